@@ -1,0 +1,252 @@
+"""
+Every exception that elasticlib raises, sorted by whose fault it is.
+
+Rules of this file: a bad call is a `ConfigError`; a machine that refuses is a `StartError`; the
+cluster's trouble is a `RendezvousError`; the user's own code is a `ChildFailedError`; an operator's
+signal is a `SignalException`. Each also derives from the built-in type that people catch, keeps its
+facts in fields and survives pickling, since exceptions cross processes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class ElasticError(Exception):
+    """The root: catch it to catch whatever elasticlib raises on purpose."""
+
+
+class ConfigError(ElasticError, ValueError):
+    """You get it before anything was started: the call names a value that breaks a rule."""
+
+
+class SpecError(ConfigError, AssertionError):
+    """You get it for a number that breaks its rule, where torch raises an AssertionError."""
+
+
+class LogDirError(ConfigError, NotADirectoryError):
+    """You get it when the log folder is a file, or cannot be written."""
+
+
+class EntrypointError(ConfigError):
+    """You get it when the script, module or program to run is not there or may not be run."""
+
+
+class PicklingError(ConfigError, TypeError):
+    """You get it when the function or one of its arguments cannot be sent to a worker."""
+
+
+class PreloadError(ConfigError):
+    """You get it when a module cannot be imported ahead of the workers without changing them."""
+
+    def __init__(self, module: str, why: str) -> None:
+        super().__init__(module, why)
+        self.module = module
+        self.why = why
+
+    def __str__(self) -> str:
+        return (
+            f"preload={self.module!r} is refused: {self.why}. "
+            f"Import it in the workers instead: leave {self.module!r} out of preload"
+        )
+
+
+class StartError(ElasticError, RuntimeError):
+    """You get it when this machine could not start the processes that a launch needs."""
+
+
+class RendezvousError(ElasticError):
+    """The root of what can go wrong between the nodes of a job."""
+
+
+class RendezvousClosedError(RendezvousError):
+    """You get it when you join a job that has already ended."""
+
+
+class RendezvousTimeoutError(RendezvousError, TimeoutError):
+    """You get it when too few nodes came within the join time."""
+
+
+class RendezvousConnectionError(RendezvousError, ConnectionError):
+    """You get it when the store that the nodes share cannot be reached."""
+
+
+class RendezvousStateError(RendezvousError):
+    """You get it when what the store holds was not written by this job."""
+
+
+class RendezvousGracefulExitError(RendezvousError):
+    """You get it when this node was a spare and the job ended well without it."""
+
+
+class SignalException(ElasticError):  # noqa: N818 - torch's name
+    """You get it when a handled signal stopped the launch; `sigval` is the signal."""
+
+    def __init__(self, msg: str, sigval: signal.Signals) -> None:
+        super().__init__(msg, sigval)
+        self.sigval = sigval
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class LaunchInterrupted(SignalException, KeyboardInterrupt):
+    """You get it for SIGINT: a `SignalException` that is a `KeyboardInterrupt` too."""
+
+
+NOT_AVAILABLE = "<N/A>"
+
+
+@dataclass
+class ProcessFailure:
+    """
+    One worker that failed, with all that is known about it.
+
+    The first four fields, and what is read from *error_file* when `error_file_data` is not given, are
+    those of ``torch.distributed.elastic.multiprocessing.errors.ProcessFailure``. A missing, truncated
+    or foreign error file is no error here: the failure is reported with what is known.
+    """
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    """Exit status; ``-n`` when signal ``n`` ended the worker."""
+    error_file: str
+    error_file_data: dict[str, Any] = field(default_factory=dict)
+    message: str = ""
+    timestamp: float = 0.0
+    """Unix seconds of the failure, with fraction where the worker reported it."""
+    rank: int = -1
+    exception_type: str = ""
+    """Qualified name of the exception's class; empty when the worker did not raise."""
+    traceback: str = ""
+    """Python traceback, or the fault handler's stacks after a crash."""
+    log_tail: tuple[str, ...] = ()
+    """Last lines of the worker's stderr, where it was redirected."""
+    hint: str = ""
+    """What a signal or an exit status most likely means on this machine."""
+    secondary: bool = False
+    """True when the failure is a lost connection to a peer, hence most likely a consequence."""
+
+    def __post_init__(self) -> None:
+        if not self.error_file_data:
+            self._read_error_file()
+        if not self.timestamp:
+            self.timestamp = time.time()
+        if not self.message:
+            self.message = self._describe()
+
+    def _read_error_file(self) -> None:
+        data: Any = None
+        if self.error_file and os.path.isfile(self.error_file):
+            try:
+                with open(self.error_file, encoding="utf-8", errors="replace") as file:
+                    data = json.load(file)
+            except (OSError, ValueError):
+                data = None
+        if not isinstance(data, dict) or "message" not in data:
+            if not (self.error_file and os.path.isfile(self.error_file)):
+                self.error_file = NOT_AVAILABLE
+            self.error_file_data = {"message": "<NONE>"}
+            return
+        self.error_file_data = data
+        message = data["message"]
+        if isinstance(message, dict):
+            extra = message.get("extraInfo")
+            extra = extra if isinstance(extra, dict) else {}
+            self.message = self.message or str(message.get("message", ""))
+            self.traceback = self.traceback or str(extra.get("py_callstack") or "")
+            stamp = extra.get("timestamp", 0)
+        else:
+            self.message = self.message or str(message)
+            stamp = data.get("timestamp", 0)
+        try:
+            self.timestamp = self.timestamp or float(stamp)
+        except (TypeError, ValueError):
+            pass
+
+    def _describe(self) -> str:
+        if self.exitcode < 0:
+            return f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}"
+        return f"The worker ended with exit status {self.exitcode} and left no exception"
+
+    def signal_name(self) -> str:
+        """Name of the signal that ended the worker, or ``<N/A>``."""
+        if self.exitcode >= 0:
+            return NOT_AVAILABLE
+        try:
+            return signal.Signals(-self.exitcode).name
+        except ValueError:
+            return f"SIG{-self.exitcode}"
+
+    def timestamp_isoformat(self) -> str:
+        """Local time of the failure, ``_`` between date and time."""
+        return datetime.datetime.fromtimestamp(self.timestamp).isoformat(sep="_", timespec="milliseconds")
+
+
+def root_cause(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """The (rank, failure) that came first; a lost connection never beats another kind of failure."""
+    return min(failures.items(), key=lambda item: (item[1].secondary, item[1].timestamp, item[0]))
+
+
+class ChildFailedError(ElasticError):
+    """
+    You get it when workers failed and no restart was left.
+
+    `failures` maps global rank to `ProcessFailure`; the text is a summary with every failure and the
+    root cause. Raised *from* the worker's own exception where that could be rebuilt. (torch:
+    ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError``)
+    """
+
+    def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
+        if not failures:
+            raise ConfigError("failures={} is empty: a ChildFailedError needs the failure of one rank at least")
+        super().__init__(name, failures)
+        self.name = name
+        self.failures = failures
+
+    def __str__(self) -> str:
+        return self.format_msg()
+
+    def get_first_failure(self) -> tuple[int, ProcessFailure]:
+        """The root cause: its global rank and its failure."""
+        return root_cause(self.failures)
+
+    def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
+        """The summary of all failures as text (the keyword is spelled as in torch)."""
+        root_rank, _ = self.get_first_failure()
+        blocks = {rank: _record(i, rank, f) for i, (rank, f) in enumerate(self.failures.items())}
+        others = [blocks[rank] for rank in self.failures if rank != root_rank] or ["  <NO_OTHER_FAILURES>"]
+        title = f"{self.name} FAILED"
+        lines = [title, "Failures:", *others, "Root Cause (first observed failure):", blocks[root_rank]]
+        width = min(60, max(len(line) for block in lines for line in block.split("\n")))
+        border, section = boarder_delim * width, section_delim * width
+        return "\n".join(["", border, title, section, *lines[1:-2], section, *lines[-2:], border])
+
+
+def _record(index: int, rank: int, failure: ProcessFailure) -> str:
+    facts = {
+        "time": failure.timestamp_isoformat(),
+        "host": os.uname().nodename,
+        "rank": f"{rank} (local_rank: {failure.local_rank})",
+        "exitcode": f"{failure.exitcode} (pid: {failure.pid})",
+        "error_file": failure.error_file,
+    }
+    if failure.exitcode < 0:
+        facts["exitcode"] = f"{failure.exitcode} (pid: {failure.pid}, {failure.signal_name()})"
+    trace = failure.traceback or failure.message or NOT_AVAILABLE
+    if failure.traceback and failure.exitcode < 0:
+        trace = f"{failure.message}\n{failure.traceback}"
+    facts["traceback"] = trace.rstrip("\n").replace("\n", "\n    ")
+    if failure.hint:
+        facts["hint"] = failure.hint
+    if failure.log_tail:
+        facts["stderr"] = "\n    ".join(("last lines of the worker:", *failure.log_tail))
+    body = [f"  {name:<10}: {value}" for name, value in facts.items()]
+    return "\n".join([f"[{index}]:", *body])

@@ -1,0 +1,248 @@
+"""
+What was asked: the launch, the workers of one node, and where their output goes.
+
+Rules of this file: constructing a spec does no I/O and touches nothing outside it; a validator names
+the value, the rule and the mend; a caller's list or dict is copied, never changed. Names, order and
+meaning of the fields follow torch; what torch lacks comes after, by keyword only.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from attrs import Attribute, Factory, define, field
+
+from elasticlib.errors import ConfigError, SpecError
+
+StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
+Entrypoint: TypeAlias = Callable[..., Any] | str | os.PathLike[str]
+
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+START_METHODS = ("spawn", "fork", "forkserver")
+DEVICE_WORDS = ("auto", "cpu", "gpu", "xpu")
+
+
+class Std(enum.IntFlag):
+    """A choice of a worker's streams. (torch: ``torch.distributed.elastic.multiprocessing.Std``)"""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+    @classmethod
+    def from_str(cls, text: str) -> Std | dict[int, Std]:
+        """Read ``0``..``3``, or a map ``rank:0..3,...`` with ranks of any size."""
+        if re.fullmatch(r"[0-3]", text):
+            return cls(int(text))
+        if re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+            pairs = (pair.split(":") for pair in text.split(","))
+            return {int(rank): cls(int(std)) for rank, std in pairs}
+        raise ConfigError(
+            f"stream selector {text!r} is neither 0 (none), 1 (stdout), 2 (stderr), 3 (both) "
+            "nor a list such as 0:1,1:3 (local rank:selector)"
+        )
+
+
+def to_map(value: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
+    """Give each local rank its streams; ranks that a map leaves out get `Std.NONE`."""
+    if isinstance(value, Std):
+        return dict.fromkeys(range(local_world_size), value)
+    return {rank: Std(value.get(rank, Std.NONE)) for rank in range(local_world_size)}
+
+
+@define
+class LogsDest:
+    """Paths of one round, each by local rank; `os.devnull` where a stream is thrown away."""
+
+    stdouts: dict[int, str] = Factory(dict)
+    """Redirected stdout; a rank that is left out writes to the launcher's stdout."""
+    stderrs: dict[int, str] = Factory(dict)
+    tee_stdouts: dict[int, str] = Factory(dict)
+    """Files of `stdouts` whose lines go to the launcher's console too."""
+    tee_stderrs: dict[int, str] = Factory(dict)
+    error_files: dict[int, str] = Factory(dict)
+    filtered_stdout: str = ""
+    filtered_stderr: str = ""
+
+
+class LogsSpecs(abc.ABC):
+    """Which streams go where. (torch: ``torch.distributed.elastic.multiprocessing.LogsSpecs``)"""
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Std | Mapping[int, Std] = Std.NONE,
+        tee: Std | Mapping[int, Std] = Std.NONE,
+        local_ranks_filter: Sequence[int] | set[int] | None = None,
+    ) -> None:
+        self._root_log_dir = log_dir
+        self._redirects = redirects if isinstance(redirects, Std) else dict(redirects)
+        self._tee = tee if isinstance(tee, Std) else dict(tee)
+        self._local_ranks_filter = None if local_ranks_filter is None else set(local_ranks_filter)
+
+    @abc.abstractmethod
+    def reify(self, envs: Mapping[int, Mapping[str, str]]) -> LogsDest:
+        """Make the folders of one round and return its paths; *envs* is {local rank: environment}."""
+
+    @property
+    @abc.abstractmethod
+    def root_log_dir(self) -> str:
+        """The folder that holds all logs of the launch."""
+
+
+def _at_least(least: float) -> Callable[[Any, Attribute[Any], Any], None]:
+    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
+            raise SpecError(f"{attribute.name}={value!r} must be a number of at least {least:g}")
+
+    return check
+
+
+def _positive(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise SpecError(f"{attribute.name}={value!r} must be a number above 0 (seconds)")
+
+
+def _start_method(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    if value not in START_METHODS:
+        raise ConfigError(f"{attribute.name}={value!r} is none of {', '.join(START_METHODS)}")
+
+
+def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    if isinstance(value, str) and value in DEVICE_WORDS:
+        return
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return
+    words = ", ".join(DEVICE_WORDS)
+    raise SpecError(f"{attribute.name}={value!r} must be a whole number of at least 1, or one of {words}")
+
+
+def _words(value: Sequence[str] | str) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+@define
+class LaunchConfig:
+    """
+    One launch as asked for; ``LaunchConfig()`` runs one worker per device of this machine.
+
+    Fields, order and meaning are those of ``torch.distributed.launcher.LaunchConfig``. Defaults differ
+    where torch's do not work alone: one node, ``nproc_per_node="auto"``, ``rdzv_backend="c10d"`` with a
+    private rendezvous when no endpoint is given, and workers forked from a warm template.
+
+    Raises `ConfigError` (a ``ValueError``) for a value that breaks a rule; nothing is started by then.
+    """
+
+    min_nodes: int = field(default=1, validator=_at_least(1))
+    max_nodes: int = field(default=1, validator=_at_least(1))
+    nproc_per_node: int | str = field(default="auto", validator=_nproc)
+    """Workers on this node: a number, ``cpu``, ``gpu``, ``xpu``, or ``auto`` (devices, else CPUs)."""
+    logs_specs: LogsSpecs | None = None
+    """None leaves the workers' streams on the launcher's own."""
+    run_id: str = ""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = "c10d"
+    rdzv_configs: dict[str, Any] = field(factory=dict, converter=dict)
+    rdzv_timeout: int = -1
+    """Seconds; -1 takes ``rdzv_configs["timeout"]``, else 900."""
+    max_restarts: int = field(default=3, validator=_at_least(0))
+    """Restarts of the whole group that worker failures may use up, counted over the whole job."""
+    monitor_interval: float = field(default=0.1, validator=_positive)
+    """Seconds between looks at what can only be polled; workers' ends are noticed at once."""
+    start_method: StartMethod = field(default="forkserver", validator=_start_method)
+    """``forkserver``: forked from a warm template; ``spawn``: a new interpreter each; ``fork``: from the caller."""
+    log_line_prefix_template: str | None = None
+    metrics_cfg: dict[str, str] = field(factory=dict, converter=dict)
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: object | None = None
+    signals_to_handle: str = DEFAULT_SIGNALS
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | None = field(default=None)
+    """Seconds from the stop signal to SIGKILL; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30."""
+    module: bool = field(default=False, kw_only=True)
+    """The entry point is a module's name, run as ``python -m`` would."""
+    no_python: bool = field(default=False, kw_only=True)
+    """The entry point is a program, also where its name ends in ``.py``."""
+    preload: tuple[str, ...] = field(default=("torch",), converter=_words, kw_only=True)
+    """Modules that the template imports once for all workers; empty for none. Only for ``forkserver``."""
+
+    @max_nodes.validator
+    def _not_below_min(self, _: object, value: int) -> None:
+        if value < self.min_nodes:
+            raise SpecError(f"max_nodes={value} is below min_nodes={self.min_nodes}: raise max_nodes")
+
+    @shutdown_timeout.validator
+    def _not_negative(self, _: object, value: int | None) -> None:
+        if value is not None and value < 0:
+            raise ConfigError(f"shutdown_timeout={value} is negative: give seconds, 0 to kill at once")
+
+    @no_python.validator
+    def _not_both(self, _: object, value: bool) -> None:
+        if value and self.module:
+            raise ConfigError("no_python and module exclude each other: a module needs the interpreter")
+
+    def __attrs_post_init__(self) -> None:
+        if self.rdzv_timeout != -1:
+            self.rdzv_configs["timeout"] = self.rdzv_timeout
+        self.rdzv_configs.setdefault("timeout", 900)
+
+
+@define
+class WorkerSpec:
+    """
+    The workers of one node as asked for.
+
+    Fields, order and meaning are those of ``torch.distributed.elastic.agent.server.WorkerSpec``, without
+    its deprecation: `fn` is taken for `entrypoint` when that is None. Raises `SpecError` (also an
+    ``AssertionError``) for a number that breaks its rule.
+    """
+
+    role: str
+    local_world_size: int = field(validator=_at_least(1))
+    rdzv_handler: object
+    fn: Callable[..., Any] | None = None
+    entrypoint: Entrypoint | None = None
+    args: tuple[Any, ...] = field(default=(), converter=tuple)
+    max_restarts: int = field(default=3, validator=_at_least(0))
+    monitor_interval: float = field(default=0.1, validator=_positive)
+    master_port: int | None = None
+    master_addr: str | None = None
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: object | None = None
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    kwargs: dict[str, Any] = field(factory=dict, converter=dict, kw_only=True)
+    """Keyword arguments of a callable entry point."""
+    module: bool = field(default=False, kw_only=True)
+    no_python: bool = field(default=False, kw_only=True)
+    preload: tuple[str, ...] = field(default=("torch",), converter=_words, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.entrypoint is None:
+            self.entrypoint = self.fn
+        if self.entrypoint is None:
+            raise SpecError("entrypoint=None: give a callable, a script's path or a program")
+
+    def get_entrypoint_name(self) -> str:
+        """The callable's qualified name, or the file name of the script or program."""
+        return entrypoint_name(self.entrypoint)
+
+
+def entrypoint_name(entrypoint: Entrypoint | None) -> str:
+    """The name by which reports call *entrypoint*."""
+    if isinstance(entrypoint, (str, os.PathLike)):
+        return os.path.basename(os.fspath(entrypoint))
+    return str(getattr(entrypoint, "__qualname__", None) or type(entrypoint).__qualname__)
