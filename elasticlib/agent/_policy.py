@@ -1,0 +1,225 @@
+"""
+What one agent does about its group of workers. PURE: ``step(state, event) -> (state, actions)``.
+
+Rules of this file: no clock, no I/O. Events are what happened, actions are what the shell must do now,
+in order. The coordinator decides about rounds; this decides about the node's own workers:
+
+    JOINING --seated--> RUNNING --failed / ended / signal--> STOPPING --gone--> JOINING or WAITING
+    RUNNING --succeeded--> WAITING --final--> DONE
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeAlias
+
+from attrs import evolve, frozen
+from typing_extensions import assert_never
+
+from elasticlib.rendezvous import Final, RoundEnd, Seat
+
+
+class Phase(enum.Enum):
+    """Where the agent stands."""
+
+    JOINING = "joining"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    WAITING = "waiting"
+    """No worker runs; the coordinator's word is awaited."""
+    DONE = "done"
+
+
+@frozen
+class State:
+    """All that the agent must remember."""
+
+    phase: Phase = Phase.JOINING
+    round: int = -1
+    signum: int | None = None
+    """The operator's signal that ends this node's part."""
+    end: RoundEnd | None = None
+    """The coordinator's word on the present round."""
+    final: Final | None = None
+
+
+# Events: what happened.
+
+
+@frozen
+class WorkersFailed:
+    """A worker of this node failed, or the group is not well."""
+
+    why: str
+
+
+@frozen
+class WorkersSucceeded:
+    """All workers of this node ended well."""
+
+
+@frozen
+class WorkersGone:
+    """The stop that was ordered is done."""
+
+
+@frozen
+class StopRequested:
+    """A handled signal came."""
+
+    signum: int
+
+
+Event: TypeAlias = Seat | RoundEnd | Final | WorkersFailed | WorkersSucceeded | WorkersGone | StopRequested
+
+
+# Actions: what the shell must do now.
+
+
+@frozen
+class Join:
+    """Ask for a seat in the next round."""
+
+
+@frozen
+class Start:
+    """Start the workers of this seat."""
+
+    seat: Seat
+
+
+@frozen
+class Stop:
+    """Stop all workers; `WorkersGone` follows."""
+
+    why: str
+    signum: int | None = None
+    """The signal to pass on; None for the ladder's own."""
+
+
+@frozen
+class TellFailed:
+    """Tell the coordinator at once that workers failed."""
+
+    round: int
+
+
+@frozen
+class TellStopped:
+    """Tell the coordinator that no worker of the round is left, and who had failed."""
+
+    round: int
+
+
+@frozen
+class TellSucceeded:
+    """Tell the coordinator that all workers ended well."""
+
+    round: int
+
+
+@frozen
+class Leave:
+    """Tell the coordinator that this node goes."""
+
+    why: str
+
+
+@frozen
+class Finish:
+    """Return the result, or raise for the signal."""
+
+    succeeded: bool
+    why: str
+    signum: int | None = None
+
+
+Action: TypeAlias = Join | Start | Stop | TellFailed | TellStopped | TellSucceeded | Leave | Finish
+Step: TypeAlias = tuple[State, tuple[Action, ...]]
+
+
+def begin() -> Step:
+    """The first state and what to do first."""
+    return State(), (Join(),)
+
+
+def step(state: State, event: Event) -> Step:
+    """The next state, and what to do about *event*."""
+    if state.phase is Phase.DONE:
+        return state, ()
+    match event:
+        case Seat():
+            if state.phase is not Phase.JOINING:
+                return state, ()  # of a round that a signal made us leave
+            return evolve(state, phase=Phase.RUNNING, round=event.round, end=None), (Start(event),)
+        case WorkersFailed():
+            if state.phase is not Phase.RUNNING:
+                return state, ()
+            return evolve(state, phase=Phase.STOPPING), (TellFailed(state.round), Stop(event.why))
+        case WorkersSucceeded():
+            if state.phase is not Phase.RUNNING:
+                return state, ()
+            return evolve(state, phase=Phase.WAITING), (TellSucceeded(state.round),)
+        case WorkersGone():
+            return _gone(state)
+        case RoundEnd():
+            return _ended(state, event)
+        case Final():
+            return _final(state, event)
+        case StopRequested():
+            return _signalled(state, event.signum)
+        case _:
+            assert_never(event)
+
+
+def _gone(state: State) -> Step:
+    if state.phase is not Phase.STOPPING:
+        return state, ()
+    told = TellStopped(state.round)
+    if state.signum is not None:
+        return _done(state, told)
+    if state.final is not None:
+        return _done(state, told)
+    if state.end is not None and state.end.restart:
+        return evolve(state, phase=Phase.JOINING), (told, Join())
+    return evolve(state, phase=Phase.WAITING), (told,)
+
+
+def _ended(state: State, end: RoundEnd) -> Step:
+    if end.round != state.round:
+        return state, ()
+    state = evolve(state, end=end)
+    if state.phase is Phase.RUNNING:
+        return evolve(state, phase=Phase.STOPPING), (Stop(end.why),)
+    if state.phase is Phase.WAITING:
+        if end.restart:
+            return evolve(state, phase=Phase.JOINING), (TellStopped(state.round), Join())
+        return state, (TellStopped(state.round),)
+    return state, ()
+
+
+def _final(state: State, final: Final) -> Step:
+    state = evolve(state, final=final)
+    if state.phase is Phase.RUNNING:
+        return evolve(state, phase=Phase.STOPPING), (Stop(final.why),)
+    if state.phase is Phase.STOPPING:
+        return state, ()
+    return _done(state)
+
+
+def _signalled(state: State, signum: int) -> Step:
+    if state.signum is not None:
+        return state, ()
+    state = evolve(state, signum=signum)
+    leave = Leave(f"signal {signum}")
+    if state.phase is Phase.RUNNING:
+        return evolve(state, phase=Phase.STOPPING), (leave, Stop(leave.why, signum))
+    if state.phase is Phase.STOPPING:
+        return state, (leave,)
+    return _done(state, leave)
+
+
+def _done(state: State, *first: Action) -> Step:
+    succeeded = state.signum is None and state.final is not None and state.final.succeeded
+    why = state.final.why if state.final is not None else f"signal {state.signum}"
+    return evolve(state, phase=Phase.DONE), (*first, Finish(succeeded, why, state.signum))

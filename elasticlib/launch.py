@@ -1,0 +1,140 @@
+"""
+`elastic_launch` and `launch_agent`: the only place that wires a launch together.
+
+Rules of this file: everything is checked before anything is started; what the process had before the
+launch (environment, signal handlers, folder) it has after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from elasticlib import records
+from elasticlib.agent import LocalElasticAgent
+from elasticlib.errors import ChildFailedError, ConfigError, root_cause
+from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.rendezvous import Rules, open_local
+from elasticlib.spec import Entrypoint, LaunchConfig, WorkerSpec, entrypoint_name
+from elasticlib.state import RunResult
+from elasticlib.workers import _devices
+
+_log = logging.getLogger("elasticlib")
+
+TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+DEFAULT_SHUTDOWN_TIMEOUT = 30
+PRIVATE_ENDPOINTS = frozenset({"", "localhost:0", "127.0.0.1:0", "[::1]:0"})
+
+
+class elastic_launch:  # noqa: N801 - torch's name
+    """
+    Runs *entrypoint* on every worker of *config* when called, and returns {global rank: result}.
+
+    *entrypoint* is a callable, the path of a Python script (a ``pathlib.Path``, or text that ends in
+    ``.py``), the name of a module with ``LaunchConfig(module=True)``, or any other program. The call's
+    arguments are those of the callable, or the command line of the script or program; the results are the
+    callable's return values, None for others. Calls may come from any thread and run side by side.
+
+    Raises `ConfigError` before anything is started when the call cannot work, `ChildFailedError`, from the
+    worker's own exception, when workers failed and no restart was left, and `SignalException` when a
+    signal ended the launch. (torch: ``torch.distributed.launcher.elastic_launch``)
+    """
+
+    def __init__(self, config: LaunchConfig, entrypoint: Entrypoint) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[int, Any]:
+        """Run the workers to their end and return {global rank: result}."""
+        return launch_agent(self._config, self._entrypoint, args, kwargs)
+
+
+def launch_agent(
+    config: LaunchConfig,
+    entrypoint: Entrypoint,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> dict[int, Any]:
+    """What a call of `elastic_launch` does. (torch: ``torch.distributed.launcher.api.launch_agent``)"""
+    _refuse_unbuilt(config)
+    grace = _shutdown_timeout(config)
+    logs = config.logs_specs if config.logs_specs is not None else DefaultLogsSpecs()
+    if isinstance(logs, DefaultLogsSpecs):
+        logs = logs.for_launch()
+        logs.check()
+    workers = _devices.workers_per_node(config.nproc_per_node)
+    run_id = config.run_id or uuid.uuid4().hex
+    rules = Rules(config.min_nodes, config.max_nodes, config.max_restarts)
+    with open_local(run_id, rules, backend=config.rdzv_backend) as rendezvous:
+        spec = WorkerSpec(
+            role=config.role,
+            local_world_size=workers,
+            rdzv_handler=rendezvous,
+            entrypoint=entrypoint,
+            args=tuple(args),
+            max_restarts=config.max_restarts,
+            monitor_interval=config.monitor_interval,
+            kwargs=dict(kwargs or {}),
+            module=config.module,
+            no_python=config.no_python,
+            preload=config.preload,
+        )
+        agent = LocalElasticAgent(
+            spec,
+            logs,
+            config.start_method,
+            log_line_prefix_template=config.log_line_prefix_template,
+            shutdown_timeout=grace,
+            signals_to_handle=config.signals_to_handle,
+        )
+        try:
+            result = agent.run()
+        finally:
+            agent.close()
+        if result.is_failed():
+            _raise_failure(agent, entrypoint, result)
+    if isinstance(logs, DefaultLogsSpecs):
+        logs.remove_if_temporary()
+    return result.return_values
+
+
+def _raise_failure(agent: LocalElasticAgent, entrypoint: Entrypoint, result: RunResult) -> None:
+    error = ChildFailedError(entrypoint_name(entrypoint), result.failures)
+    rank, _ = root_cause(result.failures)
+    raise error from agent.original_exception(rank)
+
+
+def _shutdown_timeout(config: LaunchConfig) -> float:
+    if config.shutdown_timeout is not None:
+        return config.shutdown_timeout
+    text = os.environ.get(TIMEOUT_VARIABLE, str(DEFAULT_SHUTDOWN_TIMEOUT))
+    if not text.isdecimal():
+        raise ConfigError(f"{TIMEOUT_VARIABLE}={text!r} must be whole seconds, 0 or more")
+    return int(text)
+
+
+def _refuse_unbuilt(config: LaunchConfig) -> None:
+    """Name what is asked for and not built yet; an option is never just ignored."""
+    asked = {
+        f"max_nodes={config.max_nodes} (one node so far)": config.max_nodes != 1,
+        f"rdzv_backend={config.rdzv_backend!r} (so far 'c10d')": config.rdzv_backend not in ("c10d", "static"),
+        f"rdzv_endpoint={config.rdzv_endpoint!r} (so far 'localhost:0')": config.rdzv_endpoint
+        not in PRIVATE_ENDPOINTS,
+        "rdzv_configs": set(config.rdzv_configs) - {"timeout"},
+        "metrics_cfg": config.metrics_cfg,
+        f"local_addr={config.local_addr!r}": config.local_addr,
+        f"event_log_handler={config.event_log_handler!r}": config.event_log_handler != "null",
+        "numa_options": config.numa_options is not None,
+        "duplicate_stdout_filters": config.duplicate_stdout_filters,
+        "duplicate_stderr_filters": config.duplicate_stderr_filters,
+        "virtual_local_rank": config.virtual_local_rank,
+    }
+    unbuilt = [name for name, wanted in asked.items() if wanted]
+    if unbuilt:
+        raise ConfigError(f"not built yet: {', '.join(unbuilt)}; leave it out")
+
+
+__all__ = ["elastic_launch", "launch_agent"]

@@ -1,0 +1,124 @@
+"""
+What happened: typed records, each made once and handed to a sink.
+
+Rules of this file: a record holds facts; its text is made from them, here; a sink never raises into
+the agent's loop. `log` is the default sink.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeAlias
+
+from attrs import frozen
+
+_log = logging.getLogger("elasticlib")
+
+
+@frozen
+class RoundStarted:
+    """All workers of this node were started."""
+
+    round: int
+    group_rank: int
+    group_world_size: int
+    world_size: int
+    restart_count: int
+    max_restarts: int
+    master: str
+    pids: dict[int, int]
+    """Process ids by local rank."""
+    why: str
+
+    level = logging.INFO
+
+    def __str__(self) -> str:
+        return (
+            f"round {self.round} started ({self.why}): node {self.group_rank} of {self.group_world_size}, "
+            f"{len(self.pids)} of {self.world_size} workers here, store at {self.master}, "
+            f"restart {self.restart_count} of {self.max_restarts}, processes {sorted(self.pids.values())}"
+        )
+
+
+@frozen
+class RoundEnded:
+    """The coordinator ended the round."""
+
+    round: int
+    why: str
+    restart: bool
+
+    @property
+    def level(self) -> int:
+        """A restart deserves a warning: the job loses time."""
+        return logging.WARNING if self.restart else logging.INFO
+
+    def __str__(self) -> str:
+        return f"round {self.round} ended: {self.why}"
+
+
+@frozen
+class WorkersStopping:
+    """The stop ladder begins."""
+
+    round: int
+    why: str
+    signum: int
+    grace: float
+    """Seconds until SIGKILL."""
+
+    level = logging.INFO
+
+    def __str__(self) -> str:
+        return f"stopping the workers of round {self.round} with signal {self.signum}, {self.grace:g} s: {self.why}"
+
+
+@frozen
+class WorkersSurvived:
+    """Processes that even SIGKILL did not end: they sit in a system call that cannot be interrupted."""
+
+    pids: tuple[int, ...]
+
+    level = logging.ERROR
+
+    def __str__(self) -> str:
+        return (
+            f"processes {list(self.pids)} did not end by SIGKILL: they are in uninterruptible sleep, "
+            "most likely in a driver or a file system; this host may need a restart"
+        )
+
+
+@frozen
+class ThreadsChosen:
+    """OMP_NUM_THREADS was not set and was chosen."""
+
+    threads: int
+    cpus: float
+    workers: int
+
+    level = logging.INFO
+
+    def __str__(self) -> str:
+        return f"OMP_NUM_THREADS={self.threads} in each worker: {self.cpus:g} CPUs for {self.workers} workers"
+
+
+@frozen
+class LogsKept:
+    """A job failed, and its logs stay for a look."""
+
+    folder: str
+
+    level = logging.WARNING
+
+    def __str__(self) -> str:
+        return f"logs and error files are kept in {self.folder}"
+
+
+Record: TypeAlias = RoundStarted | RoundEnded | WorkersStopping | WorkersSurvived | ThreadsChosen | LogsKept
+Sink: TypeAlias = Callable[[Record], None]
+
+
+def log(record: Record) -> None:
+    """Write *record* to the ``elasticlib`` logger at its own level."""
+    _log.log(record.level, "%s", record)

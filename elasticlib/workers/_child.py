@@ -1,0 +1,296 @@
+"""
+The first code in a worker: it turns a forked or fresh process into one that looks like ``python -u script.py``.
+
+Order matters and is the same for each way of starting: own session, death with the parent, streams and
+descriptors, signals, environment, folder and limits; then multiprocessing's idea of who we are; then the
+user's function, script, module or program. At the end threads are joined, exit handlers run, streams
+are flushed. Rules of this file: nothing of the user runs before the process looks right, and whatever
+ends the user's code leaves a report.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import ctypes
+import importlib.machinery
+import io
+import json
+import linecache
+import os
+import pickle
+import random
+import resource
+import runpy
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Collection
+from multiprocessing.process import current_process
+from typing import Any, NoReturn
+
+from elasticlib.workers import _guardian, _packing, _report, _threads
+from elasticlib.workers._wire import Message
+
+_FIRST_PROCESS = current_process()  # of this very program, before anything was forked
+DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
+"""Where processes that a worker spawns find the classes and functions of the caller's ``__main__``."""
+base_path: list[str] = []
+"""The interpreter's own ``sys.path``, without a script's folder."""
+_SPAWN_DEFINITIONS = "elasticlib.workers._main_definitions"
+
+
+def enter(order: Message, parent: int, keep: Collection[int], drop: Collection[int] | None) -> None:
+    """Make this process a session of its own that holds what *order* says; close all but *keep*, or just *drop*."""
+    os.setsid()
+    _guardian.die_with_parent(parent)
+    for name, target in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        os.dup2(order[name], target)
+    if drop is None:
+        _close_all_but({0, 1, 2, *keep})
+    else:
+        for descriptor in drop:
+            os.close(descriptor)
+    for signum in signal.valid_signals():
+        if signal.getsignal(signum) not in (signal.SIG_DFL, None):
+            signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_IGN)  # as every Python program has it
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.environ.clear()
+    os.environ.update(order["env"])
+    os.umask(order["umask"])
+    for number, (soft, hard) in order["limits"]:
+        try:
+            resource.setrlimit(number, (soft, hard))
+        except (OSError, ValueError):
+            continue  # a limit that the template may not raise again
+    try:
+        os.sched_setaffinity(0, order["affinity"])
+    except OSError:
+        pass  # the allowed CPUs shrank since the launch began
+    os.chdir(order["cwd"])
+
+
+def _close_all_but(keep: set[int]) -> None:
+    kept = sorted(keep)
+    for low, high in zip(kept, [*kept[1:], resource.getrlimit(resource.RLIMIT_NOFILE)[0]], strict=True):
+        os.closerange(low + 1, high)
+
+
+def forget_the_template() -> None:
+    """Make multiprocessing, random generators and stdin what they are in a program's first process."""
+    from multiprocessing import context, process
+
+    process._current_process = _FIRST_PROCESS  # type: ignore[attr-defined]
+    _FIRST_PROCESS.authkey = os.urandom(32)
+    process._parent_process = None  # type: ignore[attr-defined]
+    context._default_context._actual_context = None  # type: ignore[attr-defined]
+    sys.stdin = io.TextIOWrapper(
+        io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding=getattr(sys.__stdin__, "encoding", None)
+    )
+    sys.stdin.mode = "r"  # type: ignore[misc]
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def run_forked(
+    order: Message,
+    parent: int,
+    keep: Collection[int],
+    drop: Collection[int] | None = None,
+    call: Callable[[], Any] | None = None,
+) -> NoReturn:
+    """Be the worker of *order* in a process that was just forked; *call* is a function that needed no pickling."""
+    try:
+        enter(order, parent, keep, drop)
+        if order["kind"] == "program":
+            _execute(order)
+        forget_the_template()
+        if call is None:
+            _threads.apply(order["threads"])
+            _threads.watch_environment()
+        _run(order, call)
+    except BaseException:
+        # Nothing of the user has run, or its end was already reported.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _execute(order: Message) -> NoReturn:
+    argv = order["argv"]
+    for descriptor in order["inherit"]:
+        os.set_inheritable(descriptor, True)
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], argv, order["env"])
+    except OSError as error:
+        os.write(2, f"cannot run {argv[0]!r}: {error}\n".encode(errors="surrogateescape"))
+        _report.write(order["report"], _report.of_exception(error, b"", f"cannot run {argv[0]!r}: {error}"))
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def run_fresh(descriptor: int) -> NoReturn:
+    """Be the worker whose order a fresh interpreter finds at *descriptor* (start method ``spawn``)."""
+    order = json.loads(_report.read_exactly(descriptor, os.fstat(descriptor).st_size))
+    base_path[:] = sys.path
+    for inherited in order["inherit"]:
+        os.set_inheritable(inherited, False)
+    os.close(descriptor)
+    _run(order, None)
+
+
+def _run(order: Message, call: Callable[[], Any] | None) -> NoReturn:
+    import faulthandler
+
+    # A descriptor of our own: the user's stderr may be closed or replaced by the time of a crash.
+    faulthandler.enable(file=order["faults"], all_threads=True)
+    report = order["report"]
+    kind = order["kind"]
+    if kind in ("script", "module"):
+        sys.path[:] = [order["path0"], *base_path]
+        sys.argv[:] = order["argv"]
+        main = types.ModuleType("__main__")
+        main.__dict__["__builtins__"] = builtins
+        sys.modules["__main__"] = main
+        run = _script(order["argv"][0], main) if kind == "script" else _module(order["entry"])
+        finish(_outcome(run, report, shared=()))
+    if call is None:
+        sys.path[:] = order["sys_path"]
+        sys.argv[:] = order["argv"]
+        finish(_outcome(lambda: _loaded(order)(), report, order["shared"], keeps_result=True))
+    finish(_outcome(call, report, shared=None, keeps_result=True))
+
+
+def _script(path: str, main: types.ModuleType) -> Callable[[], Any]:
+    path = os.path.abspath(path)
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
+
+    def run() -> None:
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, main.__dict__)  # and not runpy: it would restore the old __main__ before threads end
+
+    return run
+
+
+def _module(name: str) -> Callable[[], Any]:
+    # What ``python -m`` itself calls: it runs in the present __main__ and leaves it there.
+    return lambda: runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+
+
+def _loaded(order: Message) -> Callable[[], Any]:
+    """The function that the launcher pickled, bound to its arguments; its ``__main__`` is set up."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    main.__dict__["__file__"] = order["main_file"]
+    if order["main_file"] is None:
+        del main.__dict__["__file__"]
+    sys.modules["__main__"] = main
+    descriptor = order["function"]
+    for name, lines in order["sources"].items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    function, args, kwargs, definitions = pickle.loads(
+        _report.read_exactly(descriptor, os.fstat(descriptor).st_size)
+    )
+    main.__dict__.update(definitions)
+    if order["definitions"] is not None:
+        # Processes that multiprocessing spawns from here import this module as their __main__.
+        os.environ[DEFINITIONS_VARIABLE] = f"/proc/{os.getpid()}/fd/{order['definitions']}"
+        main.__spec__ = importlib.machinery.ModuleSpec(_SPAWN_DEFINITIONS, None)
+
+    def call() -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _outcome(
+    run: Callable[[], Any], report: int, shared: Collection[str] | None, keeps_result: bool = False
+) -> int:
+    """Run the user's code and report how it ended; return the exit status."""
+    try:
+        result = run()
+    except SystemExit as stop:
+        return _exit_status(stop.code)
+    except KeyboardInterrupt as error:
+        sys.excepthook(KeyboardInterrupt, error, _user_part(error))
+        return -signal.SIGINT
+    except BaseException as error:
+        error = error.with_traceback(_user_part(error))
+        _record(error, report, shared)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    if keeps_result:
+        try:
+            payload = _packing.pack_result(result, shared)
+        except Exception as error:
+            kind = _report.qualified_name(type(result))
+            text = f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}"
+            _record(TypeError(text), report, shared)
+            print(f"elasticlib: {text}", file=sys.stderr)
+            return 1
+        _report.write(report, _report.Report("result", payload))
+    return 0
+
+
+def _record(error: BaseException, report: int, shared: Collection[str] | None) -> None:
+    try:
+        pickled = _packing.pack_result(error, shared)
+        pickle.loads(pickled)  # some exceptions pickle and cannot be rebuilt
+    except Exception:
+        pickled = b""
+    entry = _report.of_exception(error, pickled)
+    _report.write(report, entry)
+    try:
+        _report.write_error_file(os.environ.get("TORCHELASTIC_ERROR_FILE", ""), entry)
+    except OSError as failure:
+        print(f"elasticlib: the error file was not written: {failure}", file=sys.stderr)
+
+
+def _user_part(error: BaseException) -> types.TracebackType | None:
+    """The traceback from the user's first frame on: the launcher's own frames say nothing to the user."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in _OWN_FILES:
+        frames = frames.tb_next
+    return frames
+
+
+_OWN_FILES = frozenset({__file__, "<frozen runpy>", runpy.__file__})
+
+
+def _exit_status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def finish(status: int) -> NoReturn:
+    """End as an interpreter ends: join threads, run exit handlers, flush, and go."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            status = status or 120  # as the interpreter does when its output is lost
+    ctypes.CDLL(None).fflush(None)
+    if status < 0:  # the interpreter ends by the signal itself, so that its parent can tell
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status & 0xFF)

@@ -1,0 +1,45 @@
+"""How many workers a word such as ``auto`` or ``gpu`` means on this machine; the caller never touches a device."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elasticlib.errors import SpecError
+from elasticlib.workers import _machine
+from elasticlib.workers._templates import TemplateKey, count_devices, templates
+
+
+def workers_per_node(asked: int | str) -> int:
+    """
+    A number for `LaunchConfig.nproc_per_node`.
+
+    ``cpu`` counts the CPUs of the affinity mask, ``gpu`` CUDA (or ROCm) devices, ``xpu`` those of Intel,
+    ``auto`` the accelerators of whatever kind, else the CPUs. Raises `SpecError` (a ``ValueError``) where
+    there is none of the kind asked for.
+    """
+    if isinstance(asked, int):
+        return asked
+    if asked == "cpu":
+        return len(os.sched_getaffinity(0))
+    count, kind = _accelerators()
+    if asked == "auto":
+        return count or len(os.sched_getaffinity(0))
+    wanted = "cuda" if asked == "gpu" else asked
+    if count == 0 or kind != wanted:
+        found = f"{count} of kind {kind!r}" if count else "no accelerator at all"
+        raise SpecError(f"nproc_per_node={asked!r}, but torch finds {found} here: give a number, or 'cpu'")
+    return count
+
+
+def _accelerators() -> tuple[int, str]:
+    if not _machine.may_have_accelerators():
+        return 0, ""
+    environment = dict(os.environ)
+    template = templates.take(
+        TemplateKey.of(sys.executable, ("torch",), (), environment), environment, tuple(sys.path)
+    )
+    try:
+        return count_devices(template)
+    finally:
+        templates.give_back(template)

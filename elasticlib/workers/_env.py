@@ -1,0 +1,72 @@
+"""The environment of a worker, as torch's workers find it. PURE: a seat and a spec in, variables out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import frozen
+
+THREADS = "OMP_NUM_THREADS"
+
+
+@frozen
+class Place:
+    """Where a node's workers stand in one round of the job."""
+
+    run_id: str
+    role: str
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+    rank_base: int
+    """Global rank of local rank 0."""
+    world_size: int
+    role_rank_base: int
+    role_world_size: int
+    restart_count: int
+    max_restarts: int
+    master_addr: str
+    master_port: int
+    agent_store: bool = True
+    """Whether the launcher hosts the store at the master's address (else worker 0 must)."""
+
+
+def worker_variables(place: Place, local_rank: int, error_file: str) -> dict[str, str]:
+    """What differs between the launcher's environment and that of the worker *local_rank*."""
+    values: dict[str, object] = {
+        "LOCAL_RANK": local_rank,
+        "RANK": place.rank_base + local_rank,
+        "GROUP_RANK": place.group_rank,
+        "ROLE_RANK": place.role_rank_base + local_rank,
+        "ROLE_NAME": place.role,
+        "LOCAL_WORLD_SIZE": place.local_world_size,
+        "WORLD_SIZE": place.world_size,
+        "GROUP_WORLD_SIZE": place.group_world_size,
+        "ROLE_WORLD_SIZE": place.role_world_size,
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": place.master_port,
+        "TORCHELASTIC_RESTART_COUNT": place.restart_count,
+        "TORCHELASTIC_MAX_RESTARTS": place.max_restarts,
+        "TORCHELASTIC_RUN_ID": place.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": place.agent_store,
+        "TORCHELASTIC_ERROR_FILE": error_file,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def common_variables(environment: Mapping[str, str], threads: int, signals: str) -> dict[str, str]:
+    """The launcher's environment with what all workers share; what the user set is kept."""
+    return {
+        THREADS: str(threads),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": signals,
+        **environment,
+    }
+
+
+def threads_per_worker(environment: Mapping[str, str], cpus: float, workers: int) -> int:
+    """Threads for each worker: the user's ``OMP_NUM_THREADS``, else CPUs divided by workers, at least 1."""
+    first = environment.get(THREADS, "").split(",")[0].strip()
+    if first.isdecimal() and int(first) > 0:
+        return int(first)
+    return max(1, int(cpus // workers))

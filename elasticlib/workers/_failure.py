@@ -1,0 +1,109 @@
+"""
+From a worker's end to a `ProcessFailure` that says whose fault it is and what the signal means.
+
+Rules of this file: a report that the worker wrote beats its error file, which beats the exit status;
+what cannot be read is left out, never raised.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+
+from elasticlib.errors import ProcessFailure
+from elasticlib.workers._process import Exit
+
+_TAIL_BYTES = 8192
+_TAIL_LINES = 10
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
+
+
+def failed(end: Exit) -> bool:
+    """Whether a worker failed by itself, and was not just stopped by us."""
+    if end.exitcode == 0:
+        return False
+    return not end.told or end.report is not None or -end.exitcode in _CRASHES
+
+
+def failure_of(
+    end: Exit, rank: int, error_file: str, stderr: str | None, memory_kills: int, noticed: float
+) -> ProcessFailure:
+    """
+    All that is known about a worker that failed.
+
+    *stderr* is its log file, if it has one; *memory_kills* counts the out-of-memory kills in our cgroup
+    while it ran; *noticed* is the Unix time of its end, used where it did not say itself.
+    """
+    report = end.report if end.report is not None and end.report.kind == "error" else None
+    failure = ProcessFailure(
+        local_rank=end.local_rank,
+        pid=end.pid,
+        exitcode=end.exitcode,
+        error_file=error_file,
+        rank=rank,
+        message=report.message if report else "",
+        timestamp=report.timestamp if report else 0.0,
+        exception_type=report.exception_type if report else "",
+        traceback=report.traceback if report else "",
+        secondary=(report.secondary if report else False) or end.told,
+        log_tail=last_lines(stderr) if stderr else (),
+    )
+    if report is None and failure.error_file_data.get("message") == "<NONE>":
+        failure.timestamp = noticed
+    if not failure.traceback and end.faults.strip():
+        failure.traceback = end.faults.strip()
+    failure.hint = explain(end.exitcode, memory_kills)
+    return failure
+
+
+def explain(exitcode: int, memory_kills: int) -> str:
+    """What a signal or an exit status most likely means; empty where there is nothing to add."""
+    number = -exitcode if exitcode < 0 else exitcode - 128
+    if number == signal.SIGKILL:
+        if memory_kills > 0:
+            return (
+                f"the kernel's out-of-memory killer ended {memory_kills} process(es) of this cgroup meanwhile: "
+                "most likely the worker needed more memory than the limit"
+            )
+        return (
+            "the cgroup's out-of-memory counter did not move: killed from outside "
+            "(kill -9, a scheduler, or the whole machine was out of memory)"
+        )
+    if number == signal.SIGABRT:
+        return "native code gave up (abort): its last words are on the worker's stderr"
+    if number in _CRASHES:
+        return "native code crashed: the stack shows the Python line that called it"
+    if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        return "the worker was asked to end from outside, not by this launcher"
+    if exitcode in (126, 127):
+        return "a shell's status for a program that was not found or may not be executed"
+    return ""
+
+
+def last_lines(path: str) -> tuple[str, ...]:
+    """The last lines of a log file."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ()
+    lines = text.splitlines()
+    return tuple(line for line in lines[-_TAIL_LINES:])
+
+
+def original_exception(end: Exit) -> BaseException | None:
+    """The worker's own exception, rebuilt; None when it raised none or it cannot be rebuilt here."""
+    if end.report is None or end.report.kind != "error" or not end.report.payload:
+        return None
+    try:
+        error = pickle.loads(end.report.payload)
+    except Exception:
+        return None
+    if not isinstance(error, BaseException):
+        return None
+    if hasattr(error, "add_note"):
+        error.add_note(f"from the worker of local rank {end.local_rank}:\n{end.report.traceback}")
+    return error

@@ -1,0 +1,280 @@
+"""
+The foreman: one process per launch that forks the workers, sees their ends and stops them.
+
+It is forked from the template (or, with start method ``fork``, from the caller) and takes orders over a
+channel from the launcher. It is the workers' parent and adopts their orphans, so it alone signals and
+reaps, and no pid can be mistaken for another's. When the launcher or the foreman's own parent is gone
+it kills every descendant and ends.
+
+Rules of this file: never wait for one thing only; one stop ladder for every case: the signal to the
+groups, one deadline, SIGKILL, then report who survives (uninterruptible sleep) and go on.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import process as multiprocessing_process
+from typing import Any, NoReturn
+
+from attrs import define, field
+
+from elasticlib.workers import _child, _guardian
+from elasticlib.workers._wire import Channel, Message
+
+_KILL_LIMIT = 5.0
+"""Seconds that a SIGKILLed process gets until it counts as a survivor."""
+
+
+@define
+class _Live:
+    local_rank: int
+    pid: int
+    handle: int
+    """pidfd"""
+    report: int
+    faults: int
+
+
+@define(eq=False)
+class Foreman:
+    """The workers of one launch, round after round."""
+
+    _launcher: Channel
+    _parent: int
+    _keep: frozenset[int]
+    """Descriptors that modules of the template opened at import: workers keep them."""
+    _call: Callable[[], Any] | None = None
+    """The entry point itself where the caller was forked; else it comes pickled."""
+    _selector: selectors.BaseSelector = field(factory=selectors.DefaultSelector)
+    _live: dict[int, _Live] = field(factory=dict)
+    _job: Message = field(factory=dict)
+    _memories: dict[str, int] = field(factory=dict)
+    """Pickled function and ``__main__`` definitions, as descriptors."""
+    _round: int = -1
+    _stopping: bool = False
+    _deadline: float | None = None
+    _killed: bool = False
+    _listener: int | None = None
+    _store: int | None = None
+
+    def serve(self) -> NoReturn:
+        """Follow orders until the launcher or the parent is gone."""
+        self._selector.register(self._launcher, selectors.EVENT_READ, self._obey)
+        self._selector.register(_guardian.watch(self._parent), selectors.EVENT_READ, self._leave)
+        while True:
+            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            for key, _ in self._selector.select(left):
+                key.data()
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                self._out_of_time()
+
+    def _leave(self) -> NoReturn:
+        _guardian.sweep()
+        os._exit(0)
+
+    def _obey(self) -> None:
+        received = self._launcher.receive()
+        if received is None:
+            self._leave()
+        message, descriptors = received
+        match message["op"]:
+            case "job":
+                self._job = message
+                self._memories = dict(zip(message["memories"], descriptors, strict=True))
+            case "start":
+                self._start(message, descriptors)
+            case "stop":
+                self._stop(message["signal"], message["grace"])
+            case "quit":
+                self._leave()
+
+    def _start(self, message: Message, descriptors: list[int]) -> None:
+        self._round = message["round"]
+        self._stopping = self._killed = False
+        self._end_store()
+        streams = descriptors[:3]
+        if message["store"]:
+            self._listener = descriptors[3]
+            self._selector.register(self._listener, selectors.EVENT_READ, self._open_store)
+        try:
+            for order in message["workers"]:
+                self._start_worker(order, streams)
+        except OSError as error:
+            # No process, memory or descriptor left: what runs is stopped by the launcher's order.
+            why = f"a worker could not be started: {error}"
+            self._launcher.send({"op": "broken", "round": self._round, "why": why})
+        finally:
+            for stream in streams:
+                os.close(stream)
+        self._launcher.send({"op": "started", "round": self._round, "pids": {n: w.pid for n, w in self._live.items()}})
+
+    def _start_worker(self, order: Message, streams: list[int]) -> None:
+        order = {**self._job["common"], **order}
+        order["env"] = {**self._job["common"]["env"], **order["env"]}
+        opened = [os.memfd_create("report"), os.memfd_create("faults")]
+        report, faults = opened
+        order |= {"stdin": streams[0], "report": report, "faults": faults}
+        order |= {name: self._memories.get(name) for name in ("function", "definitions")}
+        for name, inherited in (("stdout", streams[1]), ("stderr", streams[2])):
+            path = order[name]
+            order[name] = inherited
+            if path is not None:
+                order[name] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                opened.append(order[name])
+        try:
+            pid = self._fork(order)
+        finally:
+            for descriptor in opened[2:]:
+                os.close(descriptor)
+        live = _Live(order["local_rank"], pid, os.pidfd_open(pid), report, faults)
+        self._live[live.local_rank] = live
+        self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
+
+    def _fork(self, order: Message) -> int:
+        keep = {order["report"], order["faults"], *self._keep, *self._memories.values()}
+        order["inherit"] = []
+        if order["fresh"]:  # a new interpreter finds its order in memory that it inherits
+            letter = os.memfd_create("order")
+            order["inherit"] = [order["report"], order["faults"], *self._memories.values(), letter]
+            os.pwrite(letter, json.dumps(order).encode(), 0)
+            keep.add(letter)
+            order = {**order, "kind": "program", "argv": [*order["python"], str(letter)]}
+        elif order["kind"] == "program":
+            keep -= self._keep
+        drop = None if self._call is None else self._own_descriptors()
+        worker = _context().Process(target=_child.run_forked, args=(order, os.getpid(), keep, drop, self._call))
+        sys.stdout.flush()
+        worker.start()
+        # The foreman reaps by itself, after the group was killed: multiprocessing must not be first.
+        multiprocessing_process._children.discard(worker)  # type: ignore[attr-defined]
+        if order["inherit"]:
+            os.close(order["inherit"][-1])
+        return int(worker.pid)
+
+    def _own_descriptors(self) -> list[int]:
+        """What a worker forked with all of the caller's descriptors must not hold."""
+        own = [key.fd for key in self._selector.get_map().values()]
+        own += [number for worker in self._live.values() for number in (worker.report, worker.faults)]
+        return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
+
+    def _ended(self, worker: _Live) -> None:
+        self._selector.unregister(worker.handle)
+        os.close(worker.handle)
+        # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        _signal_group(worker.pid, signal.SIGKILL)
+        _, status = os.waitpid(worker.pid, 0)
+        del self._live[worker.local_rank]
+        code = os.waitstatus_to_exitcode(status)
+        message = {"op": "exited", "round": self._round, "local_rank": worker.local_rank}
+        message |= {"pid": worker.pid, "exitcode": code, "told": self._stopping}
+        self._launcher.send(message, (worker.report, worker.faults))
+        os.close(worker.report)
+        os.close(worker.faults)
+        if not self._live:
+            self._all_ended()
+
+    def _all_ended(self) -> None:
+        self._deadline = None
+        self._end_store()
+        survivors = _guardian.sweep(limit=_KILL_LIMIT)
+        self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
+
+    def _stop(self, signum: int, grace: float) -> None:
+        self._stopping = True
+        if not self._live:
+            self._all_ended()
+            return
+        self._deadline = time.monotonic() + grace
+        for worker in self._live.values():
+            _signal_group(worker.pid, signum)
+            _signal_group(worker.pid, signal.SIGCONT)  # a stopped process does not see the signal
+
+    def _out_of_time(self) -> None:
+        if self._killed:
+            survivors = [worker.pid for worker in self._live.values()]
+            self._deadline = None
+            self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
+            return
+        self._killed = True
+        self._deadline = time.monotonic() + _KILL_LIMIT
+        for worker in self._live.values():
+            _signal_group(worker.pid, signal.SIGKILL)
+            _guardian.send(worker.pid, signal.SIGKILL)  # it may not lead its group yet
+
+    def _open_store(self) -> None:
+        """Someone knocks: fork the process that hosts the workers' store on the socket of this round."""
+        listener = self._listener
+        assert listener is not None
+        self._selector.unregister(listener)
+        me = os.getpid()
+        self._store = os.fork()
+        if self._store == 0:
+            _host_store(listener, me)
+        os.close(listener)
+        self._listener = None
+
+    def _end_store(self) -> None:
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            os.close(self._listener)
+            self._listener = None
+        if self._store is not None:
+            _guardian.send(self._store, signal.SIGKILL)
+            os.waitpid(self._store, 0)
+            self._store = None
+
+
+def _context() -> Any:
+    """torch's multiprocessing where torch is loaded; it is the standard one with tensors taught to it."""
+    library = sys.modules.get("torch.multiprocessing", multiprocessing)
+    return library.get_context("fork")
+
+
+def _signal_group(leader: int, signum: int) -> None:
+    try:
+        os.killpg(leader, signum)
+    except ProcessLookupError:
+        _guardian.send(leader, signum)  # forked just now: it has not made its session yet
+    except PermissionError as error:
+        if error.errno != errno.EPERM:
+            raise
+
+
+def _host_store(listener: int, parent: int) -> NoReturn:
+    """Host torch's TCPStore on *listener* until the foreman ends this process."""
+    try:
+        _guardian.die_with_parent(parent)
+        os.setsid()
+        import socket
+
+        with socket.socket(fileno=os.dup(listener)) as bound:
+            host, port = bound.getsockname()[:2]
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
+        signal.pause()
+        del store
+    finally:
+        os._exit(1)
+
+
+def be_foreman(
+    descriptor: int, parent: int, keep: frozenset[int], call: Callable[[], Any] | None = None
+) -> NoReturn:
+    """Turn this just-forked process into the foreman whose orders come over *descriptor*."""
+    try:
+        os.setsid()
+        _guardian.ignore_stop_signals()
+        _guardian.adopt_orphans()
+        Foreman(Channel.adopt(descriptor), parent, keep, call).serve()
+    finally:
+        os._exit(1)

@@ -1,0 +1,191 @@
+"""
+Nothing outlives the launcher: how a process watches its parent, adopts orphans and clears up.
+
+Run as a script it is the guardian: a tiny process in a session of its own that stands between the
+launcher and the template and watches both; when either is gone it kills every descendant and ends.
+Template and foreman use the same three steps, so that any one of the chain may be killed.
+
+Rules of this file: standard library only and no import of the package, since the guardian must start in
+milliseconds and stay small. Linux only (pidfd, sub-reaper, parent-death signal).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import NoReturn
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+TEMPLATE_FD = 3
+"""The descriptor on which a template finds its control socket."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, argument: int) -> None:
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), f"prctl({option}, {argument})")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel SIGKILL this process when the thread that forked it ends; at once if *parent* has ended."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the signal was armed
+        os._exit(1)
+
+
+def outlive_parent() -> None:
+    """Disarm `die_with_parent`: from here on this process watches its parent and clears up by itself."""
+    _prctl(PR_SET_PDEATHSIG, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, also of those in other sessions."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def ignore_stop_signals() -> None:
+    """Leave stopping to the launcher's ladder, also when a scheduler signals every process of the job."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def family(root: int, spare: Collection[int] = ()) -> list[tuple[int, int, str]]:
+    """(pid, parent, state letter) of every descendant of *root*, without those in *spare* and their descendants."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                # The command's name may hold blanks and brackets: the facts come after the last one.
+                facts = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(facts[1]), []).append((int(entry), facts[0].decode()))
+    found: list[tuple[int, int, str]] = []
+    parents = [root]
+    while parents:
+        parent = parents.pop()
+        for pid, state in children.get(parent, ()):
+            if pid not in spare:
+                found.append((pid, parent, state))
+                parents.append(pid)
+    return found
+
+
+def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
+    """
+    SIGKILL and reap every descendant of this process but *spare* and theirs; return who is left after *limit* s.
+
+    Only a process in uninterruptible sleep can be left. The caller must be a sub-reaper.
+    """
+    me = os.getpid()
+    deadline = time.monotonic() + limit
+    while True:
+        members = family(me, spare)
+        for pid, parent, state in members:
+            if state in "ZX":
+                if parent == me:
+                    _reap(pid)
+            else:
+                send(pid, signal.SIGKILL)
+        if not members:
+            return []
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return [pid for pid, _, state in members if state not in "ZX"]
+        _wait_for_ends((pid for pid, _, state in members if state not in "ZX"), left)
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+
+
+def send(pid: int, signum: int) -> None:
+    """Signal *pid*; one that is already gone is no error."""
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _wait_for_ends(pids: Iterable[int], limit: float) -> None:
+    poll = select.poll()
+    handles = []
+    for pid in pids:
+        try:
+            handles.append(os.pidfd_open(pid))
+        except OSError:
+            continue
+        poll.register(handles[-1], select.POLLIN)
+    try:
+        deadline = time.monotonic() + limit
+        waiting = len(handles)
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for handle, _ in poll.poll(left * 1000):
+                poll.unregister(handle)
+                waiting -= 1
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def watch(parent: int) -> int:
+    """A pidfd of *parent* that becomes readable at its end; ends this process if that was before."""
+    try:
+        handle = os.pidfd_open(parent)
+    except OSError:
+        os._exit(1)
+    if os.getppid() != parent:
+        os._exit(1)
+    return handle
+
+
+def guard(parent: int, child: int) -> NoReturn:
+    """Wait until *parent* or *child* ends, kill every descendant, and end."""
+    poll = select.poll()
+    poll.register(watch(parent), select.POLLIN)
+    poll.register(os.pidfd_open(child), select.POLLIN)
+    while not poll.poll():
+        pass
+    sweep()
+    os._exit(0)
+
+
+def _main(argv: Sequence[str]) -> NoReturn:
+    """``_guardian.py LAUNCHER_PID COMMAND...``: start COMMAND with descriptor 3 kept, then guard it."""
+    launcher = int(argv[1])
+    ignore_stop_signals()
+    adopt_orphans()
+    handle = watch(launcher)
+    me = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        die_with_parent(me)
+        os.close(handle)
+        os.set_inheritable(TEMPLATE_FD, True)
+        try:
+            os.execv(argv[2], list(argv[2:]))
+        except OSError as error:
+            os.write(2, f"cannot run {argv[2]}: {error}\n".encode())
+            os._exit(127)
+    os.close(handle)
+    # The template alone may hold the control socket: its end of file must mean that a peer is gone.
+    os.close(TEMPLATE_FD)
+    guard(launcher, child)
+
+
+if __name__ == "__main__":
+    _main(sys.argv)

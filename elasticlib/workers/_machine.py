@@ -1,0 +1,83 @@
+"""
+What this machine grants: CPUs, memory kills, accelerators.
+
+Rules of this file: it only reads, and never loads an accelerator's library into the caller; where the
+kernel does not say, the answer is the generous one.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+
+_DEVICE_FILES = (
+    "/dev/nvidiactl",
+    "/dev/kfd",
+    "/dev/dri/renderD*",
+    "/dev/accel/accel*",
+    "/dev/davinci_manager",
+    "/dev/hl[0-9]*",
+    "/dev/dxg",
+)
+
+
+def may_have_accelerators() -> bool:
+    """False when no device file of an accelerator is there, so that none can be counted."""
+    return any(glob.glob(pattern) for pattern in _DEVICE_FILES)
+
+
+def cpus() -> float:
+    """CPUs that this process may use: the affinity mask, cut by the cgroup's quota."""
+    count = float(len(os.sched_getaffinity(0)))
+    return min([count, *_quotas()])
+
+
+def _quotas() -> Iterator[float]:
+    for folder in _cgroup_folders("cpu"):
+        words = _read(os.path.join(folder, "cpu.max")).split()
+        if len(words) == 2 and words[0] != "max":
+            yield float(words[0]) / float(words[1])
+        quota, period = (_read(os.path.join(folder, f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+        if quota and period and int(quota) > 0:
+            yield int(quota) / int(period)
+
+
+def memory_kills() -> int:
+    """Processes of this cgroup that the kernel's out-of-memory killer has ended so far."""
+    count = 0
+    for folder in _cgroup_folders("memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            for line in _read(os.path.join(folder, name)).splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill":
+                    count += int(value)
+        if count:
+            break  # the parents count the same kills again
+    return count
+
+
+def _cgroup_folders(controller: str) -> Iterator[str]:
+    """Folders of this process' cgroup for *controller*, innermost first, with those above it."""
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            roots = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+        elif controller in controllers.split(","):
+            roots = (f"/sys/fs/cgroup/{controllers}", f"/sys/fs/cgroup/{controller}")
+        else:
+            continue
+        for root in roots:
+            inner = os.path.join(root, path.lstrip("/"))
+            while len(inner) >= len(root):
+                if os.path.isdir(inner):
+                    yield inner
+                inner = os.path.dirname(inner.rstrip("/"))
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,13 @@
+"""
+The ``__main__`` of processes that a worker spawns when its function came from the caller's ``__main__``.
+
+Such a process (a DataLoader worker, say) cannot import a notebook's cells: it gets the classes and
+functions from the memory of the worker that spawned it.
+"""
+
+import os
+
+import cloudpickle
+
+with open(os.environ["ELASTICLIB_MAIN"], "rb") as _file:
+    globals().update(cloudpickle.load(_file))

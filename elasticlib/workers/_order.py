@@ -1,0 +1,182 @@
+"""
+From an entry point to what its workers need: the check of the call before anything is started.
+
+`plan` tells apart a function, a Python script, a module and any other program, refuses what cannot
+work, and collects what a worker must find as it is here: environment, folder, search path, limits.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import evolve, frozen
+
+from elasticlib.errors import EntrypointError
+from elasticlib.spec import WorkerSpec
+from elasticlib.workers import _packing
+from elasticlib.workers._templates import TemplateKey, fresh_command, importable_by
+from elasticlib.workers._wire import Message
+
+_LOCAL_RANK = re.compile(r"\$\{local_rank\}|\$local_rank\b")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+
+
+@frozen
+class Job:
+    """What all rounds of a launch have in common."""
+
+    common: Message
+    """What every worker's order holds."""
+    args: tuple[str, ...]
+    """Command line after the program's name; ``${local_rank}`` stands for each worker's."""
+    memories: Mapping[str, bytes]
+    template: TemplateKey | None
+    """None where the caller itself is forked."""
+    environment: Mapping[str, str]
+    search_path: tuple[str, ...]
+    """Where the template finds what it preloads."""
+    call: Callable[[], Any] | None = None
+
+    def argv(self, local_rank: int) -> list[str]:
+        """The command line of the worker *local_rank*."""
+        return [*self.common["argv"], *(_LOCAL_RANK.sub(str(local_rank), arg) for arg in self.args)]
+
+
+def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> Job:
+    """
+    The job of *spec* in *environment*. Raises `EntrypointError` or `PicklingError`; starts nothing.
+
+    *threads* is what each worker computes with.
+    """
+    entry = spec.entrypoint
+    common: Message = {
+        "env": dict(environment),
+        "cwd": _cwd(),
+        "umask": _umask(),
+        "limits": [(number, resource.getrlimit(number)) for number in _LIMITS],
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "threads": threads,
+        "fresh": start_method == "spawn",
+        "python": fresh_command(sys.executable),
+        "path0": "",
+        "sys_path": [],
+        "argv": [],
+        "entry": "",
+    }
+    job = Job(common, (), {}, None, environment, ())
+    if isinstance(entry, (str, os.PathLike)):
+        return _command(job, spec, os.fspath(entry), start_method)
+    if not callable(entry):
+        kind = type(entry).__qualname__
+        raise EntrypointError(
+            f"entrypoint={entry!r}, a {kind}, is no callable, script path, module or program: give one of these"
+        )
+    return _function(job, spec, entry, start_method)
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise EntrypointError("the current folder was removed: change to one that is there") from error
+
+
+def _umask() -> int:
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
+
+
+def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_method: str) -> Job:
+    args, kwargs = spec.args, spec.kwargs
+    job.common.update(kind="function", sys_path=list(sys.path), argv=list(sys.argv))
+    if start_method == "fork":
+        return evolve(job, call=lambda: entry(*args, **kwargs))
+    packed = _packing.pack(entry, args, kwargs)
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    job.common.update(sources=packed.sources, main_file=main_file, shared=sorted(packed.names))
+    memories = {"function": packed.function}
+    if packed.definitions:
+        memories["definitions"] = packed.definitions
+    return _templated(evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method)
+
+
+def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
+    if start_method == "fork":
+        raise EntrypointError(
+            f"start_method='fork' runs functions only, not {entry!r}: use 'forkserver', which forks from a template"
+        )
+    environment = job.environment
+    args = tuple(str(arg) for arg in spec.args)
+    if spec.kwargs:
+        raise EntrypointError(f"{entry!r} takes no keyword arguments ({', '.join(spec.kwargs)}): pass them as text")
+    python = environment.get("PYTHON_EXEC") or sys.executable
+    as_script = isinstance(spec.entrypoint, os.PathLike) or entry.endswith(".py")
+    if spec.module:
+        if not _MODULE.fullmatch(entry):
+            raise EntrypointError(f"module {entry!r} is no dotted name such as pkg.mod (without .py)")
+        job.common.update(kind="module", entry=entry, argv=["-m"], path0=job.common["cwd"])
+        command = [python, "-u", "-m", entry]
+    elif as_script and not spec.no_python:
+        _check_script(entry)
+        folder = os.path.dirname(os.path.realpath(entry))
+        job.common.update(kind="script", argv=[entry], path0=folder)
+        command = [python, "-u", entry]
+    else:
+        command = [_program(entry, environment)]
+    if len(command) > 1 and (python == sys.executable or importable_by(python, environment)):
+        job.common["python"] = fresh_command(python)
+        path = () if spec.preload == ("torch",) else (job.common["path0"],)
+        return _templated(evolve(job, args=args, search_path=path), spec, start_method, python)
+    if len(command) > 1:
+        warnings.warn(
+            f"PYTHON_EXEC={python!r} cannot import elasticlib: each worker imports everything anew, "
+            "and reports hold no traceback unless the script uses @record",
+            stacklevel=2,
+        )
+    job.common.update(kind="program", argv=command, fresh=False)
+    return _templated(evolve(job, args=args), spec, "spawn")
+
+
+def _templated(job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable) -> Job:
+    if start_method == "spawn":
+        # Nothing is imported ahead: only what the interpreter itself reads tells two templates apart.
+        kept = {name: value for name, value in job.environment.items() if name.startswith(("PYTHON", "LD_"))}
+        return evolve(job, template=TemplateKey.of(sys.executable, (), (), kept), search_path=())
+    search_path = job.search_path
+    key = TemplateKey.of(python, spec.preload, () if spec.preload == ("torch",) else search_path, job.environment)
+    return evolve(job, template=key)
+
+
+def _check_script(path: str) -> None:
+    if not os.path.lexists(path):
+        raise EntrypointError(f"script {path!r} was not found in {os.getcwd()}: check the path")
+    if not os.path.isfile(path):
+        raise EntrypointError(f"script {path!r} is not a file")
+    if not os.access(path, os.R_OK):
+        raise EntrypointError(f"script {path!r} may not be read by this user: change its permissions")
+
+
+def _program(name: str, environment: Mapping[str, str]) -> str:
+    found = shutil.which(name, path=environment.get("PATH", os.defpath))
+    if found is not None:
+        return found
+    if os.path.dirname(name):
+        if not os.path.lexists(name):
+            raise EntrypointError(f"program {name!r} was not found in {os.getcwd()}: check the path")
+        if not os.path.isfile(name):
+            raise EntrypointError(f"program {name!r} is not a file")
+        raise EntrypointError(f"program {name!r} may not be executed: change its permissions (chmod +x)")
+    raise EntrypointError(
+        f"program {name!r} was not found on PATH; a Python script's path ends in .py or is a pathlib.Path"
+    )

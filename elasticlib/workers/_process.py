@@ -1,0 +1,231 @@
+"""
+The launcher's side of one launch: a foreman with its workers, to be started, heard and stopped.
+
+Rules of this file: no call waits for one thing only: a caller may pass a descriptor whose readiness
+interrupts; nothing is thrown away that a worker left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import define, field
+
+from elasticlib.errors import StartError
+from elasticlib.workers import _guardian, _report
+from elasticlib.workers._templates import Link, Template, templates, wait_for_end
+from elasticlib.workers._wire import Channel, Message, wait_readable
+
+
+@define
+class Exit:
+    """One worker's end."""
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    """Exit status; ``-n`` for signal ``n``."""
+    told: bool
+    """True when it ended after the launcher had sent the stop signal."""
+    report: _report.Report | None
+    faults: str
+    """The fault handler's stacks, empty unless the worker crashed."""
+
+
+@define
+class Stopped:
+    """All workers of a round are gone, but for `survivors` that even SIGKILL did not end (process ids)."""
+
+    survivors: list[int] = field(factory=list)
+
+
+@define
+class Lost:
+    """The foreman is gone, and with it every worker."""
+
+    why: str
+    cause: Exception | None = None
+
+
+Event = Exit | Stopped | Lost
+
+
+class Crew:
+    """The workers of one launch, started and stopped by a foreman of their own."""
+
+    def __init__(self, job: Message, memories: Mapping[str, bytes]) -> None:
+        self._job = job
+        self._memories = dict(memories)
+        self._template: Template | None = None
+        self._channel: Channel | None = None
+        self._anchor: int | None = None
+        """Pid of the guardian that was forked from the caller."""
+        self._early: list[Event] = []
+        self._round = -1
+        self._used = False
+
+    def fileno(self) -> int:
+        """Readable when `take` has something to tell; -1 when no foreman is there."""
+        return -1 if self._channel is None else self._channel.fileno()
+
+    def started(self) -> bool:
+        """Whether workers were ever started, so that there is something to stop."""
+        return self._used
+
+    def employ(self, template: Template) -> None:
+        """Have *template* fork a foreman for this crew; the crew gives the template back when it closes."""
+        self._template = template
+        self._hire(template.request("job"))
+
+    def fork_caller(self, call: Callable[[], Any]) -> None:
+        """Have a foreman that is forked from this very process (start method ``fork``)."""
+        ours, theirs = Channel.pair()
+        link = Link(ours)
+        me = os.getpid()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forks in threaded programs: the caller asked for just that.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._anchor = os.fork()
+        if self._anchor == 0:
+            _guard_forked(theirs, me, call)
+        theirs.close()
+        self._hire(link)
+
+    def _hire(self, channel: Channel) -> None:
+        self._channel = channel
+        descriptors = [os.memfd_create(name) for name in self._memories]
+        for descriptor, content in zip(descriptors, self._memories.values(), strict=True):
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        channel.send({**self._job, "op": "job", "memories": list(self._memories)}, tuple(descriptors))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def start(
+        self, round_number: int, workers: list[Message], listener: int | None, interrupt: int | None = None
+    ) -> dict[int, int]:
+        """
+        Start *workers* for a round, with the caller's present streams; return {local rank: pid}.
+
+        *listener* is the bound socket of the round's store. Returns an empty dict when *interrupt* becomes
+        readable first. Raises `StartError` or `PreloadError` when no worker can be started.
+        """
+        assert self._channel is not None
+        self._round = round_number
+        streams = [_stream(number) for number in (0, 1, 2)]
+        descriptors = (*streams, *(() if listener is None else (listener,)))
+        message = {"op": "start", "round": round_number, "workers": workers, "store": listener is not None}
+        self._channel.send(message, descriptors)
+        for stream in streams:
+            os.close(stream)
+        while True:
+            watched = [self._channel, *(() if interrupt is None else (interrupt,))]
+            if self._channel.fileno() not in wait_readable(watched, None):
+                return {}
+            received = self._channel.receive()
+            if received is None:
+                raise self._why_gone()
+            message, extra = received
+            pids: dict[str, int] = message.get("pids", {})
+            if message["op"] == "started" and message["round"] == round_number:
+                self._used = True
+                if self._template is not None:
+                    self._template.listen()
+                return {int(rank): pid for rank, pid in pids.items()}
+            self._early += self._event(message, extra)
+
+    def take(self) -> list[Event]:
+        """What has happened since the last call; never waits for more than one message under way."""
+        events, self._early = self._early, []
+        while self._channel is not None and wait_readable([self._channel], 0):
+            received = self._channel.receive()
+            if received is None:
+                self._channel.close()
+                self._channel = None
+                error = self._why_gone()
+                events.append(Lost(str(error), error))
+            else:
+                events += self._event(*received)
+        return events
+
+    def _why_gone(self) -> Exception:
+        if self._template is None:
+            return StartError("the process that starts the workers was ended from outside")
+        return self._template.failure()
+
+    def _event(self, message: Message, descriptors: list[int]) -> list[Event]:
+        try:
+            if message["round"] != self._round:
+                return []
+            match message["op"]:
+                case "exited":
+                    report, faults = descriptors
+                    stacks = _report.read_exactly(faults, os.fstat(faults).st_size).decode(errors="replace")
+                    rank, pid, code = message["local_rank"], message["pid"], message["exitcode"]
+                    return [Exit(rank, pid, code, message["told"], _report.read(report), stacks)]
+                case "stopped":
+                    return [Stopped(message["survivors"])]
+                case "broken":
+                    return [Lost(message["why"], StartError(message["why"]))]
+            return []
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def stop(self, signum: int, grace: float) -> bool:
+        """Send *signum* to every worker's group and SIGKILL after *grace* s; `Stopped` follows. False if lost."""
+        return self._channel is not None and self._channel.send({"op": "stop", "signal": signum, "grace": grace})
+
+    def close(self) -> None:
+        """Kill what still runs and let the foreman go; call it in any state, more than once."""
+        if self._channel is not None and (self._used or self._template is None or self._template.ready()):
+            self._channel.send({"op": "quit"})
+            # The foreman closes its end when nothing is left below it.
+            deadline = time.monotonic() + 5.0
+            while (left := deadline - time.monotonic()) > 0 and wait_readable([self._channel], left):
+                received = self._channel.receive()
+                if received is None:
+                    break
+                for descriptor in received[1]:
+                    os.close(descriptor)
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._anchor is not None:
+            wait_for_end(self._anchor, 5.0)
+            self._anchor = None
+        if self._template is not None:
+            templates.give_back(self._template, unused=not self._used)
+            self._template = None
+
+
+def _stream(number: int) -> int:
+    try:
+        return os.dup(number)
+    except OSError:
+        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # the caller has closed it
+
+
+def _guard_forked(channel: Channel, launcher: int, call: Callable[[], Any]) -> None:
+    """In a fork of the caller: fork the foreman, then be its guardian."""
+    from elasticlib.workers import _foreman
+
+    try:
+        os.setsid()
+        _guardian.ignore_stop_signals()
+        _guardian.adopt_orphans()
+        me = os.getpid()
+        child = os.fork()
+        descriptor = os.dup(channel.fileno())
+        channel.close()
+        if child == 0:
+            _foreman.be_foreman(descriptor, me, frozenset(), call)
+        os.close(descriptor)
+        _guardian.guard(launcher, child)
+    finally:
+        os._exit(1)

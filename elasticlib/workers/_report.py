@@ -1,0 +1,157 @@
+"""
+What a worker leaves behind: its return value or its exception, in memory that outlives it.
+
+Each worker gets an anonymous file (memfd). It writes one report there; the head comes last, so a report
+is whole or absent even when a SIGKILL falls in the middle. Its launcher reads it after the worker's
+end: no pipe that fills, no reader to wait for, any size.
+
+The same facts go to ``TORCHELASTIC_ERROR_FILE`` in torch's JSON form for tools that read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import tempfile
+import time
+import traceback
+from typing import Any
+
+from attrs import frozen
+
+_HEAD = struct.Struct("!8sQQ")
+_MAGIC = b"elastic1"
+
+# Names and phrases with which torch, gloo and NCCL say that a *peer* went away.
+_SECONDARY_TYPES = frozenset({"DistNetworkError", "DistStoreError", "DistBackendError"})
+_SECONDARY_BASES = (ConnectionError, EOFError)
+_SECONDARY_TEXT = re.compile(
+    r"connection (was )?(closed|reset|refused)|closed by (remote )?peer|broken pipe|socket (closed|timeout)"
+    r"|remote process exited|pair closure|transport retry counter|unhandled system error|ncclRemoteError",
+    re.IGNORECASE,
+)
+
+
+@frozen
+class Report:
+    """One worker's last word."""
+
+    kind: str
+    """``result`` or ``error``."""
+    payload: bytes
+    """The pickled return value, or the pickled exception; empty when it could not be pickled."""
+    exception_type: str = ""
+    message: str = ""
+    traceback: str = ""
+    timestamp: float = 0.0
+    """Unix seconds with fraction."""
+    secondary: bool = False
+
+
+def write(descriptor: int, report: Report) -> None:
+    """Put *report* into the memfd *descriptor*; it can be read once this returns, whatever happens then."""
+    facts = json.dumps(
+        {
+            "kind": report.kind,
+            "exception_type": report.exception_type,
+            "message": report.message,
+            "traceback": report.traceback,
+            "timestamp": report.timestamp,
+            "secondary": report.secondary,
+        }
+    ).encode()
+    _pwrite(descriptor, facts, _HEAD.size)
+    _pwrite(descriptor, report.payload, _HEAD.size + len(facts))
+    _pwrite(descriptor, _HEAD.pack(_MAGIC, len(facts), len(report.payload)), 0)
+
+
+def _pwrite(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def read(descriptor: int) -> Report | None:
+    """The report in the memfd *descriptor*; None when the worker left none or not a whole one."""
+    head = os.pread(descriptor, _HEAD.size, 0)
+    if len(head) < _HEAD.size:
+        return None
+    magic, facts_size, payload_size = _HEAD.unpack(head)
+    if magic != _MAGIC:
+        return None
+    facts = json.loads(read_exactly(descriptor, facts_size, _HEAD.size))
+    return Report(payload=read_exactly(descriptor, payload_size, _HEAD.size + facts_size), **facts)
+
+
+def read_exactly(descriptor: int, size: int, offset: int = 0) -> bytes:
+    """*size* bytes of a memfd from *offset*."""
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = os.preadv(descriptor, [view], offset)
+        if not count:
+            raise EOFError(f"descriptor {descriptor} holds {len(view)} bytes less than it should")
+        view, offset = view[count:], offset + count
+    return bytes(data)
+
+
+def qualified_name(kind: type[BaseException]) -> str:
+    """The name by which tracebacks call an exception class."""
+    if kind.__module__ in ("builtins", "__main__"):
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_secondary(error: BaseException) -> bool:
+    """Whether *error* says no more than that the connection to a peer was lost."""
+    if type(error).__name__ in _SECONDARY_TYPES or isinstance(error, _SECONDARY_BASES):
+        return True
+    return isinstance(error, RuntimeError) and _SECONDARY_TEXT.search(str(error)) is not None
+
+
+def of_exception(error: BaseException, pickled: bytes, formatted: str | None = None) -> Report:
+    """The report of an exception that ended a worker."""
+    text = str(error)
+    name = qualified_name(type(error))
+    return Report(
+        kind="error",
+        payload=pickled,
+        exception_type=name,
+        message=f"{name}: {text}" if text else name,
+        traceback=formatted if formatted is not None else "".join(traceback.format_exception(error)),
+        timestamp=time.time(),
+        secondary=is_secondary(error),
+    )
+
+
+def write_error_file(path: str, report: Report) -> None:
+    """
+    Write *report* to *path* in torch's JSON form, whole or not at all; an earlier file is kept.
+
+    The seconds are whole since torch's readers take nothing else; the fraction stands beside them.
+    """
+    if not path or path == os.devnull or os.path.exists(path):
+        return
+    extra = {
+        "py_callstack": report.traceback,
+        "timestamp": str(int(report.timestamp)),
+        "timestamp_fraction": report.timestamp % 1,
+    }
+    write_json(path, {"message": {"message": report.message, "extraInfo": extra}})
+
+
+def write_json(path: str, content: Any) -> None:
+    """Write *content* to *path* so that a reader sees all of it or the former file."""
+    folder = os.path.dirname(path) or "."
+    os.makedirs(folder, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".error")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,110 @@
+"""
+Frames between the launcher and its own children, with descriptors.
+
+A frame is a JSON object and a list of descriptors, over a Unix stream socket pair that nobody else can
+reach. Rules of this file: a frame is sent whole; a peer that went away is an end of file, never an error.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import select
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+Message: TypeAlias = dict[str, Any]
+
+_HEAD = struct.Struct("!II")
+_MOST_DESCRIPTORS = 253  # the kernel's limit for one message
+
+
+class HasDescriptor(Protocol):
+    """What can be waited for."""
+
+    def fileno(self) -> int: ...
+
+
+def wait_readable(sources: Sequence[int | HasDescriptor], timeout: float | None) -> set[int]:
+    """Descriptors among *sources* that are readable within *timeout* seconds (None: wait on); of any number."""
+    poll = select.poll()
+    for source in sources:
+        poll.register(source, select.POLLIN)
+    return {number for number, _ in poll.poll(None if timeout is None else timeout * 1000)}
+
+
+class Channel:
+    """One end of a socket pair that carries frames; not for use by two threads at once."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Two connected ends, not inherited by programs that are executed."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(ours), cls(theirs)
+
+    @classmethod
+    def adopt(cls, descriptor: int) -> Channel:
+        """The channel over a descriptor that was handed to this process."""
+        return cls(socket.socket(fileno=descriptor))
+
+    def fileno(self) -> int:
+        """The descriptor; -1 once closed."""
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        """Close this end; the peer sees an end of file."""
+        self._sock.close()
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
+        """Send one frame; False when the peer is gone."""
+        if len(descriptors) > _MOST_DESCRIPTORS:
+            raise ValueError(f"{len(descriptors)} descriptors do not fit one message of {_MOST_DESCRIPTORS}")
+        body = json.dumps(message).encode()
+        frame = memoryview(_HEAD.pack(len(body), len(descriptors)) + body)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        try:
+            sent = self._sock.sendmsg([frame], rights)
+            self._sock.sendall(frame[sent:])
+        except (BrokenPipeError, ConnectionError):
+            return False
+        return True
+
+    def receive(self) -> tuple[Message, list[int]] | None:
+        """The next frame and its descriptors (close-on-exec); None when the peer is gone."""
+        space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+        descriptors: list[int] = []
+        head = b""
+        try:
+            while len(head) < _HEAD.size:
+                data, rights, _, _ = self._sock.recvmsg(_HEAD.size - len(head), space, socket.MSG_CMSG_CLOEXEC)
+                for level, kind, packed in rights:
+                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                        numbers = array.array("i")
+                        numbers.frombytes(packed[: len(packed) - len(packed) % numbers.itemsize])
+                        descriptors += numbers
+                if not data:
+                    raise ConnectionError
+                head += data
+            size, _ = _HEAD.unpack(head)
+            message: Message = json.loads(self._exactly(size))
+        except ConnectionError:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return None
+        return message, descriptors
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            count = self._sock.recv_into(view)
+            if not count:
+                raise ConnectionError
+            view = view[count:]
+        return bytes(data)
