@@ -52,7 +52,7 @@ class PreloadError(ConfigError):
 
     def __str__(self) -> str:
         return (
-            f"preload={self.module!r} is refused: {self.why}. "
+            f"preload={self.module!r} is refused: {self.why.strip()}. "
             f"Import it in the workers instead: leave {self.module!r} out of preload"
         )
 
@@ -101,6 +101,8 @@ class LaunchInterrupted(SignalException, KeyboardInterrupt):
 
 
 NOT_AVAILABLE = "<N/A>"
+_LATEST = 1e11
+"""Unix seconds after which a timestamp is no time of a failure."""
 
 
 @dataclass
@@ -167,9 +169,11 @@ class ProcessFailure:
             self.message = self.message or str(message)
             stamp = data.get("timestamp", 0)
         try:
-            self.timestamp = self.timestamp or float(stamp)
-        except (TypeError, ValueError):
-            pass
+            seconds = float(stamp)
+        except (TypeError, ValueError, OverflowError):
+            return
+        if 0 < seconds < _LATEST:  # neither NaN nor what no calendar holds
+            self.timestamp = self.timestamp or seconds
 
     def _describe(self) -> str:
         if self.exitcode < 0:

@@ -95,6 +95,8 @@ def launch_agent(
         finally:
             agent.close()
         if result.is_failed():
+            if logs.root_log_dir:
+                records.log(records.LogsKept(logs.root_log_dir))
             _raise_failure(agent, entrypoint, result)
     if isinstance(logs, DefaultLogsSpecs):
         logs.remove_if_temporary()
@@ -121,8 +123,7 @@ def _refuse_unbuilt(config: LaunchConfig) -> None:
     asked = {
         f"max_nodes={config.max_nodes} (one node so far)": config.max_nodes != 1,
         f"rdzv_backend={config.rdzv_backend!r} (so far 'c10d')": config.rdzv_backend not in ("c10d", "static"),
-        f"rdzv_endpoint={config.rdzv_endpoint!r} (so far 'localhost:0')": config.rdzv_endpoint
-        not in PRIVATE_ENDPOINTS,
+        f"rdzv_endpoint={config.rdzv_endpoint!r} (so far 'localhost:0')": config.rdzv_endpoint not in PRIVATE_ENDPOINTS,
         "rdzv_configs": set(config.rdzv_configs) - {"timeout"},
         "metrics_cfg": config.metrics_cfg,
         f"local_addr={config.local_addr!r}": config.local_addr,

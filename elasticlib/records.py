@@ -109,7 +109,7 @@ class LogsKept:
 
     folder: str
 
-    level = logging.WARNING
+    level = logging.INFO
 
     def __str__(self) -> str:
         return f"logs and error files are kept in {self.folder}"

@@ -151,7 +151,9 @@ class SimpleElasticAgent(ElasticAgent):
     def _wait(self) -> list[_policy.Event]:
         """What happened since the last call; blocks until something may have."""
         runs = WorkerState.is_running(self._worker_group.state)
-        watched = [self._signals, self._rendezvous.member, *(self._watched() if runs else ())]
+        watched: list[HasDescriptor] = [self._signals, self._rendezvous.member]
+        if runs:
+            watched += self._watched()
         wait_readable(watched, self._patience() if runs else None)
         events: list[_policy.Event] = [_policy.StopRequested(signum) for signum in self._signals.take()]
         events += self._rendezvous.member.take()
@@ -274,4 +276,3 @@ class SimpleElasticAgent(ElasticAgent):
             return self._result
         group.state = WorkerState.FAILED
         return RunResult(WorkerState.FAILED, {}, self._failures())
-

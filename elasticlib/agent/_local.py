@@ -18,8 +18,7 @@ from typing import Any
 from elasticlib import records
 from elasticlib.agent import _policy
 from elasticlib.agent._agent import SimpleElasticAgent
-from elasticlib.errors import ConfigError, ElasticError, PicklingError, ProcessFailure
-from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.errors import ConfigError, ElasticError, PicklingError, ProcessFailure, StartError
 from elasticlib.logs._console import console_sink
 from elasticlib.logs._layout import line_prefix
 from elasticlib.logs._tee import Tee
@@ -56,9 +55,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         signals_to_handle: str = DEFAULT_SIGNALS,
         sink: records.Sink = records.log,
     ) -> None:
-        super().__init__(
-            spec, exit_barrier_timeout, shutdown_timeout, signals_to_handle=signals_to_handle, sink=sink
-        )
+        super().__init__(spec, exit_barrier_timeout, shutdown_timeout, signals_to_handle=signals_to_handle, sink=sink)
         if start_method not in START_METHODS:
             raise ConfigError(f"start_method={start_method!r} is none of {', '.join(START_METHODS)}")
         caller = dict(os.environ)
@@ -106,11 +103,21 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._close_listener()  # worker 0 will bind this port
             listener = None
         orders = self._orders(worker_group)
+        number = None if listener is None else listener.fileno()
+        was_there = self._crew is not None
+        try:
+            return self._start(worker_group, orders, number)
+        except StartError:
+            if not was_there:
+                raise
+            # The foreman was killed between two rounds: nothing ran, so this costs no restart.
+            return self._start(worker_group, orders, number)
+
+    def _start(self, group: WorkerGroup, orders: list[Message], listener: int | None) -> dict[int, object]:
         if self._crew is None:
             self._crew = self._hire()
         try:
-            number = None if listener is None else listener.fileno()
-            return dict(self._crew.start(worker_group.round, orders, number, self._signals.fileno()))
+            return dict(self._crew.start(group.round, orders, listener, self._signals.fileno()))
         except ElasticError:
             self._dismiss()
             raise
@@ -163,9 +170,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
             for rank, path in files.items():
                 worker = group.workers[rank]
-                prefix = line_prefix(
-                    self._prefix, role_name=group.spec.role, rank=worker.global_rank, local_rank=rank
-                )
+                prefix = line_prefix(self._prefix, role_name=group.spec.role, rank=worker.global_rank, local_rank=rank)
                 self._tee.follow(path, prefix, std)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

@@ -89,9 +89,16 @@ def forget_the_template() -> None:
     _FIRST_PROCESS.authkey = os.urandom(32)
     process._parent_process = None  # type: ignore[attr-defined]
     context._default_context._actual_context = None  # type: ignore[attr-defined]
-    sys.stdin = io.TextIOWrapper(
-        io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding=getattr(sys.__stdin__, "encoding", None)
+    former = sys.__stdin__  # closed by multiprocessing, which gives its children none
+    raw = io.FileIO(0, "r", closefd=False)
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
+        io.BufferedReader(raw),
+        encoding=former.encoding if former else None,
+        errors=former.errors if former else None,
+        line_buffering=raw.isatty(),
+        write_through=True,
     )
+    raw.name = "<stdin>"
     sys.stdin.mode = "r"  # type: ignore[misc]
     random.seed()
     numpy = sys.modules.get("numpy")
@@ -198,9 +205,7 @@ def _loaded(order: Message) -> Callable[[], Any]:
     descriptor = order["function"]
     for name, lines in order["sources"].items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-    function, args, kwargs, definitions = pickle.loads(
-        _report.read_exactly(descriptor, os.fstat(descriptor).st_size)
-    )
+    function, args, kwargs, definitions = pickle.loads(_report.read_exactly(descriptor, os.fstat(descriptor).st_size))
     main.__dict__.update(definitions)
     if order["definitions"] is not None:
         # Processes that multiprocessing spawns from here import this module as their __main__.
@@ -213,9 +218,7 @@ def _loaded(order: Message) -> Callable[[], Any]:
     return call
 
 
-def _outcome(
-    run: Callable[[], Any], report: int, shared: Collection[str] | None, keeps_result: bool = False
-) -> int:
+def _outcome(run: Callable[[], Any], report: int, shared: Collection[str] | None, keeps_result: bool = False) -> int:
     """Run the user's code and report how it ended; return the exit status."""
     try:
         result = run()

@@ -36,9 +36,7 @@ def _accelerators() -> tuple[int, str]:
     if not _machine.may_have_accelerators():
         return 0, ""
     environment = dict(os.environ)
-    template = templates.take(
-        TemplateKey.of(sys.executable, ("torch",), (), environment), environment, tuple(sys.path)
-    )
+    template = templates.take(TemplateKey.of(sys.executable, ("torch",), (), environment), environment, tuple(sys.path))
     try:
         return count_devices(template)
     finally:

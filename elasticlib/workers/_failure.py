@@ -46,7 +46,7 @@ def failure_of(
         timestamp=report.timestamp if report else 0.0,
         exception_type=report.exception_type if report else "",
         traceback=report.traceback if report else "",
-        secondary=(report.secondary if report else False) or end.told,
+        secondary=report.secondary if report else end.told,
         log_tail=last_lines(stderr) if stderr else (),
     )
     if report is None and failure.error_file_data.get("message") == "<NONE>":

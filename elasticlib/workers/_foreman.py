@@ -267,13 +267,13 @@ def _host_store(listener: int, parent: int) -> NoReturn:
         os._exit(1)
 
 
-def be_foreman(
-    descriptor: int, parent: int, keep: frozenset[int], call: Callable[[], Any] | None = None
-) -> NoReturn:
+def be_foreman(descriptor: int, parent: int, keep: frozenset[int], call: Callable[[], Any] | None = None) -> NoReturn:
     """Turn this just-forked process into the foreman whose orders come over *descriptor*."""
     try:
         os.setsid()
         _guardian.ignore_stop_signals()
+        # Blocked as well: what reaches a worker before it has its own handlers waits, and is not lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _guardian.STOP_SIGNALS)
         _guardian.adopt_orphans()
         Foreman(Channel.adopt(descriptor), parent, keep, call).serve()
     finally:

@@ -129,9 +129,7 @@ def _sources(files: set[str]) -> dict[str, list[str]]:
     return lines
 
 
-def _complaint(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
-) -> str:
+def _complaint(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> str:
     name = entrypoint_name(function)
     parts: dict[str, Any] = {f"argument {index} of {name}": value for index, value in enumerate(args)}
     parts |= {f"argument {key}= of {name}": value for key, value in kwargs.items()}

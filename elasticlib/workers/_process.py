@@ -17,7 +17,7 @@ from attrs import define, field
 
 from elasticlib.errors import StartError
 from elasticlib.workers import _guardian, _report
-from elasticlib.workers._templates import Link, Template, templates, wait_for_end
+from elasticlib.workers._templates import Link, Template, above_standard, templates, wait_for_end
 from elasticlib.workers._wire import Channel, Message, wait_readable
 
 
@@ -119,7 +119,7 @@ class Crew:
         self._round = round_number
         streams = [_stream(number) for number in (0, 1, 2)]
         descriptors = (*streams, *(() if listener is None else (listener,)))
-        message = {"op": "start", "round": round_number, "workers": workers, "store": listener is not None}
+        message: Message = {"op": "start", "round": round_number, "workers": workers, "store": listener is not None}
         self._channel.send(message, descriptors)
         for stream in streams:
             os.close(stream)
@@ -130,14 +130,13 @@ class Crew:
             received = self._channel.receive()
             if received is None:
                 raise self._why_gone()
-            message, extra = received
-            pids: dict[str, int] = message.get("pids", {})
-            if message["op"] == "started" and message["round"] == round_number:
+            answer, extra = received
+            if answer["op"] == "started" and answer["round"] == round_number:
                 self._used = True
                 if self._template is not None:
                     self._template.listen()
-                return {int(rank): pid for rank, pid in pids.items()}
-            self._early += self._event(message, extra)
+                return {int(rank): pid for rank, pid in answer["pids"].items()}
+            self._early += self._event(answer, extra)
 
     def take(self) -> list[Event]:
         """What has happened since the last call; never waits for more than one message under way."""
@@ -220,9 +219,12 @@ def _guard_forked(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
         _guardian.ignore_stop_signals()
         _guardian.adopt_orphans()
         me = os.getpid()
-        child = os.fork()
-        descriptor = os.dup(channel.fileno())
+        descriptor = above_standard(channel.fileno())
         channel.close()
+        while (filler := os.open(os.devnull, os.O_RDWR)) < 3:
+            pass  # the caller may have closed its streams: no other descriptor may take their numbers
+        os.close(filler)
+        child = os.fork()
         if child == 0:
             _foreman.be_foreman(descriptor, me, frozenset(), call)
         os.close(descriptor)

@@ -90,7 +90,8 @@ def _preload(modules: list[str], control: Channel) -> None:
         try:
             why = why_refused(module)
         except Exception as error:
-            why = f"its import fails with {type(error).__name__}: {error}\n{traceback.format_exc()}"
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            why = f"its import fails with {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
         if why is not None:
             control.send({"op": "refused", "module": module, "why": why})
             os._exit(1)

@@ -8,6 +8,7 @@ caller forks drops all handles, so that it can neither use nor keep alive what i
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import signal
@@ -170,7 +171,13 @@ class Template:
         self._failure = StartError("the template belongs to the process that forked this one")
 
 
+def above_standard(descriptor: int) -> int:
+    """A copy of *descriptor* with a number that no standard stream nor `TEMPLATE_FD` has."""
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
+
+
 def _spawn(command: list[str], environment: Mapping[str, str], descriptor: int, stderr: int) -> int:
+    descriptor, stderr = above_standard(descriptor), above_standard(stderr)
     actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
         (os.POSIX_SPAWN_DUP2, 0, 1),
@@ -181,6 +188,9 @@ def _spawn(command: list[str], environment: Mapping[str, str], descriptor: int, 
         return os.posix_spawn(command[0], command, environment, file_actions=actions, setsid=True)
     except OSError as error:
         raise StartError(f"cannot start {command[0]}: {error}") from error
+    finally:
+        os.close(descriptor)
+        os.close(stderr)
 
 
 def wait_for_end(pid: int, limit: float) -> None:

@@ -52,7 +52,8 @@ def blas_libraries() -> list[Any]:
 
 
 def apply(count: int) -> None:
-    """Have the libraries that are loaded compute with *count* threads."""
+    """Have the libraries that are loaded compute with *count* threads, but no more than CPUs, as at their import."""
+    count = min(count, len(os.sched_getaffinity(0)))
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != count:
         torch.set_num_threads(count)
@@ -66,6 +67,7 @@ def watch_environment() -> None:
     """Notice variables that are set after the libraries which read them were loaded."""
     plain = os.putenv
     warned: set[str] = set()
+    came_loaded = frozenset(sys.modules)  # a module that the worker itself imports will read the new value
 
     def putenv(name: str | bytes, value: str | bytes) -> None:
         plain(name, value)
@@ -74,7 +76,7 @@ def watch_environment() -> None:
             apply(int(value))
             return
         for pattern, module in _READ_AT_IMPORT:
-            if pattern.match(key) and module in sys.modules and key not in warned:
+            if pattern.match(key) and module in came_loaded and key not in warned and _set_by_main():
                 warned.add(key)
                 print(
                     f"elasticlib: {key} was set after {module} had read it: it has no effect here. "
@@ -83,4 +85,11 @@ def watch_environment() -> None:
                 )
 
     # os.environ's __setitem__ calls the module's putenv by its global name.
+    def _set_by_main() -> bool:
+        """Whether the user's own program set it; libraries set defaults that nobody asked for."""
+        frame = sys._getframe(2)
+        while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc"):
+            frame = frame.f_back
+        return frame.f_globals.get("__name__") == "__main__"
+
     os.putenv = putenv  # type: ignore[assignment]

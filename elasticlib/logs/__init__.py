@@ -1,0 +1,154 @@
+"""
+Where the workers' output goes: the default specification, which keeps it in files.
+
+Rules of this room: constructing touches nothing; `check` says early what would fail late; folders are
+made by `reify`, one launch folder per launch and one attempt folder per round, and nothing that is there
+is ever overwritten. A launch works on its own `for_launch` copy, so that one specification serves any
+number of launches, also at the same time.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+
+from elasticlib.errors import LogDirError
+from elasticlib.logs._layout import TEMPORARY_BASE, attempt_names, destinations, run_folder_prefix
+from elasticlib.spec import LogsDest, LogsSpecs, Std
+
+__all__ = ["DefaultLogsSpecs"]
+
+
+class DefaultLogsSpecs(LogsSpecs):
+    """
+    Keep redirected streams and error files below one folder.
+
+    (torch: ``torch.distributed.elastic.multiprocessing.DefaultLogsSpecs``.) Where it differs: constructing
+    makes no folder, a temporary folder is removed when the launch succeeds, a later round never deletes the
+    logs of an earlier one, any run id will do, and the environments given to `reify` are not changed.
+
+    ``log_dir=None`` takes a temporary folder; `os.devnull` keeps no files and redirects nothing.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] | None = None,
+        redirects: Std | Mapping[int, Std] = Std.NONE,
+        tee: Std | Mapping[int, Std] = Std.NONE,
+        local_ranks_filter: Sequence[int] | set[int] | None = None,
+    ) -> None:
+        super().__init__(os.fspath(log_dir) if log_dir else None, redirects, tee, local_ranks_filter)
+        self._forget_folders()
+
+    def _forget_folders(self) -> None:
+        self._base = ""
+        self._run_id = ""
+        self._run_folder = ""
+
+    def for_launch(self) -> DefaultLogsSpecs:
+        """A copy for one launch: the same wishes, folders of its own. One launch uses it from one thread at a time."""
+        fresh = copy.copy(self)
+        fresh._forget_folders()
+        return fresh
+
+    @property
+    def root_log_dir(self) -> str:
+        """*log_dir*, the folder of all launches; of a temporary one the path once `reify` made it, ``""`` before."""
+        return self._base or self._root_log_dir or ""
+
+    def check(self) -> None:
+        """Raise `LogDirError` if the log folder can be seen to be unusable; makes nothing in it."""
+        if self._root_log_dir == os.devnull:
+            return
+        if self._root_log_dir is None:
+            try:
+                tempfile.gettempdir()
+            except OSError as error:
+                raise LogDirError(f"no folder for temporary logs: {error}; give log_dir or set TMPDIR") from error
+            return
+        if "\0" in self._root_log_dir:
+            raise LogDirError(f"log_dir={self._root_log_dir!r} holds a NUL character: give the path of a folder")
+        there = os.path.abspath(self._root_log_dir)
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        if not os.path.isdir(there):
+            raise LogDirError(f"log_dir={self._root_log_dir!r}: {there} is not a folder; give another log_dir")
+        if not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+            raise LogDirError(f"log_dir={self._root_log_dir!r}: {there} cannot be written; give another log_dir")
+
+    def reify(self, envs: Mapping[int, Mapping[str, str]]) -> LogsDest:
+        """
+        Make the folders of one round, with its stream files empty, and return their absolute paths.
+
+        *envs* is {local rank: environment}; the lowest rank's ``TORCHELASTIC_RUN_ID`` and
+        ``TORCHELASTIC_RESTART_COUNT`` name the folders. A run id unlike the last one begins another
+        launch folder. With `os.devnull` each error file is ``""``. Raises `LogDirError`.
+        """
+        shared = envs[min(envs)] if envs else {}
+        folder = None
+        if self._root_log_dir != os.devnull:
+            try:
+                folder = self._make_attempt(
+                    shared.get("TORCHELASTIC_RUN_ID", ""), shared.get("TORCHELASTIC_RESTART_COUNT", "0")
+                )
+            except (OSError, ValueError) as error:
+                raise self._refusal(error) from error
+        dest = destinations(folder, len(envs), self._redirects, self._tee, self._local_ranks_filter)
+        try:
+            for path in dest.error_files.values():
+                if path:
+                    os.mkdir(os.path.dirname(path))
+            for path in (*dest.stdouts.values(), *dest.stderrs.values()):
+                if path != os.devnull:
+                    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        except OSError as error:
+            raise self._refusal(error) from error
+        return dest
+
+    def _refusal(self, error: Exception) -> LogDirError:
+        return LogDirError(f"log_dir={self._root_log_dir!r} cannot be used: {error}; give another log_dir")
+
+    def _make_attempt(self, run_id: str, restart_count: str) -> str:
+        if not self._base:
+            if self._root_log_dir is None:
+                self._base = tempfile.mkdtemp(prefix=TEMPORARY_BASE)
+            else:
+                base = os.path.abspath(self._root_log_dir)
+                os.makedirs(base, exist_ok=True)
+                self._base = base
+        if not self._run_folder or run_id != self._run_id:
+            self._run_folder = tempfile.mkdtemp(prefix=run_folder_prefix(run_id), dir=self._base)
+            self._run_id = run_id
+        # A cleaner of /tmp may have taken it since the last round; that must not end the job.
+        os.makedirs(self._run_folder, mode=0o700, exist_ok=True)
+        for name in attempt_names(restart_count):
+            folder = os.path.join(self._run_folder, name)
+            try:
+                os.mkdir(folder)
+            except FileExistsError:
+                continue
+            return folder
+        raise AssertionError("attempt_names does not end")
+
+    def remove_if_temporary(self) -> None:
+        """Delete all logs of this object's launch if their base is a temporary folder; what cannot be deleted stays."""
+        if self._base and self._root_log_dir is None:
+            shutil.rmtree(self._base, ignore_errors=True)
+            self._forget_folders()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DefaultLogsSpecs):
+            return NotImplemented
+        return self._wishes() == other._wishes()
+
+    def _wishes(self) -> tuple[object, ...]:
+        return type(self), self._root_log_dir, self._redirects, self._tee, self._local_ranks_filter
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(log_dir={self._root_log_dir!r}, redirects={self._redirects!r}, "
+            f"tee={self._tee!r}, local_ranks_filter={self._local_ranks_filter!r})"
+        )

@@ -1,0 +1,56 @@
+"""
+The kernel's word that a file was written, for `_tee`.
+
+Rules of this file: Linux only, reached through ctypes because Python has no binding; a watch that cannot be
+had is None and never an error, since the caller can poll.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+
+_IN_MODIFY = 0x2
+_EVENT = struct.Struct("iIII")
+
+
+class Inotify:
+    """Watches on files; `fd` is readable when one of them was written."""
+
+    def __init__(self, libc: ctypes.CDLL, fd: int) -> None:
+        self.fd = fd
+        self._libc = libc
+
+    @classmethod
+    def open(cls) -> Inotify | None:
+        """A new set of watches; None where the system has none, or none left for this user."""
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, AttributeError):
+            return None
+        return cls(libc, fd) if fd >= 0 else None
+
+    def add(self, fd: int) -> int | None:
+        """Watch the file behind descriptor *fd*; returns the watch, or None when it cannot be had."""
+        # Through the descriptor: its path may already name another file.
+        watch = int(self._libc.inotify_add_watch(self.fd, f"/proc/self/fd/{fd}".encode(), _IN_MODIFY))
+        return watch if watch >= 0 else None
+
+    def remove(self, watch: int) -> None:
+        """End one watch."""
+        self._libc.inotify_rm_watch(self.fd, watch)
+
+    def written(self) -> set[int]:
+        """The watches whose files were written since the last call; -1 stands for "events were lost, look at all"."""
+        try:
+            events = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return set()
+        # A watch on a file, unlike one on a folder, has no name after the fixed part of its events.
+        return {watch for watch, _, _, _ in _EVENT.iter_unpack(events)}
+
+    def close(self) -> None:
+        """End all watches."""
+        os.close(self.fd)

@@ -1,0 +1,282 @@
+"""
+The console's copy of the workers' output: one thread that follows their log files.
+
+Rules of this file: workers write to files and never wait for us; the console has one writer and gets whole
+lines only; a stream may hold the thread for one block per turn, no longer; what is kept in memory is one open
+line and one block per stream, since the files keep the rest. The thread sleeps until the kernel says that a
+file was written. A sink that fails is written to no more, which is logged once and kept in `Tee.broken`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from attrs import define, field
+
+from elasticlib._clock import Clock, monotonic
+from elasticlib.logs._console import Sink
+from elasticlib.logs._inotify import Inotify
+from elasticlib.logs._lines import LineAssembler
+from elasticlib.spec import Std
+
+logger = logging.getLogger(__name__)
+
+BLOCK = 256 * 1024
+"""Bytes of one stream per turn."""
+_FIRST_BLOCK = 64 * 1024  # below the size from which malloc maps and unmaps memory for each read
+_LEAST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
+_BURST = 0.001
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+
+
+@define(eq=False)
+class _Stream:
+    fd: int
+    std: Std
+    lines: LineAssembler
+    done: threading.Event = field(factory=threading.Event)
+    watch: int | None = None
+    position: int = 0
+    block: int = _FIRST_BLOCK
+    end: int | None = None
+    """Size of the file when its writers were dead; None while they may live."""
+    unreadable: bool = False
+
+
+class Tee:
+    """
+    Copies what workers write to their log files to *out* and *err*, line by line.
+
+    `follow`, `drain_and_forget` and `finish` may be called from any thread. The thread starts with the first
+    file. *notify* False polls every 5 to 50 ms instead of asking for the kernel's notice, which is also what
+    happens where no notice is to be had.
+    """
+
+    def __init__(self, out: Sink, err: Sink, *, notify: bool = True, clock: Clock = monotonic) -> None:
+        self.broken: dict[Std, Exception] = {}
+        """The sinks that failed, with what they raised."""
+        self._sinks = {Std.OUT: out, Std.ERR: err}
+        self._notify = notify
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._finished = False
+        self._followed: dict[str, _Stream] = {}
+        # From here on: the thread's own, except for the queue and the writing end of the pipe.
+        self._queue: deque[_Stream] = deque()
+        self._wake_read = self._wake_write = -1
+        self._inotify: Inotify | None = None
+        self._streams: set[_Stream] = set()
+        self._watched: dict[int, _Stream] = {}
+        self._ready: set[_Stream] = set()
+        self._pause = _LEAST_PAUSE
+        self._last_turn = 0.0
+
+    def follow(self, path: str, prefix: bytes, std: Std) -> None:
+        """
+        Copy the file at *path*, from its first byte on, to the sink of *std*, each line after *prefix*.
+
+        The file must be there (OSError) and not be followed yet (ValueError). A file that is cut to nothing
+        meanwhile is followed on from its new start.
+        """
+        with self._lock:
+            if self._finished:
+                raise RuntimeError("this tee was finished: make another")
+            if path in self._followed:
+                raise ValueError(f"{path} is followed already")
+            if self._thread is None:
+                self._thread = self._start()
+            stream = _Stream(os.open(path, os.O_RDONLY | os.O_CLOEXEC), std, LineAssembler(prefix))
+            self._followed[path] = stream
+            self._hand_over(stream)
+
+    def drain_and_forget(self, paths: Iterable[str], timeout: float | None = 0.1) -> bool:
+        """
+        Copy what is in these files now, whose writers must be dead, with their last lines, and let go of them.
+
+        Waits up to *timeout* seconds (None: as long as it takes) and returns whether all was written by then;
+        if not, the copying goes on beside whatever comes next. Paths that are not followed are skipped.
+        """
+        with self._lock:
+            streams = [self._followed.pop(path) for path in paths if path in self._followed]
+            for stream in streams:
+                self._mark_end(stream)
+        return self._wait(streams, timeout)
+
+    def finish(self, timeout: float | None = None) -> bool:
+        """
+        Copy what is in all files now, whose writers must be dead, with their last lines, and end the thread.
+
+        Waits for the console up to *timeout* seconds (None: as long as it takes); returns whether the thread
+        has ended. May be called again; nothing can be followed after it.
+        """
+        with self._lock:
+            for stream in self._followed.values():
+                self._mark_end(stream)
+            self._followed.clear()
+            already, self._finished = self._finished, True
+            if self._thread is not None and not already:
+                self._wake()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _mark_end(self, stream: _Stream) -> None:
+        # The size of now, not "until nothing comes": a survivor that still writes must not hold us for ever.
+        stream.end = os.fstat(stream.fd).st_size
+        self._hand_over(stream)
+
+    def _wait(self, streams: Iterable[_Stream], timeout: float | None) -> bool:
+        deadline = None if timeout is None else self._clock() + timeout
+        return all(s.done.wait(None if deadline is None else max(0.0, deadline - self._clock())) for s in streams)
+
+    def _hand_over(self, stream: _Stream) -> None:
+        self._queue.append(stream)
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            pass  # the pipe is full of wake-ups that were not read yet
+
+    def _start(self) -> threading.Thread:
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._inotify = Inotify.open() if self._notify else None
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
+        if self._inotify is not None:
+            self._poll.register(self._inotify.fd, select.POLLIN)
+        thread = threading.Thread(target=self._run, name="elasticlib-tee", daemon=True)
+        thread.start()
+        return thread
+
+    def _run(self) -> None:
+        # A signal must interrupt the main thread's wait; one that the kernel delivers here would not.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+        try:
+            while self._streams or self._queue or not self._finished:
+                self._await_work()
+                self._turn()
+        except Exception:
+            logger.exception("the copy of the workers' output to the console ended early; the log files are whole")
+        finally:
+            self._close()
+
+    def _await_work(self) -> None:
+        for fd, _ in self._poll.poll(self._patience()):
+            if fd == self._wake_read:
+                os.read(self._wake_read, 1 << 12)
+            elif self._inotify is not None:
+                written = self._inotify.written()
+                self._ready.update(self._watched[watch] for watch in written if watch in self._watched)
+                if -1 in written:
+                    self._ready.update(self._streams)
+        while self._queue:
+            self._admit(self._queue.popleft())
+        self._ready.update(stream for stream in self._streams if stream.watch is None)
+
+    def _patience(self) -> float | None:
+        """Milliseconds until there is something to do unasked; None when only a notice can say so."""
+        if self._ready or self._queue:
+            return 0
+        waits = [stream.lines.due - self._clock() for stream in self._streams if stream.lines.due is not None]
+        if any(stream.watch is None for stream in self._streams):
+            waits.append(self._pause)
+        # Rounded up: a wake-up before the due time would spin until it.
+        return max(0.0, min(waits) * 1000 + 1) if waits else None
+
+    def _admit(self, stream: _Stream) -> None:
+        if stream.done.is_set():
+            return
+        if stream not in self._streams:
+            self._streams.add(stream)
+            watch = self._inotify.add(stream.fd) if self._inotify is not None else None
+            if watch is not None and watch not in self._watched:
+                stream.watch = watch
+                self._watched[watch] = stream
+        self._ready.add(stream)
+
+    def _turn(self) -> None:
+        """One block of each stream that has any, then one write per sink."""
+        now = self._clock()
+        blocks: dict[Std, list[bytes]] = {Std.OUT: [], Std.ERR: []}
+        ended, still, found = [], set(), False
+        for stream in self._ready:
+            data = self._read(stream)
+            found = found or bool(data)
+            if data:
+                blocks[stream.std].append(stream.lines.feed(data, now))
+            if stream.end is not None and (not data or stream.position >= stream.end):
+                blocks[stream.std].append(stream.lines.finish())
+                ended.append(stream)
+            elif len(data) == stream.block or (data and stream.end is not None):
+                still.add(stream)
+                stream.block = BLOCK
+        for stream in self._streams:
+            if stream.lines.due is not None:
+                blocks[stream.std].append(stream.lines.tick(now))
+        self._ready = still
+        for std, lines in blocks.items():
+            self._write(std, b"".join(lines))
+        for stream in ended:
+            self._let_go(stream)
+        self._pause = _LEAST_PAUSE if found else min(2 * self._pause, _LONGEST_PAUSE)
+        if now - self._last_turn < 2 * _BURST and not still:
+            # Writers in full flow: let a little gather rather than wake for each of their lines.
+            time.sleep(_BURST)
+        self._last_turn = now
+
+    def _read(self, stream: _Stream) -> bytes:
+        if stream.std in self.broken or stream.unreadable:
+            return b""
+        try:
+            data = os.pread(stream.fd, stream.block, stream.position)
+            if not data and os.fstat(stream.fd).st_size < stream.position:
+                stream.position = 0
+                data = os.pread(stream.fd, stream.block, 0)
+        except OSError as error:
+            logger.warning("a worker's log file can no longer be read: %s", error)
+            stream.unreadable = True
+            return b""
+        stream.position += len(data)
+        return data
+
+    def _write(self, std: Std, block: bytes) -> None:
+        if not block or std in self.broken:
+            return
+        try:
+            self._sinks[std](block)
+        except Exception as error:
+            self.broken[std] = error
+            name = "stdout" if std == Std.OUT else "stderr"
+            logger.warning("the console's %s takes no more lines (%r); the workers' log files go on", name, error)
+
+    def _let_go(self, stream: _Stream) -> None:
+        if stream.watch is not None and self._inotify is not None:
+            self._inotify.remove(stream.watch)
+            del self._watched[stream.watch]
+        self._streams.discard(stream)
+        os.close(stream.fd)
+        stream.done.set()
+
+    def _close(self) -> None:
+        with self._lock:
+            self._finished = True
+            for stream in {*self._streams, *self._queue}:
+                if not stream.done.is_set():
+                    self._let_go(stream)
+            self._followed.clear()
+            self._queue.clear()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            if self._inotify is not None:
+                self._inotify.close()

@@ -1,0 +1,41 @@
+"""
+A program that calls a library's `elastic_launch` again and again, and writes down how long each call took.
+
+Usage: ``python -m tests.benchmarks.jobs.calls LAUNCHER START_METHOD WORKERS CALLS``; one line per call: seconds to the
+last worker's first line, seconds to the call's return.
+"""
+
+import importlib
+import sys
+import time
+
+import torch  # noqa: F401  (a program that launches training has it)
+
+from tests.benchmarks.jobs.first_line import first_line
+from tests.benchmarks.launchers import LAUNCHERS
+
+
+def main() -> None:
+    """Make the calls that the command line asks for."""
+    launcher = LAUNCHERS[sys.argv[1]]
+    workers, calls = int(sys.argv[3]), int(sys.argv[4])
+    library = importlib.import_module(launcher.interface)
+    config = library.LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=workers,
+        start_method=sys.argv[2],
+        max_restarts=0,
+        **launcher.settings,
+    )
+    for _ in range(calls):
+        before = time.monotonic()
+        results = library.elastic_launch(config, first_line)()
+        after = time.monotonic()
+        if sorted(results) != list(range(workers)):
+            raise SystemExit(f"{workers} workers were asked for, results came from ranks {sorted(results)}")
+        print(max(results.values()) - before, after - before, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""
+The two things that are measured, each as one value.
+
+Rules of this file: all that the rooms know about a launcher is here; a room never asks for its name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+
+@frozen
+class Launcher:
+    """How to start workers with one library."""
+
+    name: str
+    command: tuple[str, ...]
+    """The command line before its options."""
+    interface: str
+    """The module that holds `LaunchConfig` and `elastic_launch`."""
+    start_method: str
+    """What `LaunchConfig` takes when it is not told."""
+    settings: Mapping[str, object] = field(factory=dict)
+    """Fields that `LaunchConfig` needs for one node where the defaults do not do."""
+    inner: tuple[str, ...] = ()
+    """The processes between launcher and workers, outermost first."""
+
+
+ELASTICLIB = Launcher(
+    name="elasticlib",
+    command=(sys.executable, "-m", "elasticlib.run"),
+    interface="elasticlib",
+    start_method="forkserver",
+    inner=("guardian", "template", "foreman"),
+)
+
+TORCHRUN = Launcher(
+    name="torchrun",
+    command=(sys.executable, "-m", "torch.distributed.run"),
+    interface="torch.distributed.launcher.api",
+    start_method="spawn",
+    settings={"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "benchmark"},
+)
+
+LAUNCHERS = {each.name: each for each in (ELASTICLIB, TORCHRUN)}

@@ -1,0 +1,38 @@
+"""
+What all tests share: Hypothesis profiles, the rule for accelerators, and no silent skips in CI.
+
+`HYPOTHESIS_PROFILE` chooses between dev (50 examples), ci (300) and nightly (5000).
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Generator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+IN_CI = os.environ.get("CI") == "true"
+HAS_ACCELERATOR = pathlib.Path("/dev/nvidiactl").exists()
+
+for _name, _examples in {"dev": 50, "ci": 300, "nightly": 5000}.items():
+    settings.register_profile(
+        _name, max_examples=_examples, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and not HAS_ACCELERATOR:
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA device (/dev/nvidiactl) on this machine"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail") and not item.get_closest_marker("gpu"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI, where nothing may be missing: {report.longrepr}"
+    return report

@@ -1,0 +1,47 @@
+"""Real processes: what each test of this folder must leave as it was."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticlib.workers import _guardian
+
+HERE = Path(__file__).parent
+
+
+def command_line(pid: int) -> str:
+    """The command of a process; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def left_behind() -> list[str]:
+    """Descendants of this process besides guardians and the templates that they keep warm."""
+    members = _guardian.family(os.getpid())
+    guardians = {pid for pid, parent, _ in members if parent == os.getpid() and "_guardian.py" in command_line(pid)}
+    return [
+        f"{pid} {command_line(pid)[:100]}"
+        for pid, parent, state in members
+        if pid not in guardians and parent not in guardians and state not in "ZX"
+    ]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Fails a test that leaves a process, or a change of the environment or the folder, behind."""
+    environment, folder = dict(os.environ), os.getcwd()
+    yield
+    now = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    deadline = time.monotonic() + 5
+    while (left := left_behind()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert left == []
+    assert (now, os.getcwd()) == (environment, folder)

@@ -1,0 +1,151 @@
+"""A worker looks to user code like ``python -u script.py``, although it was forked from a template."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticlib import LaunchConfig, elastic_launch
+
+pytestmark = pytest.mark.slow
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ROOT = Path(__file__).parents[2]
+RUN = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node"]
+
+
+def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run *command* from the repository's root, which is on its search path."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, **options)
+
+
+def launch(count: int, *command: str, **options: Any) -> str:
+    """The output of *command* under the launcher, which must succeed."""
+    done = run([*RUN, str(count), *command], **options)
+    assert 0 == done.returncode, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
+def test_a_worker_sees_of_itself_what_a_plain_program_sees(method: str, as_module: bool) -> None:
+    """argv, search path, names, process, threads, signals, streams, descriptors: all as with ``python -u``."""
+    name = ["-m", "tests.process.scripts.facts"] if as_module else [str(SCRIPTS / "facts.py")]
+    arguments = ["--flag", "", "a b"]
+    plain = run([sys.executable, "-u", *name, *arguments], input="typed\n", cwd=ROOT).stdout.splitlines()
+
+    worker = launch(1, "--start-method", method, *name, *arguments, input="typed\n", cwd=ROOT).splitlines()
+
+    expected, seen = json.loads(plain[0]), json.loads(worker[0])
+    assert expected == seen
+    assert plain[1:] == worker[1:]
+
+
+def test_classes_of_a_script_can_be_pickled_to_its_very_end() -> None:
+    """The script is ``__main__`` until threads have ended and exit handlers have run."""
+    output = launch(2, str(SCRIPTS / "pickles_late.py"))
+
+    assert ["body", "body", "exit handler", "exit handler", "thread", "thread"] == sorted(
+        line.removeprefix("pickled in ") for line in output.splitlines()
+    )
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_objects_of_a_scripts_classes_travel_between_processes(method: str) -> None:
+    """all_gather_object, and DataLoaders with forked and spawned workers."""
+    output = launch(2, "--start-method", method, str(SCRIPTS / "gathers.py"), "fork", "spawn")
+
+    assert [f"rank {rank} loaded by {how}" for rank in (0, 1) for how in ("fork", "spawn")] == sorted(
+        output.splitlines()
+    )
+
+
+def test_a_model_compiles_in_a_forked_worker() -> None:
+    """Inductor starts processes and loads libraries of its own."""
+    assert "compiled" in launch(1, str(SCRIPTS / "compiles.py"))
+
+
+def test_a_thread_count_set_before_importing_torch_is_obeyed_and_a_lost_setting_is_named() -> None:
+    """torch was imported by the template: what the script sets too late is applied, or warned of."""
+    done = run([*RUN, "1", str(SCRIPTS / "threads.py")])
+
+    assert "threads 1\n" == done.stdout
+    assert "TORCH_LOGS was set after torch had read it" in done.stderr
+    assert "--preload ''" in done.stderr
+
+
+def test_without_preload_a_late_setting_is_simply_obeyed() -> None:
+    """The way out that the warning names."""
+    done = run([*RUN, "1", "--preload", "", str(SCRIPTS / "threads.py")])
+
+    assert "threads 1\n" == done.stdout
+    assert "was set after" not in done.stderr
+
+
+def test_the_debugger_reads_the_launchers_terminal(tmp_path: Path) -> None:
+    """``breakpoint()`` in a worker talks to the terminal: stdin is the launcher's own."""
+    script = tmp_path / "debugged.py"
+    script.write_text("value = 41\nbreakpoint()\nprint('value is', value)\n")
+    master, slave = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*RUN, "1", str(script)], stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+    ) as launcher:
+        os.close(slave)
+        seen = read_until(master, "(Pdb) ")
+        os.write(master, b"value += 1\nc\n")
+        seen += read_until(master, "value is 42")
+        status = launcher.wait(timeout=60)
+    os.close(master)
+
+    assert 0 == status
+    assert "-> print('value is', value)" in seen
+
+
+def read_until(descriptor: int, text: str) -> str:
+    """What comes out of a terminal until *text* is seen."""
+    seen, deadline = "", time.monotonic() + 60
+    while text not in seen:
+        assert select.select([descriptor], [], [], max(0, deadline - time.monotonic()))[0], seen
+        seen += os.read(descriptor, 4096).decode()
+    return seen
+
+
+def threads_seen() -> tuple[int, str]:
+    """How many threads torch computes with here, and what the environment says."""
+    import torch
+
+    return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_each_worker_gets_its_share_of_the_cpus(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sizes in one program: the second gets its own number although the template has read the first."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cpus = len(os.sched_getaffinity(0))
+
+    seen = {
+        count: elastic_launch(LaunchConfig(nproc_per_node=count, start_method=method), threads_seen)()  # type: ignore[arg-type]
+        for count in (1, 2)
+    }
+
+    for count, results in seen.items():
+        share = max(1, cpus // count)
+        assert {rank: (share, str(share)) for rank in range(count)} == results
+
+
+def test_a_thread_count_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 059: an existing OMP_NUM_THREADS wins."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    assert {0: (1, "1")} == elastic_launch(LaunchConfig(nproc_per_node=1), threads_seen)()

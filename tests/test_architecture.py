@@ -1,0 +1,204 @@
+"""The plan of the house, held by reading the sources: arrows point down, the core is pure, rooms stay small."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HOUSE = ROOT / "elasticlib"
+FILES = sorted(path.relative_to(HOUSE).as_posix() for path in HOUSE.rglob("*.py"))
+
+FLOORS = [
+    "errors",
+    "_clock",
+    "spec",
+    "state",
+    "records",
+    "rendezvous",
+    "workers",
+    "logs",
+    "agent",
+    "launch",
+    "run",
+    "__main__",
+    "__init__",
+]
+"""From the ground up: a room imports from its own floor and from those before it."""
+
+PURE = [
+    "rendezvous/_coordinator.py",
+    "rendezvous/_seats.py",
+    "rendezvous/_messages.py",
+    "workers/_env.py",
+    "logs/_layout.py",
+    "logs/_lines.py",
+    "agent/_policy.py",
+]
+IMPURE_MODULES = frozenset(
+    "asyncio cloudpickle concurrent ctypes datetime fcntl io logging mmap multiprocessing numpy os pathlib pickle "
+    "random secrets select selectors shutil signal socket subprocess sys tempfile threading time torch uuid "
+    "warnings".split()
+)
+IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "__import__"})
+PURE_PARTS_OF_OS = frozenset({"os.devnull", "os.fspath", "os.path.basename", "os.path.dirname", "os.path.join"})
+"""They compute on text and touch nothing."""
+
+UNPICKLING = frozenset({"load", "loads", "Unpickler"})
+UNPICKLERS = frozenset({"pickle", "cloudpickle", "marshal", "torch", "shelve", "dill"})
+MAY_UNPICKLE = {
+    "workers/_child.py": "the function that the launcher sends to its own worker",
+    "workers/_main_definitions.py": "the caller's definitions, sent beside that function",
+    "workers/_failure.py": "the exception that our own worker left in its memory file",
+    "agent/_local.py": "the return values that our own workers left in their memory files",
+}
+TORCHS_OWN_LAUNCHER = tuple(f"torch.distributed.{name}" for name in ("elastic", "launcher", "run", "launch"))
+
+
+@functools.cache
+def tree(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def dotted(node: ast.AST) -> str:
+    """``a.b.c`` for an attribute of a name, else an empty text."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        owner = dotted(node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return ""
+
+
+def imports(file: str) -> Iterator[str]:
+    """The full name of everything that *file* imports, wherever in the file the import stands."""
+    package = ["elasticlib", *pathlib.PurePosixPath(file).parent.parts]
+    for node in ast.walk(tree(HOUSE / file)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*start, node.module] if node.module else start)
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def room(file: str) -> str:
+    return pathlib.PurePosixPath(file).parts[0].removesuffix(".py")
+
+
+def imported_rooms(file: str) -> set[str]:
+    rooms = set()
+    for name in imports(file):
+        first, *rest = name.split(".")
+        if first == "elasticlib" and rest:
+            rooms.add(rest[0] if rest[0] in {room(each) for each in FILES} else "__init__")
+    return rooms
+
+
+def calls(file: str) -> Iterator[str]:
+    yield from (dotted(node.func) for node in ast.walk(tree(HOUSE / file)) if isinstance(node, ast.Call))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_arrows_point_down(file: str) -> None:
+    floor = FLOORS.index(room(file))
+
+    higher = {each for each in imported_rooms(file) if FLOORS.index(each) > floor}
+
+    assert set() == higher
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_facade_is_used_inside_for_its_place_on_disk_only(file: str) -> None:
+    used = {dotted(node) for node in ast.walk(tree(HOUSE / file)) if isinstance(node, ast.Attribute)}
+    imported = {name.removeprefix("elasticlib.") for name in imports(file) if name.startswith("elasticlib.")}
+
+    through_facade = {name for name in used if name.startswith("elasticlib.") and not name.startswith("elasticlib.__")}
+
+    assert set() == {
+        name for name in through_facade if name.split(".")[1] not in {each.split(".")[0] for each in imported}
+    }
+
+
+@pytest.mark.parametrize("file", PURE)
+def test_the_pure_core_imports_nothing_that_reads_or_changes_the_world(file: str) -> None:
+    reached = {name.split(".")[0] for name in imports(file)} & IMPURE_MODULES
+    of_os = {dotted(node) for node in ast.walk(tree(HOUSE / file)) if isinstance(node, ast.Attribute)}
+    if {name for name in of_os if name.startswith("os.")} - {"os.path"} <= PURE_PARTS_OF_OS:
+        reached -= {"os"}
+
+    assert set() == reached
+
+
+@pytest.mark.parametrize("file", PURE)
+def test_the_pure_core_imports_only_data_and_itself(file: str) -> None:
+    """By way of a room's facade, too, it takes only what the pure part of that room defines."""
+    data = {"errors", "spec", "state", "records", *(path.removesuffix(".py").replace("/", ".") for path in PURE)}
+    through_facades = {
+        f"{room(path)}.{node.name}"
+        for path in PURE
+        for node in tree(HOUSE / path).body
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef))
+    }
+
+    own = {name.removeprefix("elasticlib.") for name in imports(file) if name.startswith("elasticlib.")}
+
+    assert set() == {name for name in own - through_facades if name not in data and name.rpartition(".")[0] not in data}
+
+
+@pytest.mark.parametrize("file", PURE)
+def test_the_pure_core_opens_and_prints_nothing(file: str) -> None:
+    assert set() == set(calls(file)) & IMPURE_CALLS
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_room_has_at_most_400_lines(file: str) -> None:
+    assert len((HOUSE / file).read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_room_says_what_it_is_for(file: str) -> None:
+    assert ast.get_docstring(tree(HOUSE / file))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_torchs_own_launcher_is_not_used(file: str) -> None:
+    assert [] == [
+        name for name in imports(file) if f"{name}.".startswith(tuple(f"{each}." for each in TORCHS_OWN_LAUNCHER))
+    ]
+
+
+def test_bytes_are_unpickled_only_where_they_come_from_our_own_processes() -> None:
+    found = {
+        file
+        for file in FILES
+        for name in calls(file)
+        if name.rpartition(".")[2] in UNPICKLING and name.partition(".")[0] in UNPICKLERS
+    }
+    by_name = {
+        file
+        for file in FILES
+        for name in imports(file)
+        if name.partition(".")[0] in UNPICKLERS and name.rpartition(".")[2] in UNPICKLING
+    }
+
+    assert set(MAY_UNPICKLE) == found
+    assert set() == by_name
+
+
+def test_tests_of_the_pure_core_never_sleep() -> None:
+    sources = [path for folder in ("unit", "sim", "contract") for path in (ROOT / "tests" / folder).rglob("*.py")]
+
+    sleeping = {
+        path.relative_to(ROOT).as_posix()
+        for path in sources
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and dotted(node.func) in ("time.sleep", "sleep")
+    }
+
+    assert sources
+    assert set() == sleeping

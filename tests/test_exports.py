@@ -1,0 +1,82 @@
+"""The facade: what a user may import from `elasticlib`, once each, and what that costs."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import elasticlib
+import elasticlib.errors
+import elasticlib.spec
+import elasticlib.state
+
+CORE = {
+    "ChildFailedError",
+    "DefaultLogsSpecs",
+    "LaunchConfig",
+    "LocalElasticAgent",
+    "LogsDest",
+    "LogsSpecs",
+    "ProcessFailure",
+    "RunResult",
+    "SignalException",
+    "SimpleElasticAgent",
+    "Std",
+    "Worker",
+    "WorkerGroup",
+    "WorkerSpec",
+    "WorkerState",
+    "elastic_launch",
+    "launch_agent",
+    "record",
+}
+"""torch's names, that programs import by name when they move over."""
+
+
+def test_every_exported_name_is_there() -> None:
+    assert [] == [name for name in elasticlib.__all__ if not hasattr(elasticlib, name)]
+
+
+def test_every_name_is_exported_once_and_in_order() -> None:
+    counted = collections.Counter(elasticlib.__all__)
+
+    assert [] == [name for name, count in counted.items() if count > 1]
+    assert sorted(elasticlib.__all__) == list(elasticlib.__all__)
+
+
+def test_torchs_names_are_exported() -> None:
+    assert set() == CORE - set(elasticlib.__all__)
+
+
+@pytest.mark.parametrize("module", [elasticlib.errors, elasticlib.spec, elasticlib.state])
+def test_every_public_class_of_the_vocabulary_is_exported(module: object) -> None:
+    public = {
+        name
+        for name, each in inspect.getmembers(module, inspect.isclass)
+        if each.__module__ == getattr(module, "__name__", "") and not name.startswith("_")
+    }
+
+    assert set() == public - set(elasticlib.__all__)
+
+
+def test_nothing_public_is_left_out_of_the_list() -> None:
+    public = {
+        name for name, each in vars(elasticlib).items() if not name.startswith("_") and not inspect.ismodule(each)
+    } - {"annotations"}
+
+    assert public == {name for name in elasticlib.__all__ if not name.startswith("_")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["elasticlib", "elasticlib.run"])
+def test_importing_loads_nothing_heavy(module: str) -> None:
+    code = f"import {module}, sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+
+    assert set() == {"torch", "numpy", "IPython", "hypothesis", "pytest"} & set(loaded)
+    assert "elasticlib" in loaded

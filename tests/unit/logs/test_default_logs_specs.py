@@ -1,0 +1,236 @@
+"""The default log specification: folders per launch and per round, refusals, temporary folders."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import re
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from elasticlib.errors import LogDirError
+from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.spec import Std
+
+
+def envs(workers: int = 2, run_id: str = "job", restart: int = 0) -> dict[int, dict[str, str]]:
+    one = {"TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": str(restart)}
+    return {rank: dict(one) for rank in range(workers)}
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_constructing_and_checking_makes_nothing(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path / "a" / "b"), redirects=Std.ALL)
+    specs.check()
+
+    assert [] == list(tmp_path.iterdir())
+    assert str(tmp_path / "a" / "b") == specs.root_log_dir
+
+
+def test_a_round_has_one_folder_per_worker_with_empty_stream_files(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.OUT, tee={1: Std.ERR})
+
+    dest = specs.reify(envs())
+
+    names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    plain = [re.sub(r"job_[^/]+", "job_X", name) for name in names]
+    assert [f"logs/job_X/attempt_0/{name}" for name in ("0/stdout.log", "1/stderr.log", "1/stdout.log")] == plain
+    assert all(os.path.getsize(tmp_path / name) == 0 for name in names)
+    assert dest.tee_stderrs == dest.stderrs
+    assert os.path.dirname(dest.error_files[1]) == os.path.dirname(dest.stdouts[1])
+
+
+def test_paths_are_absolute_where_the_log_folder_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    dest = DefaultLogsSpecs("logs", redirects=Std.OUT).reify(envs(1))
+
+    assert dest.stdouts[0].startswith(str(tmp_path / "logs"))
+    assert os.path.isabs(dest.error_files[0])
+
+
+def test_the_callers_environments_are_not_changed(tmp_path: Path) -> None:
+    given = envs()
+
+    DefaultLogsSpecs(str(tmp_path)).reify(given)
+
+    assert envs() == given
+
+
+def test_a_restart_has_its_own_folder_in_the_launchs_folder(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path))
+
+    first, second = specs.reify(envs(restart=0)), specs.reify(envs(restart=1))
+
+    assert first.error_files[0].replace("attempt_0", "attempt_1") == second.error_files[0]
+
+
+def test_a_round_with_the_same_restart_count_keeps_the_earlier_logs(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.OUT)
+    first = specs.reify(envs())
+    Path(first.stdouts[0]).write_text("kept")
+
+    second = specs.reify(envs())
+
+    assert "kept" == Path(first.stdouts[0]).read_text()
+    assert first.stdouts[0].replace("attempt_0", "attempt_0.1") == second.stdouts[0]
+
+
+def test_a_round_survives_that_the_launchs_folder_was_cleaned_away(temporary: Path) -> None:
+    specs = DefaultLogsSpecs(redirects=Std.OUT)
+    specs.reify(envs())
+    shutil.rmtree(specs.root_log_dir)
+
+    dest = specs.reify(envs(restart=1))
+
+    assert os.path.isfile(dest.stdouts[1])
+
+
+def test_another_run_id_begins_another_launch_folder(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path))
+
+    specs.reify(envs(run_id="a"))
+    specs.reify(envs(run_id="b/../c d"))
+
+    assert ["a", "b_.._c_d"] == sorted(path.name.rsplit("_", 1)[0] for path in tmp_path.iterdir())
+
+
+def test_launches_at_the_same_time_have_folders_of_their_own(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path / "made" / "once"), redirects=Std.ALL)
+
+    with ThreadPoolExecutor(8) as pool:
+        plans = list(pool.map(lambda _: specs.for_launch().reify(envs()), range(32)))
+
+    assert 64 == len({path for plan in plans for path in plan.stdouts.values()})
+    assert 32 == len(list((tmp_path / "made" / "once").iterdir()))
+
+
+def test_a_copy_for_a_launch_keeps_the_class_and_the_wishes() -> None:
+    class Own(DefaultLogsSpecs):
+        pass
+
+    specs = Own(None, Std.OUT, {0: Std.ERR}, [0])
+
+    assert type(specs.for_launch()) is Own
+    assert specs == specs.for_launch()
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda specs: pickle.loads(pickle.dumps(specs))])
+def test_a_specification_copies_and_pickles(twin: object) -> None:
+    specs = DefaultLogsSpecs("/logs", Std.OUT)
+
+    assert callable(twin)
+    assert specs == twin(specs)
+
+
+def test_specifications_that_ask_for_something_else_differ() -> None:
+    specs = DefaultLogsSpecs("/logs", Std.OUT)
+
+    assert specs != DefaultLogsSpecs("/logs", Std.ERR)
+    assert specs != DefaultLogsSpecs("/other", Std.OUT)
+    assert specs != "/logs"
+
+
+def test_the_representation_names_all_wishes() -> None:
+    text = repr(DefaultLogsSpecs("/logs", Std.OUT, {1: Std.ERR}, [1]))
+
+    assert text.startswith("DefaultLogsSpecs(log_dir='/logs'")
+    assert "local_ranks_filter={1}" in text
+
+
+def test_a_log_dir_that_is_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+
+    with pytest.raises(NotADirectoryError, match=re.escape(repr(str(path)))):
+        DefaultLogsSpecs(path).check()
+    with pytest.raises(LogDirError, match=re.escape(repr(str(path)))):
+        DefaultLogsSpecs(path).reify(envs())
+
+
+@pytest.mark.parametrize("name", ["file/below", "dangling", "nul\0"])
+def test_a_log_dir_that_cannot_become_a_folder_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    specs = DefaultLogsSpecs(str(tmp_path / name))
+
+    with pytest.raises(LogDirError):
+        specs.check()
+    with pytest.raises(LogDirError):
+        specs.reify(envs())
+
+
+def test_a_log_dir_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Permissions do not bind root, as which tests may run.
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+
+    with pytest.raises(LogDirError, match="cannot be written"):
+        DefaultLogsSpecs(str(tmp_path / "new")).check()
+
+
+def test_a_machine_without_a_temporary_folder_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError("none of these can be written")
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+
+    with pytest.raises(LogDirError, match="TMPDIR"):
+        DefaultLogsSpecs().check()
+
+
+def test_without_a_log_dir_the_first_round_makes_a_temporary_folder(temporary: Path) -> None:
+    specs = DefaultLogsSpecs()
+    before = specs.root_log_dir, list(temporary.iterdir())
+
+    specs.reify(envs())
+    specs.reify(envs())
+
+    assert ("", []) == before
+    assert [specs.root_log_dir] == [str(path) for path in temporary.iterdir()]
+    assert os.path.basename(specs.root_log_dir).startswith("torchelastic_")
+
+
+def test_a_temporary_folder_is_removed_and_made_anew_for_the_next_launch(temporary: Path) -> None:
+    specs = DefaultLogsSpecs()
+    specs.reify(envs())
+
+    specs.remove_if_temporary()
+    gone = not any(temporary.iterdir())
+    dest = specs.reify(envs())
+
+    assert gone
+    assert os.path.isdir(os.path.dirname(dest.error_files[0]))
+
+
+def test_a_folder_that_was_asked_for_is_never_removed(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path))
+    dest = specs.reify(envs())
+
+    specs.remove_if_temporary()
+
+    assert os.path.isdir(os.path.dirname(dest.error_files[0]))
+
+
+def test_the_null_device_keeps_no_files(temporary: Path) -> None:
+    specs = DefaultLogsSpecs(os.devnull, Std.ALL, Std.ALL)
+    specs.check()
+
+    dest = specs.reify(envs())
+
+    assert {0: "", 1: ""} == dest.error_files
+    assert {} == dest.stdouts == dest.tee_stderrs
+    assert [] == list(temporary.iterdir())
+
+
+def test_no_workers_make_no_streams(tmp_path: Path) -> None:
+    assert {} == DefaultLogsSpecs(str(tmp_path), Std.ALL).reify({}).stdouts

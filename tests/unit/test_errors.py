@@ -1,0 +1,183 @@
+"""Every exception: whose fault it is, what it says, and that it crosses processes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pathlib
+import pickle
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import elasticlib.errors
+from elasticlib.errors import (
+    ChildFailedError,
+    ConfigError,
+    ElasticError,
+    LaunchInterrupted,
+    PreloadError,
+    ProcessFailure,
+    RendezvousError,
+    SignalException,
+    root_cause,
+)
+
+
+def failure(local_rank: int = 0, exitcode: int = 1, **facts: object) -> ProcessFailure:
+    made = ProcessFailure(local_rank, 100 + local_rank, exitcode, "", message="it broke", timestamp=1.0)
+    for name, value in facts.items():
+        setattr(made, name, value)
+    return made
+
+
+ARGUMENTS: dict[type[ElasticError], tuple[object, ...]] = {
+    PreloadError: ("numpy", "it starts a thread"),
+    SignalException: ("stopped by SIGTERM", signal.SIGTERM),
+    LaunchInterrupted: ("stopped by SIGINT", signal.SIGINT),
+    ChildFailedError: ("train.py", {0: failure(0), 3: failure(3, -9)}),
+}
+CLASSES = [
+    each
+    for _, each in inspect.getmembers(elasticlib.errors, inspect.isclass)
+    if issubclass(each, Exception) and each.__module__ == "elasticlib.errors"
+]
+
+
+@pytest.mark.parametrize("each", CLASSES)
+def test_every_exception_survives_pickling(each: type[ElasticError]) -> None:
+    error = each(*ARGUMENTS.get(each, ("why",)))
+
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert type(error) is type(copy)
+    assert (str(error), vars(error)) == (str(copy), vars(copy))
+
+
+@pytest.mark.parametrize("each", CLASSES)
+def test_every_exception_has_one_root_and_says_when_you_get_it(each: type[ElasticError]) -> None:
+    assert issubclass(each, ElasticError)
+    assert (each.__doc__ or "").strip().startswith(("You get it", "The root"))
+
+
+@pytest.mark.parametrize(
+    ("name", "builtin"),
+    [
+        ("ConfigError", ValueError),
+        ("SpecError", AssertionError),
+        ("LogDirError", NotADirectoryError),
+        ("PicklingError", TypeError),
+        ("StartError", RuntimeError),
+        ("RendezvousTimeoutError", TimeoutError),
+        ("RendezvousConnectionError", ConnectionError),
+        ("LaunchInterrupted", KeyboardInterrupt),
+    ],
+)
+def test_an_exception_is_also_the_builtin_that_people_catch(name: str, builtin: type[BaseException]) -> None:
+    assert issubclass(getattr(elasticlib.errors, name), builtin)
+
+
+def test_a_signal_is_neither_the_calls_fault_nor_the_clusters() -> None:
+    assert not issubclass(SignalException, (ConfigError, RendezvousError))
+
+
+def written(tmp_path: pathlib.Path, content: object) -> str:
+    path = tmp_path / "error.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def test_torchs_error_file_is_understood(tmp_path: pathlib.Path) -> None:
+    """Row 094."""
+    extra = {"py_callstack": "Traceback: here", "timestamp": "1700000000"}
+    path = written(tmp_path, {"message": {"message": "ValueError: no", "extraInfo": extra}})
+
+    read = ProcessFailure(1, 7, 1, path)
+
+    assert ("ValueError: no", "Traceback: here", 1700000000) == (read.message, read.traceback, read.timestamp)
+    assert path == read.error_file
+
+
+def test_a_plain_message_in_the_error_file_is_understood(tmp_path: pathlib.Path) -> None:
+    """Row 095."""
+    path = written(tmp_path, {"message": "gone", "timestamp": 12})
+
+    read = ProcessFailure(1, 7, 1, path)
+
+    assert ("gone", 12) == (read.message, read.timestamp)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["message", "extraInfo", "timestamp"]), inner),
+    max_leaves=6,
+)
+
+
+@given(content=json_values.map(json.dumps) | st.text() | st.sampled_from(['{"message": {"mess', "", "[]", "null"]))
+def test_no_error_file_hides_the_failure(content: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Row 096: torch's agent dies of a truncated file."""
+    path = tmp_path_factory.mktemp("failure") / "error.json"
+    path.write_text(content, encoding="utf-8", errors="surrogatepass")
+
+    read = ProcessFailure(1, 7, 3, str(path))
+
+    assert (3, 7) == (read.exitcode, read.pid)
+    assert "3 (pid: 7)" in str(ChildFailedError("train.py", {1: read}))
+
+
+def test_a_failure_without_an_error_file_says_how_the_worker_ended() -> None:
+    """Rows 088 and 093."""
+    read = ProcessFailure(0, 7, 3, "/nowhere/error.json")
+
+    assert "<N/A>" == read.error_file
+    assert "3" in read.message
+    assert read.timestamp > 0
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "name"), [(-9, "SIGKILL"), (-11, "SIGSEGV"), (-63, "SIG63"), (3, "<N/A>"), (0, "<N/A>")]
+)
+def test_a_signal_is_called_by_its_name(exitcode: int, name: str) -> None:
+    """Row 089."""
+    assert name == failure(exitcode=exitcode).signal_name()
+
+
+def test_the_root_cause_is_the_earliest_failure_to_the_fraction_of_a_second() -> None:
+    """Row 097."""
+    failures = {0: failure(0, timestamp=5.9), 1: failure(1, timestamp=5.1), 2: failure(2, timestamp=5.2)}
+
+    assert 1 == root_cause(failures)[0]
+
+
+def test_a_lost_connection_never_beats_another_failure() -> None:
+    failures = {0: failure(0, timestamp=1.0, secondary=True), 1: failure(1, timestamp=9.0)}
+
+    assert 1 == ChildFailedError("train.py", failures).get_first_failure()[0]
+
+
+def test_the_summary_holds_every_failure_and_the_root_cause() -> None:
+    """Row 091."""
+    first = failure(0, -9, timestamp=1.0, rank=4, hint="out of memory?", log_tail=("last words",))
+    second = failure(1, 3, timestamp=2.0, rank=5, traceback="Traceback\nValueError: no")
+
+    text = str(ChildFailedError("train.py", {4: first, 5: second}))
+
+    head, root = text.split("Root Cause")
+    assert "train.py FAILED" in head
+    for fact in ("[1]:", "rank      : 5 (local_rank: 1)", "exitcode  : 3 (pid: 101)", "ValueError: no", "error_file"):
+        assert fact in head
+    for fact in ("[0]:", "rank      : 4 (local_rank: 0)", "-9 (pid: 100, SIGKILL)", "out of memory?", "last words"):
+        assert fact in root
+
+
+def test_the_summary_of_a_single_failure_says_that_there_is_no_other() -> None:
+    assert "<NO_OTHER_FAILURES>" in str(ChildFailedError("train.py", {0: failure()}))
+
+
+def test_a_failed_job_without_failures_is_refused() -> None:
+    """Row 101."""
+    with pytest.raises(ConfigError, match="failures"):
+        ChildFailedError("train.py", {})

@@ -1,0 +1,614 @@
+"""What a command line and ``PET_*`` variables ask for, without starting anything."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+import elasticlib.run
+from elasticlib.errors import (
+    ChildFailedError,
+    ConfigError,
+    LaunchInterrupted,
+    ProcessFailure,
+    RendezvousTimeoutError,
+    SignalException,
+    StartError,
+)
+from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.run import OPTIONS, Option, Script, main
+from elasticlib.spec import Entrypoint, LaunchConfig, Std
+
+ROWS = [option for rows in OPTIONS.values() for option in rows]
+
+
+@define
+class Launches:
+    """Stands in for `elastic_launch`: keeps what it was called with, and raises *fails* if that is set."""
+
+    calls: list[tuple[LaunchConfig, Entrypoint, tuple[Any, ...]]] = field(factory=list)
+    fails: BaseException | None = None
+
+    def __call__(self, config: LaunchConfig, entrypoint: Entrypoint) -> Callable[..., dict[int, Any]]:
+        def run(*args: Any) -> dict[int, Any]:
+            self.calls.append((config, entrypoint, args))
+            if self.fails:
+                raise self.fails
+            return {}
+
+        return run
+
+    @property
+    def config(self) -> LaunchConfig:
+        return self.calls[-1][0]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    for name in list(os.environ):
+        if name.startswith("PET_") or name in ("LOGLEVEL", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"):
+            monkeypatch.delenv(name)
+    fake = Launches()
+    monkeypatch.setattr(elasticlib.run, "elastic_launch", fake)
+    return fake
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """The last line that a wrong call leaves on stderr; it must exit with status 2."""
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+
+    assert 2 == caught.value.code
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_defaults_are_torchruns_but_for_the_start_method(launches: Launches) -> None:
+    """Row 003."""
+    main(["train.py"])
+
+    config, entrypoint, args = launches.calls[0]
+    assert (1, 1, 1) == (config.min_nodes, config.max_nodes, config.nproc_per_node)
+    assert (0, 0.1, "default") == (config.max_restarts, config.monitor_interval, config.role)
+    assert ("forkserver", ("torch",), None) == (config.start_method, config.preload, config.shutdown_timeout)
+    assert (
+        DefaultLogsSpecs(log_dir=None, redirects=Std.NONE, tee=Std.NONE, local_ranks_filter=None) == config.logs_specs
+    )
+    assert (Script("train.py"), ()) == (entrypoint, args)
+
+
+def test_every_option_of_one_node_reaches_the_config(launches: Launches) -> None:
+    main(
+        "--nnodes 1 --nproc-per-node 3 --start-method spawn --role trainer --max-restarts 2 --monitor-interval 0.5 "
+        "--signals-to-handle SIGTERM,SIGUSR1 --shutdown-timeout 7 --log-dir /logs --redirects 0:1,1:3 --tee 2 "
+        "--local-ranks-filter 0,2 --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id job7 train.py".split()
+    )
+
+    config = launches.config
+    assert (3, "spawn", "trainer", 2, 0.5) == (
+        config.nproc_per_node,
+        config.start_method,
+        config.role,
+        config.max_restarts,
+        config.monitor_interval,
+    )
+    assert ("SIGTERM,SIGUSR1", 7, "job7") == (config.signals_to_handle, config.shutdown_timeout, config.run_id)
+    assert config.logs_specs == DefaultLogsSpecs(
+        log_dir="/logs", redirects={0: Std.OUT, 1: Std.ALL}, tee=Std.ERR, local_ranks_filter=[0, 2]
+    )
+
+
+@pytest.mark.parametrize("text", ["1", "1:1"])
+def test_one_node_may_be_a_number_or_a_range(launches: Launches, text: str) -> None:
+    """Row 001."""
+    main(["--nnodes", text, "train.py"])
+
+    assert (1, 1) == (launches.config.min_nodes, launches.config.max_nodes)
+
+
+@pytest.mark.parametrize("text", ["1:2:3", "x", "", "0", "0:1", "3:2", "1:", "-1"])
+def test_a_wrong_number_of_nodes_is_refused(launches: Launches, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """Row 002."""
+    message = refusal(capsys, f"--nnodes={text}", "train.py")
+
+    assert message.startswith("elasticrun: error: ")
+    assert "nodes" in message
+    assert not launches.calls
+
+
+EXAMPLES = {
+    "nnodes": "1:1",
+    "nproc_per_node": "2",
+    "start_method": "spawn",
+    "preload": "json",
+    "max_restarts": "4",
+    "monitor_interval": "0.7",
+    "shutdown_timeout": "9",
+    "redirects": "3",
+    "tee": "1",
+    "local_ranks_filter": "0",
+    "rdzv_backend": "c10d",
+    "rdzv_endpoint": "",
+    "node_rank": "0",
+    "event_log_handler": "null",
+    "master_addr": "127.0.0.1",
+}
+VALUED = [row for row in ROWS if not row.is_flag and (row.built or row.dest in EXAMPLES)]
+
+
+def asked(launches: Launches, *args: str) -> tuple[Any, ...]:
+    """All that the launch got, but for the run id, which may be random."""
+    main(args)
+    config, entrypoint, script_args = launches.calls[-1]
+    config.run_id = "" if len(config.run_id) == 36 else config.run_id
+    return config, entrypoint, script_args
+
+
+@pytest.mark.parametrize("row", VALUED, ids=lambda row: row.dest)
+def test_each_option_may_be_spelled_with_underscores(launches: Launches, row: Option) -> None:
+    """Row 004."""
+    value = EXAMPLES.get(row.dest, "x")
+
+    dashes = asked(launches, row.long, value, "train.py")
+    underscores = asked(launches, f"--{row.dest}", value, "train.py")
+    one_word = asked(launches, f"--{row.dest}={value}", "train.py")
+
+    assert dashes == underscores == one_word
+
+
+@pytest.mark.parametrize("flag", ["--no-python", "--no_python", "--no-p", "--no_p"])
+def test_each_flag_may_be_spelled_with_underscores(launches: Launches, flag: str) -> None:
+    """Row 004."""
+    main([flag, "prog"])
+
+    assert launches.config.no_python
+
+
+@pytest.mark.parametrize("text", ["--nproc", "--nproc_per", "--nproc-per-nod"])
+def test_an_abbreviation_is_not_made_ambiguous_by_the_second_spelling(launches: Launches, text: str) -> None:
+    main([text, "2", "train.py"])
+
+    assert 2 == launches.config.nproc_per_node
+
+
+def test_an_abbreviation_of_two_options_is_refused(launches: Launches, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refusal(capsys, "--m", "3", "train.py")
+
+    assert "ambiguous" in message
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--tee", "3", "--nproc_per_node=8", "-m"],
+        ["--", "a", "--"],
+        ["", " ", "-"],
+        ["--lr", "-1", "--standalone", "-h"],
+        ["pa$$word", "--a_b", "--a-b=c_d"],
+    ],
+)
+def test_what_follows_the_script_is_the_scripts_to_the_letter(launches: Launches, args: list[str]) -> None:
+    """Row 005."""
+    main(["--max-restarts", "1", "train.py", *args])
+
+    assert (Script("train.py"), tuple(args)) == launches.calls[0][1:]
+
+
+def test_two_dashes_before_the_script_end_the_launchers_options(launches: Launches) -> None:
+    main(["--tee", "3", "--", "--odd-name.py", "--", "x"])
+
+    assert (Script("--odd-name.py"), ("--", "x")) == launches.calls[0][1:]
+
+
+def test_a_value_stuck_to_a_short_option_is_not_taken_for_the_script(launches: Launches) -> None:
+    main(["-t3", "-r", "1", "-m", "pkg.mod", "-r", "2"])
+
+    assert ("pkg.mod", ("-r", "2")) == launches.calls[0][1:]
+    assert DefaultLogsSpecs(redirects=Std.OUT, tee=Std.ALL) == launches.config.logs_specs
+
+
+@pytest.mark.parametrize("args", [[], ["--tee", "3"], ["--"], ["--tee"]])
+def test_a_call_without_a_script_is_wrong_usage(
+    launches: Launches, capsys: pytest.CaptureFixture[str], args: list[str]
+) -> None:
+    """Row 006."""
+    message = refusal(capsys, *args)
+
+    assert message.startswith("elasticrun: error: ")
+
+
+def test_an_unknown_option_before_the_script_is_wrong_usage(
+    launches: Launches, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Row 007."""
+    message = refusal(capsys, "--bogus", "train.py")
+
+    assert "--bogus" in message
+
+
+def test_the_environment_gives_the_default_and_the_command_line_wins(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows 008 and 009."""
+    monkeypatch.setenv("PET_MAX_RESTARTS", "2")
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
+
+    main(["--nproc-per-node", "4", "train.py"])
+
+    assert (2, 4) == (launches.config.max_restarts, launches.config.nproc_per_node)
+
+
+@pytest.mark.parametrize("row", [row for row in VALUED if row.environment], ids=lambda row: row.dest)
+def test_each_option_has_its_variable(launches: Launches, monkeypatch: pytest.MonkeyPatch, row: Option) -> None:
+    """Row 008."""
+    value = EXAMPLES.get(row.dest, "x")
+    typed = asked(launches, row.long, value, "train.py")
+    monkeypatch.setenv(f"PET_{row.dest.upper()}", value)
+
+    assert typed == asked(launches, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("PET_MAX_RESTARTS", "two"),
+        ("PET_MAX_RESTARTS", ""),
+        ("PET_MONITOR_INTERVAL", "fast"),
+        ("PET_STANDALONE", "true"),
+        ("PET_STANDALONE", ""),
+        ("PET_TEE", "4"),
+        ("PET_LOCAL_RANKS_FILTER", "a,b"),
+        ("PET_NNODES", "many"),
+    ],
+)
+def test_a_variable_that_cannot_be_read_is_refused_by_name(
+    launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    """Rows 009 and 010."""
+    monkeypatch.setenv(name, text)
+
+    message = refusal(capsys, "train.py")
+
+    assert message.startswith(f"elasticrun: error: {name}: ")
+    assert repr(text) in message
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1", True), ("0", False)])
+def test_a_flags_variable_turns_it_on_or_off(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, text: str, expected: bool
+) -> None:
+    """Row 010."""
+    monkeypatch.setenv("PET_NO_PYTHON", text)
+
+    main(["train.py"])
+
+    assert expected == launches.config.no_python
+
+
+def test_help_answers_whatever_the_variables_say(
+    launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PET_STANDALONE", "true")
+
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+
+    assert 0 == caught.value.code
+
+
+def test_logs_specs_and_numa_binding_read_no_variable(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 011."""
+    monkeypatch.setenv("PET_LOGS_SPECS", "other")
+    monkeypatch.setenv("PET_NUMA_BINDING", "node")
+
+    main(["train.py"])
+
+    assert 1 == len(launches.calls)
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--start-method", "bogus"], "bogus"),
+        (["--max-restarts", "-1"], "-1"),
+        (["--monitor-interval", "0"], "0"),
+        (["--monitor-interval", "nan"], "nan"),
+        (["--nproc-per-node", "0"], "0"),
+        (["--nproc-per-node", "-2"], "-2"),
+        (["--nproc-per-node", "foo"], "'foo'"),
+        (["--shutdown-timeout", "-1"], "-1"),
+        (["--shutdown-timeout", "soon"], "'soon'"),
+        (["--redirects", "4"], "'4'"),
+        (["--redirects", "0:1,"], "'0:1,'"),
+        (["--tee", ""], "''"),
+        (["--local-ranks-filter", "a"], "'a'"),
+        (["--no-python", "--module"], "no_python"),
+    ],
+)
+def test_a_value_that_breaks_a_rule_is_refused(
+    launches: Launches, capsys: pytest.CaptureFixture[str], args: list[str], named: str
+) -> None:
+    """Rows 012 to 015, 019, 039, 068, 077 and 109."""
+    message = refusal(capsys, *args, "train.py")
+
+    assert message.startswith("elasticrun: error: ")
+    assert named in message
+    assert not launches.calls
+
+
+def test_a_start_method_from_the_environment_is_checked_too(
+    launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 012."""
+    monkeypatch.setenv("PET_START_METHOD", "bogus")
+
+    message = refusal(capsys, "train.py")
+
+    assert "'bogus'" in message
+
+
+@pytest.mark.parametrize("word", ["cpu", "gpu", "xpu", "auto"])
+def test_words_for_the_number_of_workers_are_left_to_the_launch(launches: Launches, word: str) -> None:
+    main(["--nproc-per-node", word, "train.py"])
+
+    assert word == launches.config.nproc_per_node
+
+
+def test_ranks_of_two_digits_may_be_mapped(launches: Launches) -> None:
+    """Row 069."""
+    main(["--tee", "3:1,12:3", "train.py"])
+
+    assert DefaultLogsSpecs(tee={3: Std.OUT, 12: Std.ALL}) == launches.config.logs_specs
+
+
+DEFAULTS = {
+    "--nnodes": "1:1",
+    "--nproc-per-node": "1",
+    "--rdzv-backend": "static",
+    "--rdzv-endpoint": "none",
+    "--rdzv-id": "none",
+    "--rdzv-conf": "none",
+    "--standalone": "off",
+    "--max-restarts": "0",
+    "--monitor-interval": "0.1",
+    "--start-method": "forkserver",
+    "--event-log-handler": "null",
+    "--role": "default",
+    "--module": "off",
+    "--no-python": "off",
+    "--run-path": "off",
+    "--log-dir": "a temporary one",
+    "--redirects": "0",
+    "--tee": "0",
+    "--local-ranks-filter": "all",
+    "--duplicate-stdout-filters": "none",
+    "--duplicate-stderr-filters": "none",
+    "--node-rank": "0",
+    "--master-addr": "127.0.0.1",
+    "--master-port": "none",
+    "--local-addr": "none",
+    "--logs-specs": "none",
+    "--numa-binding": "none",
+    "--signals-to-handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    "--shutdown-timeout": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30",
+    "--virtual-local-rank": "off",
+    "--preload": "torch",
+}
+
+
+def test_help_lists_every_option_and_its_default(launches: Launches, capsys: pytest.CaptureFixture[str]) -> None:
+    """Row 020: torchrun's 30 options and our own."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+
+    text = " ".join(capsys.readouterr().out.split())
+    found = {
+        long: re.search(rf" {long}\b.*?\(default: (.*?)\)", text) for long in {*DEFAULTS, *(row.long for row in ROWS)}
+    }
+    assert DEFAULTS == {long: match[1] if match else "not listed" for long, match in found.items()}
+
+
+def test_a_plain_run_gets_a_fresh_job_id(launches: Launches) -> None:
+    """Row 021."""
+    main(["train.py"])
+    main(["train.py"])
+
+    first, second = (config for config, _, _ in launches.calls)
+    assert 36 == len(first.run_id)
+    assert first.run_id != second.run_id
+    assert ("c10d", "") == (first.rdzv_backend, first.rdzv_endpoint)
+
+
+def test_standalone_overrides_backend_endpoint_and_id(launches: Launches) -> None:
+    """Row 022."""
+    main("--standalone --rdzv-backend etcd --rdzv-endpoint host:1 --rdzv-id job7 train.py".split())
+
+    config = launches.config
+    assert ("c10d", "") == (config.rdzv_backend, config.rdzv_endpoint)
+    assert 36 == len(config.run_id)
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--nnodes", "2"], "--nnodes"),
+        (["--nnodes", "1:4"], "--nnodes"),
+        (["--rdzv-backend", "etcd"], "--rdzv-backend='etcd'"),
+        (["--rdzv-backend", "nonsense"], "--rdzv-backend='nonsense'"),
+        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:29400"], "--rdzv-endpoint='node0:29400'"),
+        (["--rdzv-endpoint", "localhost:0"], "--rdzv-backend c10d"),
+        (["--rdzv-conf", "join_timeout=3"], "--rdzv-conf"),
+        (["--node-rank", "1"], "--node-rank=1"),
+        (["--master-addr", "node0"], "--master-addr"),
+        (["--master-port", "29500"], "--master-port=29500"),
+        (["--local-addr", "node0"], "--local-addr"),
+        (["--event-log-handler", "console"], "--event-log-handler"),
+        (["--duplicate-stdout-filters", "loss"], "--duplicate-stdout-filters"),
+        (["--duplicate-stderr-filters", "loss"], "--duplicate-stderr-filters"),
+        (["--logs-specs", "other"], "--logs-specs"),
+        (["--numa-binding", "node"], "--numa-binding"),
+        (["--virtual-local-rank"], "--virtual-local-rank"),
+    ],
+)
+def test_what_is_not_built_yet_is_refused_by_name(
+    launches: Launches, capsys: pytest.CaptureFixture[str], args: list[str], named: str
+) -> None:
+    """Rows 034 and others: never ignored."""
+    message = refusal(capsys, *args, "train.py")
+
+    assert named in message
+    assert "not built yet" in message
+    assert not launches.calls
+
+
+def test_what_is_not_built_yet_is_refused_by_its_variable_too(
+    launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PET_NODE_RANK", "1")
+
+    assert "PET_NODE_RANK=1 is not built yet" in refusal(capsys, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("args", "entrypoint", "module", "no_python"),
+    [
+        ([], Script("x"), False, False),
+        (["-m"], "x", True, False),
+        (["--no-python"], "x", False, True),
+        (["--run-path"], Script("x"), False, False),
+        (["--run-path", "--no-python"], Script("x"), False, False),
+        (["--run-path", "-m", "--no-python"], Script("x"), False, False),
+    ],
+)
+def test_the_script_is_a_file_a_module_or_a_program(
+    launches: Launches, args: list[str], entrypoint: Entrypoint, module: bool, no_python: bool
+) -> None:
+    """Rows 037, 038 and 040."""
+    main([*args, "x", "arg"])
+
+    config = launches.config
+    assert (entrypoint, ("arg",)) == launches.calls[0][1:]
+    assert (module, no_python) == (config.module, config.no_python)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("", ()), ("numpy", ("numpy",)), ("torch,numpy", ("torch", "numpy"))])
+def test_preload_names_the_modules_that_are_imported_ahead(
+    launches: Launches, text: str, expected: tuple[str, ...]
+) -> None:
+    main(["--preload", text, "train.py"])
+
+    assert expected == launches.config.preload
+
+
+@pytest.mark.parametrize("other", [["--start-method", "spawn"], ["--no-python"]])
+def test_preload_is_refused_where_nothing_could_be_imported_ahead(
+    launches: Launches, capsys: pytest.CaptureFixture[str], other: list[str]
+) -> None:
+    message = refusal(capsys, "--preload", "numpy", *other, "train.py")
+
+    assert "--preload" in message
+
+
+def test_the_prefix_of_console_lines_comes_from_the_environment(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 071."""
+    monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "${rank}> ")
+
+    main(["train.py"])
+
+    assert "${rank}> " == launches.config.log_line_prefix_template
+
+
+FAILURE = ProcessFailure(0, 11, 3, "", message="it broke", timestamp=1.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (ConfigError("nproc=0 is wrong"), 2, "elasticrun: error: nproc=0 is wrong\n"),
+        (StartError("no process"), 1, "elasticrun: no process\n"),
+        (RendezvousTimeoutError("1 of 2 came"), 1, "elasticrun: 1 of 2 came\n"),
+        (SignalException("stopped by SIGTERM", signal.SIGTERM), 1, "elasticrun: stopped by SIGTERM\n"),
+        (LaunchInterrupted("stopped by SIGINT", signal.SIGINT), 1, "elasticrun: stopped by SIGINT\n"),
+        (KeyboardInterrupt(), 1, "elasticrun: interrupted\n"),
+        (ChildFailedError("train.py", {0: FAILURE}), 1, f"{ChildFailedError('train.py', {0: FAILURE})}\n"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_an_error_becomes_a_message_and_a_status(
+    launches: Launches, capsys: pytest.CaptureFixture[str], error: BaseException, status: int, message: str
+) -> None:
+    """Row 088."""
+    launches.fails = error
+
+    with pytest.raises(SystemExit) as caught:
+        main(["train.py"])
+
+    assert status == caught.value.code
+    assert message == capsys.readouterr().err
+
+
+def test_the_launchers_traceback_is_shown_for_debugging_only(
+    launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches.fails = StartError("no process")
+    monkeypatch.setenv("LOGLEVEL", "debug")
+
+    with pytest.raises(SystemExit):
+        main(["train.py"])
+
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_defect_of_the_library_is_not_dressed_up(launches: Launches) -> None:
+    launches.fails = ZeroDivisionError("a defect")
+
+    with pytest.raises(ZeroDivisionError):
+        main(["train.py"])
+
+
+@pytest.mark.parametrize(("level", "shown"), [(None, False), ("INFO", True), ("info", True), ("20", True)])
+def test_loglevel_sets_what_the_console_shows(
+    launches: Launches,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    level: str | None,
+    shown: bool,
+) -> None:
+    """Row 172."""
+    if level is not None:
+        monkeypatch.setenv("LOGLEVEL", level)
+
+    def launch(config: LaunchConfig, entrypoint: Entrypoint) -> Callable[..., None]:
+        return lambda *args: logging.getLogger("elasticlib.agent").info("round 0 is seated")
+
+    monkeypatch.setattr(elasticlib.run, "elastic_launch", launch)
+
+    main(["train.py"])
+
+    assert shown == ("round 0 is seated" in capsys.readouterr().err)
+
+
+def test_an_unknown_loglevel_is_refused(
+    launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGLEVEL", "chatty")
+
+    assert "LOGLEVEL='chatty'" in refusal(capsys, "train.py")
+
+
+def test_main_leaves_the_logger_as_it_was(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGLEVEL", "INFO")
+    logger = logging.getLogger("elasticlib")
+    before = (logger.level, list(logger.handlers))
+
+    main(["train.py"])
+
+    assert before == (logger.level, list(logger.handlers))

@@ -1,0 +1,254 @@
+"""What was asked: defaults, order and rules of the specs."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pathlib
+import pickle
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.errors import ConfigError, SpecError
+from elasticlib.spec import LaunchConfig, Std, WorkerSpec, to_map
+
+
+def spec(**facts: Any) -> WorkerSpec:
+    return WorkerSpec(**{"role": "trainer", "local_world_size": 2, "rdzv_handler": None, "entrypoint": "x.py", **facts})
+
+
+def positional(each: type) -> list[str]:
+    return [
+        name
+        for name, parameter in inspect.signature(each).parameters.items()
+        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    ]
+
+
+def test_a_launch_config_takes_torchs_fields_in_torchs_order() -> None:
+    assert [
+        "min_nodes",
+        "max_nodes",
+        "nproc_per_node",
+        "logs_specs",
+        "run_id",
+        "role",
+        "rdzv_endpoint",
+        "rdzv_backend",
+        "rdzv_configs",
+        "rdzv_timeout",
+        "max_restarts",
+        "monitor_interval",
+        "start_method",
+        "log_line_prefix_template",
+        "metrics_cfg",
+        "local_addr",
+        "event_log_handler",
+        "numa_options",
+        "signals_to_handle",
+        "duplicate_stdout_filters",
+        "duplicate_stderr_filters",
+        "virtual_local_rank",
+        "shutdown_timeout",
+    ] == positional(LaunchConfig)
+
+
+def test_a_worker_spec_takes_torchs_fields_in_torchs_order() -> None:
+    assert [
+        "role",
+        "local_world_size",
+        "rdzv_handler",
+        "fn",
+        "entrypoint",
+        "args",
+        "max_restarts",
+        "monitor_interval",
+        "master_port",
+        "master_addr",
+        "local_addr",
+        "event_log_handler",
+        "numa_options",
+        "duplicate_stdout_filters",
+        "duplicate_stderr_filters",
+        "virtual_local_rank",
+    ] == positional(WorkerSpec)
+
+
+def test_a_launch_config_works_alone() -> None:
+    """Row 161, with our own defaults for one node."""
+    config = LaunchConfig()
+
+    assert (1, 1, "auto") == (config.min_nodes, config.max_nodes, config.nproc_per_node)
+    assert ("c10d", "", "forkserver") == (config.rdzv_backend, config.rdzv_endpoint, config.start_method)
+    assert (3, 0.1, "default_role") == (config.max_restarts, config.monitor_interval, config.role)
+    assert ("SIGTERM,SIGINT,SIGHUP,SIGQUIT", None) == (config.signals_to_handle, config.shutdown_timeout)
+    assert (None, ("torch",)) == (config.logs_specs, config.preload)
+
+
+@pytest.mark.parametrize(
+    ("facts", "timeout"),
+    [({}, 900), ({"rdzv_timeout": 7}, 7), ({"rdzv_configs": {"timeout": 5}}, 5)],
+)
+def test_the_rendezvous_timeout_is_900_unless_given(facts: dict[str, Any], timeout: int) -> None:
+    """Rows 030 and 162."""
+    assert timeout == LaunchConfig(**facts).rdzv_configs["timeout"]
+
+
+def test_a_callers_dict_is_not_changed() -> None:
+    mine: dict[str, Any] = {"join_timeout": 3}
+
+    LaunchConfig(rdzv_configs=mine, rdzv_timeout=9)
+
+    assert {"join_timeout": 3} == mine
+
+
+def test_making_a_config_touches_no_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    before = dict(os.environ)
+
+    LaunchConfig(run_id="job7")
+
+    assert [] == list(tmp_path.iterdir())
+    assert before == dict(os.environ)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("min_nodes", 0),
+        ("max_nodes", 0),
+        ("nproc_per_node", 0),
+        ("nproc_per_node", -1),
+        ("nproc_per_node", True),
+        ("nproc_per_node", 1.5),
+        ("nproc_per_node", "foo"),
+        ("max_restarts", -1),
+        ("monitor_interval", 0),
+        ("monitor_interval", float("nan")),
+        ("start_method", "bogus"),
+        ("shutdown_timeout", -1),
+    ],
+)
+def test_a_value_that_breaks_a_rule_is_refused_by_name_and_value(name: str, value: object) -> None:
+    """Rows 002, 012 to 015, 019 and 109."""
+    with pytest.raises(ConfigError) as caught:
+        LaunchConfig(**{name: value})  # type: ignore[arg-type]
+
+    assert f"{name}={value!r}" in str(caught.value)
+
+
+def test_rules_hold_for_assignment_too() -> None:
+    config = LaunchConfig()
+
+    with pytest.raises(SpecError, match="max_restarts=-1"):
+        config.max_restarts = -1
+
+
+def test_fewer_nodes_than_the_minimum_are_refused() -> None:
+    with pytest.raises(SpecError, match="max_nodes=2 is below min_nodes=3"):
+        LaunchConfig(3, 2)
+
+
+def test_a_module_without_an_interpreter_is_refused() -> None:
+    """Row 039."""
+    with pytest.raises(ValueError, match="no_python and module"):
+        LaunchConfig(module=True, no_python=True)
+
+
+@pytest.mark.parametrize("word", ["auto", "cpu", "gpu", "xpu"])
+def test_the_number_of_workers_may_be_a_word(word: str) -> None:
+    assert word == LaunchConfig(nproc_per_node=word).nproc_per_node
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"), [("", ()), ("torch, numpy", ("torch", "numpy")), (["torch"], ("torch",)), ((), ())]
+)
+def test_preload_is_a_list_or_a_text_with_commas(given_: Any, expected: tuple[str, ...]) -> None:
+    assert expected == LaunchConfig(preload=given_).preload
+
+
+def test_specs_cross_processes() -> None:
+    config, workers = LaunchConfig(run_id="job7"), spec(args=("a", 1))
+
+    assert (config, workers) == pickle.loads(pickle.dumps((config, workers)))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"local_world_size": 0}, {"local_world_size": -1}, {"monitor_interval": 0}, {"max_restarts": -1}],
+)
+def test_a_worker_spec_refuses_what_torch_refuses_and_says_why(facts: dict[str, Any]) -> None:
+    """Row 166: torch raises an AssertionError without a word."""
+    name, value = next(iter(facts.items()))
+
+    with pytest.raises(AssertionError, match=f"{name}={value}"):
+        spec(**facts)
+
+
+def test_a_worker_spec_without_an_entry_point_is_refused() -> None:
+    """Row 166."""
+    with pytest.raises(AssertionError, match="entrypoint=None"):
+        spec(entrypoint=None)
+
+
+def test_fn_stands_in_for_the_entry_point() -> None:
+    """Row 166."""
+    assert spec is spec(entrypoint=None, fn=spec).entrypoint
+
+
+def test_arguments_given_as_a_list_are_copied() -> None:
+    mine = ["a"]
+    made = spec(args=mine)
+    mine.append("b")
+
+    assert ("a",) == made.args
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "name"),
+    [
+        ("dir/train.py", "train.py"),
+        (pathlib.Path("dir/train.py"), "train.py"),
+        (positional, "positional"),
+        (attrs.Factory(list), "Factory"),
+    ],
+)
+def test_reports_call_an_entry_point_by_its_own_name(entrypoint: Any, name: str) -> None:
+    assert name == spec(entrypoint=entrypoint).get_entrypoint_name()
+
+
+@pytest.mark.parametrize(("text", "expected"), [("0", Std.NONE), ("1", Std.OUT), ("2", Std.ERR), ("3", Std.ALL)])
+def test_a_stream_selector_may_be_one_number(text: str, expected: Std) -> None:
+    """Row 178."""
+    assert expected == Std.from_str(text)
+
+
+@given(chosen=st.dictionaries(st.integers(0, 200), st.sampled_from(Std), min_size=1))
+def test_a_stream_selector_may_map_ranks_of_any_size(chosen: dict[int, Std]) -> None:
+    """Rows 067, 069 and 178."""
+    text = ",".join(f"{rank}:{std.value}" for rank, std in chosen.items())
+
+    assert chosen == Std.from_str(text)
+
+
+@pytest.mark.parametrize("text", ["", "4", "-1", "0:1,", ",0:1", "0:4", "a:1", "0:1 ", "0;1", "1\n", "00"])
+def test_a_bad_stream_selector_is_refused_by_name(text: str) -> None:
+    """Row 068."""
+    with pytest.raises(ValueError) as caught:
+        Std.from_str(text)
+
+    assert repr(text) in str(caught.value)
+
+
+def test_ranks_that_a_map_leaves_out_are_not_redirected() -> None:
+    """Rows 067 and 178."""
+    assert {0: Std.NONE, 1: Std.ALL, 2: Std.NONE} == to_map({1: Std.ALL, 7: Std.OUT}, 3)
+
+
+def test_one_selector_holds_for_all_ranks() -> None:
+    assert {0: Std.ERR, 1: Std.ERR} == to_map(Std.ERR, 2)

@@ -1,0 +1,97 @@
+"""What a group of workers is, and the steps of its life."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from elasticlib.errors import ProcessFailure
+from elasticlib.spec import WorkerSpec
+from elasticlib.state import NEXT, RunResult, Worker, WorkerGroup, WorkerState
+
+
+def spec(local_world_size: int = 2) -> WorkerSpec:
+    return WorkerSpec("trainer", local_world_size, None, entrypoint="train.py")
+
+
+@pytest.mark.parametrize("state", WorkerState)
+def test_only_healthy_and_unhealthy_groups_run(state: WorkerState) -> None:
+    """Row 167."""
+    expected = state.value in ("HEALTHY", "UNHEALTHY")
+
+    assert expected == WorkerState.is_running(state)
+
+
+def test_a_state_is_its_name() -> None:
+    assert WorkerState("HEALTHY") is WorkerState.HEALTHY
+    assert WorkerState.HEALTHY == "HEALTHY"
+
+
+def test_the_life_cycle_names_every_state() -> None:
+    assert set(WorkerState) == set(NEXT)
+
+
+def test_every_state_can_be_reached_from_init() -> None:
+    reached = {WorkerState.INIT}
+    while more := {after for state in reached for after in NEXT[state]} - reached:
+        reached |= more
+
+    assert set(WorkerState) == reached
+
+
+def test_a_running_group_can_be_stopped_whatever_its_state() -> None:
+    running = [state for state in WorkerState if WorkerState.is_running(state)]
+
+    assert all(WorkerState.STOPPED in NEXT[state] for state in running)
+
+
+def test_a_failed_group_stays_failed() -> None:
+    assert not NEXT[WorkerState.FAILED]
+
+
+def test_a_new_worker_knows_its_local_rank_only() -> None:
+    worker = Worker(3)
+
+    assert (3, -1, -1, -1, -1) == (
+        worker.local_rank,
+        worker.global_rank,
+        worker.role_rank,
+        worker.world_size,
+        worker.role_world_size,
+    )
+    assert worker.id is None
+
+
+def test_a_worker_prints_its_numbers() -> None:
+    text = str(Worker(1, 5, 4, 8, 7))
+
+    assert "local_rank=1" in text
+    assert "global_rank=5" in text
+
+
+def test_a_new_group_has_a_worker_for_each_local_rank() -> None:
+    group = WorkerGroup(spec(3))
+
+    assert [0, 1, 2] == [worker.local_rank for worker in group.workers]
+    assert (WorkerState.INIT, 0, -1) == (group.state, group.restart_count, group.round)
+
+
+def test_groups_of_the_same_spec_share_no_workers() -> None:
+    shared = spec()
+
+    assert WorkerGroup(shared).workers[0] is not WorkerGroup(shared).workers[0]
+
+
+@pytest.mark.parametrize("state", WorkerState)
+def test_failed_and_unhealthy_results_count_as_failed(state: WorkerState) -> None:
+    """Row 102: torch lets an unhealthy group pass for a success."""
+    expected = state.value in ("FAILED", "UNHEALTHY")
+
+    assert expected == RunResult(state).is_failed()
+
+
+def test_a_result_crosses_processes() -> None:
+    result = RunResult(WorkerState.FAILED, {0: 1.5}, {1: ProcessFailure(1, 9, 3, "", message="m", timestamp=2.0)})
+
+    assert result == pickle.loads(pickle.dumps(result))
