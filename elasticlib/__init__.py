@@ -5,35 +5,40 @@ elasticlib starts, watches, restarts and resizes the workers of a distributed Py
 
     results = elastic_launch(LaunchConfig(nproc_per_node=4, max_restarts=3), train)(1e-3)
 
-Importing it loads neither torch nor numpy.
+Importing it loads neither torch nor numpy, and each name only when it is used: the processes that become
+workers import this package too and start the sooner for it.
 """
 
-from elasticlib.agent import ElasticAgent, LocalElasticAgent, SimpleElasticAgent
-from elasticlib.errors import (
-    ChildFailedError,
-    ConfigError,
-    ElasticError,
-    EntrypointError,
-    LaunchInterrupted,
-    LogDirError,
-    PicklingError,
-    PreloadError,
-    ProcessFailure,
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-    SignalException,
-    SpecError,
-    StartError,
-)
-from elasticlib.launch import elastic_launch, launch_agent
-from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std, WorkerSpec
-from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
-from elasticlib.workers.record import record
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from elasticlib.agent import ElasticAgent, LocalElasticAgent, SimpleElasticAgent
+    from elasticlib.errors import (
+        ChildFailedError,
+        ConfigError,
+        ElasticError,
+        EntrypointError,
+        LaunchInterrupted,
+        LogDirError,
+        PicklingError,
+        PreloadError,
+        ProcessFailure,
+        RendezvousClosedError,
+        RendezvousConnectionError,
+        RendezvousError,
+        RendezvousGracefulExitError,
+        RendezvousStateError,
+        RendezvousTimeoutError,
+        SignalException,
+        SpecError,
+        StartError,
+    )
+    from elasticlib.launch import elastic_launch, launch_agent
+    from elasticlib.logs import DefaultLogsSpecs
+    from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std, WorkerSpec
+    from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
+    from elasticlib.workers.record import record
 
 __version__ = "0.1.0"
 
@@ -73,3 +78,64 @@ __all__ = [
     "launch_agent",
     "record",
 ]
+
+_ROOMS = {
+    "elasticlib.agent": (
+        "ElasticAgent",
+        "LocalElasticAgent",
+        "SimpleElasticAgent",
+    ),
+    "elasticlib.errors": (
+        "ChildFailedError",
+        "ConfigError",
+        "ElasticError",
+        "EntrypointError",
+        "LaunchInterrupted",
+        "LogDirError",
+        "PicklingError",
+        "PreloadError",
+        "ProcessFailure",
+        "RendezvousClosedError",
+        "RendezvousConnectionError",
+        "RendezvousError",
+        "RendezvousGracefulExitError",
+        "RendezvousStateError",
+        "RendezvousTimeoutError",
+        "SignalException",
+        "SpecError",
+        "StartError",
+    ),
+    "elasticlib.launch": (
+        "elastic_launch",
+        "launch_agent",
+    ),
+    "elasticlib.logs": ("DefaultLogsSpecs",),
+    "elasticlib.spec": (
+        "LaunchConfig",
+        "LogsDest",
+        "LogsSpecs",
+        "Std",
+        "WorkerSpec",
+    ),
+    "elasticlib.state": (
+        "RunResult",
+        "Worker",
+        "WorkerGroup",
+        "WorkerState",
+    ),
+    "elasticlib.workers.record": ("record",),
+}
+_WHERE = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """The public *name*, imported from its room at its first use."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,7 +18,7 @@ from elasticlib.agent import LocalElasticAgent
 from elasticlib.errors import ChildFailedError, ConfigError, root_cause
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.rendezvous import Rules, open_local
-from elasticlib.spec import Entrypoint, LaunchConfig, WorkerSpec, entrypoint_name
+from elasticlib.spec import PRIVATE_ENDPOINTS, Entrypoint, LaunchConfig, WorkerSpec, entrypoint_name
 from elasticlib.state import RunResult
 from elasticlib.workers import _devices
 
@@ -26,7 +26,6 @@ _log = logging.getLogger("elasticlib")
 
 TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 DEFAULT_SHUTDOWN_TIMEOUT = 30
-PRIVATE_ENDPOINTS = frozenset({"", "localhost:0", "127.0.0.1:0", "[::1]:0"})
 
 
 class elastic_launch:  # noqa: N801 - torch's name

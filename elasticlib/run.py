@@ -21,9 +21,16 @@ from typing import Any
 from attrs import field, frozen
 
 from elasticlib.errors import ChildFailedError, ConfigError, ElasticError
-from elasticlib.launch import PRIVATE_ENDPOINTS, elastic_launch
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.spec import DEFAULT_SIGNALS, DEVICE_WORDS, START_METHODS, Entrypoint, LaunchConfig, Std
+from elasticlib.spec import (
+    DEFAULT_SIGNALS,
+    DEVICE_WORDS,
+    PRIVATE_ENDPOINTS,
+    START_METHODS,
+    Entrypoint,
+    LaunchConfig,
+    Std,
+)
 
 PROG = "elasticrun"
 log = logging.getLogger("elasticlib.run")
@@ -351,6 +358,9 @@ def main(args: Sequence[str] | None = None) -> None:
         with _console_log(os.environ.get("LOGLEVEL") or "WARNING"):
             try:
                 request = parse(sys.argv[1:] if args is None else args, os.environ)
+                # Only now: help and refusals need not wait for what starts processes.
+                from elasticlib.launch import elastic_launch
+
                 elastic_launch(request.config, request.entrypoint)(*request.args)
             except (ElasticError, KeyboardInterrupt):
                 log.debug("the launch ended with an exception", exc_info=True)

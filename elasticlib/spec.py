@@ -24,6 +24,8 @@ Entrypoint: TypeAlias = Callable[..., Any] | str | os.PathLike[str]
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 START_METHODS = ("spawn", "fork", "forkserver")
+PRIVATE_ENDPOINTS = frozenset({"", "localhost:0", "127.0.0.1:0", "[::1]:0"})
+"""Endpoints that mean: a rendezvous of this launch alone, on a free port."""
 DEVICE_WORDS = ("auto", "cpu", "gpu", "xpu")
 
 

@@ -2,7 +2,8 @@
 The kernel's word that a file was written, for `_tee`.
 
 Rules of this file: Linux only, reached through ctypes because Python has no binding; a watch that cannot be
-had is None and never an error, since the caller can poll.
+had is None and never an error, since the caller can poll. A watch ends with its first notice: a notice per write
+costs the *writer* nearly as much as a short write itself, so it pays for one per look of ours, not for each.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import struct
 
 _IN_MODIFY = 0x2
+_IN_ONESHOT = 0x80000000
 _EVENT = struct.Struct("iIII")
 
 
@@ -33,13 +35,14 @@ class Inotify:
         return cls(libc, fd) if fd >= 0 else None
 
     def add(self, fd: int) -> int | None:
-        """Watch the file behind descriptor *fd*; returns the watch, or None when it cannot be had."""
+        """Watch for the next write to the file behind descriptor *fd*; returns the watch, None when it cannot be had."""
         # Through the descriptor: its path may already name another file.
-        watch = int(self._libc.inotify_add_watch(self.fd, f"/proc/self/fd/{fd}".encode(), _IN_MODIFY))
+        path = f"/proc/self/fd/{fd}".encode()
+        watch = int(self._libc.inotify_add_watch(self.fd, path, ctypes.c_uint32(_IN_MODIFY | _IN_ONESHOT)))
         return watch if watch >= 0 else None
 
     def remove(self, watch: int) -> None:
-        """End one watch."""
+        """End a watch that has given no notice."""
         self._libc.inotify_rm_watch(self.fd, watch)
 
     def written(self) -> set[int]:

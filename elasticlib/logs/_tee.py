@@ -43,6 +43,8 @@ class _Stream:
     lines: LineAssembler
     done: threading.Event = field(factory=threading.Event)
     watch: int | None = None
+    polled: bool = False
+    """No watch could be had."""
     position: int = 0
     block: int = _FIRST_BLOCK
     end: int | None = None
@@ -176,41 +178,49 @@ class Tee:
             if fd == self._wake_read:
                 os.read(self._wake_read, 1 << 12)
             elif self._inotify is not None:
-                written = self._inotify.written()
-                self._ready.update(self._watched[watch] for watch in written if watch in self._watched)
-                if -1 in written:
-                    self._ready.update(self._streams)
+                self._note(self._inotify.written())
         while self._queue:
-            self._admit(self._queue.popleft())
-        self._ready.update(stream for stream in self._streams if stream.watch is None)
+            stream = self._queue.popleft()
+            if not stream.done.is_set():
+                self._streams.add(stream)
+                self._ready.add(stream)
+        self._ready.update(stream for stream in self._streams if stream.polled)
+
+    def _note(self, written: set[int]) -> None:
+        for watch in list(self._watched) if -1 in written else written:
+            if stream := self._watched.pop(watch, None):
+                stream.watch = None
+                self._ready.add(stream)
 
     def _patience(self) -> float | None:
         """Milliseconds until there is something to do unasked; None when only a notice can say so."""
         if self._ready or self._queue:
             return 0
         waits = [stream.lines.due - self._clock() for stream in self._streams if stream.lines.due is not None]
-        if any(stream.watch is None for stream in self._streams):
+        if any(stream.polled for stream in self._streams):
             waits.append(self._pause)
         # Rounded up: a wake-up before the due time would spin until it.
         return max(0.0, min(waits) * 1000 + 1) if waits else None
 
-    def _admit(self, stream: _Stream) -> None:
-        if stream.done.is_set():
+    def _arm(self, stream: _Stream) -> None:
+        if stream.watch is not None or stream.polled:
             return
-        if stream not in self._streams:
-            self._streams.add(stream)
-            watch = self._inotify.add(stream.fd) if self._inotify is not None else None
-            if watch is not None and watch not in self._watched:
-                stream.watch = watch
-                self._watched[watch] = stream
-        self._ready.add(stream)
+        watch = self._inotify.add(stream.fd) if self._inotify is not None else None
+        if watch is None or watch in self._watched:
+            stream.polled = True
+            return
+        stream.watch = watch
+        self._watched[watch] = stream
 
     def _turn(self) -> None:
         """One block of each stream that has any, then one write per sink."""
+        if not self._ready and all(stream.lines.due is None for stream in self._streams):
+            return
         now = self._clock()
         blocks: dict[Std, list[bytes]] = {Std.OUT: [], Std.ERR: []}
         ended, still, found = [], set(), False
         for stream in self._ready:
+            self._arm(stream)  # before the read, else a write between the two would go unnoticed
             data = self._read(stream)
             found = found or bool(data)
             if data:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Collection
 from multiprocessing.process import current_process
 from typing import Any, NoReturn
 
-from elasticlib.workers import _guardian, _packing, _report, _threads
+from elasticlib.workers import _guardian, _report, _results, _threads
 from elasticlib.workers._wire import Message
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked
@@ -234,7 +234,7 @@ def _outcome(run: Callable[[], Any], report: int, shared: Collection[str] | None
         return 1
     if keeps_result:
         try:
-            payload = _packing.pack_result(result, shared)
+            payload = _results.pack_result(result, shared)
         except Exception as error:
             kind = _report.qualified_name(type(result))
             text = f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}"
@@ -247,7 +247,7 @@ def _outcome(run: Callable[[], Any], report: int, shared: Collection[str] | None
 
 def _record(error: BaseException, report: int, shared: Collection[str] | None) -> None:
     try:
-        pickled = _packing.pack_result(error, shared)
+        pickled = _results.pack_result(error, shared)
         pickle.loads(pickled)  # some exceptions pickle and cannot be rebuilt
     except Exception:
         pickled = b""

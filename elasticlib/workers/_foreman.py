@@ -21,10 +21,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing import process as multiprocessing_process
 from typing import Any, NoReturn
-
-from attrs import define, field
 
 from elasticlib.workers import _child, _guardian
 from elasticlib.workers._wire import Channel, Message
@@ -33,7 +32,7 @@ _KILL_LIMIT = 5.0
 """Seconds that a SIGKILLed process gets until it counts as a survivor."""
 
 
-@define
+@dataclass
 class _Live:
     local_rank: int
     pid: int
@@ -43,7 +42,7 @@ class _Live:
     faults: int
 
 
-@define(eq=False)
+@dataclass(eq=False)
 class Foreman:
     """The workers of one launch, round after round."""
 
@@ -53,10 +52,10 @@ class Foreman:
     """Descriptors that modules of the template opened at import: workers keep them."""
     _call: Callable[[], Any] | None = None
     """The entry point itself where the caller was forked; else it comes pickled."""
-    _selector: selectors.BaseSelector = field(factory=selectors.DefaultSelector)
-    _live: dict[int, _Live] = field(factory=dict)
-    _job: Message = field(factory=dict)
-    _memories: dict[str, int] = field(factory=dict)
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _live: dict[int, _Live] = field(default_factory=dict)
+    _job: Message = field(default_factory=dict)
+    _memories: dict[str, int] = field(default_factory=dict)
     """Pickled function and ``__main__`` definitions, as descriptors."""
     _round: int = -1
     _stopping: bool = False

@@ -12,7 +12,7 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -76,29 +76,6 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         if by_value is not None:
             cloudpickle.unregister_pickle_by_value(by_value)
     return Packed(buffer, definitions, frozenset(found.definitions), _sources(found.files))
-
-
-class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Sends classes that launcher and worker both have in ``__main__`` by name, so that they stay the same."""
-
-    def __init__(self, file: io.BytesIO, shared: Collection[str] | None) -> None:
-        super().__init__(file)
-        self._shared = shared
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (types.FunctionType, type)) and getattr(obj, "__module__", None) == "__main__":
-            name = obj.__qualname__
-            known = self._shared is None or name in self._shared
-            if known and getattr(sys.modules["__main__"], name, None) is obj:
-                return str(name)
-        return super().reducer_override(obj)
-
-
-def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
-    """Pickle what a worker sends back; *shared* names what the launcher has in its ``__main__`` too (None: all)."""
-    buffer = io.BytesIO()
-    _ResultPickler(buffer, shared).dump(value)
-    return buffer.getvalue()
 
 
 def _dump(value: Any) -> tuple[bytes, _Pickler]:

@@ -17,9 +17,8 @@ import struct
 import tempfile
 import time
 import traceback
+from dataclasses import dataclass
 from typing import Any
-
-from attrs import frozen
 
 _HEAD = struct.Struct("!8sQQ")
 _MAGIC = b"elastic1"
@@ -34,7 +33,7 @@ _SECONDARY_TEXT = re.compile(
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class Report:
     """One worker's last word."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from attrs import define, field
 
+import elasticlib.launch
 import elasticlib.run
 from elasticlib.errors import (
     ChildFailedError,
@@ -56,7 +57,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
         if name.startswith("PET_") or name in ("LOGLEVEL", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"):
             monkeypatch.delenv(name)
     fake = Launches()
-    monkeypatch.setattr(elasticlib.run, "elastic_launch", fake)
+    monkeypatch.setattr(elasticlib.launch, "elastic_launch", fake)
     return fake
 
 
@@ -589,7 +590,7 @@ def test_loglevel_sets_what_the_console_shows(
     def launch(config: LaunchConfig, entrypoint: Entrypoint) -> Callable[..., None]:
         return lambda *args: logging.getLogger("elasticlib.agent").info("round 0 is seated")
 
-    monkeypatch.setattr(elasticlib.run, "elastic_launch", launch)
+    monkeypatch.setattr(elasticlib.launch, "elastic_launch", launch)
 
     main(["train.py"])
 
