@@ -14,6 +14,7 @@ On several nodes the checkpoint folder must be on a disk that all of them share.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import pickle
 import signal
@@ -22,8 +23,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 - the usual name
-from sklearn.datasets import load_digits
+import torch.nn.functional as F
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -125,7 +126,7 @@ def train(
 
     torch.manual_seed(seed)
     train_set, test_set = digits(seed)
-    sampler: DistributedSampler[Any] = DistributedSampler(train_set, world_size, rank, seed=seed)
+    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(train_set, world_size, rank, seed=seed)
     loader = DataLoader(train_set, max(1, batch_size // world_size), sampler=sampler)
     model = DistributedDataParallel(network().to(device), device_ids=[device] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr)
@@ -181,6 +182,9 @@ def train(
     share = accuracy(model.module, test_set, device)
     if rank == 0:
         print(f"test accuracy {share:.3f} after {done} epochs (world size {world_size})")
+    # A model that outlives its process group can hang or abort torch at the end, so the model goes first.
+    del model
+    gc.collect()
     dist.destroy_process_group()
     return {"accuracy": share, "epochs": done, "resumed_from": resumed_from, "rank": rank, "world_size": world_size}
 

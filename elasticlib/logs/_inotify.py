@@ -35,7 +35,7 @@ class Inotify:
         return cls(libc, fd) if fd >= 0 else None
 
     def add(self, fd: int) -> int | None:
-        """Watch for the next write to the file behind descriptor *fd*; returns the watch, None when it cannot be had."""
+        """Watch for the next write to the file behind descriptor *fd*; returns the watch, None if it cannot be had."""
         # Through the descriptor: its path may already name another file.
         path = f"/proc/self/fd/{fd}".encode()
         watch = int(self._libc.inotify_add_watch(self.fd, path, ctypes.c_uint32(_IN_MODIFY | _IN_ONESHOT)))

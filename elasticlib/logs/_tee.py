@@ -239,6 +239,9 @@ class Tee:
             self._write(std, b"".join(lines))
         for stream in ended:
             self._let_go(stream)
+        if self._inotify is not None:
+            # Each notice is followed by the word that its watch ended, which is not worth a wake-up of its own.
+            self._note(self._inotify.written())
         self._pause = _LEAST_PAUSE if found else min(2 * self._pause, _LONGEST_PAUSE)
         if now - self._last_turn < 2 * _BURST and not still:
             # Writers in full flow: let a little gather rather than wake for each of their lines.

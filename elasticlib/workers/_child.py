@@ -17,6 +17,8 @@ import importlib.machinery
 import io
 import json
 import linecache
+import logging
+import multiprocessing.util
 import os
 import pickle
 import random
@@ -27,6 +29,7 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Collection
 from multiprocessing.process import current_process
 from typing import Any, NoReturn
@@ -81,6 +84,21 @@ def _close_all_but(keep: set[int]) -> None:
         os.closerange(low + 1, high)
 
 
+def disown_finalizers() -> None:
+    """Leave the objects that exist now to the process that made them: forked children do not clear them up."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+
+
+def _forget_the_callers_exit() -> None:
+    """Drop exit handlers of the caller that was forked: they are about files and threads of its own."""
+    disown_finalizers()
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    atexit._clear()
+    atexit.register(logging.shutdown)
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+
+
 def forget_the_template() -> None:
     """Make multiprocessing, random generators and stdin what they are in a program's first process."""
     from multiprocessing import context, process
@@ -101,9 +119,9 @@ def forget_the_template() -> None:
     raw.name = "<stdin>"
     sys.stdin.mode = "r"  # type: ignore[misc]
     random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    generator = sys.modules.get("numpy.random")  # numpy loads it, and seeds it, at its first use
+    if generator is not None:
+        generator.seed()
 
 
 def run_forked(
@@ -122,6 +140,8 @@ def run_forked(
         if call is None:
             _threads.apply(order["threads"])
             _threads.watch_environment()
+        else:
+            _forget_the_callers_exit()
         _run(order, call)
     except BaseException:
         # Nothing of the user has run, or its end was already reported.

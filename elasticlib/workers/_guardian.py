@@ -92,7 +92,7 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
     """
     me = os.getpid()
     deadline = time.monotonic() + limit
-    while True:
+    while _has_children():
         members = family(me, spare)
         for pid, parent, state in members:
             if state in "ZX":
@@ -106,6 +106,16 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
         if left <= 0:
             return [pid for pid, _, state in members if state not in "ZX"]
         _wait_for_ends((pid for pid, _, state in members if state not in "ZX"), left)
+    return []
+
+
+def _has_children() -> bool:
+    """Whether there is any: a sub-reaper without children has no descendants, and need not look for them."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _reap(pid: int) -> None:

@@ -110,6 +110,7 @@ def main() -> NoReturn:
     _preload(asked["preload"], control)
     sys.path[:] = _child.base_path
     keep = frozenset(number for _, number in _open_files() if number not in mine)
+    _child.disown_finalizers()
     gc.collect()
     gc.freeze()
     _guardian.adopt_orphans()

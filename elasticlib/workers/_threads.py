@@ -67,7 +67,8 @@ def watch_environment() -> None:
     """Notice variables that are set after the libraries which read them were loaded."""
     plain = os.putenv
     warned: set[str] = set()
-    came_loaded = frozenset(sys.modules)  # a module that the worker itself imports will read the new value
+    # A module that the worker itself imports will read the new value.
+    came_loaded = {module for _, module in _READ_AT_IMPORT if module in sys.modules}
 
     def putenv(name: str | bytes, value: str | bytes) -> None:
         plain(name, value)

@@ -118,6 +118,14 @@ def test_four_writers_of_two_part_lines_lose_and_tear_none(tee: Tee, console: Co
     assert 80_001 == len(lines)
 
 
+def test_the_end_of_a_burst_reaches_the_console_unasked(tee: Tee, console: Console, log: Path) -> None:
+    tee.follow(str(log), b"", Std.OUT)
+
+    assert 0 == writer(log, 5_000).wait(60)
+
+    until(lambda: sum(map(len, console.blocks)) == log.stat().st_size)
+
+
 def test_what_was_written_before_the_follow_comes_first(tee: Tee, console: Console, log: Path) -> None:
     append(log, b"early\n")
 

@@ -58,7 +58,7 @@ class Node:
 
     def join(self) -> None:
         self.ports += 1
-        self.seat, self.stopping, self.failures, self.inside = None, None, (), True
+        self.seat, self.stopping, self.failures, self.inside, self.leaving = None, None, (), True, False
         self.mail.clear()
         slots = 1 + NAMES.index(self.name)
         role = "trainer" if slots % 2 else "reader"
@@ -91,7 +91,7 @@ class Node:
 
     def come_anew(self) -> None:
         """The agent died, its workers with it, and a new one joins under its name."""
-        self.workers = self.leaving = False
+        self.workers = False
         self.join()
 
     def take(self) -> None:
