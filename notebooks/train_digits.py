@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -50,19 +50,22 @@ def network() -> nn.Sequential:
     )  # fmt: skip
 
 
-def join() -> torch.device:
-    """Join the process group that the launcher describes, or make one of a single worker; returns the device."""
+def own_device() -> torch.device:
+    """A GPU of its own for each worker of this machine, or the CPU for all of them."""
     local_rank, local_world = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    device = torch.device("cpu")
-    if torch.cuda.is_available() and torch.cuda.device_count() >= local_world:
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
+    if not torch.cuda.is_available() or torch.cuda.device_count() < local_world:
+        return torch.device("cpu")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def join(device: torch.device) -> None:
+    """Join the process group that the launcher describes, or make one of a single worker."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     if "RANK" in os.environ:
         dist.init_process_group(backend)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return device
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
@@ -120,17 +123,19 @@ def train(
     *batch_size* is counted over all workers, so their number changes the speed, not the training.
     Worker *fail_rank* kills itself as *fail_epoch* begins, unless the job was restarted before.
     """
-    device = join()
-    rank, world_size, folder = dist.get_rank(), dist.get_world_size(), Path(checkpoint_dir)
+    device, folder = own_device(), Path(checkpoint_dir)
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-
     torch.manual_seed(seed)
+    net = network().to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
+
+    join(device)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     train_set, test_set = digits(seed)
     sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(train_set, world_size, rank, seed=seed)
     loader = DataLoader(train_set, max(1, batch_size // world_size), sampler=sampler)
-    model = DistributedDataParallel(network().to(device), device_ids=[device] if device.type == "cuda" else None)
-    optimizer = torch.optim.AdamW(model.parameters(), lr)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
+    model = DistributedDataParallel(net, device_ids=[device] if device.type == "cuda" else None)
 
     # One worker looks and tells the others: two that look for themselves may find different files.
     found = [newest(folder) if rank == 0 else None]
@@ -142,7 +147,7 @@ def train(
         if checkpoint["seed"] != seed:
             raise ValueError(f"{folder} was trained with seed {checkpoint['seed']}, whose test images are others")
         done = checkpoint["epoch"]
-        model.module.load_state_dict(checkpoint["model"])
+        net.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         scheduler.load_state_dict(checkpoint["scheduler"])
         if len(checkpoint["random"]) == world_size:  # another number of workers draws anew
@@ -157,7 +162,7 @@ def train(
         if rank == fail_rank and epoch == fail_epoch and attempt == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         sampler.set_epoch(epoch)
-        model.train()
+        net.train()
         total = torch.zeros((), device=device)
         for images, labels in loader:
             loss = F.cross_entropy(model(images.to(device)), labels.to(device))
@@ -171,7 +176,7 @@ def train(
         states: list[Any] | None = [None] * world_size if rank == 0 else None
         dist.gather_object(random_state(device), states, dst=0)
         if rank == 0:
-            parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
+            parts = {"model": net, "optimizer": optimizer, "scheduler": scheduler}
             state = {name: part.state_dict() for name, part in parts.items()}
             save(folder, epoch, {"epoch": epoch, "seed": seed, "random": states, **state})
         # This waits for the checkpoint: no worker starts an epoch before the last one is safe.
@@ -179,7 +184,7 @@ def train(
         if rank == 0:
             print(f"epoch {epoch}/{epochs} loss {total.item() / len(loader) / world_size:.3f}")
 
-    share = accuracy(model.module, test_set, device)
+    share = accuracy(net, test_set, device)
     if rank == 0:
         print(f"test accuracy {share:.3f} after {done} epochs (world size {world_size})")
     # A model that outlives its process group can hang or abort torch at the end, so the model goes first.

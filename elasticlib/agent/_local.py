@@ -20,7 +20,7 @@ from elasticlib.agent import _policy
 from elasticlib.agent._agent import SimpleElasticAgent
 from elasticlib.errors import ConfigError, ElasticError, PicklingError, ProcessFailure, StartError
 from elasticlib.logs._console import console_sink
-from elasticlib.logs._layout import line_prefix
+from elasticlib.logs._layout import DEFAULT_PREFIX, line_prefix
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import DEFAULT_SIGNALS, START_METHODS, LogsDest, LogsSpecs, StartMethod, Std, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
@@ -29,7 +29,6 @@ from elasticlib.workers._process import Crew, Exit, Lost, Stopped
 from elasticlib.workers._templates import templates
 from elasticlib.workers._wire import HasDescriptor, Message, wait_readable
 
-DEFAULT_PREFIX = "[${role_name}${local_rank}]:"
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 PRIVATE_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 

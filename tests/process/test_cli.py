@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import resource
 import signal
 import subprocess
 import sys
@@ -328,15 +327,3 @@ def test_the_module_and_the_package_are_the_same_command(shell: Shell) -> None:
 
     assert answers[0].startswith("usage: elasticrun ")
     assert answers[0] == answers[1]
-
-
-def test_help_costs_at_most_a_fifth_of_a_second(shell: Shell) -> None:
-    """Of processor time, and the least of up to twenty: other work on the machine only ever adds to it."""
-    spent: list[float] = []
-    while len(spent) < 20 and not any(seconds <= 0.2 for seconds in spent):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert 0 == shell.run("--help").returncode
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-
-    assert min(spent) <= 0.2
