@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -74,6 +73,13 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
+
+
+def restore_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """Go on drawing where `random_state` was taken."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def save(folder: Path, epoch: int, state: dict[str, Any]) -> None:
@@ -129,6 +135,7 @@ def train(
     net = network().to(device)
     optimizer = torch.optim.AdamW(net.parameters(), lr)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
+    parts: dict[str, Any] = {"model": net, "optimizer": optimizer, "scheduler": scheduler}
 
     join(device)
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -140,20 +147,16 @@ def train(
     # One worker looks and tells the others: two that look for themselves may find different files.
     found = [newest(folder) if rank == 0 else None]
     dist.broadcast_object_list(found, src=0)
-    checkpoint = found[0]
-    done = 0
+    checkpoint, done = found[0], 0
     torch.manual_seed(seed * 1000 + rank)  # each worker drops other neurons
     if checkpoint is not None:
         if checkpoint["seed"] != seed:
             raise ValueError(f"{folder} was trained with seed {checkpoint['seed']}, whose test images are others")
-        done = checkpoint["epoch"]
-        net.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        scheduler.load_state_dict(checkpoint["scheduler"])
+        for name, part in parts.items():
+            part.load_state_dict(checkpoint[name])
         if len(checkpoint["random"]) == world_size:  # another number of workers draws anew
-            torch.set_rng_state(checkpoint["random"][rank]["cpu"])
-            if device.type == "cuda":
-                torch.cuda.set_rng_state(checkpoint["random"][rank]["cuda"], device)
+            restore_random_state(checkpoint["random"][rank], device)
+        done = checkpoint["epoch"]
         if rank == 0:
             print(f"resumed from epoch {done} in {folder} (restart {attempt})")
     resumed_from = done
@@ -165,9 +168,9 @@ def train(
         net.train()
         total = torch.zeros((), device=device)
         for images, labels in loader:
-            loss = F.cross_entropy(model(images.to(device)), labels.to(device))
+            loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += loss.detach()
         scheduler.step()
@@ -176,7 +179,6 @@ def train(
         states: list[Any] | None = [None] * world_size if rank == 0 else None
         dist.gather_object(random_state(device), states, dst=0)
         if rank == 0:
-            parts = {"model": net, "optimizer": optimizer, "scheduler": scheduler}
             state = {name: part.state_dict() for name, part in parts.items()}
             save(folder, epoch, {"epoch": epoch, "seed": seed, "random": states, **state})
         # This waits for the checkpoint: no worker starts an epoch before the last one is safe.

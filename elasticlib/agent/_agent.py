@@ -190,9 +190,9 @@ class SimpleElasticAgent(ElasticAgent):
                 member.stopped(number, self._notes())
             case _policy.TellSucceeded(number):
                 member.succeeded(number)
-            case _policy.Leave(why):
+            case _policy.Leave(why, number):
                 with contextlib.suppress(RendezvousClosedError):
-                    member.leave(why)
+                    member.leave(why, number)
             case _policy.Finish(succeeded, why, signum):
                 return self._finish(succeeded, why, signum)
             case _:

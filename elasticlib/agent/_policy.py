@@ -123,6 +123,8 @@ class Leave:
     """Tell the coordinator that this node goes."""
 
     why: str
+    round: int | None = None
+    """The round whose workers still run; `TellStopped` follows for it."""
 
 
 @frozen
@@ -211,7 +213,8 @@ def _signalled(state: State, signum: int) -> Step:
     if state.signum is not None:
         return state, ()
     state = evolve(state, signum=signum)
-    leave = Leave(f"signal {signum}")
+    busy = state.phase in (Phase.RUNNING, Phase.STOPPING)
+    leave = Leave(f"signal {signum}", state.round if busy else None)
     if state.phase is Phase.RUNNING:
         return evolve(state, phase=Phase.STOPPING), (leave, Stop(leave.why, signum))
     if state.phase is Phase.STOPPING:
