@@ -14,7 +14,6 @@ On several nodes the checkpoint folder must be on a disk that all of them share.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import pickle
 import signal
@@ -191,7 +190,6 @@ def train(
         print(f"test accuracy {share:.3f} after {done} epochs (world size {world_size})")
     # A model that outlives its process group can hang or abort torch at the end, so the model goes first.
     del model
-    gc.collect()
     dist.destroy_process_group()
     return {"accuracy": share, "epochs": done, "resumed_from": resumed_from, "rank": rank, "world_size": world_size}
 

@@ -90,8 +90,11 @@ def disown_finalizers() -> None:
         finalizer.atexit = False
 
 
-def _forget_the_callers_exit() -> None:
-    """Drop exit handlers of the caller that was forked: they are about files and threads of its own."""
+def _forget_the_caller() -> None:
+    """Print to the worker's own descriptors, and drop exit handlers: they are about the caller's files and threads."""
+    if sys.__stdout__ is not None and sys.__stderr__ is not None:
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not a notebook's or a test runner's
+        sys.stdout.reconfigure(line_buffering=True)
     disown_finalizers()
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     atexit._clear()
@@ -141,7 +144,7 @@ def run_forked(
             _threads.apply(order["threads"])
             _threads.watch_environment()
         else:
-            _forget_the_callers_exit()
+            _forget_the_caller()
         _run(order, call)
     except BaseException:
         # Nothing of the user has run, or its end was already reported.

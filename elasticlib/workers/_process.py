@@ -8,6 +8,7 @@ interrupts; nothing is thrown away that a worker left behind.
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -86,6 +87,9 @@ class Crew:
         ours, theirs = Channel.pair()
         link = Link(ours)
         me = os.getpid()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()  # what waits in a buffer would be written once more by the child
         with warnings.catch_warnings():
             # Python 3.12 warns of forks in threaded programs: the caller asked for just that.
             warnings.simplefilter("ignore", DeprecationWarning)
