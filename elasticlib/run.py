@@ -366,6 +366,9 @@ def main(args: Sequence[str] | None = None) -> None:
                 log.debug("the launch ended with an exception", exc_info=True)
                 raise
     except ChildFailedError as e:
+        from elasticlib.workers.record import pass_on
+
+        pass_on(e)
         _leave(1, f"{e}")
     except ConfigError as e:
         _leave(2, f"{PROG}: error: {e}")

@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 
 from elasticlib.workers import _guardian, _report, _results, _threads
 from elasticlib.workers._wire import Message
+from elasticlib.workers.record import with_file
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked
 DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
@@ -276,10 +277,7 @@ def _record(error: BaseException, report: int, shared: Collection[str] | None) -
         pickled = b""
     entry = _report.of_exception(error, pickled)
     _report.write(report, entry)
-    try:
-        _report.write_error_file(os.environ.get("TORCHELASTIC_ERROR_FILE", ""), entry)
-    except OSError as failure:
-        print(f"elasticlib: the error file was not written: {failure}", file=sys.stderr)
+    with_file(lambda path: _report.write_error_file(path, entry))
 
 
 def _user_part(error: BaseException) -> types.TracebackType | None:

@@ -132,7 +132,7 @@ def write_error_file(path: str, report: Report) -> None:
 
     The seconds are whole since torch's readers take nothing else; the fraction stands beside them.
     """
-    if not path or path == os.devnull or os.path.exists(path):
+    if os.path.exists(path):
         return
     extra = {
         "py_callstack": report.traceback,

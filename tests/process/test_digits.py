@@ -1,4 +1,4 @@
-"""The training script of `notebooks/` under the launcher: it learns, survives a lost worker, and loses nothing by it."""
+"""The training script of `notebooks/` under the launcher: it learns, and a lost worker costs it nothing."""
 
 from __future__ import annotations
 

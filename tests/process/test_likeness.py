@@ -149,3 +149,22 @@ def test_a_thread_count_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     assert {0: (1, "1")} == elastic_launch(LaunchConfig(nproc_per_node=1), threads_seen)()
+
+
+@pytest.mark.parametrize(
+    ("method", "from_stdin"),
+    [("forkserver", False), ("forkserver", True), ("spawn", True)],
+    ids=["file", "cells", "spawned"],
+)
+def test_functions_and_classes_of_main_keep_their_identity(method: str, from_stdin: bool) -> None:
+    """Arguments, results, exceptions, ``torch.save``, gathered objects and DataLoader workers of either kind."""
+    source = SCRIPTS / "main_functions.py"
+    name = "-" if from_stdin else str(source)
+
+    done = run([sys.executable, name, method], input=source.read_text() if from_stdin else "")
+
+    assert (0, "all well") == (done.returncode, done.stdout.splitlines()[-1:] and done.stdout.splitlines()[-1]), (
+        done.stdout + done.stderr
+    )
+    assert 2 == done.stdout.count("exit handler pickled")
+    assert 2 == done.stdout.count("thread pickled")

@@ -25,7 +25,7 @@ Cells: TypeAlias = dict[str, Any]
 @pytest.fixture(scope="module")
 def cells() -> Cells:
     """The cells by id, after all of them were executed; a cell that fails, fails here."""
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     # With this variable a kernel does not show what child processes print.
     env.pop("PYTEST_CURRENT_TEST", None)
@@ -47,7 +47,7 @@ def printed(*cells: Any) -> str:
 
 
 def test_the_notebook_is_kept_without_outputs() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
 
     assert [] == [output for cell in notebook.cells for output in cell.get("outputs", ())]
 

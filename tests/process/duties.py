@@ -1,0 +1,142 @@
+"""
+What the workers of the process tests do; each tells what it finds, and none of it imports pytest.
+
+A worker says that it is at work by a file of its own in the folder it was given, which holds the pids of
+the chain above it; what then ends it is the test's business.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CHAIN = ("worker", "foreman", "template", "guardian")
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process."""
+    _, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:2]
+    return int(parent)
+
+
+def chain() -> dict[str, int]:
+    """Pids from this worker up to the guardian."""
+    foreman = os.getppid()
+    template = parent_of(foreman)
+    return dict(zip(CHAIN, (os.getpid(), foreman, template, parent_of(template)), strict=True))
+
+
+def say(path: Path, text: str) -> None:
+    """Make a file that is whole as soon as it is there."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.rename(path)
+
+
+def at_work(folder: Path) -> None:
+    """Say that this worker runs, and who runs above it."""
+    name = f"round{os.environ['TORCHELASTIC_RESTART_COUNT']}.rank{os.environ['RANK']}"
+    say(folder / name, " ".join(map(str, chain().values())))
+
+
+def works_on_in_round(first: int, folder: Path) -> dict[str, int]:
+    """Waits to be ended, but returns from round *first* on."""
+    at_work(folder)
+    if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < first:
+        time.sleep(60)  # stands for work; the test ends it
+    return chain()
+
+
+def variable(name: str) -> tuple[str | None, int]:
+    """What the environment holds here, and which template this worker came from."""
+    return os.environ.get(name), chain()["template"]
+
+
+def surroundings() -> dict[str, Any]:
+    """What a process takes over from its parent."""
+    umask = os.umask(0)
+    os.umask(umask)
+    return {
+        "umask": umask,
+        "folder": os.getcwd(),
+        "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "stdin": sys.stdin.read(),
+        "template": chain()["template"],
+    }
+
+
+def fails() -> None:
+    """The plainest failure."""
+    raise ValueError("a bad value")
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until *condition* holds; give up after a minute."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the condition did not come true in time")
+        time.sleep(0.005)
+
+
+def waits_for(begun: Path, go: Path) -> None:
+    """Says that it has begun, and ends when *go* is there."""
+    begun.touch()
+    wait_for(go.exists)
+
+
+def meet(folder: Path, mine: int, count: int) -> int:
+    """Ends when *count* workers have come here."""
+    (folder / str(mine)).touch()
+    wait_for(lambda: len(os.listdir(folder)) == count)
+    return mine
+
+
+def launches(preload: tuple[str, ...]) -> dict[int, Any]:
+    """A launch of two workers from within this worker."""
+    from elasticlib import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(nproc_per_node=2, max_restarts=0, preload=preload, run_id="inner")
+    return elastic_launch(config, _own_numbers)()
+
+
+def _own_numbers() -> tuple[str, ...]:
+    return tuple(os.environ[name] for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"))
+
+
+def product_by_numpy() -> float:
+    """A product large enough for the BLAS library's own threads."""
+    import numpy
+
+    ones = numpy.ones((256, 256))
+    return float((ones @ ones).sum())
+
+
+def modules_before(*names: str) -> dict[str, bool]:
+    """Which modules were there when the worker began."""
+    return {name: name in sys.modules for name in names}
+
+
+def note_signals(folder: Path, *, ignores: bool = False, cleans_up_for: float = 0.0) -> None:
+    """Write the name of the signal that comes and end, or only write it; start a grandchild that ignores all."""
+
+    def come(signum: int, frame: object) -> None:
+        time.sleep(cleans_up_for)  # stands for a checkpoint that is written
+        say(folder / f"rank{os.environ['RANK']}.{signal.Signals(signum).name}", "")
+        if not ignores:
+            sys.exit(0)
+
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, come)
+    at_work(folder)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        time.sleep(60)  # stands for work; a signal that is only noted does not end it
