@@ -16,6 +16,7 @@ import errno
 import json
 import multiprocessing
 import os
+import resource
 import selectors
 import signal
 import sys
@@ -270,10 +271,13 @@ def be_foreman(descriptor: int, parent: int, keep: frozenset[int], call: Callabl
     """Turn this just-forked process into the foreman whose orders come over *descriptor*."""
     try:
         os.setsid()
-        _guardian.ignore_stop_signals()
+        _guardian.settle_signals()
         # Blocked as well: what reaches a worker before it has its own handlers waits, and is not lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _guardian.STOP_SIGNALS)
         _guardian.adopt_orphans()
+        # Three descriptors a worker; the workers themselves get the caller's limit back.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         Foreman(Channel.adopt(descriptor), parent, keep, call).serve()
     finally:
         os._exit(1)

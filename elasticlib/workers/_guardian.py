@@ -54,10 +54,15 @@ def adopt_orphans() -> None:
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def ignore_stop_signals() -> None:
-    """Leave stopping to the launcher's ladder, also when a scheduler signals every process of the job."""
+def settle_signals() -> None:
+    """
+    Leave stopping to the launcher's ladder, also when a scheduler signals every process of the job.
+
+    Children must wait to be reaped, also when the launcher was started with SIGCHLD ignored.
+    """
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def family(root: int, spare: Collection[int] = ()) -> list[tuple[int, int, str]]:
@@ -179,7 +184,7 @@ def guard(parent: int, child: int) -> NoReturn:
 def _main(argv: Sequence[str]) -> NoReturn:
     """``_guardian.py LAUNCHER_PID COMMAND...``: start COMMAND with descriptor 3 kept, then guard it."""
     launcher = int(argv[1])
-    ignore_stop_signals()
+    settle_signals()
     adopt_orphans()
     handle = watch(launcher)
     me = os.getpid()

@@ -220,7 +220,7 @@ def _guard_forked(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
 
     try:
         os.setsid()
-        _guardian.ignore_stop_signals()
+        _guardian.settle_signals()
         _guardian.adopt_orphans()
         me = os.getpid()
         descriptor = above_standard(channel.fileno())

@@ -100,7 +100,7 @@ def _preload(modules: list[str], control: Channel) -> None:
 def main() -> NoReturn:
     """Be the template; ``sys.argv[1]`` is JSON: the modules to ``preload`` and the ``path`` to find them on."""
     parent = os.getppid()
-    _guardian.ignore_stop_signals()
+    _guardian.settle_signals()
     asked = json.loads(sys.argv.pop())
     mine = {0, 1, 2, _guardian.TEMPLATE_FD}
     control = Channel.adopt(_guardian.TEMPLATE_FD)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -216,21 +216,15 @@ class _Templates:
 
     def take(self, key: TemplateKey, environment: Mapping[str, str], search_path: Sequence[str]) -> Template:
         with self._lock:
-            for template in list(self._kept):
-                if not template.alive() or (template.crews == 0 and template.outdated()):
-                    self._kept.remove(template)
-                    template.close()
+            self._end(t for t in self._kept if not t.alive() or (t.crews == 0 and t.outdated()))
             found = next((t for t in self._kept if t.key == key and not t.outdated()), None)
             if found is None:
                 found = Template(key, environment, search_path)
             else:
                 self._kept.remove(found)
             found.crews += 1
-            idle = [template for template in self._kept if template.crews == 0]
             self._kept.append(found)
-            for template in idle[: max(0, len(self._kept) - _MOST_TEMPLATES)]:
-                self._kept.remove(template)
-                template.close()
+            self._end(self._surplus())
             return found
 
     def give_back(self, template: Template, unused: bool = False) -> None:
@@ -238,8 +232,17 @@ class _Templates:
         with self._lock:
             template.crews -= 1
             if unused and template.crews == 0 and template in self._kept and not template.ready():
-                self._kept.remove(template)
-                template.close()
+                self._end([template])
+            self._end(self._surplus())
+
+    def _surplus(self) -> list[Template]:
+        idle = [template for template in self._kept if template.crews == 0]
+        return idle[: max(0, len(self._kept) - _MOST_TEMPLATES)]
+
+    def _end(self, some: Iterable[Template]) -> None:
+        for template in list(some):
+            self._kept.remove(template)
+            template.close()
 
     def close(self) -> None:
         with self._lock:
