@@ -41,7 +41,8 @@ def record(function: Callable[P, R]) -> Callable[P, R | None]:
             pass_on(error)
             raise
         except Exception as error:
-            with_file(lambda path: _report.write_error_file(path, _report.of_exception(error, b"")))
+            entry = _report.of_exception(error, b"")
+            with_file(lambda path: _report.write_error_file(path, entry))
             raise
 
     return recorded

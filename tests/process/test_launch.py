@@ -52,7 +52,7 @@ def test_results_come_back_by_global_rank(method: str) -> None:
     """Row 163, with keyword arguments too."""
     config = LaunchConfig(nproc_per_node=3, start_method=method, **BARE)  # type: ignore[arg-type]
 
-    assert {rank: "ababab" for rank in range(3)} == elastic_launch(config, double)("ab", times=3)
+    assert dict.fromkeys(range(3), "ababab") == elastic_launch(config, double)("ab", times=3)
 
 
 @pytest.mark.parametrize("method", METHODS)
