@@ -131,6 +131,7 @@ def train(
     device, folder = own_device(), Path(checkpoint_dir)
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     torch.manual_seed(seed)
+    # Made before joining: a program's first optimizer imports parts of torch that would keep the group open.
     net = network().to(device)
     optimizer = torch.optim.AdamW(net.parameters(), lr)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)

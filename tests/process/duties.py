@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 CHAIN = ("worker", "foreman", "template", "guardian")
 
 
@@ -37,6 +39,14 @@ def say(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.rename(path)
+
+
+def lives(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def at_work(folder: Path) -> None:
@@ -79,8 +89,8 @@ def fails() -> None:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until *condition* holds; give up after a minute."""
-    deadline = time.monotonic() + 60
+    """Wait until *condition* holds; raise TimeoutError after 20 s."""
+    deadline = time.monotonic() + 20
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError("the condition did not come true in time")
@@ -134,9 +144,29 @@ def note_signals(folder: Path, *, ignores: bool = False, cleans_up_for: float = 
         if not ignores:
             sys.exit(0)
 
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+    for signum in STOP_SIGNALS:
         signal.signal(signum, come)
+    kept = [signal.signal(signum, signal.SIG_IGN) for signum in STOP_SIGNALS]
+    grandchild = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    for signum, handler in zip(STOP_SIGNALS, kept, strict=True):
+        signal.signal(signum, handler)
+    say(folder / f"pids{grandchild.pid}", str(grandchild.pid))
     at_work(folder)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         time.sleep(60)  # stands for work; a signal that is only noted does not end it
+
+
+def fails_beside_a_stopped_one(folder: Path) -> str:
+    """In the first round rank 0 stops itself, and then rank 1 fails; returns the round."""
+    mark = folder / "stopped"
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if os.environ["RANK"] == "0":
+            say(mark, str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(60)  # stands for work
+        wait_for(mark.exists)
+        pid = mark.read_text()
+        wait_for(lambda: Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T")
+        fails()
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
-import resource
 import signal
 import stat
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,13 +18,11 @@ import pytest
 
 from elasticlib import ChildFailedError, LaunchConfig, PreloadError, elastic_launch
 from elasticlib.errors import StartError
-from elasticlib.workers import _guardian
 from tests.process import duties
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-METHODS = ["forkserver", "spawn", "fork"]
 LIMIT = 20.0
 """Seconds that anything waited for may take."""
 
@@ -44,25 +38,10 @@ def chain(**settings: Any) -> dict[str, int]:
     return found
 
 
-def lives(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX"
-    except OSError:
-        return False
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.005)
-
-
 def kill(pid: int) -> None:
     """SIGKILL a process and wait until it has ended."""
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not lives(pid))
+    duties.wait_for(lambda: not duties.lives(pid))
 
 
 @contextlib.contextmanager
@@ -224,9 +203,9 @@ def test_no_more_than_two_templates_are_kept(monkeypatch: pytest.MonkeyPatch) ->
         chains.append(chain())
 
     oldest, *kept = chains
-    assert not lives(oldest["template"])
-    assert not lives(oldest["guardian"])
-    assert all(lives(each["template"]) for each in kept)
+    assert not duties.lives(oldest["template"])
+    assert not duties.lives(oldest["guardian"])
+    assert all(duties.lives(each["template"]) for each in kept)
 
 
 def test_a_preloaded_module_whose_file_changed_is_imported_anew(module: Callable[[str], str], tmp_path: Path) -> None:
@@ -261,7 +240,7 @@ def test_a_call_after_the_idle_template_was_killed_works(victim: str) -> None:
     after = chain()
 
     assert before["template"] != after["template"]
-    wait_until(lambda: not lives(before["template"]) and not lives(before["guardian"]))
+    duties.wait_for(lambda: not duties.lives(before["template"]) and not duties.lives(before["guardian"]))
 
 
 @pytest.mark.parametrize("victim", [*KILLED, "foreman"])
@@ -271,7 +250,7 @@ def test_a_kill_above_the_workers_costs_one_restart(victim: str, tmp_path: Path)
 
     def kill_victim() -> None:
         files = [tmp_path / f"round0.rank{rank}" for rank in (0, 1)]
-        wait_until(lambda: all(file.exists() for file in files))
+        duties.wait_for(lambda: all(file.exists() for file in files))
         old.extend(dict(zip(duties.CHAIN, map(int, file.read_text().split()), strict=True)) for file in files)
         kill(old[0][victim])
 
@@ -280,13 +259,13 @@ def test_a_kill_above_the_workers_costs_one_restart(victim: str, tmp_path: Path)
 
     assert {0, 1} == set(results)
     assert not {each["worker"] for each in old} & {each["worker"] for each in results.values()}
-    assert not any(lives(each["worker"]) for each in old)
+    assert not any(duties.lives(each["worker"]) for each in old)
 
 
 @pytest.mark.parametrize("victim", [*KILLED, "foreman"])
 def test_a_kill_above_the_workers_is_told_where_no_restart_is_left(victim: str, tmp_path: Path) -> None:
     def kill_victim() -> None:
-        wait_until((tmp_path / "round0.rank0").exists)
+        duties.wait_for((tmp_path / "round0.rank0").exists)
         pids = map(int, (tmp_path / "round0.rank0").read_text().split())
         kill(dict(zip(duties.CHAIN, pids, strict=True))[victim])
 
@@ -397,186 +376,3 @@ def test_an_interpreter_that_lacks_the_library_runs_the_script_and_the_loss_is_t
         seen = seen_by(script, "a", preload=("colorsys",))
 
     assert {"warm": False, "site": False, "wrapped": None, "argv": ["a"], "rank": "0"} == seen
-
-
-# Callers of all kinds.
-
-FORKING_CALLER = """
-import json, os, sys
-from elasticlib import LaunchConfig, elastic_launch
-from tests.process import duties
-
-def chain():
-    return elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), duties.chain)()[0]
-
-def say(who):
-    os.write(1, (json.dumps([who, chain()]) + "\\n").encode())
-
-say("parent")
-child = os.fork()
-say("child" if child == 0 else "parent beside")
-if child:
-    os.waitpid(child, 0)
-    say("parent after")
-    assert "torch" not in sys.modules and "numpy" not in sys.modules
-"""
-
-
-def test_a_forked_child_of_the_caller_launches_by_itself() -> None:
-    """Neither end touches the other's template, and both are gone when their owners are."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING_CALLER],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-    assert (0, "") == (done.returncode, done.stderr)
-    told = dict(json.loads(line) for line in done.stdout.splitlines())
-    assert told["child"]["template"] != told["parent"]["template"]
-    assert {told["parent"]["template"]} == {told[f"parent {when}"]["template"] for when in ("beside", "after")}
-    wait_until(lambda: not any(lives(each[who]) for each in told.values() for who in ("template", "guardian")))
-
-
-def test_launches_of_several_threads_run_side_by_side(tmp_path: Path) -> None:
-    """Each waits for all others to run before it ends."""
-    count = 6
-    job = elastic_launch(config(), duties.meet)
-
-    with ThreadPoolExecutor(count) as threads:
-        results = list(threads.map(lambda mine: job(tmp_path, mine, count), range(count)))
-
-    assert [{0: mine} for mine in range(count)] == results
-
-
-@pytest.mark.parametrize("preload", [(), ("torch",)], ids=["bare", "torch"])
-def test_a_worker_may_launch_workers_of_its_own(preload: tuple[str, ...]) -> None:
-    """The inner workers have their own ranks, not those of the outer one, and do not keep torch from its import."""
-    results = elastic_launch(config(2, run_id="outer"), duties.launches)(preload)
-
-    inner = {0: ("0", "2", "inner"), 1: ("1", "2", "inner")}
-    assert {0: inner, 1: inner} == results
-
-
-def test_a_launch_from_another_thread_leaves_signal_handlers_alone(tmp_path: Path) -> None:
-    def handlers() -> list[Any]:
-        return [signal.getsignal(signum) for signum in signal.valid_signals()]
-
-    before = handlers()
-    with ThreadPoolExecutor(1) as thread:
-        job = thread.submit(elastic_launch(config(), duties.waits_for), tmp_path / "begun", tmp_path / "go")
-        wait_until((tmp_path / "begun").exists)
-        during = handlers()
-        (tmp_path / "go").touch()
-        job.result(LIMIT)
-
-    assert before == during == handlers()
-
-
-def process_wide_state() -> dict[str, Any]:
-    """What a library has no business to change in its caller."""
-    umask = os.umask(0)
-    os.umask(umask)
-    return {
-        "environment": dict(os.environ),
-        "handlers": {signum: signal.getsignal(signum) for signum in signal.valid_signals()},
-        "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        "folder": os.getcwd(),
-        "umask": umask,
-        "path": list(sys.path),
-        "argv": list(sys.argv),
-        "streams": (sys.stdin, sys.stdout, sys.stderr),
-        "affinity": os.sched_getaffinity(0),
-        "limits": [resource.getrlimit(value) for name, value in vars(resource).items() if name.startswith("RLIMIT_")],
-        "start method": multiprocessing.get_start_method(allow_none=True),
-        "children": multiprocessing.active_children(),
-        "wakeup": signal.set_wakeup_fd(-1),
-        "threads": {thread.name for thread in threading.enumerate()},
-    }
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("fails", [False, True], ids=["good", "bad"])
-def test_a_launch_leaves_the_program_as_it_was(method: str, fails: bool) -> None:
-    """Also when its workers fail; the start method of the caller stays unset."""
-    before = process_wide_state()
-
-    with pytest.raises(ChildFailedError) if fails else contextlib.nullcontext():
-        elastic_launch(config(2, start_method=method), duties.fails if fails else duties.chain)()
-
-    assert None is before["start method"]
-    assert before == process_wide_state()
-
-
-@pytest.fixture
-def present_surroundings() -> Iterator[None]:
-    """Puts back what `duties.surroundings` tells of."""
-    umask, folder, affinity = os.umask(0o022), os.getcwd(), os.sched_getaffinity(0)
-    numbers = (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
-    limits, stdin = [resource.getrlimit(number) for number in numbers], os.dup(0)
-    yield
-    os.umask(umask)
-    os.chdir(folder)
-    os.sched_setaffinity(0, affinity)
-    for number, limit in zip(numbers, limits, strict=True):
-        resource.setrlimit(number, limit)
-    os.dup2(stdin, 0)
-    os.close(stdin)
-
-
-def change_surroundings(folder: Path, text: str, umask: int, files: int, cpus: set[int]) -> dict[str, Any]:
-    """Change what a process takes over; return what a worker should see of it."""
-    folder.mkdir()
-    (folder / "stdin").write_text(text)
-    with open(folder / "stdin") as file:
-        os.dup2(file.fileno(), 0)
-    os.chdir(folder)
-    os.umask(umask)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    os.sched_setaffinity(0, cpus)
-    return {"umask": umask, "folder": str(folder), "files": files, "core": 0, "affinity": sorted(cpus), "stdin": text}
-
-
-@pytest.mark.usefixtures("present_surroundings")
-@pytest.mark.parametrize("method", METHODS)
-def test_workers_take_over_what_the_caller_has_at_the_call(method: str, tmp_path: Path) -> None:
-    """The template was there before, and stays the same: mask, folder, limits, CPUs and stdin are sent to it."""
-    job = elastic_launch(config(start_method=method), duties.surroundings)
-    all_cpus = os.sched_getaffinity(0)
-    expected, seen = [], []
-    for name, umask, files, cpus in [("one", 0o077, 300, {min(all_cpus)}), ("two", 0o002, 500, all_cpus)]:
-        expected.append(change_surroundings(tmp_path / name, f"typed for {name}", umask, files, cpus))
-
-        seen.append(job()[0])
-
-    templates = [each.pop("template") for each in seen]
-    assert expected == seen
-    assert templates[0] == templates[1] or method == "fork"
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_twenty_launches_leak_no_descriptor_and_no_process(method: str) -> None:
-    """Neither here nor in the template; a failed launch now and then leaks none either."""
-
-    good, bad = (elastic_launch(config(start_method=method), duty) for duty in (duties.chain, duties.fails))
-    template = good()[0]["template"]
-    pids = [os.getpid(), *([] if method == "fork" else [template])]
-
-    def held() -> list[int]:
-        """Descriptors of this process and the template, and processes below this one."""
-        return [*(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids), len(_guardian.family(os.getpid()))]
-
-    with pytest.raises(ChildFailedError):
-        bad()
-    wait_until(lambda: not _guardian.family(template))
-    before = held()
-
-    for index in range(20):
-        with pytest.raises(ChildFailedError) if index % 5 == 4 else contextlib.nullcontext():
-            (bad if index % 5 == 4 else good)()
-
-    wait_until(lambda: not _guardian.family(template))  # it reaps a foreman when the launch is already over
-    assert before == held()

@@ -1,0 +1,383 @@
+"""Signals to the launcher: each reaches the workers, ends the job in time, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticlib import LaunchConfig, LaunchInterrupted, SignalException, elastic_launch
+from tests.process import duties
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+AT_ONCE = 8.0
+"""Seconds in which a loaded machine still does what takes none; far below the time-outs under test."""
+NEVER = "600"
+"""A shutdown time-out that no test waits for."""
+
+
+class Job:
+    """A launcher of its own whose two workers note the signals they get."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.launcher: subprocess.Popen[str] | None = None
+
+    def start(self, duty: str, *options: str, **environment: str) -> None:
+        """Launch a script that runs *duty*, a call with the name ``here`` for the job's folder."""
+        script = self.folder / "script.py"
+        script.write_text(
+            f"from pathlib import Path\nfrom tests.process.duties import *\nhere = Path({str(self.folder)!r})\n{duty}\n"
+        )
+        command = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", *options]
+        self.launcher = subprocess.Popen(
+            [*command, str(script)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a signal to the test's group must not end it
+        )
+
+    def wait_for(self, *names: str) -> None:
+        """Wait until the workers have made files of these names (or patterns)."""
+        duties.wait_for(lambda: all(any(self.folder.glob(name)) for name in names) or self.ended())
+        assert not self.ended(), self.end()[1]
+
+    def ended(self) -> bool:
+        assert self.launcher is not None
+        return self.launcher.poll() is not None
+
+    def send(self, signum: int) -> None:
+        assert self.launcher is not None
+        self.launcher.send_signal(signum)
+
+    def end(self, limit: float = AT_ONCE) -> tuple[int, str]:
+        """The launcher's exit status and stderr, at most *limit* seconds from now."""
+        assert self.launcher is not None
+        _, stderr = self.launcher.communicate(timeout=limit)
+        return self.launcher.returncode, stderr
+
+    def pids(self) -> set[int]:
+        """Every process that said it was at work, with the chain above it and its grandchildren."""
+        files = [*self.folder.glob("round*"), *self.folder.glob("pids*")]
+        return {int(pid) for file in files for pid in file.read_text().split()}
+
+    def noted(self) -> list[str]:
+        """Which rank got which signal."""
+        return sorted(file.name for file in self.folder.glob("rank*"))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """A job of which nothing may be left when the test ends."""
+    job = Job(tmp_path)
+    yield job
+    launcher = job.launcher
+    assert launcher is not None
+    if launcher.poll() is None:
+        launcher.kill()
+        launcher.communicate()
+    assert job.pids()
+    deadline = time.monotonic() + AT_ONCE
+    while (left := {pid for pid in job.pids() if duties.lives(pid)}) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert set() == left
+
+
+ALL_AT_WORK = ("round0.rank0", "round0.rank1")
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_a_handled_signal_reaches_the_workers_as_the_same_signal(name: str, method: str, job: Job) -> None:
+    """Rows 103 and 104."""
+    job.start("note_signals(here)", "--shutdown-timeout", NEVER, "--start-method", method)
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.Signals[name])
+
+    status, stderr = job.end()
+
+    assert (1, True) == (status, f"got {name}: its workers were stopped" in stderr)
+    assert [f"rank0.{name}", f"rank1.{name}"] == job.noted()
+
+
+def test_a_program_without_python_gets_the_signal_too(job: Job) -> None:
+    program = job.folder / "program"
+    program.write_text(
+        f"#!/bin/sh\ntrap 'touch {job.folder}/rank$RANK.SIGHUP; exit 0' HUP\n"
+        f"echo $$ > {job.folder}/pids$RANK\nmv {job.folder}/pids$RANK {job.folder}/round0.rank$RANK\n"
+        "while :; do sleep 0.02; done\n"
+    )
+    program.chmod(0o755)
+    job.start("", "--shutdown-timeout", NEVER, "--no-python", str(program))
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.SIGHUP)
+
+    status, _ = job.end()
+
+    assert (1, ["rank0.SIGHUP", "rank1.SIGHUP"]) == (status, job.noted())
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+def test_a_listed_signal_is_passed_on_and_ends_the_job(name: str, job: Job) -> None:
+    """Row 105."""
+    job.start("note_signals(here)", "--shutdown-timeout", NEVER, "--signals-to-handle", f"SIGTERM,{name}")
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.Signals[name])
+
+    status, _ = job.end()
+
+    assert (1, [f"rank0.{name}", f"rank1.{name}"]) == (status, job.noted())
+
+
+def test_a_signal_that_is_not_listed_ends_the_launcher_and_nothing_is_left(job: Job) -> None:
+    """It acts as on any program; the workers, which get none, are killed with it."""
+    job.start("note_signals(here)", "--signals-to-handle", "SIGINT")
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.SIGTERM)
+
+    status, _ = job.end()
+
+    assert (-signal.SIGTERM, []) == (status, job.noted())
+
+
+def test_a_name_that_is_no_signal_is_warned_of_and_left_out(job: Job) -> None:
+    """Row 106: the others of the list are handled."""
+    job.start("note_signals(here)", "--shutdown-timeout", NEVER, "--signals-to-handle", "SIGWHAT,SIGTERM")
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.SIGTERM)
+
+    status, stderr = job.end()
+
+    assert (1, ["rank0.SIGTERM", "rank1.SIGTERM"]) == (status, job.noted())
+    assert "'SIGWHAT' is no signal" in stderr
+
+
+def test_a_worker_may_clean_up_before_it_ends(job: Job) -> None:
+    """A checkpoint that takes its time is written to its end."""
+    job.start("note_signals(here, cleans_up_for=0.5)", "--shutdown-timeout", NEVER)
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.SIGTERM)
+
+    job.end()
+
+    assert ["rank0.SIGTERM", "rank1.SIGTERM"] == job.noted()
+
+
+@pytest.mark.parametrize(
+    ("options", "environment"),
+    [
+        (["--shutdown-timeout", "1"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": NEVER}),
+        ([], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}),
+    ],
+    ids=["option", "variable"],
+)
+def test_a_worker_that_ignores_the_signal_is_killed_after_the_shutdown_timeout(
+    options: list[str], environment: dict[str, str], job: Job
+) -> None:
+    """Rows 107 and 109, with a grandchild in a session of its own that ignores all signals."""
+    job.start("note_signals(here, ignores=True)", *options, **environment)
+    job.wait_for(*ALL_AT_WORK)
+    begin = time.monotonic()
+    job.send(signal.SIGTERM)
+
+    status, _ = job.end()
+
+    assert 1 == status
+    assert 1 <= time.monotonic() - begin
+    assert ["rank0.SIGTERM", "rank1.SIGTERM"] == job.noted()
+
+
+@pytest.mark.parametrize("value", ["-1", "soon", "1.5"])
+def test_a_shutdown_timeout_that_is_no_whole_number_is_refused(value: str, tmp_path: Path) -> None:
+    """Row 109, for the variable."""
+    script = tmp_path / "script.py"
+    script.touch()
+
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticlib.run", str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": value},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert 2 == done.returncode
+    assert f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={value!r} must be whole seconds" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_three_rapid_signals_end_the_job_at_once(signum: signal.Signals, job: Job) -> None:
+    """Row 110: the second means SIGKILL now; the third may find the launcher on its way out."""
+    job.start("note_signals(here, ignores=True)", "--shutdown-timeout", NEVER)
+    job.wait_for(*ALL_AT_WORK)
+    for _ in range(3):
+        job.send(signum)
+        time.sleep(0.02)  # three fingers on Ctrl-C
+
+    status, _ = job.end()
+
+    assert status in (1, -signum)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_job_at_once(signum: signal.Signals, job: Job) -> None:
+    """The first one is passed on and ignored; the second, of whatever kind, means SIGKILL now."""
+    job.start("note_signals(here, ignores=True)", "--shutdown-timeout", NEVER)
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.SIGTERM)
+    job.wait_for("rank0.SIGTERM", "rank1.SIGTERM")
+    job.send(signum)
+
+    status, stderr = job.end()
+
+    assert 1 == status
+    assert "got SIGTERM: its workers were stopped" in stderr
+    assert ["rank0.SIGTERM", "rank1.SIGTERM"] == job.noted()
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+def test_a_burst_of_signals_leaves_nothing(pause: float, job: Job) -> None:
+    """Row 110: also when they come while the launcher takes leave; its status is then its own or the signal's."""
+    job.start("note_signals(here)", "--shutdown-timeout", NEVER)
+    job.wait_for(*ALL_AT_WORK)
+    while not job.ended():
+        job.send(signal.SIGINT)
+        time.sleep(pause)  # how fast they come is what is tested
+
+    status, _ = job.end()
+
+    assert status in (1, -signal.SIGINT)
+
+
+def test_a_stopped_worker_is_woken_to_hear_the_signal(job: Job) -> None:
+    job.start("note_signals(here)", "--shutdown-timeout", NEVER)
+    job.wait_for(*ALL_AT_WORK)
+    os.kill(int((job.folder / "round0.rank1").read_text().split()[0]), signal.SIGSTOP)
+    job.send(signal.SIGTERM)
+
+    status, _ = job.end()
+
+    assert (1, ["rank0.SIGTERM", "rank1.SIGTERM"]) == (status, job.noted())
+
+
+# Signals at awkward moments.
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_signal_before_the_workers_begin_ends_the_launcher_quickly(
+    signum: signal.Signals, method: str, job: Job
+) -> None:
+    """Rows 111 and 112: while the template, or a worker's interpreter, is at its first imports."""
+    (job.folder / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        "if not any('elasticlib.run' in arg or '_guardian' in arg for arg in sys.orig_argv):\n"
+        f"    with open({str(job.folder)!r} + f'/pids{{os.getpid()}}', 'w') as file:\n"
+        "        file.write(f'{os.getpid()} {os.getppid()}')\n"
+        f"    open({str(job.folder / 'importing')!r}, 'w').close()\n"
+        "    time.sleep(60)\n"
+    )
+    path = f"{job.folder}:{ROOT}"
+    job.start("", "--shutdown-timeout", NEVER, "--start-method", method, PYTHONPATH=path)
+    job.wait_for("importing")
+    job.send(signum)
+
+    status, stderr = job.end()
+
+    assert 1 == status
+    assert f"got {signum.name}: its workers were stopped" in stderr
+
+
+def test_a_signal_while_a_round_is_stopped_ends_the_job_at_once(job: Job) -> None:
+    """Rank 1 failed and rank 0 takes its time to end: the signal cuts that short and no round follows."""
+    duty = (
+        "if os.environ['RANK'] == '0':\n    note_signals(here, ignores=True)\n"
+        "at_work(here)\nwait_for((here / 'round0.rank0').exists)\nfails()"
+    )
+    job.start(duty, "--shutdown-timeout", NEVER, "--max-restarts", "3")
+    job.wait_for("rank0.SIGTERM")
+    job.send(signal.SIGINT)
+
+    status, stderr = job.end()
+
+    assert 1 == status
+    assert "got SIGINT: its workers were stopped" in stderr
+    assert not (job.folder / "round1.rank0").exists()
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_a_signal_at_any_moment_of_a_job_that_restarts_all_the_time_ends_it(moment: int, job: Job) -> None:
+    """Rounds last a few milliseconds: the moments fall into starts, stops and what is between them."""
+    job.start("at_work(here)\nfails()", "--max-restarts", "1000000", LOGLEVEL="ERROR")
+    job.wait_for("round2.rank?")  # the other one may have been stopped before it could tell
+    time.sleep(moment * 0.007)  # which moment it is is what is tested
+    job.send(signal.SIGTERM)
+
+    status, stderr = job.end()
+
+    assert 1 == status
+    assert "got SIGTERM: its workers were stopped" in stderr
+
+
+# The same through the API.
+
+
+@contextlib.contextmanager
+def soon(condition: Callable[[], object], signum: signal.Signals) -> Iterator[None]:
+    """Send this process *signum* as soon as *condition* holds."""
+
+    def send() -> None:
+        duties.wait_for(condition)
+        os.kill(os.getpid(), signum)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield
+    thread.join()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize(
+    ("signum", "kind"), [(signal.SIGINT, LaunchInterrupted), (signal.SIGTERM, SignalException)], ids=["int", "term"]
+)
+def test_a_call_that_a_signal_ends_raises_an_error_that_names_it(
+    signum: signal.Signals, kind: type[SignalException], method: str, tmp_path: Path
+) -> None:
+    """SIGINT raises what is a KeyboardInterrupt too; the handlers are the caller's again, and the next call works."""
+    handlers = [signal.getsignal(each) for each in signal.valid_signals()]
+    settings = LaunchConfig(nproc_per_node=1, max_restarts=3, preload=(), start_method=method)  # type: ignore[arg-type]
+
+    with soon((tmp_path / "round0.rank0").exists, signum), pytest.raises(SignalException) as caught:
+        elastic_launch(settings, duties.note_signals)(tmp_path)
+
+    assert kind is type(caught.value)
+    assert (signum is signal.SIGINT) == isinstance(caught.value, KeyboardInterrupt)
+    assert signum == caught.value.sigval
+    assert (tmp_path / f"rank0.{signum.name}").exists()
+    assert handlers == [signal.getsignal(each) for each in signal.valid_signals()]
+    assert 0 in elastic_launch(settings, duties.chain)()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_restarts_wake_a_stopped_worker_to_end_it(method: str, tmp_path: Path) -> None:
+    """One worker is stopped, the other fails: the next round starts although nobody continued the first."""
+    settings = LaunchConfig(nproc_per_node=2, max_restarts=1, preload=(), start_method=method)  # type: ignore[arg-type]
+
+    results = elastic_launch(settings, duties.fails_beside_a_stopped_one)(tmp_path)
+
+    assert {0: "1", 1: "1"} == results

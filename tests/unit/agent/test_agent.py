@@ -1,0 +1,410 @@
+"""The agent's loop with workers that are no processes: rounds, hooks, ranks, reports and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from elasticlib import records
+from elasticlib.agent import SimpleElasticAgent
+from elasticlib.errors import ConfigError, LaunchInterrupted, ProcessFailure, SignalException
+from elasticlib.rendezvous import Rendezvous, Rules, open_local
+from elasticlib.spec import WorkerSpec
+from elasticlib.state import RunResult, WorkerGroup, WorkerState
+from elasticlib.workers._wire import HasDescriptor
+
+LIMIT = 30.0
+HEALTHY = RunResult(WorkerState.HEALTHY)
+
+
+def failure(rank: int, message: str = "a bad value", *, timestamp: float = 1.0, secondary: bool = False) -> Any:
+    return ProcessFailure(rank, 100 + rank, 1, "", message=message, rank=rank, timestamp=timestamp, secondary=secondary)
+
+
+def failed(*failures: ProcessFailure) -> RunResult:
+    return RunResult(WorkerState.FAILED, {}, {each.rank: each for each in failures or (failure(1),)})
+
+
+def succeeded() -> RunResult:
+    return RunResult(WorkerState.SUCCEEDED, {0: "a", 1: "b"})
+
+
+Look = RunResult | Callable[[], RunResult]
+
+
+class Scripted(SimpleElasticAgent):
+    """Its workers behave as *rounds* tell: for each round what one look after the other finds."""
+
+    def __init__(self, spec: WorkerSpec, rounds: Sequence[Sequence[Look]], **options: Any) -> None:
+        self.said: list[records.Record] = []
+        super().__init__(spec, shutdown_timeout=7.0, sink=self.said.append, **options)
+        self.rounds = [list(looks) for looks in rounds]
+        self.calls: list[Any] = []
+        self.at_start: Callable[[WorkerGroup], None] = lambda group: None
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+        self.calls.append("start")
+        self.looks = self.rounds.pop(0)
+        self.at_start(worker_group)
+        return {worker.local_rank: 1000 + worker.global_rank for worker in worker_group.workers}
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self.calls.append("stop")
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        look = self.looks.pop(0)
+        return look() if callable(look) else look
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
+        self.calls.append(("shutdown", death_sig, timeout))
+
+
+END = ("shutdown", signal.SIGTERM, 7.0)
+
+
+def run(agent: SimpleElasticAgent) -> RunResult:
+    """`agent.run()` in a thread, which has a time limit; raises what it raises."""
+    outcome: list[RunResult | BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(agent.run())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+    assert outcome, f"the run did not end within {LIMIT:g} s"
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+Make = Callable[..., Scripted]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes scripted agents, each with a rendezvous of its own that is closed in the end."""
+    opened: list[Rendezvous] = []
+
+    def new(*rounds: Sequence[Look], restarts: int = 0, workers: int = 2, **options: Any) -> Scripted:
+        opened.append(open_local("job", Rules(max_restarts=restarts)))
+        spec = WorkerSpec(
+            "trainer", workers, opened[-1], entrypoint="train.py", max_restarts=restarts, monitor_interval=0.001
+        )
+        return Scripted(spec, rounds, **options)
+
+    yield new
+    for rendezvous in opened:
+        rendezvous.close()
+
+
+def test_workers_that_end_well_are_a_success_with_their_results(make: Make) -> None:
+    result = run(make([HEALTHY, succeeded()]))
+
+    assert result == RunResult(WorkerState.SUCCEEDED, {0: "a", 1: "b"})
+
+
+def test_a_success_starts_once_stops_nothing_and_shuts_down(make: Make) -> None:
+    agent = make([HEALTHY, HEALTHY, succeeded()])
+
+    run(agent)
+
+    assert agent.calls == ["start", END]
+
+
+def test_a_failure_within_the_budget_stops_all_and_starts_them_again(make: Make) -> None:
+    agent = make([HEALTHY, failed()], [HEALTHY, succeeded()], restarts=1)
+
+    result = run(agent)
+
+    assert agent.calls == ["start", "stop", "start", END]
+    assert result == succeeded()
+
+
+def test_a_budget_that_is_used_up_ends_in_failure_with_the_failures(make: Make) -> None:
+    agent = make([failed()], [failed(failure(0))], restarts=1)
+
+    result = run(agent)
+
+    assert agent.calls == ["start", "stop", "start", "stop", END]
+    assert result.is_failed()
+    assert set(result.failures) == {0}
+    assert result.return_values == {}
+
+
+@pytest.mark.parametrize("state", [WorkerState.UNHEALTHY, WorkerState.UNKNOWN])
+def test_a_group_that_is_not_well_fails_when_no_restart_is_left(make: Make, state: WorkerState) -> None:
+    agent = make([HEALTHY, RunResult(state)])
+
+    result = run(agent)
+
+    assert result.is_failed()
+    assert agent.get_worker_group().state is WorkerState.FAILED
+    assert agent.calls == ["start", "stop", END]
+
+
+def test_a_group_that_is_not_well_is_started_again_within_the_budget(make: Make) -> None:
+    agent = make([RunResult(WorkerState.UNHEALTHY)], [succeeded()], restarts=1)
+
+    result = run(agent)
+
+    assert result.state is WorkerState.SUCCEEDED
+
+
+def test_rounds_and_restarts_are_counted_in_the_group(make: Make) -> None:
+    agent = make([failed()], [failed()], [succeeded()], restarts=3)
+    counts: list[tuple[int, int]] = []
+    agent.at_start = lambda group: counts.append((group.round, group.restart_count))
+
+    run(agent)
+
+    assert counts == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_workers_have_their_ranks_before_they_are_started(make: Make) -> None:
+    agent = make([succeeded()], workers=3)
+    ranks: list[tuple[int, ...]] = []
+
+    def note(group: WorkerGroup) -> None:
+        assert (group.group_rank, group.group_world_size) == (0, 1)
+        ranks.extend(
+            (each.local_rank, each.global_rank, each.role_rank, each.world_size, each.role_world_size)
+            for each in group.workers
+        )
+
+    agent.at_start = note
+    run(agent)
+
+    assert ranks == [(0, 0, 0, 3, 3), (1, 1, 1, 3, 3), (2, 2, 2, 3, 3)]
+
+
+def test_workers_get_the_ids_that_the_start_returned(make: Make) -> None:
+    agent = make([succeeded()])
+
+    run(agent)
+
+    assert [worker.id for worker in agent.get_worker_group().workers] == [1000, 1001]
+
+
+def test_the_group_shows_where_it_stands(make: Make) -> None:
+    agent = make([], [], restarts=1)
+    states: list[WorkerState] = []
+
+    def look(found: RunResult) -> Callable[[], RunResult]:
+        def note() -> RunResult:
+            states.append(agent.get_worker_group().state)
+            return found
+
+        return note
+
+    agent.rounds = [[look(failed())], [look(succeeded())]]
+    agent.at_start = lambda group: states.append(group.state)
+    run(agent)
+
+    states.append(agent.get_worker_group().state)
+    assert states == [
+        WorkerState.INIT,
+        WorkerState.HEALTHY,
+        WorkerState.STOPPED,
+        WorkerState.HEALTHY,
+        WorkerState.SUCCEEDED,
+    ]
+
+
+def test_every_round_has_a_store_socket_that_its_agent_has_bound_on_loopback(make: Make) -> None:
+    agent = make([failed()], [succeeded()], restarts=1)
+    reached: list[tuple[str, int]] = []
+
+    def connect(group: WorkerGroup) -> None:
+        assert group.master_addr == "127.0.0.1" and group.master_port
+        with socket.create_connection((group.master_addr, group.master_port), LIMIT) as peer:
+            reached.append(peer.getpeername())
+
+    agent.at_start = connect
+    run(agent)
+
+    assert len(reached) == 2
+
+
+def test_the_agent_keeps_no_store_socket_once_its_workers_run(make: Make) -> None:
+    agent = make([])
+    refused: list[bool] = []
+
+    def knock() -> RunResult:
+        group = agent.get_worker_group()
+        try:
+            socket.create_connection((group.master_addr or "", group.master_port or 0), LIMIT).close()
+        except ConnectionRefusedError:
+            refused.append(True)
+        return succeeded()
+
+    agent.rounds = [[knock]]
+    run(agent)
+
+    assert refused == [True]
+
+
+def test_failures_are_asked_for_again_when_all_workers_are_gone(make: Make) -> None:
+    agent = make([failed(failure(1))])
+    complete = {0: failure(0, "came to light later"), 1: failure(1)}
+    agent._failures = lambda: complete if "stop" in agent.calls else {}  # type: ignore[method-assign]
+
+    result = run(agent)
+
+    assert result.failures == complete
+
+
+def test_an_error_in_a_hook_reaches_the_caller_after_the_shutdown(make: Make) -> None:
+    def break_down() -> RunResult:
+        raise RuntimeError("the hook is broken")
+
+    agent = make([break_down])
+
+    with pytest.raises(RuntimeError, match="the hook is broken"):
+        run(agent)
+    assert agent.calls == ["start", END]
+
+
+def test_an_error_at_the_start_reaches_the_caller_after_the_shutdown(make: Make) -> None:
+    agent = make([])
+
+    def refuse(group: WorkerGroup) -> None:
+        raise RuntimeError("no room")
+
+    agent.at_start = refuse
+
+    with pytest.raises(RuntimeError, match="no room"):
+        run(agent)
+    assert agent.calls == ["start", END]
+
+
+def test_an_agent_that_can_tell_is_woken_and_does_not_poll(make: Make) -> None:
+    agent = make([succeeded()])
+    ready = os.eventfd(1, os.EFD_CLOEXEC)
+
+    class Bell:
+        def fileno(self) -> int:
+            return ready
+
+    bells: list[HasDescriptor] = [Bell()]
+    agent._watched = lambda: bells  # type: ignore[method-assign]
+    agent._patience = lambda: None  # type: ignore[method-assign]
+    try:
+        result = run(agent)
+    finally:
+        os.close(ready)
+
+    assert result == succeeded()
+
+
+@pytest.mark.parametrize(
+    ("signum", "kind"),
+    [(signal.SIGUSR1, SignalException), (signal.SIGTERM, SignalException), (signal.SIGINT, LaunchInterrupted)],
+)
+def test_a_handled_signal_shuts_the_workers_down_with_it_and_is_raised(
+    make: Make, signum: signal.Signals, kind: type[SignalException]
+) -> None:
+    def interrupt() -> RunResult:
+        signal.raise_signal(signum)
+        return HEALTHY
+
+    agent = make([interrupt, HEALTHY], restarts=3, signals_to_handle="SIGUSR1,SIGTERM,SIGINT")
+
+    with pytest.raises(SignalException) as caught:
+        agent.run()
+    assert type(caught.value) is kind
+    assert caught.value.sigval is signum
+    assert agent.calls == ["start", ("shutdown", signum, 7.0), END]
+
+
+def test_the_handlers_are_as_before_the_run(make: Make) -> None:
+    before = [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)]
+
+    make([succeeded()]).run()
+
+    assert before == [
+        signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    ]
+
+
+def test_a_node_that_leaves_names_the_round_whose_workers_still_run(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> RunResult:
+        signal.raise_signal(signal.SIGUSR1)
+        return HEALTHY
+
+    agent = make([failed()], [interrupt, HEALTHY], restarts=1, signals_to_handle="SIGUSR1")
+    member = agent._rendezvous.member
+    left: list[int | None] = []
+    monkeypatch.setattr(member, "leave", lambda why, round=None: left.append(round))
+
+    with pytest.raises(SignalException):
+        agent.run()
+    assert left == [1]
+
+
+def test_what_happens_is_recorded_in_its_order(make: Make) -> None:
+    agent = make([failed()], [succeeded()], restarts=1)
+
+    run(agent)
+
+    assert [type(record) for record in agent.said] == [
+        records.RoundStarted,
+        records.WorkersStopping,
+        records.RoundEnded,
+        records.RoundStarted,
+    ]
+
+
+def test_a_round_is_recorded_with_its_processes(make: Make) -> None:
+    agent = make([succeeded()])
+
+    run(agent)
+
+    (started,) = agent.said
+    assert isinstance(started, records.RoundStarted)
+    assert (started.round, started.world_size, started.pids) == (0, 2, {0: 1000, 1: 1001})
+
+
+@pytest.mark.xfail(strict=True, reason="the least text is taken for the cause, and not the failure that came first")
+def test_the_reason_of_a_stop_is_the_failure_that_came_first(make: Make) -> None:
+    lost = failure(0, "Connection closed by peer", timestamp=2.0, secondary=True)
+    agent = make([failed(lost, failure(1, "a bad value", timestamp=1.0))])
+
+    run(agent)
+
+    (stopping,) = (each for each in agent.said if isinstance(each, records.WorkersStopping))
+    assert stopping.why == "rank 1: a bad value"
+
+
+@pytest.mark.xfail(strict=True, reason="the result is the one from before the first look: its state is INIT")
+def test_a_node_that_was_not_needed_shares_the_success(make: Make) -> None:
+    agent = make([succeeded()])
+    run(agent)
+    spare = Scripted(agent.get_worker_group().spec, [])
+
+    result = run(spare)
+
+    assert result.state is WorkerState.SUCCEEDED
+
+
+def test_a_handler_that_is_no_rendezvous_of_ours_is_refused() -> None:
+    spec = WorkerSpec("trainer", 2, object(), entrypoint="train.py")
+
+    with pytest.raises(ConfigError, match="rdzv_handler=<object object"):
+        Scripted(spec, [])
+
+
+def test_a_signal_that_cannot_be_handled_is_refused_when_the_agent_is_made(make: Make) -> None:
+    with pytest.raises(ConfigError, match="SIGKILL"):
+        make(signals_to_handle="SIGKILL")

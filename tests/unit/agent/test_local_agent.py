@@ -1,0 +1,242 @@
+"""The agent of real processes, as far as it goes without one: checks of the call, and what it makes of ends."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticlib import records
+from elasticlib.agent import LocalElasticAgent
+from elasticlib.errors import ConfigError, EntrypointError, PicklingError, StartError
+from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.rendezvous import Rules, open_local
+from elasticlib.spec import WorkerSpec
+from elasticlib.state import WorkerState
+from elasticlib.workers._process import Exit, Lost
+from elasticlib.workers._report import Report, of_exception
+
+Make = Callable[..., LocalElasticAgent]
+
+
+@pytest.fixture
+def said() -> list[records.Record]:
+    return []
+
+
+@pytest.fixture
+def make(said: list[records.Record]) -> Iterator[Make]:
+    """Makes agents of two workers that are never started."""
+    made: list[LocalElasticAgent] = []
+    with open_local("job", Rules()) as rendezvous:
+
+        def new(entrypoint: Any = print, args: tuple[Any, ...] = (), **options: Any) -> LocalElasticAgent:
+            spec = WorkerSpec("trainer", 2, rendezvous, entrypoint=entrypoint, args=args)
+            made.append(LocalElasticAgent(spec, DefaultLogsSpecs(), sink=said.append, **options))
+            for worker in made[-1].get_worker_group().workers:
+                worker.global_rank = worker.local_rank
+            return made[-1]
+
+        yield new
+        for agent in made:
+            agent.close()
+
+
+def ended(rank: int, exitcode: int = 0, report: Report | None = None, *, told: bool = False) -> Exit:
+    return Exit(rank, 100 + rank, exitcode, told, report, "")
+
+
+def note(agent: LocalElasticAgent, *ends: Exit, stopped: bool = False, lost: Lost | None = None) -> None:
+    """Have *agent* know what its foreman would have told."""
+    for end in ends:
+        agent._exits[end.local_rank] = end
+        agent._noticed[end.local_rank] = 1.0
+    agent._stopped, agent._lost = stopped, lost
+
+
+def test_an_unknown_start_method_is_refused(make: Make) -> None:
+    with pytest.raises(ConfigError, match="start_method='thread' is none of spawn, fork, forkserver"):
+        make(start_method="thread")
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "kind"),
+    [
+        (3, (), EntrypointError),
+        ("no_such_script.py", (), EntrypointError),
+        (print, (threading.Lock(),), PicklingError),
+    ],
+)
+def test_a_call_that_cannot_work_is_refused_before_anything_is_started(
+    make: Make, entrypoint: object, args: tuple[object, ...], kind: type[ConfigError]
+) -> None:
+    with pytest.raises(kind):
+        make(entrypoint, args)
+
+
+def test_a_thread_count_that_was_chosen_is_said_in_one_record(
+    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    make()
+
+    (record,) = said
+    assert isinstance(record, records.ThreadsChosen)
+    assert record.threads == max(1, int(record.cpus // 2))
+
+
+def test_a_thread_count_of_the_users_is_not_spoken_of(
+    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+
+    make()
+
+    assert said == []
+
+
+def test_making_an_agent_changes_neither_environment_nor_folder(make: Make, tmp_path: Path) -> None:
+    before = dict(os.environ), os.getcwd()
+
+    make()
+
+    assert (dict(os.environ), os.getcwd()) == before
+
+
+def test_workers_that_run_are_healthy(make: Make) -> None:
+    agent = make()
+    note(agent, ended(0))
+
+    assert agent._monitor_workers(agent.get_worker_group()).state is WorkerState.HEALTHY
+
+
+def test_workers_succeed_only_when_all_are_gone(make: Make) -> None:
+    agent = make()
+    note(agent, ended(0), ended(1))
+    before = agent._monitor_workers(agent.get_worker_group())
+
+    note(agent, stopped=True)
+    after = agent._monitor_workers(agent.get_worker_group())
+
+    assert (before.state, after.state) == (WorkerState.HEALTHY, WorkerState.SUCCEEDED)
+
+
+def test_return_values_come_by_global_rank_and_none_from_who_gave_none(make: Make) -> None:
+    agent = make()
+    note(agent, ended(0), ended(1, report=Report("result", pickle.dumps([1, 2]))), stopped=True)
+
+    result = agent._monitor_workers(agent.get_worker_group())
+
+    assert result.return_values == {0: None, 1: [1, 2]}
+
+
+def cannot_be_rebuilt() -> object:
+    raise ValueError("not here")
+
+
+class Stubborn:
+    def __reduce__(self) -> Any:
+        return cannot_be_rebuilt, ()
+
+
+def test_a_return_value_that_cannot_be_rebuilt_is_named_with_its_rank(make: Make) -> None:
+    agent = make()
+    note(agent, ended(0), ended(1, report=Report("result", pickle.dumps(Stubborn()))), stopped=True)
+
+    with pytest.raises(PicklingError, match=r"return value of rank 1 .* ValueError: not here"):
+        agent._monitor_workers(agent.get_worker_group())
+
+
+def test_one_failure_fails_the_group_while_others_still_run(make: Make) -> None:
+    agent = make()
+    note(agent, ended(1, 3))
+
+    result = agent._monitor_workers(agent.get_worker_group())
+
+    assert result.state is WorkerState.FAILED
+    assert {rank: each.exitcode for rank, each in result.failures.items()} == {1: 3}
+
+
+def test_failures_are_called_by_global_rank(make: Make) -> None:
+    agent = make()
+    for worker in agent.get_worker_group().workers:
+        worker.global_rank = 4 + worker.local_rank
+    note(agent, ended(1, 3))
+
+    (failure,) = agent._failures().values()
+
+    assert set(agent._failures()) == {5}
+    assert (failure.rank, failure.local_rank) == (5, 1)
+
+
+def test_workers_that_were_only_stopped_are_no_failures(make: Make) -> None:
+    agent = make()
+    note(agent, ended(0, -signal.SIGTERM, told=True), ended(1, 3))
+
+    assert set(agent._failures()) == {1}
+
+
+def test_a_lost_foreman_fails_all_workers_and_says_why(make: Make) -> None:
+    agent = make()
+    note(agent, lost=Lost("the template process ended unexpectedly", StartError("gone")))
+
+    result = agent._monitor_workers(agent.get_worker_group())
+
+    assert result.state is WorkerState.FAILED
+    assert {each.message for each in result.failures.values()} == {"the template process ended unexpectedly"}
+    assert set(result.failures) == {0, 1}
+
+
+@pytest.mark.xfail(strict=True, reason="the loss is looked at first, also when there was nothing left to lose")
+def test_a_foreman_that_is_lost_after_all_workers_ended_well_costs_nothing(make: Make) -> None:
+    agent = make()
+    note(agent, ended(0), ended(1), stopped=True, lost=Lost("killed from outside"))
+
+    result = agent._monitor_workers(agent.get_worker_group())
+
+    assert result.state is WorkerState.SUCCEEDED
+
+
+def test_the_original_exception_is_the_workers_own(make: Make) -> None:
+    agent = make()
+    error = ValueError("a bad value")
+    note(agent, ended(1, 1, of_exception(error, pickle.dumps(error))))
+
+    original = agent.original_exception(1)
+
+    assert isinstance(original, ValueError) and str(original) == "a bad value"
+    if sys.version_info >= (3, 11):
+        assert "from the worker of local rank 1" in original.__notes__[0]
+
+
+def test_the_original_exception_of_a_lost_foreman_is_the_loss(make: Make) -> None:
+    agent = make()
+    cause = StartError("killed from outside")
+    note(agent, lost=Lost(str(cause), cause))
+
+    assert agent.original_exception(0) is cause
+
+
+def test_without_a_foreman_there_is_nothing_to_watch(make: Make) -> None:
+    agent = make()
+
+    assert tuple(agent._watched()) == ()
+    assert agent._patience() is None
+
+
+def test_an_agent_may_be_shut_down_and_closed_before_it_ran_and_twice(make: Make) -> None:
+    agent = make()
+
+    for _ in range(2):
+        agent._shutdown()
+        agent.close()
+
+    assert agent.get_worker_group().state is WorkerState.INIT

@@ -1,0 +1,372 @@
+"""What an agent does about its workers: each line of the table, then what holds for any course of events."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.agent import _policy
+from elasticlib.agent._policy import (
+    Action,
+    Event,
+    Finish,
+    Join,
+    Leave,
+    Phase,
+    Start,
+    State,
+    Stop,
+    StopRequested,
+    TellFailed,
+    TellStopped,
+    TellSucceeded,
+    WorkersFailed,
+    WorkersGone,
+    WorkersSucceeded,
+    step,
+)
+from elasticlib.rendezvous import Final, RoundEnd, Seat
+
+
+def seat(number: int = 0) -> Seat:
+    return Seat(number, 0, 1, 0, 2, 0, 2, number, 3, ("127.0.0.1",), 29500, "all nodes are there")
+
+
+AGAIN = RoundEnd(0, "rank 1 failed", restart=True)
+NO_MORE = RoundEnd(0, "rank 1 failed; no restarts are allowed", restart=False)
+WELL = Final(True, "all succeeded")
+BADLY = Final(False, "rank 1 failed")
+TERM = int(signal.SIGTERM)
+
+
+def after(*events: Event) -> tuple[State, tuple[Action, ...]]:
+    """The state after *events* from the beginning, and the actions of the last one."""
+    state, actions = _policy.begin()
+    for event in events:
+        state, actions = step(state, event)
+    return state, actions
+
+
+RUNNING: tuple[Event, ...] = (seat(),)
+STOPPING: tuple[Event, ...] = (*RUNNING, WorkersFailed("rank 1 failed"))
+WAITING: tuple[Event, ...] = (*RUNNING, WorkersSucceeded())
+DONE: tuple[Event, ...] = (*WAITING, WELL)
+
+
+def test_an_agent_begins_by_asking_for_a_seat() -> None:
+    state, actions = _policy.begin()
+
+    assert state.phase is Phase.JOINING
+    assert actions == (Join(),)
+
+
+def test_a_seat_starts_the_workers() -> None:
+    state, actions = after(seat(4))
+
+    assert (state.phase, state.round) == (Phase.RUNNING, 4)
+    assert actions == (Start(seat(4)),)
+
+
+def test_a_failure_is_told_at_once_and_stops_the_other_workers() -> None:
+    state, actions = after(*RUNNING, WorkersFailed("rank 1 failed"))
+
+    assert state.phase is Phase.STOPPING
+    assert actions == (TellFailed(0), Stop("rank 1 failed"))
+
+
+def test_success_is_told_and_the_agents_waits_for_the_word() -> None:
+    state, actions = after(*RUNNING, WorkersSucceeded())
+
+    assert state.phase is Phase.WAITING
+    assert actions == (TellSucceeded(0),)
+
+
+def test_the_end_of_a_round_stops_its_workers() -> None:
+    state, actions = after(*RUNNING, AGAIN)
+
+    assert state.phase is Phase.STOPPING
+    assert actions == (Stop(AGAIN.why),)
+
+
+def test_the_end_of_the_job_stops_workers_that_still_run() -> None:
+    state, actions = after(*RUNNING, BADLY)
+
+    assert state.phase is Phase.STOPPING
+    assert actions == (Stop(BADLY.why),)
+
+
+def test_a_signal_is_passed_on_to_the_workers_and_the_node_leaves_with_their_round() -> None:
+    state, actions = after(*RUNNING, StopRequested(TERM))
+
+    assert state.phase is Phase.STOPPING
+    assert actions == (Leave("signal 15", 0), Stop("signal 15", TERM))
+
+
+def test_workers_that_are_gone_before_the_word_came_make_the_agent_wait_for_it() -> None:
+    state, actions = after(*STOPPING, WorkersGone())
+
+    assert state.phase is Phase.WAITING
+    assert actions == (TellStopped(0),)
+
+
+def test_workers_that_are_gone_after_a_restart_was_granted_make_the_agent_join() -> None:
+    state, actions = after(*STOPPING, AGAIN, WorkersGone())
+
+    assert state.phase is Phase.JOINING
+    assert actions == (TellStopped(0), Join())
+
+
+def test_workers_that_are_gone_after_a_restart_was_refused_make_the_agent_wait_for_the_end() -> None:
+    state, actions = after(*STOPPING, NO_MORE, WorkersGone())
+
+    assert state.phase is Phase.WAITING
+    assert actions == (TellStopped(0),)
+
+
+def test_workers_that_are_gone_after_the_end_of_the_job_finish_the_run() -> None:
+    state, actions = after(*STOPPING, BADLY, WorkersGone())
+
+    assert state.phase is Phase.DONE
+    assert actions == (TellStopped(0), Finish(False, BADLY.why))
+
+
+def test_workers_that_are_gone_after_a_signal_finish_the_run_with_it() -> None:
+    state, actions = after(*RUNNING, StopRequested(TERM), WorkersGone())
+
+    assert state.phase is Phase.DONE
+    assert actions == (TellStopped(0), Finish(False, "signal 15", TERM))
+
+
+def test_the_word_on_the_round_does_not_stop_workers_twice() -> None:
+    state, actions = after(*STOPPING, AGAIN)
+
+    assert state.phase is Phase.STOPPING
+    assert actions == ()
+
+
+def test_a_restart_that_is_granted_late_makes_the_agent_join() -> None:
+    state, actions = after(*STOPPING, WorkersGone(), AGAIN)
+
+    assert state.phase is Phase.JOINING
+    assert actions == (TellStopped(0), Join())
+
+
+def test_a_node_that_succeeded_runs_again_when_a_peer_failed() -> None:
+    state, actions = after(*WAITING, AGAIN)
+
+    assert state.phase is Phase.JOINING
+    assert actions == (TellStopped(0), Join())
+
+
+def test_a_round_without_a_restart_leaves_the_agent_waiting_for_the_end_of_the_job() -> None:
+    state, actions = after(*WAITING, NO_MORE)
+
+    assert state.phase is Phase.WAITING
+    assert actions == (TellStopped(0),)
+
+
+@pytest.mark.parametrize(("final", "succeeded"), [(WELL, True), (BADLY, False)])
+def test_the_end_of_the_job_is_the_coordinators_word(final: Final, succeeded: bool) -> None:
+    state, actions = after(*WAITING, final)
+
+    assert state.phase is Phase.DONE
+    assert actions == (Finish(succeeded, final.why),)
+
+
+def test_an_agent_without_a_seat_finishes_with_the_job() -> None:
+    state, actions = after(WELL)
+
+    assert state.phase is Phase.DONE
+    assert actions == (Finish(True, WELL.why),)
+
+
+@pytest.mark.parametrize("course", [(), WAITING], ids=["joining", "waiting"])
+def test_a_signal_without_workers_finishes_at_once(course: tuple[Event, ...]) -> None:
+    state, actions = after(*course, StopRequested(TERM))
+
+    assert state.phase is Phase.DONE
+    assert actions == (Leave("signal 15"), Finish(False, "signal 15", TERM))
+
+
+def test_a_signal_while_workers_stop_leaves_and_stops_nothing_twice() -> None:
+    state, actions = after(*STOPPING, StopRequested(TERM))
+
+    assert state.phase is Phase.STOPPING
+    assert actions == (Leave("signal 15", 0),)
+
+
+def test_a_signal_beats_a_restart_that_was_granted() -> None:
+    state, actions = after(*STOPPING, AGAIN, StopRequested(TERM), WorkersGone())
+
+    assert state.phase is Phase.DONE
+    assert actions == (TellStopped(0), Finish(False, "signal 15", TERM))
+
+
+def test_a_signal_beats_a_success_that_is_told_while_workers_stop() -> None:
+    _, actions = after(*RUNNING, StopRequested(TERM), WELL, WorkersGone())
+
+    assert actions[-1] == Finish(False, WELL.why, TERM)
+
+
+def test_a_second_signal_changes_nothing() -> None:
+    once, _ = after(*RUNNING, StopRequested(TERM))
+
+    state, actions = step(once, StopRequested(int(signal.SIGINT)))
+
+    assert (state, actions) == (once, ())
+
+
+def test_a_new_seat_forgets_the_word_on_the_former_round() -> None:
+    state, actions = after(*STOPPING, AGAIN, WorkersGone(), seat(1), WorkersFailed("rank 0 failed"), WorkersGone())
+
+    assert state.phase is Phase.WAITING
+    assert actions == (TellStopped(1),)
+
+
+@pytest.mark.parametrize(
+    ("course", "event"),
+    [
+        ((), WorkersFailed("late")),
+        ((), WorkersSucceeded()),
+        ((), WorkersGone()),
+        ((), AGAIN),
+        (RUNNING, seat(1)),
+        (RUNNING, WorkersGone()),
+        (RUNNING, RoundEnd(7, "of another round", restart=True)),
+        (STOPPING, seat(1)),
+        (STOPPING, WorkersFailed("another one")),
+        (STOPPING, WorkersSucceeded()),
+        (STOPPING, RoundEnd(7, "of another round", restart=True)),
+        (WAITING, seat(1)),
+        (WAITING, WorkersFailed("late")),
+        (WAITING, WorkersSucceeded()),
+        (WAITING, WorkersGone()),
+        (WAITING, RoundEnd(7, "of another round", restart=True)),
+        (DONE, seat(1)),
+        (DONE, WorkersFailed("late")),
+        (DONE, WorkersSucceeded()),
+        (DONE, WorkersGone()),
+        (DONE, AGAIN),
+        (DONE, BADLY),
+        (DONE, StopRequested(TERM)),
+    ],
+)
+def test_what_does_not_concern_a_phase_changes_nothing(course: tuple[Event, ...], event: Event) -> None:
+    before, _ = after(*course)
+
+    state, actions = step(before, event)
+
+    assert (state, actions) == (before, ())
+
+
+ROUNDS = st.integers(0, 2)
+EVENTS: st.SearchStrategy[Event] = st.one_of(
+    st.builds(seat, ROUNDS),
+    st.builds(WorkersFailed, st.just("failed")),
+    st.just(WorkersSucceeded()),
+    st.just(WorkersGone()),
+    st.builds(RoundEnd, ROUNDS, st.just("ended"), st.booleans()),
+    st.builds(Final, st.booleans(), st.just("over")),
+    st.builds(StopRequested, st.sampled_from([TERM, int(signal.SIGINT)])),
+)
+COURSES = st.lists(EVENTS, max_size=25)
+
+
+def trace(course: list[Event]) -> list[tuple[State, Event | None, tuple[Action, ...]]]:
+    """(state before, event, actions) of each step, with the beginning first."""
+    state, actions = _policy.begin()
+    steps: list[tuple[State, Event | None, tuple[Action, ...]]] = [(state, None, actions)]
+    for event in course:
+        before = state
+        state, actions = step(state, event)
+        steps.append((before, event, actions))
+    return steps
+
+
+def all_actions(course: list[Event]) -> list[Action]:
+    return [action for _, _, actions in trace(course) for action in actions]
+
+
+@given(COURSES)
+def test_between_two_starts_it_was_told_that_all_workers_are_gone(course: list[Event]) -> None:
+    kinds = [type(each) for each in all_actions(course) if isinstance(each, (Start, TellStopped))]
+
+    assert (Start, Start) not in list(zip(kinds, kinds[1:], strict=False))
+
+
+@given(COURSES)
+def test_each_start_answers_a_join_of_its_own(course: list[Event]) -> None:
+    kinds = [type(each) for each in all_actions(course) if isinstance(each, (Join, Start))]
+
+    assert kinds[::2] == [Join] * len(kinds[::2])
+    assert kinds[1::2] == [Start] * len(kinds[1::2])
+
+
+@given(COURSES)
+def test_nothing_is_done_after_the_end(course: list[Event]) -> None:
+    actions = all_actions(course)
+    ends = [place for place, action in enumerate(actions) if isinstance(action, Finish)]
+
+    assert ends in ([], [len(actions) - 1])
+
+
+@given(COURSES)
+def test_after_a_signal_nothing_is_joined_or_started(course: list[Event]) -> None:
+    asked = [isinstance(event, StopRequested) for _, event, _ in trace(course)]
+    from_then_on = trace(course)[asked.index(True) :] if True in asked else []
+
+    assert not [each for _, _, actions in from_then_on for each in actions if isinstance(each, (Join, Start))]
+
+
+@given(COURSES)
+def test_running_workers_are_stopped_for_every_event_but_their_success(course: list[Event]) -> None:
+    for before, event, actions in trace(course):
+        if before.phase is Phase.RUNNING:
+            stops = [action for action in actions if isinstance(action, Stop)]
+            concerns = isinstance(event, (WorkersFailed, Final, StopRequested)) or (
+                isinstance(event, RoundEnd) and event.round == before.round
+            )
+            assert len(stops) == concerns
+
+
+@given(COURSES)
+def test_workers_are_stopped_only_while_they_run(course: list[Event]) -> None:
+    for before, _, actions in trace(course):
+        assert before.phase is Phase.RUNNING or not [each for each in actions if isinstance(each, Stop)]
+
+
+@given(COURSES)
+def test_a_failure_is_told_before_the_stop_that_takes_time(course: list[Event]) -> None:
+    for before, event, actions in trace(course):
+        if before.phase is Phase.RUNNING and isinstance(event, WorkersFailed):
+            assert [type(action) for action in actions] == [TellFailed, Stop]
+
+
+@given(COURSES)
+def test_reports_speak_of_the_round_of_the_last_start(course: list[Event]) -> None:
+    started = -1
+    for action in all_actions(course):
+        if isinstance(action, Start):
+            started = action.seat.round
+        elif isinstance(action, (TellFailed, TellStopped, TellSucceeded)):
+            assert action.round == started
+
+
+@given(COURSES)
+def test_a_run_succeeds_only_by_the_coordinators_word_and_without_a_signal(course: list[Event]) -> None:
+    for before, event, actions in trace(course):
+        for action in actions:
+            if isinstance(action, Finish) and action.succeeded:
+                final = event if isinstance(event, Final) else before.final
+                assert final is not None and final.succeeded
+                assert action.signum is None and before.signum is None
+
+
+@given(COURSES)
+def test_from_everywhere_the_end_of_the_job_and_of_the_workers_finishes(course: list[Event]) -> None:
+    actions = all_actions([*course, BADLY, WorkersGone()])
+
+    assert isinstance(actions[-1], Finish)
