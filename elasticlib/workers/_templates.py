@@ -22,12 +22,11 @@ from typing import Any
 
 from attrs import frozen
 
-import elasticlib
 from elasticlib.errors import EntrypointError, PreloadError, StartError
 from elasticlib.workers import _guardian, _report
 from elasticlib.workers._wire import Channel, wait_readable
 
-_ROOT = str(Path(elasticlib.__file__).parent.parent)
+_ROOT = str(Path(__file__).parents[2])
 # ``-c`` and not ``-m``: the folder that we happen to be in must not shadow modules of the same name.
 _BOOT = f"import sys; p = sys.path; p[:1] = [f for f in p[:1] if f]; {_ROOT!r} in p or p.append({_ROOT!r}); "
 _TEMPLATE_BOOT = _BOOT + "from elasticlib.workers._template import main; main()"
