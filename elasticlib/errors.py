@@ -130,7 +130,7 @@ class ProcessFailure:
     traceback: str = ""
     """Python traceback, or the fault handler's stacks after a crash."""
     log_tail: tuple[str, ...] = ()
-    """Last lines of the worker's stderr, where it was redirected."""
+    """Last lines of the worker's stderr: of its log file, else what Python wrote."""
     hint: str = ""
     """What a signal or an exit status most likely means on this machine."""
     secondary: bool = False

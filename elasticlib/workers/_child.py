@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection
 from multiprocessing.process import current_process
 from typing import Any, NoReturn
 
-from elasticlib.workers import _guardian, _report, _results, _threads
+from elasticlib.workers import _guardian, _report, _results, _tail, _threads
 from elasticlib.workers._wire import Message
 from elasticlib.workers.record import with_file
 
@@ -183,6 +183,7 @@ def _run(order: Message, call: Callable[[], Any] | None) -> NoReturn:
 
     # A descriptor of our own: the user's stderr may be closed or replaced by the time of a crash.
     faulthandler.enable(file=order["faults"], all_threads=True)
+    _tail.install(order["tail"])
     report = order["report"]
     kind = order["kind"]
     if kind in ("script", "module"):
@@ -249,7 +250,7 @@ def _outcome(run: Callable[[], Any], report: int, shared: Collection[str] | None
     except SystemExit as stop:
         return _exit_status(stop.code)
     except KeyboardInterrupt as error:
-        sys.excepthook(KeyboardInterrupt, error, _user_part(error))
+        sys.excepthook(KeyboardInterrupt, error.with_traceback(_user_part(error)), error.__traceback__)
         return -signal.SIGINT
     except BaseException as error:
         error = error.with_traceback(_user_part(error))

@@ -12,10 +12,10 @@ import pickle
 import signal
 
 from elasticlib.errors import ProcessFailure
+from elasticlib.workers import _tail
 from elasticlib.workers._process import Exit
 
 _TAIL_BYTES = 8192
-_TAIL_LINES = 10
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
 
 
@@ -47,12 +47,14 @@ def failure_of(
         exception_type=report.exception_type if report else "",
         traceback=report.traceback if report else "",
         secondary=report.secondary if report else end.told,
-        log_tail=last_lines(stderr) if stderr else (),
+        log_tail=_tail.last_lines(_end_of(stderr) if stderr else end.tail),
     )
     if report is None and failure.error_file_data.get("message") == "<NONE>":
         failure.timestamp = noticed
     if not failure.traceback and end.faults.strip():
         failure.traceback = end.faults.strip()
+    told = set(failure.traceback.splitlines())
+    failure.log_tail = tuple(line for line in failure.log_tail if line not in told)
     failure.hint = explain(end.exitcode, memory_kills)
     return failure
 
@@ -81,17 +83,15 @@ def explain(exitcode: int, memory_kills: int) -> str:
     return ""
 
 
-def last_lines(path: str) -> tuple[str, ...]:
-    """The last lines of a log file."""
+def _end_of(path: str) -> str:
+    """The end of a log file; empty when it cannot be read."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+            return file.read().decode(errors="replace")
     except OSError:
-        return ()
-    lines = text.splitlines()
-    return tuple(line for line in lines[-_TAIL_LINES:])
+        return ""
 
 
 def original_exception(end: Exit) -> BaseException | None:

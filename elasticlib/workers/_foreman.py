@@ -39,8 +39,8 @@ class _Live:
     pid: int
     handle: int
     """pidfd"""
-    report: int
-    faults: int
+    left: tuple[int, int, int]
+    """What it leaves behind, as descriptors: report, fault handler's stacks, last lines of stderr."""
 
 
 @dataclass(eq=False)
@@ -119,9 +119,9 @@ class Foreman:
     def _start_worker(self, order: Message, streams: list[int]) -> None:
         order = {**self._job["common"], **order}
         order["env"] = {**self._job["common"]["env"], **order["env"]}
-        opened = [os.memfd_create("report"), os.memfd_create("faults")]
-        report, faults = opened
-        order |= {"stdin": streams[0], "report": report, "faults": faults}
+        report, faults, tail = [os.memfd_create(name) for name in ("report", "faults", "tail")]
+        opened = []
+        order |= {"stdin": streams[0], "report": report, "faults": faults, "tail": tail}
         order |= {name: self._memories.get(name) for name in ("function", "definitions")}
         for name, inherited in (("stdout", streams[1]), ("stderr", streams[2])):
             path = order[name]
@@ -132,18 +132,19 @@ class Foreman:
         try:
             pid = self._fork(order)
         finally:
-            for descriptor in opened[2:]:
+            for descriptor in opened:
                 os.close(descriptor)
-        live = _Live(order["local_rank"], pid, os.pidfd_open(pid), report, faults)
+        live = _Live(order["local_rank"], pid, os.pidfd_open(pid), (report, faults, tail))
         self._live[live.local_rank] = live
         self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
 
     def _fork(self, order: Message) -> int:
-        keep = {order["report"], order["faults"], *self._keep, *self._memories.values()}
+        left = [order["report"], order["faults"], order["tail"]]
+        keep = {*left, *self._keep, *self._memories.values()}
         order["inherit"] = []
         if order["fresh"]:  # a new interpreter finds its order in memory that it inherits
             letter = os.memfd_create("order")
-            order["inherit"] = [order["report"], order["faults"], *self._memories.values(), letter]
+            order["inherit"] = [*left, *self._memories.values(), letter]
             os.pwrite(letter, json.dumps(order).encode(), 0)
             keep.add(letter)
             order = {**order, "kind": "program", "argv": [*order["python"], str(letter)]}
@@ -162,7 +163,7 @@ class Foreman:
     def _own_descriptors(self) -> list[int]:
         """What a worker forked with all of the caller's descriptors must not hold."""
         own = [key.fd for key in self._selector.get_map().values()]
-        own += [number for worker in self._live.values() for number in (worker.report, worker.faults)]
+        own += [number for worker in self._live.values() for number in worker.left]
         return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
 
     def _ended(self, worker: _Live) -> None:
@@ -176,9 +177,9 @@ class Foreman:
         code = os.waitstatus_to_exitcode(status)
         message = {"op": "exited", "round": self._round, "local_rank": worker.local_rank}
         message |= {"pid": worker.pid, "exitcode": code, "told": self._stopping}
-        self._launcher.send(message, (worker.report, worker.faults))
-        os.close(worker.report)
-        os.close(worker.faults)
+        self._launcher.send(message, worker.left)
+        for descriptor in worker.left:
+            os.close(descriptor)
         if not self._live:
             self._all_ended()
 

@@ -35,6 +35,8 @@ class Exit:
     report: _report.Report | None
     faults: str
     """The fault handler's stacks, empty unless the worker crashed."""
+    tail: str = ""
+    """The end of what Python wrote to stderr."""
 
 
 @define
@@ -167,10 +169,10 @@ class Crew:
                 return []
             match message["op"]:
                 case "exited":
-                    report, faults = descriptors
-                    stacks = _report.read_exactly(faults, os.fstat(faults).st_size).decode(errors="replace")
+                    report, *texts = descriptors
+                    faults, tail = (_text(descriptor) for descriptor in texts)
                     rank, pid, code = message["local_rank"], message["pid"], message["exitcode"]
-                    return [Exit(rank, pid, code, message["told"], _report.read(report), stacks)]
+                    return [Exit(rank, pid, code, message["told"], _report.read(report), faults, tail)]
                 case "stopped":
                     return [Stopped(message["survivors"])]
                 case "broken":
@@ -205,6 +207,10 @@ class Crew:
         if self._template is not None:
             templates.give_back(self._template, unused=not self._used)
             self._template = None
+
+
+def _text(descriptor: int) -> str:
+    return _report.read_exactly(descriptor, os.fstat(descriptor).st_size).decode(errors="replace")
 
 
 def _stream(number: int) -> int:

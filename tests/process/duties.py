@@ -170,3 +170,72 @@ def fails_beside_a_stopped_one(folder: Path) -> str:
         wait_for(lambda: Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T")
         fails()
     return os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+
+def fails_beside(folder: Path) -> None:
+    """Fails once the one that ends badly is ready for it."""
+    wait_for((folder / "ready").exists)
+    fails()
+
+
+def fails_when_stopped(folder: Path) -> None:
+    """Ends badly when it is told to end."""
+
+    def come(signum: int, frame: object) -> None:
+        raise RuntimeError("could not save")
+
+    signal.signal(signal.SIGTERM, come)
+    (folder / "ready").touch()
+    time.sleep(60)  # stands for work; the stop ladder ends it
+
+
+def leaves_error_file(content: str) -> str:
+    """Ends with status 7 and an error file of its own making; returns the round from the second on."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(content, encoding="latin-1")
+        os._exit(7)
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+
+class UnshowableError(Exception):
+    """An exception with a mistake of its own."""
+
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+def raises_what_cannot_be_shown() -> None:
+    raise UnshowableError
+
+
+def raises_text(text: str) -> None:
+    raise ValueError(text)
+
+
+def raises_a_chain() -> None:
+    try:
+        raise KeyError("first")
+    except KeyError as error:
+        raise RuntimeError("second") from error
+
+
+def fails_in_a_collective(end: str) -> None:
+    """Rank 1 ends while the others wait for it in gloo; these ignore the stop signal until they have failed too."""
+    import torch
+    from torch import distributed
+
+    if os.environ["RANK"] != "1":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    distributed.init_process_group("gloo")
+    distributed.all_reduce(torch.ones(1))
+    if os.environ["RANK"] == "1":
+        match end:
+            case "raises":
+                fails()
+            case "exits":
+                os._exit(4)
+            case "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "quits":
+                sys.exit(3)
+    distributed.all_reduce(torch.ones(1))

@@ -81,6 +81,15 @@ def test_the_failure_of_a_worker_is_told_in_full(row: Row, kind: str, method: st
     assert row.hint in failure.hint
 
 
+@pytest.mark.parametrize(("kind", "method"), WAYS)
+def test_the_last_lines_of_stderr_are_in_the_report(kind: str, method: str) -> None:
+    """Also where the stream goes to the console: there is no exception that would say why."""
+    error = failed_launch(crashes.exits_with_text, kind, method)
+
+    assert ("the reason",) == only_failure(error).log_tail
+    assert "the reason" in str(error)
+
+
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 def test_a_result_that_cannot_be_pickled_is_named(method: str) -> None:
     """A function's lock cannot come back; the report names the type of the value."""

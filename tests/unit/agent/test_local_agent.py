@@ -50,7 +50,7 @@ def make(said: list[records.Record]) -> Iterator[Make]:
 
 
 def ended(rank: int, exitcode: int = 0, report: Report | None = None, *, told: bool = False) -> Exit:
-    return Exit(rank, 100 + rank, exitcode, told, report, "")
+    return Exit(rank, 100 + rank, exitcode, told, report, "", "")
 
 
 def note(agent: LocalElasticAgent, *ends: Exit, stopped: bool = False, lost: Lost | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_failure_is_told_at_once_and_stops_the_other_workers() -> None:
     assert actions == (TellFailed(0), Stop("rank 1 failed"))
 
 
-def test_success_is_told_and_the_agents_waits_for_the_word() -> None:
+def test_success_is_told_and_the_agent_waits_for_the_word() -> None:
     state, actions = after(*RUNNING, WorkersSucceeded())
 
     assert state.phase is Phase.WAITING
@@ -294,7 +295,7 @@ def all_actions(course: list[Event]) -> list[Action]:
 def test_between_two_starts_it_was_told_that_all_workers_are_gone(course: list[Event]) -> None:
     kinds = [type(each) for each in all_actions(course) if isinstance(each, (Start, TellStopped))]
 
-    assert (Start, Start) not in list(zip(kinds, kinds[1:], strict=False))
+    assert (Start, Start) not in list(itertools.pairwise(kinds))
 
 
 @given(COURSES)

@@ -1,0 +1,262 @@
+"""The wiring of a launch: refused before anything starts, and what becomes of its result."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticlib import launch
+from elasticlib.errors import ChildFailedError, ConfigError, EntrypointError, LogDirError, PicklingError, ProcessFailure
+from elasticlib.launch import elastic_launch, launch_agent
+from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.spec import LaunchConfig, WorkerSpec
+from elasticlib.state import RunResult, WorkerState
+
+
+def config(**asked: Any) -> LaunchConfig:
+    return LaunchConfig(nproc_per_node=2, **asked)
+
+
+class Agent:
+    """Stands in for the agent: it starts nothing, and ends as `result` says."""
+
+    result: RunResult | BaseException
+    cause: BaseException | None
+    made: list[Agent]
+
+    def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, start_method: str, **options: Any) -> None:
+        self.spec, self.logs, self.start_method, self.options = spec, logs, start_method, options
+        self.closed = False
+        Agent.made.append(self)
+
+    def run(self) -> RunResult:
+        self.logs.reify({0: {"TORCHELASTIC_RUN_ID": "job"}})
+        if isinstance(Agent.result, BaseException):
+            raise Agent.result
+        return Agent.result
+
+    def original_exception(self, rank: int) -> BaseException | None:
+        return Agent.cause if rank == 1 else None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> type[Agent]:
+    monkeypatch.setattr(launch, "LocalElasticAgent", Agent)
+    monkeypatch.setattr(Agent, "result", RunResult(WorkerState.SUCCEEDED, {0: "a", 1: "b"}), raising=False)
+    monkeypatch.setattr(Agent, "cause", None, raising=False)
+    monkeypatch.setattr(Agent, "made", [], raising=False)
+    return Agent
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """Fails a test whose launch leaves a thread or a change of the environment behind."""
+    threads, environment = threading.enumerate(), dict(os.environ)
+    yield
+    environment["PYTEST_CURRENT_TEST"] = os.environ["PYTEST_CURRENT_TEST"]
+    assert (threading.enumerate(), dict(os.environ)) == (threads, environment)
+
+
+def failures() -> dict[int, ProcessFailure]:
+    return {
+        0: ProcessFailure(0, 70, 1, "", message="lost", timestamp=1.0, rank=0, secondary=True),
+        1: ProcessFailure(1, 71, 1, "", message="a bad value", timestamp=2.0, rank=1),
+    }
+
+
+# Refused before anything starts.
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"max_nodes": 2}, r"max_nodes=2 \(one node so far\)"),
+        ({"rdzv_backend": "etcd-v2"}, "rdzv_backend='etcd-v2'"),
+        ({"rdzv_endpoint": "node1:29400"}, "rdzv_endpoint='node1:29400'"),
+        ({"rdzv_configs": {"last_call_timeout": 3}}, "rdzv_configs"),
+        ({"metrics_cfg": {"a": "b"}}, "metrics_cfg"),
+        ({"local_addr": "10.0.0.1"}, "local_addr='10.0.0.1'"),
+        ({"event_log_handler": "console"}, "event_log_handler='console'"),
+        ({"numa_options": object()}, "numa_options"),
+        ({"duplicate_stdout_filters": ["loss"]}, "duplicate_stdout_filters"),
+        ({"duplicate_stderr_filters": ["loss"]}, "duplicate_stderr_filters"),
+        ({"virtual_local_rank": True}, "virtual_local_rank"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name_and_never_ignored(
+    agent: type[Agent], asked: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"not built yet: .*{named}.*leave it out"):
+        launch_agent(config(**asked), print)
+    assert agent.made == []
+
+
+@pytest.mark.parametrize("endpoint", ["", "localhost:0", "127.0.0.1:0", "[::1]:0"])
+def test_a_private_endpoint_is_no_wish_for_others(agent: type[Agent], endpoint: str) -> None:
+    assert launch_agent(config(rdzv_endpoint=endpoint, rdzv_timeout=60), print) == {0: "a", 1: "b"}
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "kind"),
+    [
+        (7, (), EntrypointError),
+        ("no_such_script.py", (), EntrypointError),
+        (Path("/"), (), EntrypointError),
+        (print, (threading.Lock(),), PicklingError),
+    ],
+)
+def test_a_call_that_cannot_work_is_refused(entrypoint: Any, args: tuple[Any, ...], kind: type[ConfigError]) -> None:
+    with pytest.raises(kind):
+        elastic_launch(config(), entrypoint)(*args)
+
+
+def test_a_log_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(LogDirError, match="is not a folder"):
+        launch_agent(config(logs_specs=DefaultLogsSpecs(str(tmp_path / "file"))), print)
+
+
+def test_a_signal_that_cannot_be_handled_is_refused() -> None:
+    with pytest.raises(ConfigError, match="SIGKILL"):
+        launch_agent(config(signals_to_handle="SIGKILL"), print)
+
+
+@pytest.mark.parametrize("value", ["-1", "soon", "1.5", ""])
+def test_a_stop_time_that_is_none_is_refused(agent: type[Agent], value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", value)
+
+    with pytest.raises(ConfigError, match="TORCH_ELASTIC_SHUTDOWN_TIMEOUT="):
+        launch_agent(config(), print)
+
+
+# What the agent is told.
+
+
+@pytest.mark.parametrize(
+    ("asked", "variable", "seconds"), [(None, None, 30), (None, "7", 7), (3, "7", 3), (0, "7", 0), (3, "soon", 3)]
+)
+def test_the_stop_time_is_the_configs_else_the_environments_else_30_s(
+    agent: type[Agent], asked: int | None, variable: str | None, seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", variable)
+
+    launch_agent(config(shutdown_timeout=asked), print)
+
+    assert agent.made[0].options["shutdown_timeout"] == seconds
+
+
+def test_the_agent_gets_all_that_was_asked_for(agent: type[Agent]) -> None:
+    asked = config(
+        role="trainer",
+        max_restarts=5,
+        monitor_interval=0.5,
+        preload=("numpy",),
+        start_method="spawn",
+        signals_to_handle="SIGTERM",
+        log_line_prefix_template="${rank}: ",
+        run_id="job-7",
+    )
+
+    elastic_launch(asked, print)(1, 2, sep="-")
+
+    (made,) = agent.made
+    spec = made.spec
+    assert (spec.role, spec.local_world_size, spec.max_restarts, spec.monitor_interval) == ("trainer", 2, 5, 0.5)
+    assert (spec.entrypoint, spec.args, spec.kwargs, spec.preload) == (print, (1, 2), {"sep": "-"}, ("numpy",))
+    assert made.start_method == "spawn"
+    assert made.options["signals_to_handle"] == "SIGTERM"
+    assert made.options["log_line_prefix_template"] == "${rank}: "
+    assert spec.rdzv_handler.run_id == "job-7"  # type: ignore[attr-defined]
+
+
+def test_a_launch_without_a_name_gets_one_of_its_own(agent: type[Agent]) -> None:
+    for _ in range(2):
+        launch_agent(config(), print)
+
+    one, other = (made.spec.rdzv_handler.run_id for made in agent.made)  # type: ignore[attr-defined]
+    assert one and other and one != other
+
+
+def test_a_config_is_not_changed_by_its_launch(agent: type[Agent]) -> None:
+    asked = config(logs_specs=DefaultLogsSpecs())
+
+    launch_agent(asked, print)
+
+    assert asked == config(logs_specs=DefaultLogsSpecs())
+    assert asked.logs_specs is not None and asked.logs_specs.root_log_dir == ""
+
+
+# What becomes of the result.
+
+
+def test_results_come_by_rank(agent: type[Agent]) -> None:
+    assert elastic_launch(config(), print)() == {0: "a", 1: "b"}
+
+
+def test_a_launch_may_be_called_again(agent: type[Agent]) -> None:
+    call = elastic_launch(config(), print)
+
+    assert call() == call() == {0: "a", 1: "b"}
+    assert len(agent.made) == 2
+
+
+def test_a_failure_is_raised_from_the_exception_of_its_root_cause(agent: type[Agent]) -> None:
+    agent.result = RunResult(WorkerState.FAILED, {}, failures())
+    agent.cause = ValueError("a bad value")
+
+    with pytest.raises(ChildFailedError) as caught:
+        launch_agent(config(), "train.sh")
+
+    assert caught.value.name == "train.sh"
+    assert caught.value.failures == agent.result.failures
+    assert caught.value.__cause__ is agent.cause
+
+
+@pytest.mark.parametrize("end", ["success", "failure", "error"])
+def test_the_agent_is_closed_however_it_ended(agent: type[Agent], end: str) -> None:
+    if end != "success":
+        failed = RunResult(WorkerState.FAILED, {}, failures())
+        agent.result = failed if end == "failure" else KeyboardInterrupt()
+        with pytest.raises((ChildFailedError, KeyboardInterrupt)):
+            launch_agent(config(), print)
+    else:
+        launch_agent(config(), print)
+
+    assert agent.made[0].closed
+
+
+def test_temporary_logs_are_removed_after_a_success(agent: type[Agent]) -> None:
+    launch_agent(config(), print)
+
+    assert agent.made[0].logs.root_log_dir == ""
+
+
+def test_temporary_logs_stay_after_a_failure_and_it_is_said_where(
+    agent: type[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    agent.result = RunResult(WorkerState.FAILED, {}, failures())
+
+    with caplog.at_level(logging.INFO, "elasticlib"), pytest.raises(ChildFailedError):
+        launch_agent(config(), print)
+
+    (folder,) = tmp_path.iterdir()
+    assert f"logs and error files are kept in {folder}" in caplog.text
+
+
+def test_a_log_folder_of_the_users_stays_after_a_success(agent: type[Agent], tmp_path: Path) -> None:
+    launch_agent(config(logs_specs=DefaultLogsSpecs(str(tmp_path))), print)
+
+    assert list(tmp_path.iterdir()) != []

@@ -1,0 +1,135 @@
+"""The environment of a worker: what it is told, and what of the user's is kept."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.workers._env import Place, common_variables, threads_per_worker, worker_variables
+
+PLACE = Place(
+    run_id="job-7",
+    role="trainer",
+    local_world_size=4,
+    group_rank=1,
+    group_world_size=3,
+    rank_base=2,
+    world_size=9,
+    role_rank_base=1,
+    role_world_size=6,
+    restart_count=2,
+    max_restarts=3,
+    master_addr="10.0.0.1",
+    master_port=29500,
+)
+
+
+def test_a_worker_is_told_all_that_torchs_workers_are_told() -> None:
+    assert worker_variables(PLACE, 3, "/logs/attempt_2/3/error.json") == {
+        "LOCAL_RANK": "3",
+        "RANK": "5",
+        "GROUP_RANK": "1",
+        "ROLE_RANK": "4",
+        "ROLE_NAME": "trainer",
+        "LOCAL_WORLD_SIZE": "4",
+        "WORLD_SIZE": "9",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_WORLD_SIZE": "6",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_RUN_ID": "job-7",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": "/logs/attempt_2/3/error.json",
+    }
+
+
+def test_ranks_within_a_node_are_the_base_and_the_local_rank() -> None:
+    found = [worker_variables(PLACE, rank, "") for rank in range(PLACE.local_world_size)]
+
+    assert [each["LOCAL_RANK"] for each in found] == ["0", "1", "2", "3"]
+    assert [each["RANK"] for each in found] == ["2", "3", "4", "5"]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_ranks_over_nodes_of_any_size_are_all_different_and_complete(sizes: list[int]) -> None:
+    world = sum(sizes)
+    bases = [sum(sizes[:node]) for node in range(len(sizes))]
+
+    ranks = [
+        int(worker_variables(evolve(PLACE, rank_base=base, local_world_size=size, world_size=world), rank, "")["RANK"])
+        for base, size in zip(bases, sizes, strict=True)
+        for rank in range(size)
+    ]
+
+    assert ranks == list(range(world))
+
+
+def test_two_roles_count_their_ranks_for_themselves() -> None:
+    reader = evolve(PLACE, role="reader", rank_base=6, role_rank_base=0, role_world_size=3, local_world_size=3)
+
+    values = worker_variables(reader, 2, "")
+
+    assert (values["ROLE_NAME"], values["ROLE_RANK"], values["ROLE_WORLD_SIZE"]) == ("reader", "2", "3")
+    assert values["RANK"] == "8"
+
+
+def test_workers_of_a_round_share_the_stores_address() -> None:
+    found = [worker_variables(PLACE, rank, "") for rank in range(4)]
+
+    assert {(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in found} == {("10.0.0.1", "29500")}
+
+
+@pytest.mark.parametrize(("agent_store", "text"), [(True, "True"), (False, "False")])
+def test_who_hosts_the_store_is_said_in_the_words_that_torch_compares(agent_store: bool, text: str) -> None:
+    values = worker_variables(evolve(PLACE, agent_store=agent_store), 0, "")
+
+    assert values["TORCHELASTIC_USE_AGENT_STORE"] == text
+
+
+def test_a_worker_without_an_error_file_is_told_of_none() -> None:
+    assert worker_variables(PLACE, 0, "")["TORCHELASTIC_ERROR_FILE"] == ""
+
+
+def test_all_workers_share_the_launchers_environment_with_torchs_defaults() -> None:
+    assert common_variables({"HOME": "/root"}, 3, "SIGTERM") == {
+        "HOME": "/root",
+        "OMP_NUM_THREADS": "3",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM",
+    }
+
+
+def test_what_the_user_has_set_is_kept() -> None:
+    own = {"OMP_NUM_THREADS": "7", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+
+    assert common_variables(own, 7, "").items() >= own.items()
+
+
+def test_the_launchers_environment_is_not_changed() -> None:
+    own = {"HOME": "/root"}
+
+    common_variables(own, 1, "SIGTERM")
+
+    assert own == {"HOME": "/root"}
+
+
+@pytest.mark.parametrize(
+    ("cpus", "workers", "threads"),
+    [(8.0, 1, 8), (8.0, 2, 4), (8.0, 3, 2), (2.0, 8, 1), (2.5, 1, 2), (0.5, 1, 1)],
+)
+def test_cpus_are_divided_among_the_workers_and_each_has_one_at_least(cpus: float, workers: int, threads: int) -> None:
+    assert threads_per_worker({}, cpus, workers) == threads
+
+
+@pytest.mark.parametrize(("value", "threads"), [("6", 6), (" 6 ", 6), ("6,2", 6)])
+def test_a_thread_count_of_the_users_is_taken(value: str, threads: int) -> None:
+    assert threads_per_worker({"OMP_NUM_THREADS": value}, 8.0, 4) == threads
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "many"])
+def test_a_thread_count_that_is_none_is_computed_as_if_unset(value: str) -> None:
+    assert threads_per_worker({"OMP_NUM_THREADS": value}, 8.0, 4) == 2

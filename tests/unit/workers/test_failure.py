@@ -1,0 +1,232 @@
+"""From a worker's end to a failure: whose fault, what the signal means, which came first."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from elasticlib.errors import root_cause
+from elasticlib.workers._failure import explain, failed, failure_of, original_exception
+from elasticlib.workers._process import Exit
+from elasticlib.workers._report import Report, of_exception
+
+ERROR = Report("error", b"", "ValueError", "ValueError: bad", "Traceback\nValueError: bad", 1234.5)
+END = Exit(1, 77, 1, False, None, "", "")
+
+
+def describe(end: Exit, *, error_file: str = "", stderr: str | None = None, kills: int = 0) -> Any:
+    return failure_of(end, 5, error_file, stderr, kills, noticed=2000.25)
+
+
+# Whether it failed.
+
+
+def test_an_end_with_status_0_is_no_failure() -> None:
+    assert not failed(evolve(END, exitcode=0))
+
+
+@pytest.mark.parametrize("exitcode", [1, 3, -signal.SIGKILL, -signal.SIGTERM])
+def test_whoever_ends_badly_unasked_has_failed(exitcode: int) -> None:
+    assert failed(evolve(END, exitcode=exitcode))
+
+
+@pytest.mark.parametrize("exitcode", [1, 143, -signal.SIGTERM, -signal.SIGKILL])
+def test_whoever_ends_badly_after_the_stop_signal_was_only_stopped(exitcode: int) -> None:
+    assert not failed(evolve(END, exitcode=exitcode, told=True))
+
+
+def test_an_exception_after_the_stop_signal_is_a_failure() -> None:
+    assert failed(evolve(END, told=True, report=ERROR))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL])
+def test_a_crash_after_the_stop_signal_is_a_failure(signum: signal.Signals) -> None:
+    assert failed(evolve(END, exitcode=-signum, told=True))
+
+
+@pytest.mark.xfail(strict=True, reason="a report of any kind counts, also that of a return value")
+def test_a_worker_that_had_returned_and_was_stopped_at_its_exit_has_not_failed() -> None:
+    assert not failed(evolve(END, exitcode=-signal.SIGTERM, told=True, report=Report("result", b"")))
+
+
+# What is known of it.
+
+
+def test_a_report_tells_type_message_traceback_and_time() -> None:
+    failure = describe(evolve(END, report=ERROR))
+
+    assert (failure.rank, failure.local_rank, failure.pid, failure.exitcode) == (5, 1, 77, 1)
+    assert (failure.exception_type, failure.message) == ("ValueError", "ValueError: bad")
+    assert (failure.traceback, failure.timestamp) == ("Traceback\nValueError: bad", 1234.5)
+    assert not failure.secondary
+
+
+def test_a_report_beats_the_error_file(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps({"message": {"message": "older", "extraInfo": {"timestamp": "9"}}}))
+
+    failure = describe(evolve(END, report=ERROR), error_file=str(path))
+
+    assert (failure.message, failure.timestamp) == ("ValueError: bad", 1234.5)
+
+
+def test_the_error_file_beats_the_exit_status(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps({"message": {"message": "of a decorator", "extraInfo": {"timestamp": "900"}}}))
+
+    failure = describe(END, error_file=str(path))
+
+    assert (failure.message, failure.timestamp) == ("of a decorator", 900.0)
+
+
+def test_without_a_word_of_the_worker_the_time_is_that_of_its_end() -> None:
+    failure = describe(evolve(END, exitcode=-9))
+
+    assert failure.timestamp == 2000.25
+    assert "SIGKILL" in failure.message
+
+
+def test_a_return_value_is_no_word_on_a_failure() -> None:
+    failure = describe(evolve(END, exitcode=3, report=Report("result", b"payload", timestamp=1.0)))
+
+    assert failure.timestamp == 2000.25
+    assert "exit status 3" in failure.message
+
+
+def test_stacks_of_a_crash_are_its_traceback() -> None:
+    failure = describe(evolve(END, exitcode=-11, faults="Fatal Python error: Segmentation fault\n\n"))
+
+    assert failure.traceback == "Fatal Python error: Segmentation fault"
+
+
+def test_last_lines_of_stderr_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    path.write_text("first\nlast words\n")
+
+    assert describe(END, stderr=str(path)).log_tail == ("first", "last words")
+
+
+def test_last_words_are_those_that_python_wrote_where_there_is_no_log() -> None:
+    assert describe(evolve(END, tail="first\nlast words\n")).log_tail == ("first", "last words")
+
+
+def test_the_log_beats_what_python_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    path.write_text("of native code too\n")
+
+    assert describe(evolve(END, tail="of Python alone\n"), stderr=str(path)).log_tail == ("of native code too",)
+
+
+def test_last_lines_do_not_repeat_the_traceback() -> None:
+    failure = describe(evolve(END, report=ERROR, tail="epoch 3\nTraceback\nValueError: bad\n"))
+
+    assert failure.log_tail == ("epoch 3",)
+
+
+# Which came first.
+
+
+def test_a_lost_connection_that_was_noticed_first_does_not_beat_its_cause() -> None:
+    lost = describe(evolve(END, report=of_exception(ConnectionResetError("by peer"), b"")))
+    cause = describe(evolve(END, exitcode=-9))
+    lost.timestamp = cause.timestamp - 1
+
+    assert root_cause({0: lost, 1: cause}) == (1, cause)
+
+
+def test_a_crash_of_a_worker_that_was_being_stopped_does_not_beat_the_cause() -> None:
+    stopped = describe(evolve(END, exitcode=-signal.SIGABRT, told=True))
+    cause = describe(evolve(END, report=of_exception(ValueError("bad"), b"")))
+
+    assert stopped.secondary
+    assert root_cause({0: stopped, 1: cause}) == (1, cause)
+
+
+# What the end means.
+
+
+@pytest.mark.parametrize("exitcode", [-9, 137])
+def test_a_kill_says_whether_memory_ran_out(exitcode: int) -> None:
+    assert "out-of-memory killer ended 2 process" in explain(exitcode, 2)
+    assert "counter did not move" in explain(exitcode, 0)
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "words"),
+    [
+        (-11, "native code crashed"),
+        (139, "native code crashed"),
+        (-7, "native code crashed"),
+        (-6, "native code gave up"),
+        (-15, "asked to end from outside"),
+        (143, "asked to end from outside"),
+        (-2, "asked to end from outside"),
+        (126, "may not be executed"),
+        (127, "was not found"),
+    ],
+)
+def test_an_end_is_explained(exitcode: int, words: str) -> None:
+    assert words in explain(exitcode, 0)
+
+
+@pytest.mark.parametrize("exitcode", [0, 1, 2, 120, 255, -10])
+def test_an_end_that_says_nothing_is_not_explained(exitcode: int) -> None:
+    assert explain(exitcode, 0) == ""
+
+
+# The log's end.
+
+
+def test_only_the_last_lines_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    path.write_text("".join(f"line {number}\n" for number in range(100_000)))
+
+    assert describe(END, stderr=str(path)).log_tail == tuple(f"line {number}" for number in range(99_990, 100_000))
+
+
+def test_a_log_of_no_encoding_is_read() -> None:
+    descriptor = os.memfd_create("log")
+    os.write(descriptor, b"\xff\xfe bad\n")
+    try:
+        lines = describe(END, stderr=f"/proc/self/fd/{descriptor}").log_tail
+    finally:
+        os.close(descriptor)
+
+    assert lines == ("\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER} bad",)
+
+
+def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
+    assert describe(END, stderr=str(tmp_path / "gone")).log_tail == ()
+    assert describe(END, stderr=os.devnull).log_tail == ()
+
+
+# The worker's own exception.
+
+
+def test_the_exception_of_the_worker_is_rebuilt() -> None:
+    report = of_exception(ValueError("bad"), pickle.dumps(ValueError("bad")))
+
+    assert repr(original_exception(evolve(END, report=report))) == "ValueError('bad')"
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        None,
+        ERROR,
+        Report("result", pickle.dumps(ValueError("a value"))),
+        Report("error", b"no pickle at all"),
+        Report("error", pickle.dumps("no exception")),
+        Report("error", b"cno_such_module\nTrouble\n."),
+    ],
+    ids=["no report", "no payload", "a result", "garbage", "no exception", "not importable"],
+)
+def test_an_exception_that_cannot_be_rebuilt_is_left_out(report: Report | None) -> None:
+    assert original_exception(evolve(END, report=report)) is None

@@ -1,0 +1,186 @@
+"""The foreman's stop ladder and what it says, with nobody really killed."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from elasticlib.workers import _foreman, _guardian
+from elasticlib.workers._foreman import Foreman
+from elasticlib.workers._wire import Channel, Message, wait_readable
+
+
+class Yard:
+    """A foreman, its launcher's end of the channel, and workers whom signals do not reach."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launcher, theirs = Channel.pair()
+        self.theirs = theirs
+        self.foreman = Foreman(theirs, os.getppid(), frozenset())
+        self.sent: list[tuple[int, int]] = []
+        self.workers: list[int] = []
+        monkeypatch.setattr(_foreman, "_signal_group", lambda leader, signum: self.sent.append((leader, signum)))
+        monkeypatch.setattr(_guardian, "send", lambda pid, signum: None)
+        monkeypatch.setattr(_guardian, "sweep", lambda **limits: [])
+
+    def worker(self, rank: int) -> _foreman._Live:
+        sleep = shutil.which("sleep") or "sleep"
+        pid = os.posix_spawn(sleep, ["sleep", "60"], {})
+        self.workers.append(pid)
+        left = os.memfd_create("report"), os.memfd_create("faults"), os.memfd_create("tail")
+        live = _foreman._Live(rank, pid, os.pidfd_open(pid), left)
+        self.foreman._live[rank] = live
+        self.foreman._selector.register(live.handle, selectors.EVENT_READ, lambda: self.foreman._ended(live))
+        return live
+
+    def end(self, live: _foreman._Live) -> None:
+        os.kill(live.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, live.pid, os.WEXITED | os.WNOWAIT)
+        self.workers.remove(live.pid)
+        self.foreman._ended(live)
+
+    def order(self, **message: object) -> None:
+        self.launcher.send(message, (0, 1, 2) if message["op"] == "start" else ())
+        self.foreman._obey()
+
+    def said(self) -> list[Message]:
+        """All that the foreman has said by now."""
+        found = []
+        while wait_readable([self.launcher], 0):
+            received = self.launcher.receive()
+            assert received is not None
+            for descriptor in received[1]:
+                os.close(descriptor)
+            found.append(received[0])
+        return found
+
+    def close(self) -> None:
+        for pid in self.workers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for live in self.foreman._live.values():
+            for descriptor in (live.handle, *live.left):
+                os.close(descriptor)
+        self.foreman._selector.close()
+        self.launcher.close()
+        self.theirs.close()
+
+
+@pytest.fixture
+def yard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
+    yard = Yard(monkeypatch)
+    yield yard
+    yard.close()
+
+
+def test_an_end_is_told_with_its_status(yard: Yard) -> None:
+    live = yard.worker(0)
+    yard.worker(1)
+
+    yard.end(live)
+
+    (message,) = yard.said()
+    assert (message["op"], message["local_rank"], message["pid"]) == ("exited", 0, live.pid)
+    assert (message["exitcode"], message["told"]) == (-signal.SIGKILL, False)
+
+
+def test_whoever_ends_takes_its_group_along(yard: Yard) -> None:
+    live = yard.worker(0)
+
+    yard.end(live)
+
+    assert (live.pid, signal.SIGKILL) in yard.sent
+
+
+def test_the_last_end_ends_the_round(yard: Yard) -> None:
+    first, last = yard.worker(0), yard.worker(1)
+
+    yard.end(first)
+    yard.end(last)
+
+    assert [message["op"] for message in yard.said()] == ["exited", "exited", "stopped"]
+
+
+def test_a_stop_signals_all_groups_and_wakes_the_stopped_ones(yard: Yard) -> None:
+    first, second = yard.worker(0), yard.worker(1)
+
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    assert yard.sent == [
+        (pid, signum) for pid in (first.pid, second.pid) for signum in (signal.SIGTERM, signal.SIGCONT)
+    ]
+
+
+def test_an_end_after_the_stop_signal_is_told_as_such(yard: Yard) -> None:
+    live = yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    yard.end(live)
+
+    assert yard.said()[0]["told"] is True
+
+
+def test_a_stop_without_workers_is_done_at_once(yard: Yard) -> None:
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    assert [message["op"] for message in yard.said()] == ["stopped"]
+
+
+def test_out_of_time_means_a_kill_and_then_the_survivors_are_told(yard: Yard) -> None:
+    live = yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
+
+    yard.foreman._out_of_time()
+    after_kill = yard.said()
+    yard.foreman._out_of_time()
+
+    assert yard.sent[-1] == (live.pid, signal.SIGKILL)
+    assert after_kill == []
+    assert [(message["op"], message["survivors"]) for message in yard.said()] == [("stopped", [live.pid])]
+
+
+@pytest.mark.xfail(strict=True, reason="a signal after the kill cuts its time to nothing")
+def test_another_signal_after_the_kill_does_not_make_a_survivor_of_who_is_just_dying(yard: Yard) -> None:
+    yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGINT), grace=30.0)
+    yard.order(op="stop", signal=int(signal.SIGKILL), grace=0.0)
+    yard.foreman._out_of_time()
+    until_then = yard.foreman._deadline
+
+    yard.order(op="stop", signal=int(signal.SIGKILL), grace=0.0)
+
+    assert yard.foreman._deadline == until_then
+
+
+@pytest.mark.xfail(strict=True, reason="it counts as a worker of the round that runs when it ends")
+def test_a_survivor_that_ends_later_is_told_of_its_own_round(yard: Yard) -> None:
+    survivor = yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
+    yard.foreman._round = 0
+    yard.foreman._out_of_time()
+    yard.foreman._out_of_time()
+    yard.order(op="start", round=1, workers=[], store=False)
+    yard.said()
+
+    yard.end(survivor)
+
+    assert {message["round"] for message in yard.said()} <= {0}
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the foreman breaks, and with it the launch")
+def test_a_knock_that_comes_with_the_last_end_finds_no_store(yard: Yard) -> None:
+    listener = os.eventfd(1, os.EFD_CLOEXEC)
+    yard.foreman._listener = listener
+    yard.foreman._selector.register(listener, selectors.EVENT_READ, yard.foreman._open_store)
+    live = yard.worker(0)
+    knock = yard.foreman._selector.get_key(listener)
+
+    yard.end(live)
+    knock.data()
+
+    assert yard.foreman._store is None

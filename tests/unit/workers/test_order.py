@@ -1,0 +1,300 @@
+"""The check of a call: what kind of work it is, what is refused, what the workers will find."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import EntrypointError, PicklingError
+from elasticlib.spec import WorkerSpec
+from elasticlib.workers import _order
+from elasticlib.workers._order import Job
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The relative path of a script in the present folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    return "train.py"
+
+
+def plan(
+    entrypoint: Any,
+    *args: Any,
+    method: str = "forkserver",
+    environment: Mapping[str, str] | None = None,
+    threads: int = 1,
+    **spec: Any,
+) -> Job:
+    asked = WorkerSpec("trainer", 2, None, entrypoint=entrypoint, args=args, **spec)
+    return _order.plan(asked, method, environment if environment is not None else {"PATH": os.defpath}, threads)
+
+
+def train(rate: float, *, epochs: int = 1) -> float:
+    return rate * epochs
+
+
+# What kind of work it is.
+
+
+def test_a_callable_is_a_function_with_its_arguments() -> None:
+    job = plan(train, 0.5, kwargs={"epochs": 4})
+
+    function, args, kwargs, _ = pickle.loads(job.memories["function"])
+    assert job.common["kind"] == "function"
+    assert function(*args, **kwargs) == 2.0
+
+
+def test_a_function_sees_the_callers_command_line_and_search_path() -> None:
+    job = plan(train, 0.5)
+
+    assert job.argv(0) == sys.argv
+    assert job.common["sys_path"] == sys.path
+
+
+def test_a_function_in_a_forked_caller_is_not_pickled() -> None:
+    lock = threading.Lock()
+
+    job = plan(lambda given: given is lock, lock, method="fork")
+
+    assert job.template is None
+    assert not job.memories
+    assert job.call is not None and job.call()
+
+
+def test_a_path_that_ends_in_py_is_a_script(script: str) -> None:
+    assert plan(script).common["kind"] == "script"
+
+
+def test_a_path_object_is_a_script_whatever_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "train"
+    path.write_text("")
+
+    assert plan(path).common["kind"] == "script"
+
+
+def test_a_scripts_path_reaches_it_as_it_was_typed(script: str) -> None:
+    typed = f"./{script}"
+
+    assert plan(typed, "--lr", 0.1).argv(0) == [typed, "--lr", "0.1"]
+
+
+def test_modules_beside_a_script_can_be_imported_also_through_a_link(script: str, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "link.py").symlink_to(tmp_path / script)
+
+    assert plan("elsewhere/link.py").common["path0"] == str(tmp_path)
+
+
+def test_a_module_is_searched_from_the_present_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    job = plan("pkg.train", "--fast", module=True)
+
+    assert (job.common["kind"], job.common["entry"], job.common["path0"]) == ("module", "pkg.train", str(tmp_path))
+    assert job.argv(0) == ["-m", "--fast"]
+
+
+def test_any_other_name_is_a_program_of_the_path() -> None:
+    job = plan("sh", "-c", "true")
+
+    assert job.common["kind"] == "program"
+    assert os.path.isabs(job.argv(0)[0]) and job.argv(0)[1:] == ["-c", "true"]
+
+
+def test_no_python_makes_a_program_of_an_executable_script(script: str) -> None:
+    os.chmod(script, 0o755)
+
+    job = plan(f"./{script}", no_python=True)
+
+    assert (job.common["kind"], job.argv(0)) == ("program", [f"./{script}"])
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("--rank=${local_rank}", "--rank=1"),
+        ("$local_rank", "1"),
+        ("${local_rank}${local_rank}", "11"),
+        ("$$", "$$"),
+        ("costs $5", "costs $5"),
+        ("$local_ranks", "$local_ranks"),
+        ("${other}", "${other}"),
+        ("", ""),
+        ("--", "--"),
+    ],
+)
+def test_only_local_rank_is_replaced_in_arguments(script: str, typed: str, expected: str) -> None:
+    assert plan(script, typed).argv(1) == [script, expected]
+
+
+def test_arguments_of_a_script_become_text(script: str) -> None:
+    assert plan(script, 3, 0.5, None).argv(0) == [script, "3", "0.5", "None"]
+
+
+# What a worker finds.
+
+
+def test_a_worker_finds_the_place_that_the_call_was_made_in(script: str, tmp_path: Path) -> None:
+    former = os.umask(0o027)
+    try:
+        job = plan(script, environment={"A": "1"}, threads=3)
+    finally:
+        os.umask(former)
+
+    assert job.common["env"] == {"A": "1"}
+    assert job.common["cwd"] == str(tmp_path)
+    assert job.common["umask"] == 0o027
+    assert job.common["affinity"] == sorted(os.sched_getaffinity(0))
+    assert job.common["threads"] == 3
+
+
+def test_only_spawn_asks_for_fresh_interpreters(script: str) -> None:
+    assert plan(script, method="spawn").common["fresh"]
+    assert not plan(script).common["fresh"]
+
+
+def test_spawned_workers_share_a_template_whatever_their_environment(script: str) -> None:
+    one = plan(script, method="spawn", environment={"A": "1"})
+    other = plan(script, method="spawn", environment={"A": "2"})
+
+    assert one.template is not None
+    assert one.template == other.template
+
+
+def test_a_variable_that_an_import_may_read_asks_for_a_template_of_its_own(script: str) -> None:
+    one = plan(script, environment={"A": "1"})
+    other = plan(script, environment={"A": "2"})
+
+    assert one.template != other.template
+
+
+def test_templates_that_preload_torch_alone_serve_scripts_of_all_folders(script: str, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "other.py").write_text("")
+
+    assert plan(script).template == plan("sub/other.py").template
+
+
+def test_templates_that_preload_the_users_modules_know_where_these_are(script: str, tmp_path: Path) -> None:
+    job = plan(script, preload=("helpers_of_mine",))
+
+    assert job.template is not None
+    assert job.template.path == job.search_path == (str(tmp_path),)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "spec", "complaint"),
+    [
+        (3, {}, "entrypoint=3, a int, is no callable"),
+        ("gone.py", {}, "script 'gone.py' was not found in"),
+        ("folder.py", {}, "script 'folder.py' is not a file"),
+        (Path("gone"), {}, "script 'gone' was not found in"),
+        ("no-such-program", {}, "'no-such-program' was not found on PATH; a Python script's path ends in .py"),
+        ("./gone", {}, "program './gone' was not found in"),
+        ("./folder.py", {"no_python": True}, "program './folder.py' is not a file"),
+        ("./train.py", {"no_python": True}, "program './train.py' may not be executed"),
+        ("pkg/train.py", {"module": True}, "module 'pkg/train.py' is no dotted name"),
+        ("1pkg", {"module": True}, "module '1pkg' is no dotted name"),
+        ("", {"module": True}, "module '' is no dotted name"),
+        ("train.py", {"kwargs": {"lr": 1}}, r"takes no keyword arguments \(lr\)"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(
+    script: str, tmp_path: Path, entrypoint: Any, spec: dict[str, Any], complaint: str
+) -> None:
+    (tmp_path / "folder.py").mkdir()
+
+    with pytest.raises(EntrypointError, match=complaint):
+        plan(entrypoint, **spec)
+
+
+def test_a_script_that_may_not_be_read_is_refused(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read whatever the mode says
+
+    with pytest.raises(EntrypointError, match="may not be read"):
+        plan(script)
+
+
+def test_a_script_cannot_run_in_a_forked_caller(script: str) -> None:
+    with pytest.raises(EntrypointError, match="start_method='fork' runs functions only"):
+        plan(script, method="fork")
+
+
+def test_an_argument_that_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(PicklingError, match="argument 0 of train"):
+        plan(train, threading.Lock())
+
+
+def test_a_folder_that_was_removed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+
+    with pytest.raises(EntrypointError, match="current folder was removed"):
+        plan(train, 0.5)
+
+
+def test_an_interpreter_that_cannot_be_run_is_refused(script: str) -> None:
+    with pytest.raises(EntrypointError, match="PYTHON_EXEC='/no/such/python' cannot be run"):
+        plan(script, environment={"PYTHON_EXEC": "/no/such/python"})
+
+
+# Another interpreter.
+
+
+def test_an_interpreter_that_can_be_a_template_makes_one(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_order, "importable_by", lambda python, environment: True)
+
+    job = plan(script, environment={"PYTHON_EXEC": "/opt/other/python"})
+
+    assert job.common["kind"] == "script"
+    assert job.template is not None and job.template.python == "/opt/other/python"
+
+
+def test_an_interpreter_that_cannot_be_a_template_runs_the_script_and_is_warned_of(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_order, "importable_by", lambda python, environment: False)
+
+    with pytest.warns(UserWarning, match="cannot import elasticlib"):
+        job = plan(script, "--fast", environment={"PYTHON_EXEC": "/opt/other/python"})
+
+    assert job.common["kind"] == "program"
+    assert job.argv(0) == ["/opt/other/python", "-u", script, "--fast"]
+
+
+def test_a_module_of_another_interpreter_runs_by_its_name(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_order, "importable_by", lambda python, environment: False)
+
+    with pytest.warns(UserWarning, match="cannot import elasticlib"):
+        job = plan("pkg.train", module=True, environment={"PYTHON_EXEC": "/opt/other/python"})
+
+    assert job.argv(0) == ["/opt/other/python", "-u", "-m", "pkg.train"]
+
+
+@pytest.mark.xfail(strict=True, reason="the guardian executes it as a path, in the present folder, and finds nothing")
+def test_an_interpreter_of_the_path_is_found_before_it_is_needed(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_order, "importable_by", lambda python, environment: True)
+    name = os.path.basename(sys.executable)
+
+    job = plan(script, environment={"PATH": os.path.dirname(sys.executable), "PYTHON_EXEC": name})
+
+    assert job.template is not None
+    assert os.path.isabs(job.template.python)

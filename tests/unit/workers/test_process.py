@@ -1,0 +1,216 @@
+"""The launcher's side of a foreman, who is played here by the other end of the channel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from elasticlib.errors import StartError
+from elasticlib.workers import _report
+from elasticlib.workers._process import Crew, Event, Exit, Lost, Stopped
+from elasticlib.workers._wire import Channel, Message, wait_readable
+
+
+class Foreman:
+    """What a foreman would say and hear."""
+
+    def __init__(self) -> None:
+        ours, self.channel = Channel.pair()
+        self.crew = Crew({"common": {}}, {"function": b"pickled"})
+        self.crew._hire(ours)
+
+    def hear(self) -> Message:
+        received = self.channel.receive()
+        assert received is not None
+        for descriptor in received[1]:
+            os.close(descriptor)
+        return received[0]
+
+    def say(self, op: str, number: int = 0, **facts: object) -> None:
+        self.channel.send({"op": op, "round": number, **facts})
+
+    def exited(self, rank: int, exitcode: int = 0, number: int = 0, report: _report.Report | None = None) -> None:
+        memories = os.memfd_create("report"), os.memfd_create("faults"), os.memfd_create("tail")
+        if report is not None:
+            _report.write(memories[0], report)
+        os.write(memories[1], b"Fatal Python error" if exitcode == -11 else b"")
+        os.write(memories[2], b"last words\n")
+        message = {"op": "exited", "round": number, "local_rank": rank, "pid": 70 + rank}
+        self.channel.send({**message, "exitcode": exitcode, "told": False}, memories)
+        for descriptor in memories:
+            os.close(descriptor)
+
+    def start(self, number: int = 0) -> dict[int, int]:
+        self.say("started", number, pids={"0": 70, "1": 71})
+        return self.crew.start(number, [], None)
+
+
+@pytest.fixture
+def foreman() -> Iterator[Foreman]:
+    foreman = Foreman()
+    yield foreman
+    foreman.channel.close()
+    foreman.crew.close()
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_foreman_hears_first_what_all_rounds_have_in_common(foreman: Foreman) -> None:
+    received = foreman.channel.receive()
+
+    assert received is not None
+    message, (memory,) = received
+    try:
+        assert message == {"op": "job", "common": {}, "memories": ["function"]}
+        assert os.pread(memory, 100, 0) == b"pickled"
+    finally:
+        os.close(memory)
+
+
+def test_a_start_sends_the_orders_and_returns_the_pids_by_rank(foreman: Foreman) -> None:
+    foreman.hear()
+
+    pids = foreman.start()
+
+    assert pids == {0: 70, 1: 71}
+    assert foreman.hear() == {"op": "start", "round": 0, "workers": [], "store": False}
+    assert foreman.crew.started()
+
+
+def test_a_start_that_is_interrupted_returns_nobody(foreman: Foreman) -> None:
+    interrupt = os.eventfd(1, os.EFD_CLOEXEC)
+    try:
+        pids = foreman.crew.start(0, [], None, interrupt)
+    finally:
+        os.close(interrupt)
+
+    assert pids == {}
+    assert not foreman.crew.started()
+
+
+def test_a_start_without_a_foreman_is_an_error(foreman: Foreman) -> None:
+    foreman.channel.close()
+
+    with pytest.raises(StartError, match="ended from outside"):
+        foreman.crew.start(0, [], None)
+
+
+def test_an_end_comes_with_what_the_worker_left(foreman: Foreman) -> None:
+    foreman.start()
+    report = _report.Report("result", b"payload")
+    foreman.exited(1, -11, report=report)
+
+    events = foreman.crew.take()
+
+    assert events == [Exit(1, 71, -11, False, report, "Fatal Python error", "last words\n")]
+
+
+def test_ends_are_taken_all_at_once_and_only_once(foreman: Foreman) -> None:
+    foreman.start()
+    foreman.exited(1)
+    foreman.exited(0)
+    foreman.say("stopped", survivors=[])
+
+    first, second = foreman.crew.take(), foreman.crew.take()
+
+    assert [type(event) for event in first] == [Exit, Exit, Stopped]
+    assert second == []
+
+
+def test_what_is_said_of_an_earlier_round_is_not_heard(foreman: Foreman) -> None:
+    foreman.start(0)
+    foreman.exited(1, -9, number=0)
+    foreman.say("stopped", 0, survivors=[])
+    foreman.start(1)
+    foreman.say("stopped", 0, survivors=[])
+
+    assert foreman.crew.take() == []
+
+
+def test_survivors_are_named(foreman: Foreman) -> None:
+    foreman.start()
+    foreman.say("stopped", survivors=[71])
+
+    assert foreman.crew.take() == [Stopped([71])]
+
+
+def test_a_foreman_that_is_gone_has_lost_its_workers(foreman: Foreman) -> None:
+    foreman.start()
+    foreman.exited(0)
+    foreman.channel.close()
+
+    exited, lost = foreman.crew.take()
+
+    assert isinstance(exited, Exit) and isinstance(lost, Lost)
+    assert lost.why == "the process that starts the workers was ended from outside"
+    assert foreman.crew.fileno() == -1
+
+
+def broken(foreman: Foreman) -> list[Event]:
+    foreman.say("broken", why="a worker could not be started: no memory")
+    foreman.start()
+    return foreman.crew.take()
+
+
+def test_a_start_that_broke_in_the_middle_is_a_loss(foreman: Foreman) -> None:
+    (lost,) = broken(foreman)
+
+    assert isinstance(lost, Lost)
+    assert lost.why == "a worker could not be started: no memory"
+
+
+@pytest.mark.xfail(strict=True, reason="it lies where nobody waits, until another worker ends: maybe never")
+def test_a_start_that_broke_in_the_middle_can_be_waited_for(foreman: Foreman) -> None:
+    foreman.say("broken", why="a worker could not be started: no memory")
+    foreman.start()
+
+    assert wait_readable([foreman.crew], 0) == {foreman.crew.fileno()}
+
+
+def test_a_stop_is_sent_with_signal_and_grace(foreman: Foreman) -> None:
+    foreman.hear()
+
+    sent = foreman.crew.stop(15, 2.5)
+
+    assert sent
+    assert foreman.hear() == {"op": "stop", "signal": 15, "grace": 2.5}
+
+
+def test_a_stop_without_a_foreman_says_so(foreman: Foreman) -> None:
+    foreman.channel.close()
+
+    assert not foreman.crew.stop(15, 2.5)
+
+
+def test_closing_lets_the_foreman_go_and_waits_for_nobody_who_is_gone(foreman: Foreman) -> None:
+    foreman.hear()
+    foreman.start()
+    foreman.hear()
+    foreman.exited(0)
+    theirs = Channel.adopt(os.dup(foreman.channel.fileno()))
+    foreman.channel.close()
+    theirs.close()
+
+    foreman.crew.close()
+    foreman.crew.close()
+
+    assert foreman.crew.fileno() == -1
+    assert not foreman.crew.stop(15, 0.0)
+
+
+def test_rounds_leave_no_descriptor_open(foreman: Foreman) -> None:
+    foreman.hear()
+    before = open_descriptors()
+
+    for number in range(3):
+        foreman.start(number)
+        foreman.hear()
+        foreman.exited(0, number=number)
+        foreman.exited(1, number=number - 1)
+        foreman.crew.take()
+
+    assert open_descriptors() == before

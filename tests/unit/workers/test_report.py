@@ -1,0 +1,231 @@
+"""A worker's last word: whole or absent, of any size; and the error file that other tools read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.workers import _report
+from elasticlib.workers._report import Report, is_secondary, of_exception, qualified_name, read, write
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    descriptor = os.memfd_create("report")
+    yield descriptor
+    os.close(descriptor)
+
+
+REPORTS = st.builds(
+    Report,
+    st.sampled_from(["result", "error"]),
+    st.binary(max_size=300),
+    st.text(max_size=30),
+    st.text(max_size=300),
+    st.text(max_size=300),
+    st.floats(0, 1e11),
+    st.booleans(),
+)
+
+
+@given(REPORTS)
+def test_what_was_written_is_read(report: Report) -> None:
+    descriptor = os.memfd_create("report")
+    try:
+        write(descriptor, report)
+        found = read(descriptor)
+    finally:
+        os.close(descriptor)
+
+    assert found == report
+
+
+def test_a_large_result_is_read_whole(memory: int) -> None:
+    report = Report("result", os.urandom(MIB) * 8)
+
+    write(memory, report)
+
+    assert read(memory) == report
+
+
+def test_writes_that_the_kernel_cuts_short_are_continued(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda number, data, offset: plain(number, bytes(data[:7]), offset))
+    report = Report("error", b"payload", "ValueError", "a bad value", "Traceback", 1.5, True)
+
+    write(memory, report)
+
+    assert read(memory) == report
+
+
+def test_a_worker_that_wrote_nothing_left_no_report(memory: int) -> None:
+    assert read(memory) is None
+
+
+@pytest.mark.parametrize("survives", range(3))
+def test_a_report_that_was_cut_off_is_absent(memory: int, survives: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, left = os.pwrite, [survives]
+
+    def dies(number: int, data: Any, offset: int) -> int:
+        if not left[0]:
+            raise InterruptedError("killed")
+        left[0] -= 1
+        return plain(number, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", dies)
+    with pytest.raises(InterruptedError):
+        write(memory, Report("result", b"payload"))
+
+    assert read(memory) is None
+
+
+def test_bytes_that_are_missing_are_an_error(memory: int) -> None:
+    os.pwrite(memory, b"abc", 0)
+
+    with pytest.raises(EOFError, match="2 bytes less"):
+        _report.read_exactly(memory, 5)
+
+
+# What an exception says.
+
+
+class TroubleError(Exception):
+    pass
+
+
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_an_exception_is_reported_with_type_message_and_traceback() -> None:
+    report = of_exception(raised(ValueError("a bad value")), b"pickled")
+
+    assert (report.kind, report.payload) == ("error", b"pickled")
+    assert (report.exception_type, report.message) == ("ValueError", "ValueError: a bad value")
+    assert "in raised\n    raise error\n" in report.traceback
+    assert report.timestamp > 0
+
+
+def test_an_exception_without_a_text_is_called_by_its_type() -> None:
+    assert of_exception(ValueError(), b"").message == "ValueError"
+
+
+def test_an_exception_of_a_module_is_called_with_it() -> None:
+    assert qualified_name(TroubleError) == f"{__name__}.TroubleError"
+    assert qualified_name(json.JSONDecodeError) == "json.decoder.JSONDecodeError"
+
+
+def test_an_exception_of_main_is_called_without_it() -> None:
+    assert qualified_name(type("TroubleError", (Exception,), {"__module__": "__main__"})) == "TroubleError"
+
+
+@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="its text is asked for without care")
+def test_an_exception_that_cannot_say_its_text_is_reported_all_the_same() -> None:
+    assert of_exception(WordlessError(), b"").exception_type.endswith("WordlessError")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError("reset"),
+        BrokenPipeError(),
+        EOFError(),
+        type("DistNetworkError", (RuntimeError,), {})("timed out"),
+        RuntimeError("[/pytorch/gloo/pair.cc:1] Connection closed by peer [127.0.0.1]:1"),
+        RuntimeError("NCCL error: remote process exited or there was a network error"),
+        RuntimeError("Connection was reset"),
+    ],
+    ids=lambda error: f"{type(error).__name__} {error}",
+)
+def test_a_lost_connection_to_a_peer_is_secondary(error: BaseException) -> None:
+    assert is_secondary(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("connection closed by peer"),
+        RuntimeError("CUDA out of memory"),
+        OSError("no space left"),
+        KeyError("connection reset"),
+    ],
+    ids=lambda error: f"{type(error).__name__} {error}",
+)
+def test_any_other_failure_is_primary(error: BaseException) -> None:
+    assert not is_secondary(error)
+
+
+# The error file.
+
+
+def test_the_error_file_has_torchs_form(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+
+    _report.write_error_file(str(path), Report("error", b"", "ValueError", "ValueError: bad", "Trace", 1234.75))
+
+    assert json.loads(path.read_text()) == {
+        "message": {
+            "message": "ValueError: bad",
+            "extraInfo": {"py_callstack": "Trace", "timestamp": "1234", "timestamp_fraction": 0.75},
+        }
+    }
+
+
+def test_the_folder_of_the_error_file_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "attempt_0" / "1" / "error.json"
+
+    _report.write_error_file(str(path), Report("error", b""))
+
+    assert path.is_file()
+
+
+def test_the_first_error_file_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_text("of an earlier failure")
+
+    _report.write_error_file(str(path), Report("error", b""))
+
+    assert path.read_text() == "of an earlier failure"
+
+
+@pytest.mark.parametrize("former", [None, "former"])
+def test_a_file_that_cannot_be_written_whole_is_not_written(tmp_path: Path, former: str | None) -> None:
+    path = tmp_path / "error.json"
+    if former is not None:
+        path.write_text(former)
+
+    with pytest.raises(TypeError):
+        _report.write_json(str(path), {"message": "begins well", "then": object()})
+
+    assert [each.read_text() for each in tmp_path.iterdir()] == ([] if former is None else [former])
+
+
+@pytest.mark.slow
+def test_torchs_own_reader_understands_the_error_file(tmp_path: Path) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    path = str(tmp_path / "error.json")
+    report = of_exception(raised(ValueError("a bad value")), b"")
+    _report.write_error_file(path, report)
+
+    failure = ProcessFailure(local_rank=1, pid=7, exitcode=1, error_file=path)
+
+    assert failure.timestamp == int(report.timestamp)
+    assert "ValueError: a bad value" in str(ChildFailedError("train.py", {1: failure}))

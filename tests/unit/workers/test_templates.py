@@ -1,0 +1,321 @@
+"""Which template serves which launch, how many are kept, and what is left in a forked child."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.errors import EntrypointError
+from elasticlib.workers import _templates
+from elasticlib.workers._templates import TemplateKey, above_standard, importable_by, wait_for_end
+
+ENVIRONMENT = {"PATH": "/bin", "HOME": "/root"}
+
+
+def key(environment: Mapping[str, str] = ENVIRONMENT, preload: Sequence[str] = ("torch",)) -> TemplateKey:
+    return TemplateKey.of("/usr/bin/python", preload, (), environment)
+
+
+# What two launches must have in common.
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_", "PWD", "OLDPWD", "SHLVL", "LINES", "COLUMNS", "OMP_NUM_THREADS", "TORCHELASTIC_ERROR_FILE"],
+)
+def test_a_variable_that_no_import_reads_asks_for_no_new_template(name: str) -> None:
+    assert key({**ENVIRONMENT, name: "1"}) == key({**ENVIRONMENT, name: "2"}) == key()
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=4), st.text(max_size=4), max_size=6))
+def test_the_order_of_variables_asks_for_no_new_template(environment: dict[str, str]) -> None:
+    assert key(environment) == key(dict(reversed(environment.items())))
+    assert hash(key(environment)) == hash(key(dict(reversed(environment.items()))))
+
+
+@pytest.mark.parametrize("changed", [{"TORCH_LOGS": "all"}, {"HOME": "/home"}])
+def test_any_other_variable_asks_for_a_new_template(changed: dict[str, str]) -> None:
+    assert key({**ENVIRONMENT, **changed}) != key()
+
+
+def test_other_modules_another_path_and_another_interpreter_ask_for_a_new_template() -> None:
+    keys = {
+        key(),
+        key(preload=()),
+        TemplateKey.of("/usr/bin/python", ("torch",), ("/src",), ENVIRONMENT),
+        TemplateKey.of("/opt/python", ("torch",), (), ENVIRONMENT),
+    }
+
+    assert len(keys) == 4
+
+
+# How many are kept.
+
+
+class Fake:
+    """A template without a process."""
+
+    made: ClassVar[list[Fake]] = []
+
+    def __init__(self, key: TemplateKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
+        self.key = key
+        self.crews = 0
+        self.lives, self.changed, self.imported = True, False, True
+        self.closed = self.dropped = False
+        Fake.made.append(self)
+
+    def alive(self) -> bool:
+        return self.lives
+
+    def outdated(self) -> bool:
+        return self.changed
+
+    def ready(self) -> bool:
+        return self.imported
+
+    def close(self) -> None:
+        self.closed = True
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+class Shelf:
+    """The templates of a program, all of them fakes."""
+
+    def __init__(self) -> None:
+        self.templates = _templates._Templates()
+
+    def take(self, name: str) -> Fake:
+        template = self.templates.take(key({"NAME": name}), {}, ())
+        assert isinstance(template, Fake)
+        return template
+
+    def give_back(self, template: Fake, unused: bool = False) -> None:
+        self.templates.give_back(template, unused)  # type: ignore[arg-type]
+
+    def use(self, name: str) -> Fake:
+        template = self.take(name)
+        self.give_back(template)
+        return template
+
+
+@pytest.fixture
+def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    monkeypatch.setattr(_templates, "Template", Fake)
+    monkeypatch.setattr(Fake, "made", [])
+    return Shelf()
+
+
+def living() -> int:
+    return sum(not template.closed for template in Fake.made)
+
+
+def test_a_template_serves_the_next_launch_of_its_kind(shelf: Shelf) -> None:
+    first = shelf.use("a")
+
+    assert shelf.use("a") is first
+    assert len(Fake.made) == 1
+
+
+def test_a_template_serves_launches_side_by_side(shelf: Shelf) -> None:
+    assert shelf.take("a") is shelf.take("a")
+
+
+def test_at_most_two_templates_are_kept_and_the_one_unused_longest_goes(shelf: Shelf) -> None:
+    first, second = shelf.use("a"), shelf.use("b")
+    shelf.use("a")
+
+    third = shelf.use("c")
+
+    assert (first.closed, second.closed, third.closed) == (False, True, False)
+
+
+def test_a_template_at_work_is_not_ended_for_another(shelf: Shelf) -> None:
+    busy = [shelf.take(name) for name in "abc"]
+
+    assert [template.closed for template in busy] == [False, False, False]
+
+
+def test_at_most_two_templates_are_kept_after_launches_side_by_side(shelf: Shelf) -> None:
+    for template in [shelf.take(name) for name in "abcd"]:
+        shelf.give_back(template)
+
+    assert living() == 2
+
+
+def test_a_template_that_died_is_replaced(shelf: Shelf) -> None:
+    dead = shelf.use("a")
+    dead.lives = False
+
+    new = shelf.use("a")
+
+    assert new is not dead
+    assert dead.closed and not new.closed
+
+
+def test_a_template_whose_modules_changed_is_replaced(shelf: Shelf) -> None:
+    old = shelf.use("a")
+    old.changed = True
+
+    new = shelf.use("a")
+
+    assert new is not old
+    assert old.closed
+
+
+def test_a_template_whose_modules_changed_serves_its_running_launch_to_the_end(shelf: Shelf) -> None:
+    old = shelf.take("a")
+    old.changed = True
+    new = shelf.take("a")
+    while_running = old.closed
+
+    shelf.give_back(old)
+    shelf.use("a")
+
+    assert new is not old
+    assert (while_running, old.closed) == (False, True)
+
+
+def test_a_template_that_was_interrupted_at_its_imports_is_ended(shelf: Shelf) -> None:
+    template = shelf.take("a")
+    template.imported = False
+
+    shelf.give_back(template, unused=True)
+
+    assert template.closed
+    assert shelf.use("a") is not template
+
+
+def test_a_template_at_its_imports_stays_for_another_launch_that_waits_for_it(shelf: Shelf) -> None:
+    template = shelf.take("a")
+    shelf.take("a")
+    template.imported = False
+
+    shelf.give_back(template, unused=True)
+
+    assert not template.closed
+
+
+def test_a_template_that_is_ready_stays_also_when_it_was_not_used(shelf: Shelf) -> None:
+    template = shelf.take("a")
+
+    shelf.give_back(template, unused=True)
+
+    assert not template.closed
+
+
+def test_the_end_of_the_program_ends_all_templates(shelf: Shelf) -> None:
+    used = [shelf.use("a"), shelf.take("b")]
+
+    shelf.templates.close()
+
+    assert [template.closed for template in used] == [True, True]
+
+
+def test_a_forked_child_has_no_template_and_ends_none(shelf: Shelf) -> None:
+    parents = shelf.use("a")
+
+    shelf.templates.drop()
+    own = shelf.use("a")
+
+    assert own is not parents
+    assert (parents.dropped, parents.closed) == (True, False)
+
+
+# Whether a preloaded module changed.
+
+
+def stamps(preload: Sequence[str], folder: Path) -> dict[str, float]:
+    return _templates._stamps(key(preload=preload), (str(folder),))
+
+
+def test_a_module_has_a_stamp_that_changes_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "model_of_mine.py"
+    path.write_text("")
+    before = stamps(["model_of_mine"], tmp_path)
+    os.utime(path, (1.0, 1.0))
+
+    after = stamps(["model_of_mine"], tmp_path)
+
+    assert set(before) == set(after) == {"model_of_mine"}
+    assert before != after
+
+
+def test_a_package_has_the_stamp_of_its_first_file(tmp_path: Path) -> None:
+    package = tmp_path / "package_of_mine" / "inner"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+
+    assert set(stamps(["package_of_mine.inner"], tmp_path)) == {"package_of_mine.inner"}
+
+
+def test_torch_is_not_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+
+    assert stamps(["torch"], tmp_path) == {}
+
+
+# Small tools.
+
+
+def test_a_copy_stays_clear_of_the_standard_streams_and_is_not_inherited() -> None:
+    copy = above_standard(0)
+    try:
+        assert copy > 3
+        assert not os.get_inheritable(copy)
+    finally:
+        os.close(copy)
+
+
+def test_an_end_is_waited_for_and_reaped() -> None:
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+
+    wait_for_end(pid, 30.0)
+
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def test_a_process_that_does_not_end_in_time_is_killed() -> None:
+    sleep = shutil.which("sleep") or "sleep"
+    pid = os.posix_spawn(sleep, ["sleep", "60"], {})
+
+    wait_for_end(pid, 0.0)
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_process_that_somebody_else_has_reaped_is_no_error() -> None:
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(pid, 0)
+
+    wait_for_end(pid, 30.0)
+
+
+def test_an_interpreter_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(EntrypointError, match="PYTHON_EXEC='/no/such/python' cannot be run: No such file"):
+        importable_by("/no/such/python", {})
+
+
+@pytest.mark.slow
+def test_this_interpreter_can_be_a_template() -> None:
+    assert importable_by(sys.executable, dict(os.environ))
+
+
+@pytest.mark.slow
+def test_an_interpreter_without_our_packages_cannot_be_a_template(tmp_path: Path) -> None:
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    bare.chmod(0o755)
+
+    assert not importable_by(str(bare), dict(os.environ))

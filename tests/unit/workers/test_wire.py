@@ -1,0 +1,256 @@
+"""Frames with descriptors: whole or not at all, and a peer that went away is an end of file."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elasticlib.workers._wire import Channel, Message, wait_readable
+
+LIMIT = 30.0
+Pair = tuple[Channel, Channel]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ours, theirs = Channel.pair()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+@pytest.fixture
+def raw() -> Iterator[tuple[socket.socket, Channel]]:
+    """A bare socket whose peer is a channel."""
+    bare, other = socket.socketpair()
+    channel = Channel(other)
+    yield bare, channel
+    bare.close()
+    channel.close()
+
+
+def frame(message: Message, descriptors: int = 0) -> bytes:
+    body = json.dumps(message).encode()
+    return struct.pack("!II", len(body), descriptors) + body
+
+
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_a_frame_arrives_as_it_was_sent(pair: Pair) -> None:
+    ours, theirs = pair
+
+    sent = ours.send({"op": "start", "round": 3})
+
+    assert sent
+    assert theirs.receive() == ({"op": "start", "round": 3}, [])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(messages=st.lists(st.dictionaries(st.text(), JSON, max_size=4), min_size=1, max_size=4))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_frames_arrive_in_their_order_whatever_they_hold(pair: Pair, messages: list[Message]) -> None:
+    ours, theirs = pair
+    for message in messages:
+        ours.send(message)
+
+    received = [theirs.receive() for _ in messages]
+
+    assert received == [(message, []) for message in messages]
+
+
+def test_a_name_of_no_encoding_survives(pair: Pair) -> None:
+    name = os.fsdecode(b"/data/\xff\xfe")
+    ours, theirs = pair
+
+    ours.send({"path": name})
+
+    assert theirs.receive() == ({"path": name}, [])
+
+
+def test_descriptors_arrive_as_copies_that_no_program_inherits(pair: Pair) -> None:
+    ours, theirs = pair
+    memory = os.memfd_create("sent")
+    os.write(memory, b"content")
+    ours.send({"op": "job"}, (memory,))
+    os.close(memory)
+
+    received = theirs.receive()
+
+    assert received is not None
+    (copy,) = received[1]
+    try:
+        assert os.pread(copy, 20, 0) == b"content"
+        assert not os.get_inheritable(copy)
+    finally:
+        os.close(copy)
+
+
+def test_descriptors_stay_with_their_frame(pair: Pair) -> None:
+    ours, theirs = pair
+    ours.send({"frame": 1}, (0, 1))
+    ours.send({"frame": 2})
+    ours.send({"frame": 3}, (0,))
+
+    received = [theirs.receive() for _ in range(3)]
+
+    found = [(each[0]["frame"], len(each[1])) for each in received if each is not None]
+    for each in received:
+        for descriptor in each[1] if each is not None else ():
+            os.close(descriptor)
+    assert found == [(1, 2), (2, 0), (3, 1)]
+
+
+def test_as_many_descriptors_as_the_kernel_takes_arrive(pair: Pair) -> None:
+    ours, theirs = pair
+    ours.send({}, (0,) * 253)
+
+    received = theirs.receive()
+
+    assert received is not None
+    for descriptor in received[1]:
+        os.close(descriptor)
+    assert len(received[1]) == 253
+
+
+def test_more_descriptors_than_the_kernel_takes_are_refused(pair: Pair) -> None:
+    with pytest.raises(ValueError, match="254 descriptors do not fit"):
+        pair[0].send({}, (0,) * 254)
+
+
+def test_a_frame_larger_than_the_sockets_buffer_arrives(pair: Pair) -> None:
+    ours, theirs = pair
+    message = {"text": "x" * 3_000_000}
+    sender = threading.Thread(target=ours.send, args=(message,), daemon=True)
+    sender.start()
+
+    received = theirs.receive()
+    sender.join(LIMIT)
+
+    assert received == (message, [])
+
+
+def test_a_frame_that_comes_byte_by_byte_is_put_together(raw: tuple[socket.socket, Channel]) -> None:
+    bare, channel = raw
+
+    def dribble() -> None:
+        for byte in frame({"op": "ready"}):
+            bare.sendall(bytes([byte]))
+
+    sender = threading.Thread(target=dribble, daemon=True)
+    sender.start()
+    received = channel.receive()
+    sender.join(LIMIT)
+
+    assert received == ({"op": "ready"}, [])
+
+
+@pytest.mark.parametrize("length", [0, 3, 8, 12])
+def test_a_peer_that_goes_away_within_a_frame_is_an_end_of_file(
+    raw: tuple[socket.socket, Channel], length: int
+) -> None:
+    bare, channel = raw
+    bare.sendall(frame({"op": "ready"})[:length])
+    bare.close()
+
+    assert channel.receive() is None
+
+
+def test_descriptors_of_a_frame_that_was_cut_off_are_closed(raw: tuple[socket.socket, Channel]) -> None:
+    bare, channel = raw
+    socket.send_fds(bare, [frame({"op": "job"}, 2)[:10]], [0, 1])
+    bare.close()
+    before = open_descriptors()
+
+    assert channel.receive() is None
+    assert open_descriptors() == before
+
+
+def test_frames_that_were_sent_before_the_end_are_still_received(pair: Pair) -> None:
+    ours, theirs = pair
+    ours.send({"op": "exited"})
+    ours.close()
+
+    received = [theirs.receive(), theirs.receive()]
+
+    assert received == [({"op": "exited"}, []), None]
+
+
+def test_sending_to_a_peer_that_is_gone_is_no_error(pair: Pair) -> None:
+    ours, theirs = pair
+    theirs.close()
+
+    assert ours.send({"op": "stop"}) is False
+
+
+def test_a_peer_that_goes_away_with_frames_unread_is_an_end_of_file(pair: Pair) -> None:
+    ours, theirs = pair
+    ours.send({"op": "stop"})
+    theirs.close()
+
+    assert ours.receive() is None
+
+
+@pytest.mark.xfail(strict=True, reason="what the kernel drops at the limit of open files is not missed")
+def test_a_frame_that_lost_its_descriptors_is_an_error(raw: tuple[socket.socket, Channel]) -> None:
+    bare, channel = raw
+    bare.sendall(frame({"op": "exited"}, 2))
+
+    with pytest.raises(OSError):
+        channel.receive()
+
+
+def test_a_closed_channel_has_no_descriptor(pair: Pair) -> None:
+    pair[0].close()
+    pair[0].close()
+
+    assert pair[0].fileno() == -1
+
+
+def test_a_channel_takes_over_a_descriptor(pair: Pair) -> None:
+    ours, theirs = pair
+    adopted = Channel.adopt(os.dup(theirs.fileno()))
+    adopted.send({"op": "ready"})
+    adopted.close()
+
+    assert ours.receive() == ({"op": "ready"}, [])
+
+
+def test_only_what_is_readable_is_found(pair: Pair) -> None:
+    ours, theirs = pair
+    ours.send({})
+
+    assert wait_readable([ours, theirs], 0) == {theirs.fileno()}
+    assert wait_readable([ours], 0) == set()
+
+
+def test_a_peer_that_is_gone_is_readable(pair: Pair) -> None:
+    ours, theirs = pair
+    theirs.close()
+
+    assert wait_readable([ours], None) == {ours.fileno()}
+
+
+def test_bare_descriptors_can_be_waited_for() -> None:
+    event = os.eventfd(1, os.EFD_CLOEXEC)
+    try:
+        found = wait_readable([event], LIMIT)
+    finally:
+        os.close(event)
+
+    assert found == {event}
