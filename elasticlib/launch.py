@@ -89,10 +89,7 @@ def launch_agent(
             shutdown_timeout=grace,
             signals_to_handle=config.signals_to_handle,
         )
-        try:
-            result = agent.run()
-        finally:
-            agent.close()
+        result = agent.run()
         if result.is_failed():
             if logs.root_log_dir:
                 records.log(records.LogsKept(logs.root_log_dir))

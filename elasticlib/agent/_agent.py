@@ -27,6 +27,7 @@ from elasticlib.errors import (
     ProcessFailure,
     RendezvousClosedError,
     SignalException,
+    root_cause,
 )
 from elasticlib.rendezvous import Descriptor, FailureNote, Rendezvous, RoundEnd, Seat
 from elasticlib.spec import DEFAULT_SIGNALS, WorkerSpec
@@ -169,9 +170,10 @@ class SimpleElasticAgent(ElasticAgent):
         group.state = self._result.state
         if self._result.state is WorkerState.SUCCEEDED:
             return [_policy.WorkersSucceeded()]
-        failures = self._result.failures.values()
-        why = min((f"rank {f.rank}: {f.message}" for f in failures), default=f"workers are {group.state.value}")
-        return [_policy.WorkersFailed(why)]
+        if not self._result.failures:
+            return [_policy.WorkersFailed(f"workers are {group.state.value}")]
+        rank, failure = root_cause(self._result.failures)
+        return [_policy.WorkersFailed(f"rank {rank}: {failure.message}")]
 
     def _perform(self, action: _policy.Action) -> RunResult | None:
         group, member = self._worker_group, self._rendezvous.member
@@ -273,6 +275,6 @@ class SimpleElasticAgent(ElasticAgent):
             raise kind(f"process {os.getpid()} got {name}: its workers were stopped", signal.Signals(signum))
         if succeeded:
             group.state = WorkerState.SUCCEEDED
-            return self._result
+            return RunResult(WorkerState.SUCCEEDED, self._result.return_values)
         group.state = WorkerState.FAILED
         return RunResult(WorkerState.FAILED, {}, self._failures())

@@ -17,7 +17,7 @@ from typing import Any
 
 from elasticlib import records
 from elasticlib.agent import _policy
-from elasticlib.agent._agent import SimpleElasticAgent
+from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.errors import ConfigError, ElasticError, PicklingError, ProcessFailure, StartError
 from elasticlib.logs._console import console_sink
 from elasticlib.logs._layout import DEFAULT_PREFIX, line_prefix
@@ -103,13 +103,13 @@ class LocalElasticAgent(SimpleElasticAgent):
             listener = None
         orders = self._orders(worker_group)
         number = None if listener is None else listener.fileno()
-        was_there = self._crew is not None
+        crew = self._crew = self._crew or self._hire()
         try:
             return self._start(worker_group, orders, number)
         except StartError:
-            if not was_there:
+            if not (crew.started() or crew.was_warm()):
                 raise
-            # The foreman was killed between two rounds: nothing ran, so this costs no restart.
+            # Template or foreman was killed while idle: nothing ran, so this costs no restart.
             return self._start(worker_group, orders, number)
 
     def _start(self, group: WorkerGroup, orders: list[Message], listener: int | None) -> dict[int, object]:
@@ -174,11 +174,14 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._take()
-        if self._lost is not None or any(end.exitcode != 0 for end in self._exits.values()):
+        ends = self._exits.values()
+        if any(end.exitcode != 0 for end in ends):
             return RunResult(WorkerState.FAILED, {}, self._failures())
-        if self._stopped and len(self._exits) == len(worker_group.workers):
+        if len(ends) == len(worker_group.workers) and (self._stopped or self._lost is not None):
             self._drain()
             return RunResult(WorkerState.SUCCEEDED, self._return_values())
+        if self._lost is not None:
+            return RunResult(WorkerState.FAILED, {}, self._failures())
         return RunResult(WorkerState.HEALTHY)
 
     def _take(self) -> None:
@@ -225,10 +228,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         if WorkerState.is_running(self._worker_group.state):
             self._bring_down(death_sig, timeout)
 
-    def close(self) -> None:
-        """Let the foreman go with whatever is left, and end the log thread when the console has all lines."""
-        self._dismiss()
-        self._tee.finish()
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """As `SimpleElasticAgent.run`; when it returns, no process is left and the console has all lines."""
+        self._tee = Tee(console_sink(sys.stdout), console_sink(sys.stderr))
+        try:
+            return super().run(role)
+        finally:
+            self._dismiss()
+            self._tee.finish()
 
     def _dismiss(self) -> None:
         if self._crew is not None:

@@ -25,7 +25,7 @@ _log = logging.getLogger("elasticlib")
 
 def parse(names: str) -> tuple[signal.Signals, ...]:
     """The signals of a comma list; unknown names are warned of, one that cannot be caught is refused."""
-    found = []
+    found: dict[signal.Signals, None] = {}  # an ordered set: two names of one signal are one
     for name in filter(None, (part.strip() for part in names.split(","))):
         try:
             signum = signal.Signals[name]
@@ -34,7 +34,7 @@ def parse(names: str) -> tuple[signal.Signals, ...]:
             continue
         if signum in (signal.SIGKILL, signal.SIGSTOP):
             raise ConfigError(f"signals_to_handle: {name} cannot be caught by any process: leave it out")
-        found.append(signum)
+        found[signum] = None
     return tuple(found)
 
 
@@ -62,8 +62,11 @@ class Signals:
         for signum, former in self._former.items():
             signal.signal(signum, former)
         self._former.clear()
+        missed = self.take() if kind is None else []
         os.close(self._ready)
         self._ready = -1
+        for late in missed:
+            signal.raise_signal(late)  # too late for the launch: it is the program's again
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self._came.append(signum)

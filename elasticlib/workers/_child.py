@@ -184,7 +184,6 @@ def _run(order: Message, call: Callable[[], Any] | None) -> NoReturn:
     # A descriptor of our own: the user's stderr may be closed or replaced by the time of a crash.
     faulthandler.enable(file=order["faults"], all_threads=True)
     _tail.install(order["tail"])
-    report = order["report"]
     kind = order["kind"]
     if kind in ("script", "module"):
         sys.path[:] = [order["path0"], *base_path]
@@ -193,12 +192,12 @@ def _run(order: Message, call: Callable[[], Any] | None) -> NoReturn:
         main.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = main
         run = _script(order["argv"][0], main) if kind == "script" else _module(order["entry"])
-        finish(_outcome(run, report, shared=()))
+        finish(_outcome(run, order, shared=()))
     if call is None:
         sys.path[:] = order["sys_path"]
         sys.argv[:] = order["argv"]
-        finish(_outcome(lambda: _loaded(order)(), report, order["shared"], keeps_result=True))
-    finish(_outcome(call, report, shared=None, keeps_result=True))
+        finish(_outcome(lambda: _loaded(order)(), order, order["shared"], keeps_result=True))
+    finish(_outcome(call, order, shared=None, keeps_result=True))
 
 
 def _script(path: str, main: types.ModuleType) -> Callable[[], Any]:
@@ -230,7 +229,9 @@ def _loaded(order: Message) -> Callable[[], Any]:
     descriptor = order["function"]
     for name, lines in order["sources"].items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-    function, args, kwargs, definitions = pickle.loads(_report.read_exactly(descriptor, os.fstat(descriptor).st_size))
+    content = _report.read_exactly(descriptor, os.fstat(descriptor).st_size)
+    unpickler = pickle.Unpickler(io.BytesIO(content))
+    (function, args, kwargs), definitions = unpickler.load(), unpickler.load()
     main.__dict__.update(definitions)
     if order["definitions"] is not None:
         # Processes that multiprocessing spawns from here import this module as their __main__.
@@ -243,7 +244,7 @@ def _loaded(order: Message) -> Callable[[], Any]:
     return call
 
 
-def _outcome(run: Callable[[], Any], report: int, shared: Collection[str] | None, keeps_result: bool = False) -> int:
+def _outcome(run: Callable[[], Any], order: Message, shared: Collection[str] | None, keeps_result: bool = False) -> int:
     """Run the user's code and report how it ended; return the exit status."""
     try:
         result = run()
@@ -254,7 +255,7 @@ def _outcome(run: Callable[[], Any], report: int, shared: Collection[str] | None
         return -signal.SIGINT
     except BaseException as error:
         error = error.with_traceback(_user_part(error))
-        _record(error, report, shared)
+        _record(error, order, shared)
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
     if keeps_result:
@@ -263,22 +264,32 @@ def _outcome(run: Callable[[], Any], report: int, shared: Collection[str] | None
         except Exception as error:
             kind = _report.qualified_name(type(result))
             text = f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}"
-            _record(TypeError(text), report, shared)
+            _record(TypeError(text), order, shared)
             print(f"elasticlib: {text}", file=sys.stderr)
             return 1
-        _report.write(report, _report.Report("result", payload))
+        return 0 if _deliver(_report.Report("result", payload), order) else 1
     return 0
 
 
-def _record(error: BaseException, report: int, shared: Collection[str] | None) -> None:
+def _record(error: BaseException, order: Message, shared: Collection[str] | None) -> None:
     try:
         pickled = _results.pack_result(error, shared)
         pickle.loads(pickled)  # some exceptions pickle and cannot be rebuilt
     except Exception:
         pickled = b""
     entry = _report.of_exception(error, pickled)
-    _report.write(report, entry)
+    _deliver(entry, order)
     with_file(lambda path: _report.write_error_file(path, entry))
+
+
+def _deliver(report: _report.Report, order: Message) -> bool:
+    """Leave *report* for the launcher; False, with a line on stderr, when that cannot be done."""
+    try:
+        _report.write(_report.reopened(order["report"], tuple(order["identity"]), order["foreman"]), report)
+    except OSError as failure:
+        print(f"elasticlib: this worker's {report.kind} is lost: {failure}", file=sys.stderr)
+        return False
+    return True
 
 
 def _user_part(error: BaseException) -> types.TracebackType | None:

@@ -23,7 +23,8 @@ def failed(end: Exit) -> bool:
     """Whether a worker failed by itself, and was not just stopped by us."""
     if end.exitcode == 0:
         return False
-    return not end.told or end.report is not None or -end.exitcode in _CRASHES
+    raised = end.report is not None and end.report.kind == "error"
+    return not end.told or raised or -end.exitcode in _CRASHES
 
 
 def failure_of(

@@ -12,7 +12,6 @@ groups, one deadline, SIGKILL, then report who survives (uninterruptible sleep) 
 
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import os
@@ -21,12 +20,13 @@ import selectors
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import process as multiprocessing_process
 from typing import Any, NoReturn
 
-from elasticlib.workers import _child, _guardian
+from elasticlib.workers import _child, _guardian, _report
 from elasticlib.workers._wire import Channel, Message
 
 _KILL_LIMIT = 5.0
@@ -35,12 +35,15 @@ _KILL_LIMIT = 5.0
 
 @dataclass
 class _Live:
+    round: int
     local_rank: int
     pid: int
     handle: int
     """pidfd"""
     left: tuple[int, int, int]
     """What it leaves behind, as descriptors: report, fault handler's stacks, last lines of stderr."""
+    told: bool = False
+    """Whether it was sent the stop signal while it lived."""
 
 
 @dataclass(eq=False)
@@ -51,6 +54,8 @@ class Foreman:
     _parent: int
     _keep: frozenset[int]
     """Descriptors that modules of the template opened at import: workers keep them."""
+    _added: dict[str, str] = field(default_factory=dict)
+    """Variables that the template's interpreter or imports set: a plain program would have them too."""
     _call: Callable[[], Any] | None = None
     """The entry point itself where the caller was forked; else it comes pickled."""
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -59,7 +64,6 @@ class Foreman:
     _memories: dict[str, int] = field(default_factory=dict)
     """Pickled function and ``__main__`` definitions, as descriptors."""
     _round: int = -1
-    _stopping: bool = False
     _deadline: float | None = None
     _killed: bool = False
     _listener: int | None = None
@@ -98,7 +102,7 @@ class Foreman:
 
     def _start(self, message: Message, descriptors: list[int]) -> None:
         self._round = message["round"]
-        self._stopping = self._killed = False
+        self._killed = False
         self._end_store()
         streams = descriptors[:3]
         if message["store"]:
@@ -108,9 +112,9 @@ class Foreman:
             for order in message["workers"]:
                 self._start_worker(order, streams)
         except OSError as error:
-            # No process, memory or descriptor left: what runs is stopped by the launcher's order.
-            why = f"a worker could not be started: {error}"
-            self._launcher.send({"op": "broken", "round": self._round, "why": why})
+            # No process, memory or descriptor left: the launcher lets go of this foreman, which ends what runs.
+            self._launcher.send({"op": "broken", "why": f"a worker could not be started: {error}"})
+            return
         finally:
             for stream in streams:
                 os.close(stream)
@@ -118,10 +122,11 @@ class Foreman:
 
     def _start_worker(self, order: Message, streams: list[int]) -> None:
         order = {**self._job["common"], **order}
-        order["env"] = {**self._job["common"]["env"], **order["env"]}
+        order["env"] = {**self._job["common"]["env"], **self._added, **order["env"]}
         report, faults, tail = [os.memfd_create(name) for name in ("report", "faults", "tail")]
         opened = []
         order |= {"stdin": streams[0], "report": report, "faults": faults, "tail": tail}
+        order |= {"identity": _report.identity(report), "foreman": os.getpid()}
         order |= {name: self._memories.get(name) for name in ("function", "definitions")}
         for name, inherited in (("stdout", streams[1]), ("stderr", streams[2])):
             path = order[name]
@@ -134,7 +139,7 @@ class Foreman:
         finally:
             for descriptor in opened:
                 os.close(descriptor)
-        live = _Live(order["local_rank"], pid, os.pidfd_open(pid), (report, faults, tail))
+        live = _Live(self._round, order["local_rank"], pid, os.pidfd_open(pid), (report, faults, tail))
         self._live[live.local_rank] = live
         self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
 
@@ -175,8 +180,8 @@ class Foreman:
         _, status = os.waitpid(worker.pid, 0)
         del self._live[worker.local_rank]
         code = os.waitstatus_to_exitcode(status)
-        message = {"op": "exited", "round": self._round, "local_rank": worker.local_rank}
-        message |= {"pid": worker.pid, "exitcode": code, "told": self._stopping}
+        message = {"op": "exited", "round": worker.round, "local_rank": worker.local_rank}
+        message |= {"pid": worker.pid, "exitcode": code, "told": worker.told}
         self._launcher.send(message, worker.left)
         for descriptor in worker.left:
             os.close(descriptor)
@@ -190,18 +195,24 @@ class Foreman:
         self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
 
     def _stop(self, signum: int, grace: float) -> None:
-        self._stopping = True
         if not self._live:
             self._all_ended()
             return
+        if self._killed:
+            return  # nothing is stronger; the deadline is that of the kill
         self._deadline = time.monotonic() + grace
         for worker in self._live.values():
+            # A peer may tell of a closed connection before the one that died is a zombie.
+            worker.told = worker.told or not _guardian.ends(worker.pid)
             _signal_group(worker.pid, signum)
             _signal_group(worker.pid, signal.SIGCONT)  # a stopped process does not see the signal
 
     def _out_of_time(self) -> None:
         if self._killed:
             survivors = [worker.pid for worker in self._live.values()]
+            for worker in self._live.values():
+                self._give_up(worker)
+            self._live.clear()
             self._deadline = None
             self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
             return
@@ -211,10 +222,17 @@ class Foreman:
             _signal_group(worker.pid, signal.SIGKILL)
             _guardian.send(worker.pid, signal.SIGKILL)  # it may not lead its group yet
 
+    def _give_up(self, worker: _Live) -> None:
+        """Forget a worker that sits in uninterruptible sleep: a later sweep reaps it, if it ever ends."""
+        self._selector.unregister(worker.handle)
+        for descriptor in (worker.handle, *worker.left):
+            os.close(descriptor)
+
     def _open_store(self) -> None:
         """Someone knocks: fork the process that hosts the workers' store on the socket of this round."""
         listener = self._listener
-        assert listener is not None
+        if listener is None:
+            return  # the round ended in the very moment
         self._selector.unregister(listener)
         me = os.getpid()
         self._store = os.fork()
@@ -245,9 +263,8 @@ def _signal_group(leader: int, signum: int) -> None:
         os.killpg(leader, signum)
     except ProcessLookupError:
         _guardian.send(leader, signum)  # forked just now: it has not made its session yet
-    except PermissionError as error:
-        if error.errno != errno.EPERM:
-            raise
+    except PermissionError:
+        pass  # a program that changed its user: its end is still seen, and it dies with this process
 
 
 def _host_store(listener: int, parent: int) -> NoReturn:
@@ -264,12 +281,21 @@ def _host_store(listener: int, parent: int) -> NoReturn:
         store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
         signal.pause()
         del store
+    except BaseException:
+        traceback.print_exc()  # workers that cannot reach their store say so; this is for the log of the template
     finally:
         os._exit(1)
 
 
-def be_foreman(descriptor: int, parent: int, keep: frozenset[int], call: Callable[[], Any] | None = None) -> NoReturn:
+def be_foreman(
+    descriptor: int,
+    parent: int,
+    keep: frozenset[int] = frozenset(),
+    added: dict[str, str] | None = None,
+    call: Callable[[], Any] | None = None,
+) -> NoReturn:
     """Turn this just-forked process into the foreman whose orders come over *descriptor*."""
+    channel = Channel.adopt(descriptor)
     try:
         os.setsid()
         _guardian.settle_signals()
@@ -279,6 +305,11 @@ def be_foreman(descriptor: int, parent: int, keep: frozenset[int], call: Callabl
         # Three descriptors a worker; the workers themselves get the caller's limit back.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        Foreman(Channel.adopt(descriptor), parent, keep, call).serve()
+        Foreman(channel, parent, keep, added or {}, call).serve()
+    except BaseException as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"the process that starts the workers failed: {type(error).__name__}: {error}"
+        channel.send({"op": "broken", "why": f"{why} ({os.path.basename(last.filename)}, line {last.lineno})"})
+        _guardian.sweep()
     finally:
         os._exit(1)

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4
 TEMPLATE_FD = 3
 """The descriptor on which a template finds its control socket."""
 
@@ -99,19 +100,27 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
     deadline = time.monotonic() + limit
     while _has_children():
         members = family(me, spare)
-        for pid, parent, state in members:
-            if state in "ZX":
-                if parent == me:
-                    _reap(pid)
-            else:
-                send(pid, signal.SIGKILL)
+        # Also those that look like zombies: so does a process whose first thread alone has ended.
+        alive = [pid for pid, parent, _ in members if not (parent == me and _reap(pid))]
+        for pid in alive:
+            send(pid, signal.SIGKILL)
         if not members:
             return []
         left = deadline - time.monotonic()
         if left <= 0:
-            return [pid for pid, _, state in members if state not in "ZX"]
-        _wait_for_ends((pid for pid, _, state in members if state not in "ZX"), left)
+            return alive
+        _wait_for_ends(alive, left)
     return []
+
+
+def ends(pid: int) -> bool:
+    """Whether *pid* has begun to end, or has ended: a zombie, or still in the kernel's do_exit."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            facts = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return True
+    return facts[0] in (b"Z", b"X") or bool(int(facts[6]) & _PF_EXITING)
 
 
 def _has_children() -> bool:
@@ -123,11 +132,12 @@ def _has_children() -> bool:
     return True
 
 
-def _reap(pid: int) -> None:
+def _reap(pid: int) -> bool:
+    """Reap the child *pid* if it has ended; whether it is gone."""
     try:
-        os.waitpid(pid, os.WNOHANG)
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
-        pass
+        return True
 
 
 def send(pid: int, signum: int) -> None:

@@ -44,17 +44,14 @@ def _quotas() -> Iterator[float]:
 
 
 def memory_kills() -> int:
-    """Processes of this cgroup that the kernel's out-of-memory killer has ended so far."""
-    count = 0
+    """Processes of this cgroup that the kernel's out-of-memory killer has ended so far; 0 where it is not counted."""
     for folder in _cgroup_folders("memory"):
         for name in ("memory.events", "memory.oom_control"):
             for line in _read(os.path.join(folder, name)).splitlines():
                 key, _, value = line.partition(" ")
                 if key == "oom_kill":
-                    count += int(value)
-        if count:
-            break  # the parents count the same kills again
-    return count
+                    return int(value)  # of the innermost: those above it count others too
+    return 0
 
 
 def _cgroup_folders(controller: str) -> Iterator[str]:

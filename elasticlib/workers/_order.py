@@ -121,6 +121,7 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
     if spec.kwargs:
         raise EntrypointError(f"{entry!r} takes no keyword arguments ({', '.join(spec.kwargs)}): pass them as text")
     python = environment.get("PYTHON_EXEC") or sys.executable
+    python = shutil.which(python, path=environment.get("PATH", os.defpath)) or python
     as_script = isinstance(spec.entrypoint, os.PathLike) or entry.endswith(".py")
     if spec.module:
         if not _MODULE.fullmatch(entry):

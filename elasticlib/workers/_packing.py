@@ -11,8 +11,10 @@ import io
 import linecache
 import os
 import sys
+import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
@@ -27,7 +29,7 @@ class Packed:
     """A function with its arguments, ready to be sent."""
 
     function: bytes
-    """Pickle of (function, args, kwargs, definitions by name)."""
+    """Pickle of (function, args, kwargs), and behind it of the definitions by name."""
     definitions: bytes
     """Pickle of the definitions alone; empty when there are none."""
     names: frozenset[str]
@@ -61,28 +63,42 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     A function of a module that the workers could not import is sent by value, with its module's globals
     that it uses.
     """
-    by_value = _unimportable_module(function)
-    if by_value is not None:
-        cloudpickle.register_pickle_by_value(by_value)
-    try:
-        buffer, found = _dump((function, tuple(args), dict(kwargs), {}))
-        if found.definitions:
-            # A second time with the definitions beside the call: both then refer to the same objects.
-            buffer, found = _dump((function, tuple(args), dict(kwargs), found.definitions))
-        definitions = _dump(found.definitions)[0] if found.definitions else b""
-    except Exception as error:
-        raise PicklingError(_complaint(function, args, kwargs, error)) from error
-    finally:
-        if by_value is not None:
-            cloudpickle.unregister_pickle_by_value(by_value)
-    return Packed(buffer, definitions, frozenset(found.definitions), _sources(found.files))
-
-
-def _dump(value: Any) -> tuple[bytes, _Pickler]:
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
-    pickler.dump(value)
-    return buffer.getvalue(), pickler
+    try:
+        with _sent_by_value(_unimportable_module(function)):
+            pickler.dump((function, tuple(args), dict(kwargs)))
+            pickler.dump(pickler.definitions)  # of one pickler, so that both speak of the same objects
+            definitions = _dump(pickler.definitions) if pickler.definitions else b""
+    except Exception as error:
+        raise PicklingError(_complaint(function, args, kwargs, error)) from error
+    return Packed(buffer.getvalue(), definitions, frozenset(pickler.definitions), _sources(pickler.files))
+
+
+_registry_lock = threading.Lock()
+
+
+@contextmanager
+def _sent_by_value(module: types.ModuleType | None) -> Iterator[None]:
+    """Have cloudpickle send *module*'s functions by value, unless the user has it do so anyway."""
+    if module is None:
+        yield
+        return
+    with _registry_lock:
+        if module.__name__ in cloudpickle.list_registry_pickle_by_value():
+            yield
+            return
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _dump(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
 
 
 def _unimportable_module(function: Callable[..., Any]) -> types.ModuleType | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -70,6 +71,7 @@ class Crew:
         self._early: list[Event] = []
         self._round = -1
         self._used = False
+        self._warm = False
 
     def fileno(self) -> int:
         """Readable when `take` has something to tell; -1 when no foreman is there."""
@@ -79,9 +81,14 @@ class Crew:
         """Whether workers were ever started, so that there is something to stop."""
         return self._used
 
+    def was_warm(self) -> bool:
+        """Whether the template had done its imports when it was employed, so that its end was no fault of theirs."""
+        return self._warm
+
     def employ(self, template: Template) -> None:
         """Have *template* fork a foreman for this crew; the crew gives the template back when it closes."""
         self._template = template
+        self._warm = template.ready()
         self._hire(template.request("job"))
 
     def fork_caller(self, call: Callable[[], Any]) -> None:
@@ -137,6 +144,8 @@ class Crew:
             if received is None:
                 raise self._why_gone()
             answer, extra = received
+            if answer["op"] == "broken":
+                raise StartError(answer["why"])
             if answer["op"] == "started" and answer["round"] == round_number:
                 self._used = True
                 if self._template is not None:
@@ -165,6 +174,8 @@ class Crew:
 
     def _event(self, message: Message, descriptors: list[int]) -> list[Event]:
         try:
+            if message["op"] == "broken":
+                return [Lost(message["why"], StartError(message["why"]))]
             if message["round"] != self._round:
                 return []
             match message["op"]:
@@ -175,8 +186,6 @@ class Crew:
                     return [Exit(rank, pid, code, message["told"], _report.read(report), faults, tail)]
                 case "stopped":
                     return [Stopped(message["survivors"])]
-                case "broken":
-                    return [Lost(message["why"], StartError(message["why"]))]
             return []
         finally:
             for descriptor in descriptors:
@@ -236,8 +245,10 @@ def _guard_forked(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
         os.close(filler)
         child = os.fork()
         if child == 0:
-            _foreman.be_foreman(descriptor, me, frozenset(), call)
+            _foreman.be_foreman(descriptor, me, call=call)
         os.close(descriptor)
         _guardian.guard(launcher, child)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(1)

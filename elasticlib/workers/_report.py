@@ -49,6 +49,31 @@ class Report:
     secondary: bool = False
 
 
+def identity(descriptor: int) -> tuple[int, int]:
+    """What tells the file behind *descriptor* from any other; (0, 0) when it is closed."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
+def reopened(descriptor: int, expected: tuple[int, int], owner: int) -> int:
+    """
+    *descriptor* if it still is the memfd *expected*, else the same memory opened through process *owner*.
+
+    User code may close every descriptor it finds, and open files of its own under their numbers. Raises
+    OSError when the memory is out of reach.
+    """
+    if identity(descriptor) == expected:
+        return descriptor
+    found = os.open(f"/proc/{owner}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    if identity(found) != expected:
+        os.close(found)
+        raise OSError(f"descriptor {descriptor}, where the launcher awaits this worker's report, was closed")
+    return found
+
+
 def write(descriptor: int, report: Report) -> None:
     """Put *report* into the memfd *descriptor*; it can be read once this returns, whatever happens then."""
     facts = json.dumps(
@@ -108,13 +133,20 @@ def is_secondary(error: BaseException) -> bool:
     """Whether *error* says no more than that the connection to a peer was lost."""
     if type(error).__name__ in _SECONDARY_TYPES or isinstance(error, _SECONDARY_BASES):
         return True
-    return isinstance(error, RuntimeError) and _SECONDARY_TEXT.search(str(error)) is not None
+    return isinstance(error, RuntimeError) and _SECONDARY_TEXT.search(_text(error)) is not None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"(its text cannot be had: {type(failure).__name__})"
 
 
 def of_exception(error: BaseException, pickled: bytes, formatted: str | None = None) -> Report:
     """The report of an exception that ended a worker."""
-    text = str(error)
     name = qualified_name(type(error))
+    text = _text(error)
     return Report(
         kind="error",
         payload=pickled,

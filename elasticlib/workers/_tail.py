@@ -13,6 +13,8 @@ import os
 import sys
 from typing import Any
 
+from elasticlib.workers import _report
+
 MOST = 32768
 """Bytes that the note may have; half of it, the newer, stays when it is full."""
 
@@ -24,15 +26,15 @@ class NotedFile(io.FileIO):
         super().__init__(2, "wb", closefd=False)
         self.name = "<stderr>"
         self._note = note
+        self._identity = _report.identity(note)
         self._size = 0
 
     def write(self, data: Any, /) -> int:
         """Write *data* to stderr, then note it: an error of the stream is the writer's, one of the note nobody's."""
         count = super().write(data)
-        try:
+        # The user's code may have closed all descriptors, and opened a file of its own under this number.
+        if _report.identity(self._note) == self._identity:
             self._keep(bytes(memoryview(data)[:count])[-MOST // 2 :])
-        except OSError:
-            pass  # closed by the user's code, with all other descriptors
         return count
 
     def _keep(self, data: bytes) -> None:

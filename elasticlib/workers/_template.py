@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from elasticlib.workers import _child, _foreman, _guardian, _threads
 from elasticlib.workers._wire import Channel
 
+_SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
 _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/dev/davinci", "/dev/habanalabs")
 
@@ -89,7 +90,7 @@ def _preload(modules: list[str], control: Channel) -> None:
     for module in modules:
         try:
             why = why_refused(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             why = f"its import fails with {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
         if why is not None:
@@ -106,7 +107,7 @@ def main() -> NoReturn:
     control = Channel.adopt(_guardian.TEMPLATE_FD)
     os.set_inheritable(_guardian.TEMPLATE_FD, False)
     _child.base_path[:] = sys.path
-    sys.path[:] = asked["path"] or sys.path
+    sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
     _preload(asked["preload"], control)
     sys.path[:] = _child.base_path
     keep = frozenset(number for _, number in _open_files() if number not in mine)
@@ -114,10 +115,21 @@ def main() -> NoReturn:
     gc.collect()
     gc.freeze()
     _guardian.adopt_orphans()
-    _serve(control, parent, keep)
+    _serve(control, parent, keep, _added_variables(parent))
 
 
-def _serve(control: Channel, parent: int, keep: frozenset[int]) -> NoReturn:
+def _added_variables(guardian: int) -> dict[str, str]:
+    """What the interpreter's wrapper and the imports changed in the environment that the guardian got."""
+    try:
+        with open(f"/proc/{guardian}/environ", "rb") as file:
+            given = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
+    except OSError:
+        return {}
+    now = {os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items() if given.get(name) != value}
+    return {name: value for name, value in now.items() if name not in _SHELLS_OWN}
+
+
+def _serve(control: Channel, parent: int, keep: frozenset[int], added: dict[str, str]) -> NoReturn:
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
     watched = _guardian.watch(parent)
@@ -141,31 +153,20 @@ def _serve(control: Channel, parent: int, keep: frozenset[int]) -> NoReturn:
                 message, descriptors = received
                 pid = os.fork()
                 if pid == 0:
-                    _become(message["op"], descriptors, control, selector, me, keep)
+                    handles = [key.fd for key in selector.get_map().values() if key.fd != control.fileno()]
+                    selector.close()
+                    for handle in handles:
+                        os.close(handle)
+                    control.close()
+                    (descriptor,) = descriptors
+                    if message["op"] == "count":
+                        _count_devices(Channel.adopt(descriptor))
+                    _foreman.be_foreman(descriptor, me, keep, added)
                 for descriptor in descriptors:
                     os.close(descriptor)
                 handle = os.pidfd_open(pid)
                 foremen[handle] = pid
                 selector.register(handle, selectors.EVENT_READ)
-
-
-def _become(
-    task: str,
-    descriptors: list[int],
-    control: Channel,
-    selector: selectors.BaseSelector,
-    parent: int,
-    keep: frozenset[int],
-) -> NoReturn:
-    handles = [key.fd for key in selector.get_map().values() if key.fd != control.fileno()]
-    selector.close()
-    for handle in handles:
-        os.close(handle)
-    control.close()
-    (descriptor,) = descriptors
-    if task == "count":
-        _count_devices(Channel.adopt(descriptor))
-    _foreman.be_foreman(descriptor, parent, keep)
 
 
 def _count_devices(answer: Channel) -> NoReturn:
@@ -176,5 +177,7 @@ def _count_devices(answer: Channel) -> NoReturn:
         kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         count = torch.accelerator.device_count() if kind is not None else 0
         answer.send({"count": count, "kind": kind.type if kind is not None else ""})
+    except BaseException:
+        traceback.print_exc()  # kept with what the template says; the launcher sees the missing answer
     finally:
         os._exit(0)

@@ -57,7 +57,9 @@ def importable_by(python: str, environment: Mapping[str, str]) -> bool:
     """Whether the interpreter *python* could be a template: it finds elasticlib and what that needs."""
     command = [python, "-c", _BOOT + "import elasticlib.workers._template"]
     try:
-        return subprocess.run(command, env=dict(environment), capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(command, env=dict(environment), capture_output=True, check=False, timeout=60).returncode == 0
+        )
     except OSError as error:
         raise EntrypointError(f"PYTHON_EXEC={python!r} cannot be run: {error.strerror}") from error
 
@@ -139,7 +141,6 @@ class Template:
 
     def failure(self) -> Exception:
         """Why a channel from this template ended: its own error, or that the child alone was killed."""
-        # Its last message precedes its end; give the socket the moment in which the kernel tells.
         return self.listen() or StartError("the process that starts the workers was ended from outside")
 
     def _last_words(self) -> str:

@@ -89,7 +89,11 @@ def watch_environment() -> None:
     def _set_by_main() -> bool:
         """Whether the user's own program set it; libraries set defaults that nobody asked for."""
         frame = sys._getframe(2)
-        while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc"):
+        while frame.f_back is not None and frame.f_globals.get("__name__") in (
+            "os",
+            "collections.abc",
+            "_collections_abc",
+        ):
             frame = frame.f_back
         return frame.f_globals.get("__name__") == "__main__"
 

@@ -8,6 +8,7 @@ reach. Rules of this file: a frame is sent whole; a peer that went away is an en
 from __future__ import annotations
 
 import array
+import errno
 import json
 import os
 import select
@@ -76,7 +77,7 @@ class Channel:
         return True
 
     def receive(self) -> tuple[Message, list[int]] | None:
-        """The next frame and its descriptors (close-on-exec); None when the peer is gone."""
+        """The next frame and its descriptors (close-on-exec); None when the peer is gone. Raises OSError (EMFILE)."""
         space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
         descriptors: list[int] = []
         head = b""
@@ -91,12 +92,17 @@ class Channel:
                 if not data:
                     raise ConnectionError
                 head += data
-            size, _ = _HEAD.unpack(head)
+            size, count = _HEAD.unpack(head)
             message: Message = json.loads(self._exactly(size))
-        except ConnectionError:
+            if len(descriptors) != count:
+                # The kernel drops what the limit leaves no room for, without another word.
+                raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: raise the limit (ulimit -n)")
+        except OSError as error:
             for descriptor in descriptors:
                 os.close(descriptor)
-            return None
+            if isinstance(error, ConnectionError):
+                return None
+            raise
         return message, descriptors
 
     def _exactly(self, size: int) -> bytes:
