@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,8 @@ def fail_until(attempt: int, folder: str) -> tuple[int, str, str]:
     now = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     Path(folder, f"{now}-{os.environ['RANK']}").write_text(f"{os.getpid()} {os.environ['MASTER_PORT']}")
     if now < attempt and os.environ["RANK"] == "1":
+        while not Path(folder, f"{now}-0").exists():
+            time.sleep(0.002)
         raise ValueError(f"attempt {now}")
     if now < attempt:
         signal.pause()
