@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import logging
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from elasticlib.errors import ChildFailedError, ConfigError, ElasticError
+from elasticlib.errors import ChildFailedError, ConfigError, ElasticError, SignalException
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.spec import (
     DEFAULT_SIGNALS,
@@ -373,6 +374,8 @@ def main(args: Sequence[str] | None = None) -> None:
     except ConfigError as e:
         _leave(2, f"{PROG}: error: {e}")
     except (ElasticError, KeyboardInterrupt) as e:
+        if isinstance(e, SignalException):
+            signal.signal(e.sigval, signal.SIG_IGN)  # whoever presses the key again need not see how we leave
         _leave(1, f"{PROG}: {str(e) or 'interrupted'}")
 
 

@@ -30,6 +30,8 @@ from elasticlib.workers._templates import templates
 from elasticlib.workers._wire import HasDescriptor, Message, wait_readable
 
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+_CONSOLE_PATIENCE = 0.2
+"""Seconds between two looks for a signal while the console takes no more lines."""
 PRIVATE_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
@@ -227,15 +229,15 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
         if WorkerState.is_running(self._worker_group.state):
             self._bring_down(death_sig, timeout)
+        self._dismiss()
+        while not self._tee.finish(_CONSOLE_PATIENCE):
+            if self._signals.take():
+                break  # nobody reads the console, and the operator will not wait for it
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """As `SimpleElasticAgent.run`; when it returns, no process is left and the console has all lines."""
         self._tee = Tee(console_sink(sys.stdout), console_sink(sys.stderr))
-        try:
-            return super().run(role)
-        finally:
-            self._dismiss()
-            self._tee.finish()
+        return super().run(role)
 
     def _dismiss(self) -> None:
         if self._crew is not None:

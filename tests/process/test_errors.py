@@ -220,7 +220,6 @@ def test_the_launchers_own_error_file_gets_the_root_cause(tmp_path: Path) -> Non
 # Exceptions that are hard to tell.
 
 
-@pytest.mark.xfail(reason="the report is made with str(error), whose own error then ends the worker without a report")
 def test_an_exception_that_cannot_be_shown_is_told_by_its_class() -> None:
     failure = only_failure(failed(duties.raises_what_cannot_be_shown, workers=1))
 
@@ -259,11 +258,6 @@ def test_a_chain_of_exceptions_is_told_from_its_beginning() -> None:
         ("exits", (1, 4, ""), 3),
         ("quits", (1, 3, ""), 3),
     ],
-)
-@pytest.mark.xfail(
-    strict=False,  # a race, one job in a hundred
-    reason="a peer can tell of the closed connection while the kernel still takes down the worker that died: the stop "
-    "signal is then sent to one that is ending, which counts as told, hence as no failure",
 )
 def test_a_lost_connection_is_never_the_root_cause(end: str, cause: tuple[int, int, str], repetitions: int) -> None:
     """Row 097: rank 1 fails and the others, in a collective of gloo, learn of it by a closed connection."""

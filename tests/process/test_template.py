@@ -111,10 +111,6 @@ def test_a_module_that_is_not_there_is_refused_by_name() -> None:
         elastic_launch(config(preload=("no_such_module_at_all",)), duties.chain)()
 
 
-@pytest.mark.xfail(
-    reason="SystemExit passes `_preload`: the call fails with 'the template process ended', which names no module",
-    raises=StartError,
-)
 def test_a_module_that_ends_the_program_is_refused_by_name(module: Callable[[str], str]) -> None:
     with pytest.raises(PreloadError, match="SystemExit"):
         elastic_launch(config(preload=(module("import sys\nsys.exit('not on this machine')"),)), duties.chain)()
@@ -322,9 +318,6 @@ def seen_by(script: Path, *args: str, **settings: Any) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.xfail(
-    reason="a preload other than torch alone gets the script's folder as its whole search path", raises=PreloadError
-)
 def test_a_module_of_the_standard_library_is_imported_ahead_of_a_script(script: Path) -> None:
     assert seen_by(script, preload=("colorsys",))["warm"]
 

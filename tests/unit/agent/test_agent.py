@@ -376,7 +376,6 @@ def test_a_round_is_recorded_with_its_processes(make: Make) -> None:
     assert (started.round, started.world_size, started.pids) == (0, 2, {0: 1000, 1: 1001})
 
 
-@pytest.mark.xfail(strict=True, reason="the least text is taken for the cause, and not the failure that came first")
 def test_the_reason_of_a_stop_is_the_failure_that_came_first(make: Make) -> None:
     lost = failure(0, "Connection closed by peer", timestamp=2.0, secondary=True)
     agent = make([failed(lost, failure(1, "a bad value", timestamp=1.0))])
@@ -387,7 +386,6 @@ def test_the_reason_of_a_stop_is_the_failure_that_came_first(make: Make) -> None
     assert stopping.why == "rank 1: a bad value"
 
 
-@pytest.mark.xfail(strict=True, reason="the result is the one from before the first look: its state is INIT")
 def test_a_node_that_was_not_needed_shares_the_success(make: Make) -> None:
     agent = make([succeeded()])
     run(agent)

@@ -195,7 +195,6 @@ def test_a_lost_foreman_fails_all_workers_and_says_why(make: Make) -> None:
     assert set(result.failures) == {0, 1}
 
 
-@pytest.mark.xfail(strict=True, reason="the loss is looked at first, also when there was nothing left to lose")
 def test_a_foreman_that_is_lost_after_all_workers_ended_well_costs_nothing(make: Make) -> None:
     agent = make()
     note(agent, ended(0), ended(1), stopped=True, lost=Lost("killed from outside"))

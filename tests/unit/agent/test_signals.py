@@ -122,9 +122,6 @@ def test_the_former_handlers_come_back_after_an_exception(seen: list[int]) -> No
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a name given twice: the second look at the former handler finds the launch's own"
-)
 def test_the_former_handlers_come_back_for_a_signal_that_was_named_twice(seen: list[int]) -> None:
     before = signal.getsignal(signal.SIGUSR1)
 
@@ -134,7 +131,6 @@ def test_the_former_handlers_come_back_for_a_signal_that_was_named_twice(seen: l
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
-@pytest.mark.xfail(strict=True, reason="signals that came after the last look are dropped with the launch")
 def test_a_signal_that_nobody_took_reaches_the_former_handler(seen: list[int]) -> None:
     with Signals((signal.SIGUSR1,)):
         signal.raise_signal(signal.SIGUSR1)

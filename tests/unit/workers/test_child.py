@@ -13,7 +13,6 @@ pytestmark = pytest.mark.slow
 PAGE = b"of the user" * 20
 
 
-@pytest.mark.xfail(strict=True, reason="the report goes to a number, whatever file has it by now")
 def test_a_file_of_the_users_that_got_the_number_of_a_closed_report_is_not_written(tmp_path: Path) -> None:
     def train() -> int:
         os.closerange(3, 256)

@@ -51,7 +51,6 @@ def test_a_crash_after_the_stop_signal_is_a_failure(signum: signal.Signals) -> N
     assert failed(evolve(END, exitcode=-signum, told=True))
 
 
-@pytest.mark.xfail(strict=True, reason="a report of any kind counts, also that of a return value")
 def test_a_worker_that_had_returned_and_was_stopped_at_its_exit_has_not_failed() -> None:
     assert not failed(evolve(END, exitcode=-signal.SIGTERM, told=True, report=Report("result", b"")))
 

@@ -144,7 +144,6 @@ def test_out_of_time_means_a_kill_and_then_the_survivors_are_told(yard: Yard) ->
     assert [(message["op"], message["survivors"]) for message in yard.said()] == [("stopped", [live.pid])]
 
 
-@pytest.mark.xfail(strict=True, reason="a signal after the kill cuts its time to nothing")
 def test_another_signal_after_the_kill_does_not_make_a_survivor_of_who_is_just_dying(yard: Yard) -> None:
     yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGINT), grace=30.0)
@@ -157,7 +156,6 @@ def test_another_signal_after_the_kill_does_not_make_a_survivor_of_who_is_just_d
     assert yard.foreman._deadline == until_then
 
 
-@pytest.mark.xfail(strict=True, reason="it counts as a worker of the round that runs when it ends")
 def test_a_survivor_that_ends_later_is_told_of_its_own_round(yard: Yard) -> None:
     survivor = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
@@ -172,7 +170,6 @@ def test_a_survivor_that_ends_later_is_told_of_its_own_round(yard: Yard) -> None
     assert {message["round"] for message in yard.said()} <= {0}
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the foreman breaks, and with it the launch")
 def test_a_knock_that_comes_with_the_last_end_finds_no_store(yard: Yard) -> None:
     listener = os.eventfd(1, os.EFD_CLOEXEC)
     yard.foreman._listener = listener

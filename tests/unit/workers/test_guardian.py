@@ -157,7 +157,6 @@ def test_a_sweep_spares_whom_it_is_told_to() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="a process whose first thread ended looks dead and is not killed")
 def test_a_sweep_kills_a_process_whose_first_thread_has_ended() -> None:
     assert outcome(KILLS_WHOM_ONLY_THREADS_KEEP_ALIVE) == "[] False"
 

@@ -128,7 +128,6 @@ def test_kills_that_a_parent_counts_again_are_counted_once(machine: Machine) -> 
     assert _machine.memory_kills() == 2
 
 
-@pytest.mark.xfail(strict=True, reason="while the own count is 0 a parent's, with kills of others, is taken for it")
 def test_the_count_rises_by_a_kill_in_this_group_whatever_others_have_suffered(machine: Machine) -> None:
     files = {"/proc/self/cgroup": "0::/outer/inner\n", f"{V2}/outer/memory.events": "oom_kill 7\n"}
     machine({**files, f"{V2}/outer/inner/memory.events": "oom_kill 0\n"})

@@ -289,7 +289,6 @@ def test_a_module_of_another_interpreter_runs_by_its_name(script: str, monkeypat
     assert job.argv(0) == ["/opt/other/python", "-u", "-m", "pkg.train"]
 
 
-@pytest.mark.xfail(strict=True, reason="the guardian executes it as a path, in the present folder, and finds nothing")
 def test_an_interpreter_of_the_path_is_found_before_it_is_needed(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_order, "importable_by", lambda python, environment: True)
     name = os.path.basename(sys.executable)

@@ -150,7 +150,6 @@ def test_a_module_is_sent_by_value_for_this_call_only(made_up: types.ModuleType)
     assert "made_up_module" not in cloudpickle.list_registry_pickle_by_value()
 
 
-@pytest.mark.xfail(strict=True, reason="the user's own registration is undone, and so is that of a call side by side")
 def test_a_module_that_the_user_sends_by_value_stays_so(made_up: types.ModuleType) -> None:
     cloudpickle.register_pickle_by_value(made_up)
     try:

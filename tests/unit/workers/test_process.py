@@ -163,7 +163,6 @@ def test_a_start_that_broke_in_the_middle_is_a_loss(foreman: Foreman) -> None:
     assert lost.why == "a worker could not be started: no memory"
 
 
-@pytest.mark.xfail(strict=True, reason="it lies where nobody waits, until another worker ends: maybe never")
 def test_a_start_that_broke_in_the_middle_can_be_waited_for(foreman: Foreman) -> None:
     foreman.say("broken", why="a worker could not be started: no memory")
     foreman.start()

@@ -132,7 +132,6 @@ def test_a_setting_that_comes_too_late_is_named(code: str, capfd: pytest.Capture
     assert "had read it" in said
 
 
-@pytest.mark.xfail(strict=True, reason="the module whose code sets them calls itself collections.abc")
 @pytest.mark.parametrize("code", ["os.environ.update(TORCH_LOGS='all')", "os.environ |= {'TORCH_LOGS': 'all'}"])
 @pytest.mark.usefixtures("watched")
 def test_a_setting_among_others_that_comes_too_late_is_named(code: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -206,7 +206,6 @@ def test_a_peer_that_goes_away_with_frames_unread_is_an_end_of_file(pair: Pair) 
     assert ours.receive() is None
 
 
-@pytest.mark.xfail(strict=True, reason="what the kernel drops at the limit of open files is not missed")
 def test_a_frame_that_lost_its_descriptors_is_an_error(raw: tuple[socket.socket, Channel]) -> None:
     bare, channel = raw
     bare.sendall(frame({"op": "exited"}, 2))
