@@ -141,8 +141,8 @@ def run_forked(
         if order["kind"] == "program":
             _execute(order)
         forget_the_template()
+        _threads.apply(order["threads"])
         if call is None:
-            _threads.apply(order["threads"])
             _threads.watch_environment()
         else:
             _forget_the_caller()
