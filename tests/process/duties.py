@@ -88,9 +88,9 @@ def fails() -> None:
     raise ValueError("a bad value")
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until *condition* holds; raise TimeoutError after 20 s."""
-    deadline = time.monotonic() + 20
+def wait_for(condition: Callable[[], object], limit: float = 20.0) -> None:
+    """Wait until *condition* holds; raise TimeoutError after *limit* seconds."""
+    deadline = time.monotonic() + limit
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError("the condition did not come true in time")

@@ -210,8 +210,9 @@ def test_an_error_file_that_makes_no_sense_prevents_no_restart(content: str, tmp
 def test_the_launchers_own_error_file_gets_the_root_cause(tmp_path: Path) -> None:
     """Row 098: whoever started the launcher learns of the cause, with the worker's exit code."""
     mine = tmp_path / "mine.json"
+    code = "import os, time\nif os.environ['RANK'] == '0':\n    time.sleep(60)\nraise ValueError('a bad value')"
 
-    elasticrun(tmp_path, "raise ValueError('a bad value')", "--preload", "", TORCHELASTIC_ERROR_FILE=str(mine))
+    elasticrun(tmp_path, code, "--preload", "", TORCHELASTIC_ERROR_FILE=str(mine))
 
     entry = json.loads(mine.read_text())["message"]
     assert ("ValueError: a bad value", 1) == (entry["message"], entry["errorCode"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,17 @@ import pytest
 
 from elasticlib import records
 from elasticlib.agent import LocalElasticAgent
-from elasticlib.errors import ConfigError, EntrypointError, PicklingError, StartError
+from elasticlib.errors import ConfigError, EntrypointError, LaunchInterrupted, PicklingError, PreloadError, StartError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.rendezvous import Rules, open_local
-from elasticlib.spec import WorkerSpec
+from elasticlib.spec import Std, WorkerSpec
 from elasticlib.state import WorkerState
-from elasticlib.workers._process import Exit, Lost
+from elasticlib.workers import _guardian
+from elasticlib.workers._process import Event, Exit, Lost
 from elasticlib.workers._report import Report, of_exception
+from elasticlib.workers._templates import templates
 
+LIMIT = 5.0
 Make = Callable[..., LocalElasticAgent]
 
 
@@ -34,19 +39,16 @@ def said() -> list[records.Record]:
 @pytest.fixture
 def make(said: list[records.Record]) -> Iterator[Make]:
     """Makes agents of two workers that are never started."""
-    made: list[LocalElasticAgent] = []
     with open_local("job", Rules()) as rendezvous:
 
         def new(entrypoint: Any = print, args: tuple[Any, ...] = (), **options: Any) -> LocalElasticAgent:
             spec = WorkerSpec("trainer", 2, rendezvous, entrypoint=entrypoint, args=args)
-            made.append(LocalElasticAgent(spec, DefaultLogsSpecs(), sink=said.append, **options))
-            for worker in made[-1].get_worker_group().workers:
+            agent = LocalElasticAgent(spec, DefaultLogsSpecs(), sink=said.append, **options)
+            for worker in agent.get_worker_group().workers:
                 worker.global_rank = worker.local_rank
-            return made[-1]
+            return agent
 
         yield new
-        for agent in made:
-            agent.close()
 
 
 def ended(rank: int, exitcode: int = 0, report: Report | None = None, *, told: bool = False) -> Exit:
@@ -231,11 +233,163 @@ def test_without_a_foreman_there_is_nothing_to_watch(make: Make) -> None:
     assert agent._patience() is None
 
 
-def test_an_agent_may_be_shut_down_and_closed_before_it_ran_and_twice(make: Make) -> None:
+def test_an_agent_may_be_shut_down_before_it_ran_and_twice(make: Make) -> None:
     agent = make()
 
     for _ in range(2):
         agent._shutdown()
-        agent.close()
 
     assert agent.get_worker_group().state is WorkerState.INIT
+
+
+# A start that fails.
+
+
+class Starter:
+    """Stands in for a crew: its start fails with *error*, or says where the workers are."""
+
+    def __init__(self, error: Exception | None = None, *, warm: bool = False, used: bool = False) -> None:
+        self.error, self.warm, self.used = error, warm, used
+        self.closed = False
+        self.events: list[Event] = []
+
+    def start(self, *order: object) -> dict[int, int]:
+        if self.error is not None:
+            raise self.error
+        self.used = True
+        return {0: 70, 1: 71}
+
+    def started(self) -> bool:
+        return self.used
+
+    def was_warm(self) -> bool:
+        return self.warm
+
+    def fileno(self) -> int:
+        return -1
+
+    def take(self) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def start_with(agent: LocalElasticAgent, *crews: Starter, present: Starter | None = None) -> dict[int, object]:
+    """Start the workers; the agent has *present* already, and gets *crews* one after the other."""
+    hired = iter(crews)
+    group = agent.get_worker_group()
+    group.group_rank, group.group_world_size = 0, 1
+    agent._crew = present  # type: ignore[assignment]
+    agent._hire = lambda: next(hired)  # type: ignore[method-assign, assignment, return-value]
+    with agent._signals:
+        return agent._start_workers(group)
+
+
+GONE = StartError("killed from outside")
+
+
+def test_a_template_that_was_killed_while_idle_is_replaced(make: Make) -> None:
+    killed, fresh = Starter(GONE, warm=True), Starter()
+
+    pids = start_with(make(), killed, fresh)
+
+    assert pids == {0: 70, 1: 71}
+    assert killed.closed and not fresh.closed
+
+
+def test_a_foreman_that_was_killed_between_two_rounds_is_replaced(make: Make) -> None:
+    killed = Starter(GONE, used=True)
+
+    pids = start_with(make(), Starter(), present=killed)
+
+    assert pids == {0: 70, 1: 71}
+    assert killed.closed
+
+
+@pytest.mark.parametrize("crews", [[Starter(GONE)], [Starter(GONE, warm=True), Starter(GONE, warm=True)]])
+def test_a_template_that_fails_at_its_imports_and_a_second_failure_are_errors(make: Make, crews: list[Starter]) -> None:
+    with pytest.raises(StartError, match="killed from outside"):
+        start_with(make(), *crews)
+    assert all(crew.closed for crew in crews)
+
+
+def test_a_module_that_cannot_be_preloaded_is_not_tried_twice(make: Make) -> None:
+    refused = Starter(PreloadError("module", "its import starts a Python thread"), warm=True)
+
+    with pytest.raises(PreloadError):
+        start_with(make(), refused)
+    assert refused.closed
+
+
+@pytest.mark.xfail(strict=True, reason="the last loss counts: that the foreman went, and not why")
+def test_the_first_reason_of_a_loss_is_told(make: Make) -> None:
+    agent, crew = make(), Starter()
+    start_with(agent, crew)
+    first, later = StartError("no descriptor left"), StartError("ended from outside")
+    crew.events = [Lost(str(first), first), Lost(str(later), later)]
+
+    result = agent._monitor_workers(agent.get_worker_group())
+
+    assert {each.message for each in result.failures.values()} == {"no descriptor left"}
+    assert agent.original_exception(0) is first
+
+
+# What a run leaves behind.
+
+
+def returns_its_rank() -> int:
+    print("at work")
+    return int(os.environ["RANK"])
+
+
+def fails() -> None:
+    raise ValueError("a bad value")
+
+
+def returns_what_cannot_be_rebuilt() -> Stubborn:
+    return Stubborn()
+
+
+def ends_with_its_launcher(launcher: int) -> None:
+    os.kill(launcher, signal.SIGINT)
+    signal.pause()
+
+
+def processes_of_launches() -> set[int]:
+    """What is below this process, without guardians and templates."""
+    members = _guardian.family(os.getpid())
+    guardians = {pid for pid, parent, _ in members if parent == os.getpid()}
+    return {pid for pid, parent, state in members if not {pid, parent} & guardians and state not in "ZX"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "raised"),
+    [
+        (returns_its_rank, (), None),
+        (fails, (), None),
+        (returns_what_cannot_be_rebuilt, (), PicklingError),
+        (ends_with_its_launcher, (os.getpid(),), LaunchInterrupted),
+    ],
+    ids=["success", "failure", "error", "signal"],
+)
+def test_a_run_leaves_neither_foreman_nor_thread_nor_a_busy_template(
+    entrypoint: Callable[..., object], args: tuple[Any, ...], raised: type[BaseException] | None, tmp_path: Path
+) -> None:
+    threads = threading.enumerate()
+    with open_local("job", Rules()) as rendezvous:
+        spec = WorkerSpec("trainer", 2, rendezvous, entrypoint=entrypoint, args=args, preload=())
+        logs = DefaultLogsSpecs(str(tmp_path), Std.ALL, Std.ALL)
+        agent = LocalElasticAgent(spec, logs, sink=lambda record: None)
+        with pytest.raises(raised) if raised else contextlib.nullcontext():
+            agent.run()
+
+    assert agent._crew is None and tuple(agent._watched()) == ()
+    deadline = time.monotonic() + LIMIT
+    while (left := processes_of_launches()) and time.monotonic() < deadline:
+        time.sleep(0.001)  # the kernel is still taking down the foreman
+    assert left == set()
+    assert threading.enumerate() == threads
+    assert [template.crews for template in templates._kept] == [0] * len(templates._kept)

@@ -138,6 +138,17 @@ def test_a_signal_that_nobody_took_reaches_the_former_handler(seen: list[int]) -
     assert seen == [signal.SIGUSR1]
 
 
+def test_a_signal_that_nobody_took_does_not_hide_an_exception(seen: list[int]) -> None:
+    def interrupted() -> None:
+        with Signals((signal.SIGUSR1,)):
+            signal.raise_signal(signal.SIGUSR1)
+            raise RuntimeError("of the launch")
+
+    with pytest.raises(RuntimeError, match="of the launch"):
+        interrupted()
+    assert seen == []
+
+
 def test_another_thread_installs_no_handler(seen: list[int]) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     found: list[object] = []

@@ -3,22 +3,81 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from elasticlib import LaunchConfig, elastic_launch
+from elasticlib import ChildFailedError, LaunchConfig, elastic_launch
 
 pytestmark = pytest.mark.slow
+
+METHODS = ["forkserver", "spawn", "fork"]
 PAGE = b"of the user" * 20
 
 
-def test_a_file_of_the_users_that_got_the_number_of_a_closed_report_is_not_written(tmp_path: Path) -> None:
-    def train() -> int:
-        os.closerange(3, 256)
-        numbers = [os.open(tmp_path / f"{n}", os.O_WRONLY | os.O_CREAT) for n in range(40)]
-        return sum(os.write(number, PAGE) for number in numbers)
+def config(method: str) -> LaunchConfig:
+    """A launch without restarts whose template imports nothing, so that it starts in milliseconds."""
+    return LaunchConfig(nproc_per_node=1, preload=(), max_restarts=0, start_method=method)  # type: ignore[arg-type]
 
-    elastic_launch(LaunchConfig(nproc_per_node=1, preload=(), max_restarts=0), train)()
 
+def memories() -> dict[str, int]:
+    """The descriptors by which this worker's launcher learns of it, by name."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue  # the descriptor of the listing itself
+        if target.startswith("/memfd:"):
+            found[target.removeprefix("/memfd:").removesuffix(" (deleted)")] = int(number)
+    return found
+
+
+def puts_own_files_in_place(folder: Path) -> list[str]:
+    """Close all descriptors and open own files under the numbers that were the launcher's; return their names."""
+    found = memories()
+    os.closerange(3, 4096)
+    for name, number in found.items():
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT)
+        if file != number:
+            os.dup2(file, number)
+            os.close(file)
+        os.write(number, PAGE)
+    print("still at work", file=sys.stderr, flush=True)
+    return sorted(found)
+
+
+def puts_own_files_in_place_and_fails(folder: Path) -> None:
+    raise ValueError(*puts_own_files_in_place(folder))
+
+
+def closes_all() -> int:
+    os.closerange(3, 4096)
+    return 7
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_result_of_a_worker_that_closed_all_descriptors_arrives(method: str) -> None:
+    assert elastic_launch(config(method), closes_all)() == {0: 7}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_result_of_a_worker_that_reused_the_numbers_arrives_and_its_files_stay(method: str, tmp_path: Path) -> None:
+    result: dict[int, Any] = elastic_launch(config(method), puts_own_files_in_place)(tmp_path)
+
+    assert {"report", "tail", "faults"} <= set(result[0])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys(result[0], PAGE)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_exception_of_a_worker_that_reused_the_numbers_arrives_and_its_files_stay(
+    method: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ChildFailedError) as caught:
+        elastic_launch(config(method), puts_own_files_in_place_and_fails)(tmp_path)
+
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert {"report", "tail", "faults"} <= set(caught.value.__cause__.args)
     assert {path.read_bytes() for path in tmp_path.iterdir()} == {PAGE}

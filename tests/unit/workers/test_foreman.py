@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticlib.workers import _foreman, _guardian
+from elasticlib.workers import _foreman, _guardian, _report
 from elasticlib.workers._foreman import Foreman
 from elasticlib.workers._wire import Channel, Message, wait_readable
 
@@ -21,26 +21,37 @@ class Yard:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launcher, theirs = Channel.pair()
         self.theirs = theirs
-        self.foreman = Foreman(theirs, os.getppid(), frozenset())
+        self.foreman = Foreman(theirs, os.getppid(), frozenset(), {"SET": "by the wrapper", "RANK": "by an import"})
+        self.orders: list[Message] = []
         self.sent: list[tuple[int, int]] = []
         self.workers: list[int] = []
         monkeypatch.setattr(_foreman, "_signal_group", lambda leader, signum: self.sent.append((leader, signum)))
         monkeypatch.setattr(_guardian, "send", lambda pid, signum: None)
         monkeypatch.setattr(_guardian, "sweep", lambda **limits: [])
 
-    def worker(self, rank: int) -> _foreman._Live:
+    def process(self, order: Message | None = None) -> int:
+        """A process that stands for a worker; *order* is what the foreman would have it do."""
         sleep = shutil.which("sleep") or "sleep"
         pid = os.posix_spawn(sleep, ["sleep", "60"], {})
         self.workers.append(pid)
+        if order is not None:
+            self.orders.append(order)
+        return pid
+
+    def worker(self, rank: int) -> _foreman._Live:
+        pid = self.process()
         left = os.memfd_create("report"), os.memfd_create("faults"), os.memfd_create("tail")
-        live = _foreman._Live(rank, pid, os.pidfd_open(pid), left)
+        live = _foreman._Live(self.foreman._round, rank, pid, os.pidfd_open(pid), left)
         self.foreman._live[rank] = live
         self.foreman._selector.register(live.handle, selectors.EVENT_READ, lambda: self.foreman._ended(live))
         return live
 
-    def end(self, live: _foreman._Live) -> None:
+    def kill(self, live: _foreman._Live) -> None:
         os.kill(live.pid, signal.SIGKILL)
         os.waitid(os.P_PID, live.pid, os.WEXITED | os.WNOWAIT)
+
+    def end(self, live: _foreman._Live) -> None:
+        self.kill(live)
         self.workers.remove(live.pid)
         self.foreman._ended(live)
 
@@ -125,6 +136,29 @@ def test_an_end_after_the_stop_signal_is_told_as_such(yard: Yard) -> None:
     assert yard.said()[0]["told"] is True
 
 
+def test_who_had_ended_before_the_stop_signal_was_not_told(yard: Yard) -> None:
+    ended, other = yard.worker(0), yard.worker(1)
+    yard.kill(ended)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    yard.end(ended)
+    yard.end(other)
+
+    told = {message["local_rank"]: message["told"] for message in yard.said() if message["op"] == "exited"}
+    assert told == {0: False, 1: True}
+
+
+def test_who_was_told_once_stays_told_when_the_next_signal_finds_it_ending(yard: Yard) -> None:
+    live = yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+    yard.kill(live)
+    yard.order(op="stop", signal=int(signal.SIGINT), grace=30.0)
+
+    yard.end(live)
+
+    assert yard.said()[0]["told"] is True
+
+
 def test_a_stop_without_workers_is_done_at_once(yard: Yard) -> None:
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
 
@@ -156,18 +190,83 @@ def test_another_signal_after_the_kill_does_not_make_a_survivor_of_who_is_just_d
     assert yard.foreman._deadline == until_then
 
 
-def test_a_survivor_that_ends_later_is_told_of_its_own_round(yard: Yard) -> None:
+def test_a_survivor_is_no_worker_of_a_later_round(yard: Yard) -> None:
+    yard.foreman._round = 0
     survivor = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
-    yard.foreman._round = 0
     yard.foreman._out_of_time()
     yard.foreman._out_of_time()
-    yard.order(op="start", round=1, workers=[], store=False)
     yard.said()
 
-    yard.end(survivor)
+    yard.order(op="start", round=1, workers=[], store=False)
+    yard.kill(survivor)
+    heard = [key.fd for key, _ in yard.foreman._selector.select(0)]
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
 
-    assert {message["round"] for message in yard.said()} <= {0}
+    assert heard == []
+    assert [(message["op"], message["round"]) for message in yard.said()] == [("started", 1), ("stopped", 1)]
+
+
+def test_a_survivor_leaves_no_descriptor_open(yard: Yard) -> None:
+    before = os.listdir("/proc/self/fd")
+    yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
+
+    yard.foreman._out_of_time()
+    yard.foreman._out_of_time()
+
+    assert os.listdir("/proc/self/fd") == before
+
+
+def start(yard: Yard, *ranks: int) -> None:
+    """Order a round of workers, of whom only their orders are looked at."""
+    yard.foreman._job = {"common": {"env": {"SET": "by the caller", "HOME": "/"}, "stdout": None, "stderr": None}}
+    workers = [{"local_rank": rank, "env": {"RANK": str(rank)}} for rank in ranks]
+    yard.order(op="start", round=3, workers=workers, store=False)
+
+
+def test_a_round_is_told_with_its_processes(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yard.foreman, "_fork", yard.process)
+
+    start(yard, 0, 1)
+
+    pids = {"0": yard.workers[0], "1": yard.workers[1]}
+    assert yard.said() == [{"op": "started", "round": 3, "pids": pids}]
+
+
+def test_what_the_template_added_beats_the_callers_variables_and_not_the_workers_own(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(yard.foreman, "_fork", yard.process)
+
+    start(yard, 1)
+
+    assert yard.orders[0]["env"] == {"SET": "by the wrapper", "HOME": "/", "RANK": "1"}
+
+
+def test_a_worker_learns_how_to_find_its_report_again(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yard.foreman, "_fork", yard.process)
+
+    start(yard, 0)
+
+    (order,) = yard.orders
+    assert tuple(order["identity"]) == _report.identity(order["report"])
+    assert order["foreman"] == os.getpid()
+
+
+def test_a_start_that_fails_in_the_middle_is_broken_and_never_started(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fork(order: Message) -> int:
+        if order["local_rank"] == 1:
+            raise BlockingIOError("no process left")
+        return yard.process(order)
+
+    monkeypatch.setattr(yard.foreman, "_fork", fork)
+
+    start(yard, 0, 1)
+
+    assert yard.said() == [{"op": "broken", "why": "a worker could not be started: no process left"}]
 
 
 def test_a_knock_that_comes_with_the_last_end_finds_no_store(yard: Yard) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -79,6 +80,30 @@ def test_a_signal_to_nobody_is_no_error() -> None:
 
     with pytest.raises(ProcessLookupError):
         os.kill(gone, 0)
+
+
+def test_a_process_that_runs_has_not_begun_to_end(sleeper: Sleeper) -> None:
+    assert not _guardian.ends(sleeper())
+
+
+def test_a_zombie_and_a_process_that_is_gone_have_ended() -> None:
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    zombie = _guardian.ends(pid)
+    os.waitpid(pid, 0)
+
+    assert zombie
+    assert _guardian.ends(pid)
+
+
+@pytest.mark.parametrize(("flags", "ending"), [(0x400100, False), (0x40010C, True), (0x4, True)])
+def test_a_process_that_the_kernel_takes_down_has_begun_to_end(
+    flags: int, ending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = f"7 (a (bad) name) R 1 7 7 0 -1 {flags} 100 0".encode()
+    monkeypatch.setattr(_guardian, "open", lambda path, mode: io.BytesIO(stat), raising=False)
+
+    assert _guardian.ends(7) is ending
 
 
 STOPS_NOBODY = """

@@ -48,7 +48,7 @@ def train(rate: float, *, epochs: int = 1) -> float:
 def test_a_callable_is_a_function_with_its_arguments() -> None:
     job = plan(train, 0.5, kwargs={"epochs": 4})
 
-    function, args, kwargs, _ = pickle.loads(job.memories["function"])
+    function, args, kwargs = pickle.loads(job.memories["function"])
     assert job.common["kind"] == "function"
     assert function(*args, **kwargs) == 2.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import linecache
 import os
 import pickle
@@ -31,6 +32,13 @@ def unpack(packed: Packed) -> tuple[Any, ...]:
     return call
 
 
+def definitions_beside(packed: Packed) -> tuple[Any, dict[str, Any]]:
+    """The function and the definitions as a worker gets them: by one unpickler."""
+    unpickler = pickle.Unpickler(io.BytesIO(packed.function))
+    call, definitions = unpickler.load(), unpickler.load()
+    return call[0], definitions
+
+
 def double(number: int) -> int:
     return 2 * number
 
@@ -47,7 +55,7 @@ def main_function(source: str, name: str, monkeypatch: pytest.MonkeyPatch, filen
 
 
 def test_a_call_travels_with_its_arguments() -> None:
-    function, args, kwargs, _ = unpack(pack(double, (4,), {}))
+    function, args, kwargs = unpack(pack(double, (4,), {}))
 
     assert function(*args, **kwargs) == 8
 
@@ -93,9 +101,16 @@ def test_what_is_sent_of_main_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_function_of_main_is_the_definition_that_travels_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     train = main_function("def train(): pass", "train", monkeypatch)
 
-    function, _, _, definitions = unpack(pack(train, (), {}))
+    function, definitions = definitions_beside(pack(train, (), {}))
 
     assert definitions["train"] is function
+
+
+def test_nothing_travels_beside_a_function_that_can_be_imported() -> None:
+    function, definitions = definitions_beside(pack(double, (), {}))
+
+    assert function is double
+    assert definitions == {}
 
 
 def test_a_name_of_main_that_was_redefined_is_not_a_definition(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import resource
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from elasticlib.errors import StartError
 from elasticlib.workers import _report
-from elasticlib.workers._process import Crew, Event, Exit, Lost, Stopped
+from elasticlib.workers._process import Crew, Exit, Lost, Stopped
 from elasticlib.workers._wire import Channel, Message, wait_readable
 
 
@@ -150,24 +151,24 @@ def test_a_foreman_that_is_gone_has_lost_its_workers(foreman: Foreman) -> None:
     assert foreman.crew.fileno() == -1
 
 
-def broken(foreman: Foreman) -> list[Event]:
-    foreman.say("broken", why="a worker could not be started: no memory")
+def test_a_start_that_broke_in_the_middle_is_an_error_at_once(foreman: Foreman) -> None:
+    foreman.channel.send({"op": "broken", "why": "a worker could not be started: no memory"})
+
+    with pytest.raises(StartError, match=r"^a worker could not be started: no memory$"):
+        foreman.crew.start(0, [], None)
+    assert not foreman.crew.started()
+
+
+def test_a_foreman_that_broke_in_a_round_is_a_loss_with_its_reason(foreman: Foreman) -> None:
     foreman.start()
-    return foreman.crew.take()
+    foreman.channel.send({"op": "broken", "why": "the process that starts the workers failed"})
+    ready = wait_readable([foreman.crew], 0)
 
+    (lost,) = foreman.crew.take()
 
-def test_a_start_that_broke_in_the_middle_is_a_loss(foreman: Foreman) -> None:
-    (lost,) = broken(foreman)
-
-    assert isinstance(lost, Lost)
-    assert lost.why == "a worker could not be started: no memory"
-
-
-def test_a_start_that_broke_in_the_middle_can_be_waited_for(foreman: Foreman) -> None:
-    foreman.say("broken", why="a worker could not be started: no memory")
-    foreman.start()
-
-    assert wait_readable([foreman.crew], 0) == {foreman.crew.fileno()}
+    assert ready == {foreman.crew.fileno()}
+    assert isinstance(lost, Lost) and isinstance(lost.cause, StartError)
+    assert lost.why == str(lost.cause) == "the process that starts the workers failed"
 
 
 def test_a_stop_is_sent_with_signal_and_grace(foreman: Foreman) -> None:
@@ -199,6 +200,30 @@ def test_closing_lets_the_foreman_go_and_waits_for_nobody_who_is_gone(foreman: F
 
     assert foreman.crew.fileno() == -1
     assert not foreman.crew.stop(15, 0.0)
+
+
+@pytest.fixture
+def no_more_descriptors() -> Iterator[Callable[[], None]]:
+    """When called, this process may open no further descriptor until the end of the test."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=OSError,
+    reason="what the workers left cannot be received: the foreman is not let go and the template not given back",
+)
+def test_closing_needs_no_descriptor(foreman: Foreman, no_more_descriptors: Callable[[], None]) -> None:
+    foreman.start()
+    foreman.exited(0)
+    foreman.channel.close()
+    no_more_descriptors()
+
+    foreman.crew.close()
+
+    assert foreman.crew.fileno() == -1
 
 
 def test_rounds_leave_no_descriptor_open(foreman: Foreman) -> None:

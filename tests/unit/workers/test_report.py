@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,84 @@ def test_bytes_that_are_missing_are_an_error(memory: int) -> None:
 
     with pytest.raises(EOFError, match="2 bytes less"):
         _report.read_exactly(memory, 5)
+
+
+# The memory that a worker lost and finds again.
+
+
+@pytest.fixture
+def owner(memory: int) -> Iterator[int]:
+    """A process that holds the memory under the same number."""
+    os.set_inheritable(memory, True)
+    sleep = shutil.which("sleep") or "sleep"
+    pid = os.posix_spawn(sleep, ["sleep", "60"], {})
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def open_descriptors() -> list[str]:
+    return os.listdir("/proc/self/fd")
+
+
+def test_a_file_is_told_from_all_others_and_stays_itself(memory: int) -> None:
+    other, copy = os.memfd_create("other"), os.dup(memory)
+    try:
+        assert _report.identity(copy) == _report.identity(memory)
+        assert _report.identity(other) != _report.identity(memory)
+    finally:
+        os.close(other)
+        os.close(copy)
+
+
+def test_a_closed_descriptor_is_no_file() -> None:
+    memory = os.memfd_create("report")
+    os.close(memory)
+
+    assert _report.identity(memory) == (0, 0)
+
+
+def test_memory_that_is_still_there_is_not_looked_for(memory: int) -> None:
+    before = open_descriptors()
+
+    found = _report.reopened(memory, _report.identity(memory), owner=0)
+
+    assert found == memory
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_memory_whose_descriptor_was_closed_is_found_through_its_owner(memory: int, owner: int, reused: bool) -> None:
+    expected, kept, users = _report.identity(memory), os.dup(memory), os.memfd_create("of the user")
+    os.close(memory)
+    if reused:
+        os.dup2(users, memory)
+
+    found = _report.reopened(memory, expected, owner)
+    write(found, Report("result", b"payload"))
+    os.dup2(kept, memory)  # for the fixture to close
+    sizes = os.fstat(kept).st_size, os.fstat(users).st_size
+    for descriptor in {found, kept, users} - {memory}:
+        os.close(descriptor)
+
+    assert read(memory) == Report("result", b"payload")
+    assert sizes[0] > 0 and sizes[1] == 0
+
+
+def test_memory_that_its_owner_has_lost_too_is_an_error(memory: int, owner: int) -> None:
+    before = open_descriptors()
+
+    with pytest.raises(OSError, match="awaits this worker's report, was closed"):
+        _report.reopened(memory, (1, 1), owner)
+    assert open_descriptors() == before
+
+
+def test_memory_whose_owner_is_gone_is_an_error(memory: int) -> None:
+    gone = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(gone, 0)
+
+    with pytest.raises(OSError, match=str(gone)):
+        _report.reopened(memory, (1, 1), gone)
 
 
 # What an exception says.
