@@ -374,7 +374,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except ConfigError as e:
         _leave(2, f"{PROG}: error: {e}")
     except (ElasticError, KeyboardInterrupt) as e:
-        if isinstance(e, SignalException):
+        if isinstance(e, SignalException) and args is None:
             signal.signal(e.sigval, signal.SIG_IGN)  # whoever presses the key again need not see how we leave
         _leave(1, f"{PROG}: {str(e) or 'interrupted'}")
 

@@ -199,7 +199,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                     if survivors:
                         self._sink(records.WorkersSurvived(tuple(survivors)))
                 case Lost():
-                    self._lost = event
+                    self._lost = self._lost or event  # the first one knows why
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._bring_down(signal.SIGTERM, self._shutdown_timeout)
@@ -227,9 +227,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._tee.drain_and_forget([*dest.tee_stdouts.values(), *dest.tee_stderrs.values()])
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
-        if WorkerState.is_running(self._worker_group.state):
-            self._bring_down(death_sig, timeout)
-        self._dismiss()
+        try:
+            if WorkerState.is_running(self._worker_group.state):
+                self._bring_down(death_sig, timeout)
+        finally:
+            self._dismiss()
         while not self._tee.finish(_CONSOLE_PATIENCE):
             if self._signals.take():
                 break  # nobody reads the console, and the operator will not wait for it

@@ -56,7 +56,8 @@ def failure_of(
         failure.traceback = end.faults.strip()
     told = set(failure.traceback.splitlines())
     failure.log_tail = tuple(line for line in failure.log_tail if line not in told)
-    failure.hint = explain(end.exitcode, memory_kills)
+    if not (end.told and report):  # stopped by us after it had raised: the signal explains nothing
+        failure.hint = explain(end.exitcode, memory_kills)
     return failure
 
 

@@ -54,8 +54,8 @@ class Foreman:
     _parent: int
     _keep: frozenset[int]
     """Descriptors that modules of the template opened at import: workers keep them."""
-    _added: dict[str, str] = field(default_factory=dict)
-    """Variables that the template's interpreter or imports set: a plain program would have them too."""
+    _changed: dict[str, str | None] = field(default_factory=dict)
+    """Variables that the template's interpreter or imports set or (None) removed, as in a plain program."""
     _call: Callable[[], Any] | None = None
     """The entry point itself where the caller was forked; else it comes pickled."""
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -122,7 +122,8 @@ class Foreman:
 
     def _start_worker(self, order: Message, streams: list[int]) -> None:
         order = {**self._job["common"], **order}
-        order["env"] = {**self._job["common"]["env"], **self._added, **order["env"]}
+        given = {**self._job["common"]["env"], **self._changed, **order["env"]}
+        order["env"] = {name: value for name, value in given.items() if value is not None}
         report, faults, tail = [os.memfd_create(name) for name in ("report", "faults", "tail")]
         opened = []
         order |= {"stdin": streams[0], "report": report, "faults": faults, "tail": tail}
@@ -291,7 +292,7 @@ def be_foreman(
     descriptor: int,
     parent: int,
     keep: frozenset[int] = frozenset(),
-    added: dict[str, str] | None = None,
+    changed: dict[str, str | None] | None = None,
     call: Callable[[], Any] | None = None,
 ) -> NoReturn:
     """Turn this just-forked process into the foreman whose orders come over *descriptor*."""
@@ -305,7 +306,7 @@ def be_foreman(
         # Three descriptors a worker; the workers themselves get the caller's limit back.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        Foreman(channel, parent, keep, added or {}, call).serve()
+        Foreman(channel, parent, keep, changed or {}, call).serve()
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"the process that starts the workers failed: {type(error).__name__}: {error}"

@@ -202,7 +202,10 @@ class Crew:
             # The foreman closes its end when nothing is left below it.
             deadline = time.monotonic() + 5.0
             while (left := deadline - time.monotonic()) > 0 and wait_readable([self._channel], left):
-                received = self._channel.receive()
+                try:
+                    received = self._channel.receive()
+                except OSError:
+                    continue  # no descriptor free for what a worker left behind: nobody asks for it any more
                 if received is None:
                     break
                 for descriptor in received[1]:

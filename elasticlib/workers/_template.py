@@ -115,21 +115,24 @@ def main() -> NoReturn:
     gc.collect()
     gc.freeze()
     _guardian.adopt_orphans()
-    _serve(control, parent, keep, _added_variables(parent))
+    _serve(control, parent, keep, _changed_variables(parent))
 
 
-def _added_variables(guardian: int) -> dict[str, str]:
+def _changed_variables(guardian: int) -> dict[str, str | None]:
     """What the interpreter's wrapper and the imports changed in the environment that the guardian got."""
     try:
         with open(f"/proc/{guardian}/environ", "rb") as file:
             given = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
     except OSError:
         return {}
-    now = {os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items() if given.get(name) != value}
-    return {name: value for name, value in now.items() if name not in _SHELLS_OWN}
+    changed: dict[str, str | None] = {os.fsdecode(name): None for name in given if name not in os.environb}
+    changed |= {
+        os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items() if given.get(name) != value
+    }
+    return {name: value for name, value in changed.items() if name not in _SHELLS_OWN}
 
 
-def _serve(control: Channel, parent: int, keep: frozenset[int], added: dict[str, str]) -> NoReturn:
+def _serve(control: Channel, parent: int, keep: frozenset[int], changed: dict[str, str | None]) -> NoReturn:
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
     watched = _guardian.watch(parent)
@@ -161,7 +164,7 @@ def _serve(control: Channel, parent: int, keep: frozenset[int], added: dict[str,
                     (descriptor,) = descriptors
                     if message["op"] == "count":
                         _count_devices(Channel.adopt(descriptor))
-                    _foreman.be_foreman(descriptor, me, keep, added)
+                    _foreman.be_foreman(descriptor, me, keep, changed)
                 for descriptor in descriptors:
                     os.close(descriptor)
                 handle = os.pidfd_open(pid)

@@ -110,7 +110,6 @@ print([thread.name for thread in threading.enumerate()])
 """
 
 
-@pytest.mark.xfail(strict=True, reason="its end fails in its turn: the foreman stays as long as the exception")
 def test_a_launch_that_finds_no_descriptor_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """Besides the guardian with the idle template."""
     done = subprocess.run(

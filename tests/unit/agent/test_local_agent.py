@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,17 +15,14 @@ import pytest
 
 from elasticlib import records
 from elasticlib.agent import LocalElasticAgent
-from elasticlib.errors import ConfigError, EntrypointError, LaunchInterrupted, PicklingError, PreloadError, StartError
+from elasticlib.errors import ConfigError, EntrypointError, PicklingError, PreloadError, StartError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.rendezvous import Rules, open_local
-from elasticlib.spec import Std, WorkerSpec
+from elasticlib.spec import WorkerSpec
 from elasticlib.state import WorkerState
-from elasticlib.workers import _guardian
 from elasticlib.workers._process import Event, Exit, Lost
 from elasticlib.workers._report import Report, of_exception
-from elasticlib.workers._templates import templates
 
-LIMIT = 5.0
 Make = Callable[..., LocalElasticAgent]
 
 
@@ -323,7 +318,6 @@ def test_a_module_that_cannot_be_preloaded_is_not_tried_twice(make: Make) -> Non
     assert refused.closed
 
 
-@pytest.mark.xfail(strict=True, reason="the last loss counts: that the foreman went, and not why")
 def test_the_first_reason_of_a_loss_is_told(make: Make) -> None:
     agent, crew = make(), Starter()
     start_with(agent, crew)
@@ -334,62 +328,3 @@ def test_the_first_reason_of_a_loss_is_told(make: Make) -> None:
 
     assert {each.message for each in result.failures.values()} == {"no descriptor left"}
     assert agent.original_exception(0) is first
-
-
-# What a run leaves behind.
-
-
-def returns_its_rank() -> int:
-    print("at work")
-    return int(os.environ["RANK"])
-
-
-def fails() -> None:
-    raise ValueError("a bad value")
-
-
-def returns_what_cannot_be_rebuilt() -> Stubborn:
-    return Stubborn()
-
-
-def ends_with_its_launcher(launcher: int) -> None:
-    os.kill(launcher, signal.SIGINT)
-    signal.pause()
-
-
-def processes_of_launches() -> set[int]:
-    """What is below this process, without guardians and templates."""
-    members = _guardian.family(os.getpid())
-    guardians = {pid for pid, parent, _ in members if parent == os.getpid()}
-    return {pid for pid, parent, state in members if not {pid, parent} & guardians and state not in "ZX"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("entrypoint", "args", "raised"),
-    [
-        (returns_its_rank, (), None),
-        (fails, (), None),
-        (returns_what_cannot_be_rebuilt, (), PicklingError),
-        (ends_with_its_launcher, (os.getpid(),), LaunchInterrupted),
-    ],
-    ids=["success", "failure", "error", "signal"],
-)
-def test_a_run_leaves_neither_foreman_nor_thread_nor_a_busy_template(
-    entrypoint: Callable[..., object], args: tuple[Any, ...], raised: type[BaseException] | None, tmp_path: Path
-) -> None:
-    threads = threading.enumerate()
-    with open_local("job", Rules()) as rendezvous:
-        spec = WorkerSpec("trainer", 2, rendezvous, entrypoint=entrypoint, args=args, preload=())
-        logs = DefaultLogsSpecs(str(tmp_path), Std.ALL, Std.ALL)
-        agent = LocalElasticAgent(spec, logs, sink=lambda record: None)
-        with pytest.raises(raised) if raised else contextlib.nullcontext():
-            agent.run()
-
-    assert agent._crew is None and tuple(agent._watched()) == ()
-    deadline = time.monotonic() + LIMIT
-    while (left := processes_of_launches()) and time.monotonic() < deadline:
-        time.sleep(0.001)  # the kernel is still taking down the foreman
-    assert left == set()
-    assert threading.enumerate() == threads
-    assert [template.crews for template in templates._kept] == [0] * len(templates._kept)

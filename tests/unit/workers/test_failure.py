@@ -99,7 +99,6 @@ def test_a_return_value_is_no_word_on_a_failure() -> None:
     assert "exit status 3" in failure.message
 
 
-@pytest.mark.xfail(strict=True, reason="the hint goes by the status alone: 'from outside, not by this launcher'")
 def test_a_worker_that_had_failed_and_was_stopped_at_its_exit_was_not_stopped_from_outside() -> None:
     failure = describe(evolve(END, exitcode=-signal.SIGTERM, told=True, report=ERROR))
 

@@ -210,11 +210,6 @@ def no_more_descriptors() -> Iterator[Callable[[], None]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=OSError,
-    reason="what the workers left cannot be received: the foreman is not let go and the template not given back",
-)
 def test_closing_needs_no_descriptor(foreman: Foreman, no_more_descriptors: Callable[[], None]) -> None:
     foreman.start()
     foreman.exited(0)
