@@ -245,7 +245,7 @@ def _record(index: int, rank: int, failure: ProcessFailure) -> str:
     if failure.exitcode < 0:
         facts["exitcode"] = f"{failure.exitcode} (pid: {failure.pid}, {failure.signal_name()})"
     trace = failure.traceback or failure.message or NOT_AVAILABLE
-    if failure.traceback and failure.exitcode < 0:
+    if failure.traceback and failure.exitcode < 0 and not failure.exception_type:
         trace = f"{failure.message}\n{failure.traceback}"
     facts["traceback"] = trace.rstrip("\n").replace("\n", "\n    ")
     if failure.hint:

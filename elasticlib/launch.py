@@ -67,35 +67,39 @@ def launch_agent(
     workers = _devices.workers_per_node(config.nproc_per_node)
     run_id = config.run_id or uuid.uuid4().hex
     rules = Rules(config.min_nodes, config.max_nodes, config.max_restarts)
-    with open_local(run_id, rules, backend=config.rdzv_backend) as rendezvous:
-        spec = WorkerSpec(
-            role=config.role,
-            local_world_size=workers,
-            rdzv_handler=rendezvous,
-            entrypoint=entrypoint,
-            args=tuple(args),
-            max_restarts=config.max_restarts,
-            monitor_interval=config.monitor_interval,
-            kwargs=dict(kwargs or {}),
-            module=config.module,
-            no_python=config.no_python,
-            preload=config.preload,
-        )
-        agent = LocalElasticAgent(
-            spec,
-            logs,
-            config.start_method,
-            log_line_prefix_template=config.log_line_prefix_template,
-            shutdown_timeout=grace,
-            signals_to_handle=config.signals_to_handle,
-        )
-        result = agent.run()
+    succeeded = False
+    try:
+        with open_local(run_id, rules, backend=config.rdzv_backend) as rendezvous:
+            spec = WorkerSpec(
+                role=config.role,
+                local_world_size=workers,
+                rdzv_handler=rendezvous,
+                entrypoint=entrypoint,
+                args=tuple(args),
+                max_restarts=config.max_restarts,
+                monitor_interval=config.monitor_interval,
+                kwargs=dict(kwargs or {}),
+                module=config.module,
+                no_python=config.no_python,
+                preload=config.preload,
+            )
+            agent = LocalElasticAgent(
+                spec,
+                logs,
+                config.start_method,
+                log_line_prefix_template=config.log_line_prefix_template,
+                shutdown_timeout=grace,
+                signals_to_handle=config.signals_to_handle,
+            )
+            result = agent.run()
         if result.is_failed():
-            if logs.root_log_dir:
-                records.log(records.LogsKept(logs.root_log_dir))
             _raise_failure(agent, entrypoint, result)
-    if isinstance(logs, DefaultLogsSpecs):
-        logs.remove_if_temporary()
+        succeeded = True
+    finally:
+        if isinstance(logs, DefaultLogsSpecs):
+            logs.remove_if_temporary(only_if_empty=not succeeded)
+            if not succeeded and logs.root_log_dir:
+                records.log(records.LogsKept(logs.root_log_dir))
     return result.return_values
 
 

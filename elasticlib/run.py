@@ -270,7 +270,10 @@ def parse(args: Sequence[str], environ: Mapping[str, str]) -> Request:
         if text is not None:
             given[row.dest] = source
         values[row.dest] = row.value(row.default if text is None else text, source)
-    config = _config(values, given, environ)
+    try:
+        config = _config(values, given, environ)
+    except ConfigError as e:
+        raise ConfigError(_by_source(str(e), given)) from e
     for row in _ROWS:
         if not row.built and values[row.dest] != row.value(row.default, row.long):
             raise ConfigError(f"{given[row.dest]}={values[row.dest]!r} is not built yet: leave it out")
@@ -310,6 +313,12 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
             f"{given['preload']}: modules are imported ahead only for Python under forkserver: leave it out"
         )
     return config
+
+
+def _by_source(message: str, given: Mapping[str, str]) -> str:
+    """*message* with the option or variable that was given in place of the field's name."""
+    name, mark, rest = message.partition("=")
+    return f"{given[name]}={rest}" if mark and name in given else message
 
 
 def _run_id(values: Mapping[str, Any], given: Mapping[str, str]) -> str:
@@ -355,6 +364,8 @@ def main(args: Sequence[str] | None = None) -> None:
     Leaves by SystemExit with status 1 when workers failed or a signal stopped the job, and with 2 when
     the call is wrong, with the reason on stderr.
     """
+    while args is None and os.open(os.devnull, os.O_RDWR) < 3:
+        pass  # a stream that was closed at our start: no other file may get its number
     try:
         with _console_log(os.environ.get("LOGLEVEL") or "WARNING"):
             try:
@@ -380,7 +391,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _leave(status: int, message: str) -> None:
-    sys.stderr.write(message + "\n")
+    if sys.stderr is not None:
+        sys.stderr.write(message + "\n")
     raise SystemExit(status)
 
 

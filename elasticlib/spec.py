@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import abc
 import enum
+import math
+import operator
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from attrs import Attribute, Factory, define, field
+from attrs import Attribute, Factory, define, field, setters
 
 from elasticlib.errors import ConfigError, SpecError
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
 Entrypoint: TypeAlias = Callable[..., Any] | str | os.PathLike[str]
 
+DEFAULT_RENDEZVOUS_TIMEOUT = 900
+"""Seconds"""
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 START_METHODS = ("spawn", "fork", "forkserver")
 PRIVATE_ENDPOINTS = frozenset({"", "localhost:0", "127.0.0.1:0", "[::1]:0"})
@@ -58,6 +62,29 @@ def to_map(value: Std | Mapping[int, Std], local_world_size: int) -> dict[int, S
     return {rank: Std(value.get(rank, Std.NONE)) for rank in range(local_world_size)}
 
 
+def _streams(name: str, value: Any) -> Std | dict[int, Std]:
+    """Streams for all ranks or by rank; plain numbers will do."""
+    try:
+        if isinstance(value, Mapping):
+            found = {operator.index(rank): operator.index(std) for rank, std in value.items()}
+            if all(0 <= std <= Std.ALL for std in found.values()):
+                return {rank: Std(std) for rank, std in found.items()}
+        elif 0 <= operator.index(value) <= Std.ALL:
+            return Std(value)
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"{name}={value!r} must be a Std (Std.NONE, OUT, ERR, ALL) or a dictionary {{local rank: Std}}")
+
+
+def _ranks(value: Any) -> set[int] | None:
+    if value is None:
+        return None
+    try:
+        return {operator.index(rank) for rank in value}
+    except TypeError:
+        raise ConfigError(f"local_ranks_filter={value!r} must be local ranks, such as {{0, 1}}") from None
+
+
 @define
 class LogsDest:
     """Paths of one round, each by local rank; `os.devnull` where a stream is thrown away."""
@@ -84,9 +111,9 @@ class LogsSpecs(abc.ABC):
         local_ranks_filter: Sequence[int] | set[int] | None = None,
     ) -> None:
         self._root_log_dir = log_dir
-        self._redirects = redirects if isinstance(redirects, Std) else dict(redirects)
-        self._tee = tee if isinstance(tee, Std) else dict(tee)
-        self._local_ranks_filter = None if local_ranks_filter is None else set(local_ranks_filter)
+        self._redirects = _streams("redirects", redirects)
+        self._tee = _streams("tee", tee)
+        self._local_ranks_filter = _ranks(local_ranks_filter)
 
     @abc.abstractmethod
     def reify(self, envs: Mapping[int, Mapping[str, str]]) -> LogsDest:
@@ -98,22 +125,32 @@ class LogsSpecs(abc.ABC):
         """The folder that holds all logs of the launch."""
 
 
-def _at_least(least: float) -> Callable[[Any, Attribute[Any], Any], None]:
+def _whole(least: int) -> Callable[[Any, Attribute[Any], Any], None]:
     def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
-            raise SpecError(f"{attribute.name}={value!r} must be a number of at least {least:g}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise SpecError(f"{attribute.name}={value!r} must be a whole number of at least {least}")
 
     return check
 
 
 def _positive(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise SpecError(f"{attribute.name}={value!r} must be a number above 0 (seconds)")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise SpecError(f"{attribute.name}={value!r} must be a finite number above 0 (seconds)")
+
+
+def _text(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(value, str) or "\0" in value:
+        raise ConfigError(f"{attribute.name}={value!r} must be text without NUL characters")
+
+
+def _text_or_none(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    if value is not None:
+        _text(instance, attribute, value)
 
 
 def _start_method(_: Any, attribute: Attribute[Any], value: Any) -> None:
     if value not in START_METHODS:
-        raise ConfigError(f"{attribute.name}={value!r} is none of {', '.join(START_METHODS)}")
+        raise ConfigError(f"{attribute.name}={value!r} is unknown: give one of {', '.join(START_METHODS)}")
 
 
 def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:
@@ -127,7 +164,37 @@ def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:
 
 def _words(value: Sequence[str] | str) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+        raise ConfigError(f"preload={value!r} must be the names of modules, as a list or as text with commas")
     return tuple(part.strip() for part in parts if part.strip())
+
+
+def _dictionary(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{value!r} for rdzv_configs, metrics_cfg or kwargs must be a dictionary; leave it out for none"
+        )
+    return dict(value)
+
+
+def _arguments(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise ConfigError(f"args={value!r} must be a tuple of arguments; a single one is written (value,)")
+    return tuple(value)
+
+
+def _with_timeout(config: LaunchConfig, _: object, value: dict[str, Any]) -> dict[str, Any]:
+    if config.rdzv_timeout != -1:
+        value["timeout"] = config.rdzv_timeout
+    value.setdefault("timeout", DEFAULT_RENDEZVOUS_TIMEOUT)
+    return value
+
+
+def _into_configs(config: LaunchConfig, _: object, value: int) -> int:
+    if value != -1:
+        config.rdzv_configs["timeout"] = value
+    config.rdzv_configs.setdefault("timeout", DEFAULT_RENDEZVOUS_TIMEOUT)
+    return value
 
 
 @define
@@ -142,35 +209,39 @@ class LaunchConfig:
     Raises `ConfigError` (a ``ValueError``) for a value that breaks a rule; nothing is started by then.
     """
 
-    min_nodes: int = field(default=1, validator=_at_least(1))
-    max_nodes: int = field(default=1, validator=_at_least(1))
+    min_nodes: int = field(default=1)
+    max_nodes: int = field(default=1)
     nproc_per_node: int | str = field(default="auto", validator=_nproc)
     """Workers on this node: a number, ``cpu``, ``gpu``, ``xpu``, or ``auto`` (devices, else CPUs)."""
-    logs_specs: LogsSpecs | None = None
+    logs_specs: LogsSpecs | None = field(default=None)
     """None leaves the workers' streams on the launcher's own."""
-    run_id: str = ""
-    role: str = "default_role"
-    rdzv_endpoint: str = ""
-    rdzv_backend: str = "c10d"
-    rdzv_configs: dict[str, Any] = field(factory=dict, converter=dict)
-    rdzv_timeout: int = -1
+    run_id: str = field(default="", validator=_text)
+    role: str = field(default="default_role", validator=_text)
+    rdzv_endpoint: str = field(default="", validator=_text)
+    rdzv_backend: str = field(default="c10d", validator=_text)
+    rdzv_configs: dict[str, Any] = field(
+        factory=dict,
+        converter=_dictionary,
+        on_setattr=[setters.convert, _with_timeout],
+    )
+    rdzv_timeout: int = field(default=-1, validator=_whole(-1), on_setattr=[setters.validate, _into_configs])
     """Seconds; -1 takes ``rdzv_configs["timeout"]``, else 900."""
-    max_restarts: int = field(default=3, validator=_at_least(0))
+    max_restarts: int = field(default=3, validator=_whole(0))
     """Restarts of the whole group that worker failures may use up, counted over the whole job."""
     monitor_interval: float = field(default=0.1, validator=_positive)
     """Seconds between looks at what can only be polled; workers' ends are noticed at once."""
     start_method: StartMethod = field(default="forkserver", validator=_start_method)
     """``forkserver``: forked from a warm template; ``spawn``: a new interpreter each; ``fork``: from the caller."""
-    log_line_prefix_template: str | None = None
-    metrics_cfg: dict[str, str] = field(factory=dict, converter=dict)
-    local_addr: str | None = None
-    event_log_handler: str = "null"
+    log_line_prefix_template: str | None = field(default=None, validator=_text_or_none)
+    metrics_cfg: dict[str, str] = field(factory=dict, converter=_dictionary)
+    local_addr: str | None = field(default=None, validator=_text_or_none)
+    event_log_handler: str = field(default="null", validator=_text)
     numa_options: object | None = None
-    signals_to_handle: str = DEFAULT_SIGNALS
+    signals_to_handle: str = field(default=DEFAULT_SIGNALS, validator=_text)
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
-    shutdown_timeout: int | None = field(default=None)
+    shutdown_timeout: float | None = field(default=None)
     """Seconds from the stop signal to SIGKILL; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30."""
     module: bool = field(default=False, kw_only=True)
     """The entry point is a module's name, run as ``python -m`` would."""
@@ -180,24 +251,37 @@ class LaunchConfig:
     """Modules that the template imports once for all workers; empty for none. Only for ``forkserver``."""
 
     @max_nodes.validator
-    def _not_below_min(self, _: object, value: int) -> None:
+    def _not_below_min(self, attribute: Attribute[Any], value: int) -> None:
+        _whole(1)(self, attribute, value)
         if value < self.min_nodes:
             raise SpecError(f"max_nodes={value} is below min_nodes={self.min_nodes}: raise max_nodes")
 
+    @min_nodes.validator
+    def _not_above_max(self, attribute: Attribute[Any], value: int) -> None:
+        _whole(1)(self, attribute, value)
+        if value > self.max_nodes:
+            raise SpecError(f"max_nodes={self.max_nodes} is below min_nodes={value}: raise max_nodes")
+
+    @logs_specs.validator
+    def _can_make_logs(self, _: object, value: object) -> None:
+        if value is not None and not callable(getattr(value, "reify", None)):
+            raise ConfigError(f"logs_specs={value!r} must be a LogsSpecs, such as DefaultLogsSpecs(redirects=Std.ALL)")
+
     @shutdown_timeout.validator
-    def _not_negative(self, _: object, value: int | None) -> None:
-        if value is not None and value < 0:
-            raise ConfigError(f"shutdown_timeout={value} is negative: give seconds, 0 to kill at once")
+    def _not_negative(self, _: object, value: object) -> None:
+        if value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise ConfigError(f"shutdown_timeout={value!r} must be seconds from 0 (kill at once) on")
 
     @no_python.validator
-    def _not_both(self, _: object, value: bool) -> None:
-        if value and self.module:
+    @module.validator
+    def _not_both(self, attribute: Attribute[Any], value: bool) -> None:
+        if all({"module": self.module, "no_python": self.no_python, attribute.name: value}.values()):
             raise ConfigError("no_python and module exclude each other: a module needs the interpreter")
 
     def __attrs_post_init__(self) -> None:
-        if self.rdzv_timeout != -1:
-            self.rdzv_configs["timeout"] = self.rdzv_timeout
-        self.rdzv_configs.setdefault("timeout", 900)
+        _into_configs(self, None, self.rdzv_timeout)
 
 
 @define
@@ -210,13 +294,13 @@ class WorkerSpec:
     ``AssertionError``) for a number that breaks its rule.
     """
 
-    role: str
-    local_world_size: int = field(validator=_at_least(1))
+    role: str = field(validator=_text)
+    local_world_size: int = field(validator=_whole(1))
     rdzv_handler: object
     fn: Callable[..., Any] | None = None
     entrypoint: Entrypoint | None = None
-    args: tuple[Any, ...] = field(default=(), converter=tuple)
-    max_restarts: int = field(default=3, validator=_at_least(0))
+    args: tuple[Any, ...] = field(default=(), converter=_arguments)
+    max_restarts: int = field(default=3, validator=_whole(0))
     monitor_interval: float = field(default=0.1, validator=_positive)
     master_port: int | None = None
     master_addr: str | None = None
@@ -226,7 +310,7 @@ class WorkerSpec:
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
-    kwargs: dict[str, Any] = field(factory=dict, converter=dict, kw_only=True)
+    kwargs: dict[str, Any] = field(factory=dict, converter=_dictionary, kw_only=True)
     """Keyword arguments of a callable entry point."""
     module: bool = field(default=False, kw_only=True)
     no_python: bool = field(default=False, kw_only=True)

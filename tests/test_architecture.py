@@ -53,6 +53,7 @@ UNPICKLERS = frozenset({"pickle", "cloudpickle", "marshal", "torch", "shelve", "
 MAY_UNPICKLE = {
     "workers/_child.py": "the function that the launcher sends to its own worker",
     "workers/_main_definitions.py": "the caller's definitions, sent beside that function",
+    "workers/_results.py": "an exception of this very process, to see whether it can be rebuilt",
     "workers/_failure.py": "the exception that our own worker left in its memory file",
     "agent/_local.py": "the return values that our own workers left in their memory files",
 }

@@ -23,6 +23,9 @@ from elasticlib.errors import ConfigError
 _log = logging.getLogger("elasticlib")
 
 
+_OF_TERMINALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+
+
 def parse(names: str) -> tuple[signal.Signals, ...]:
     """The signals of a comma list; unknown names are warned of, one that cannot be caught is refused."""
     found: dict[signal.Signals, None] = {}  # an ordered set: two names of one signal are one
@@ -52,6 +55,8 @@ class Signals:
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         if threading.current_thread() is threading.main_thread():
             for signum in self._signums:
+                if signum in _OF_TERMINALS and signal.getsignal(signum) == signal.SIG_IGN:
+                    continue  # nohup, or a shell's background job: its user wants it to go on
                 former = signal.signal(signum, self._on_signal)
                 self._former[signum] = former if former is not None else signal.SIG_DFL
         return self

@@ -133,11 +133,20 @@ class DefaultLogsSpecs(LogsSpecs):
             return folder
         raise AssertionError("attempt_names does not end")
 
-    def remove_if_temporary(self) -> None:
-        """Delete all logs of this object's launch if their base is a temporary folder; what cannot be deleted stays."""
-        if self._base and self._root_log_dir is None:
+    def remove_if_temporary(self, only_if_empty: bool = False) -> None:
+        """
+        Delete all logs of this object's launch if their base is a temporary folder; what cannot be deleted stays.
+
+        *only_if_empty* keeps them when any file holds something.
+        """
+        if self._base and self._root_log_dir is None and not (only_if_empty and self._holds_something()):
             shutil.rmtree(self._base, ignore_errors=True)
             self._forget_folders()
+
+    def _holds_something(self) -> bool:
+        return any(
+            os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(self._base) for name in names
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DefaultLogsSpecs):

@@ -357,5 +357,6 @@ def _describe(node: str, root: Cause | None) -> str:
         return f"workers of node {node} failed"
     note = root.note
     how = f"was ended by signal {-note.exitcode}" if note.exitcode < 0 else f"ended with exit status {note.exitcode}"
-    said = note.message.strip().splitlines()
+    # Without an exception the message of a signal only says so again.
+    said = note.message.strip().splitlines() if note.exception_type or note.exitcode >= 0 else []
     return f"rank {note.rank} on node {root.node} {how}" + (f" ({said[0]})" if said else "")

@@ -16,7 +16,7 @@ from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._coordinator import Action, Event, Received, Rules, Send, State, Tick, WakeAt, abandon, step
 from elasticlib.rendezvous._exchange import Exchange, box_key, inbox_key, post
-from elasticlib.rendezvous._messages import Failed, Join, Leave, Stopped, Succeeded, decode, encode
+from elasticlib.rendezvous._messages import Failed, Final, Join, Leave, Stopped, Succeeded, decode, encode
 
 _log = logging.getLogger(__name__)
 
@@ -46,18 +46,29 @@ class Host:
             self._thread.join()
 
     def _work(self) -> None:
+        event: Event | None = Tick()
         try:
-            event: Event | None = Tick()
             while not self._closing:
                 if event is not None:
                     self._wake_at = None
                     self._state, actions = step(self._state, event, self._clock())
                     self._perform(actions)
                 event = self._receive()
-        except Exception as error:  # nodes that wait for an answer must not wait for ever
+        except Exception as error:
             _log.exception("the coordinator of the job broke")
-            self._state, actions = abandon(self._state, f"the coordinator broke: {error!r}")
-            self._perform(actions)
+            self._give_up(event, f"the coordinator broke: {error!r}")
+
+    def _give_up(self, event: Event | None, why: str) -> None:
+        """Tell whoever waits for an answer, and whoever will: nobody must wait for ever."""
+        self._state, actions = abandon(self._state, why)
+        self._perform(actions)
+        known = {action.box for action in actions if isinstance(action, Send)}
+        self._wake_at = None
+        while not self._closing:
+            if isinstance(event, Received) and isinstance(event.report, Join) and event.number not in known:
+                final = Final(succeeded=False, why=why, root_node=None, root=None)
+                self._perform((Send(event.number, event.report.node, final),))
+            event = self._receive()
 
     def _receive(self) -> Event | None:
         key = inbox_key(self._next)

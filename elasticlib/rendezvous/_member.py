@@ -111,7 +111,9 @@ class Member:
     def _report(self, report: Report) -> int:
         if self._closed:
             raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {report!r:.60} comes too late")
-        return post(self._exchange, encode(report))
+        data = encode(report)
+        decode(data)  # what this node may not say is its own error, here and now, and nobody else's
+        return post(self._exchange, data)
 
     def _turn(self, box: int | None) -> None:
         with self._turned:

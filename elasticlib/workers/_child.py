@@ -58,9 +58,11 @@ def enter(order: Message, parent: int, keep: Collection[int], drop: Collection[i
         for descriptor in drop:
             os.close(descriptor)
     for signum in signal.valid_signals():
-        if signal.getsignal(signum) not in (signal.SIG_DFL, None):
-            signal.signal(signum, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+        wanted = signal.SIG_IGN if signum in order["ignored"] else signal.SIG_DFL
+        if signal.getsignal(signum) not in (wanted, None):
+            signal.signal(signum, wanted)
+    if signal.SIGINT not in order["ignored"]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_IGN)  # as every Python program has it
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -128,6 +130,16 @@ def forget_the_template() -> None:
         generator.seed()
 
 
+def _show_as(command: list[str]) -> None:
+    """Have ``ps`` and ``pgrep`` show *command*, as far as the room of this process' own command line goes."""
+    sys.orig_argv[:] = command
+    with open("/proc/self/stat", "rb") as file:
+        facts = file.read().rpartition(b")")[2].split()
+    start, room = int(facts[45]), int(facts[46]) - int(facts[45])
+    text = b"\0".join(os.fsencode(word) for word in command)[: room - 1]
+    ctypes.memmove(start, text.ljust(room, b"\0"), room)
+
+
 def run_forked(
     order: Message,
     parent: int,
@@ -185,6 +197,9 @@ def _run(order: Message, call: Callable[[], Any] | None) -> NoReturn:
     faulthandler.enable(file=order["faults"], all_threads=True)
     _tail.install(order["tail"])
     kind = order["kind"]
+    if call is None:
+        module = [order["entry"]] if kind == "module" else []
+        _show_as([sys.executable, "-u", *order["argv"][:1], *module, *order["argv"][1:]])
     if kind in ("script", "module"):
         sys.path[:] = [order["path0"], *base_path]
         sys.argv[:] = order["argv"]
@@ -251,6 +266,7 @@ def _outcome(run: Callable[[], Any], order: Message, shared: Collection[str] | N
     except SystemExit as stop:
         return _exit_status(stop.code)
     except KeyboardInterrupt as error:
+        _record(error, order, shared)
         sys.excepthook(KeyboardInterrupt, error.with_traceback(_user_part(error)), error.__traceback__)
         return -signal.SIGINT
     except BaseException as error:
@@ -273,8 +289,7 @@ def _outcome(run: Callable[[], Any], order: Message, shared: Collection[str] | N
 
 def _record(error: BaseException, order: Message, shared: Collection[str] | None) -> None:
     try:
-        pickled = _results.pack_result(error, shared)
-        pickle.loads(pickled)  # some exceptions pickle and cannot be rebuilt
+        pickled = _results.pack_exception(error, shared)
     except Exception:
         pickled = b""
     entry = _report.of_exception(error, pickled)

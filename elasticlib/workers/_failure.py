@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 
 from elasticlib.errors import ProcessFailure
@@ -16,6 +17,9 @@ from elasticlib.workers import _tail
 from elasticlib.workers._process import Exit
 
 _TAIL_BYTES = 8192
+_OWN_FRAME = re.compile(
+    rf'^  File "({re.escape(os.path.dirname(__file__))}/|.*/multiprocessing/(process|popen_fork|context)\.py|<string>)'
+)
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
 
 
@@ -53,12 +57,18 @@ def failure_of(
     if report is None and failure.error_file_data.get("message") == "<NONE>":
         failure.timestamp = noticed
     if not failure.traceback and end.faults.strip():
-        failure.traceback = end.faults.strip()
+        failure.traceback = _user_part(end.faults)
     told = set(failure.traceback.splitlines())
     failure.log_tail = tuple(line for line in failure.log_tail if line not in told)
     if not (end.told and report):  # stopped by us after it had raised: the signal explains nothing
         failure.hint = explain(end.exitcode, memory_kills)
     return failure
+
+
+def _user_part(faults: str) -> str:
+    """The fault handler's stacks without the frames below the user's first one."""
+    lines = [line for line in faults.splitlines() if _OWN_FRAME.search(line) is None]
+    return "\n".join(line for line in lines if not line.startswith("Extension modules:")).strip()
 
 
 def explain(exitcode: int, memory_kills: int) -> str:

@@ -12,6 +12,7 @@ groups, one deadline, SIGKILL, then report who survives (uninterruptible sleep) 
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -29,6 +30,11 @@ from typing import Any, NoReturn
 from elasticlib.workers import _child, _guardian, _report
 from elasticlib.workers._wire import Channel, Message
 
+_MENDS = {
+    errno.EMFILE: "; each worker needs three descriptors: raise the hard limit of open files (ulimit -Hn)",
+    errno.EAGAIN: "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)",
+    errno.ENOMEM: "; start fewer workers",
+}
 _KILL_LIMIT = 5.0
 """Seconds that a SIGKILLed process gets until it counts as a survivor."""
 
@@ -113,7 +119,8 @@ class Foreman:
                 self._start_worker(order, streams)
         except OSError as error:
             # No process, memory or descriptor left: the launcher lets go of this foreman, which ends what runs.
-            self._launcher.send({"op": "broken", "why": f"a worker could not be started: {error}"})
+            mend = _MENDS.get(error.errno or 0, "")
+            self._launcher.send({"op": "broken", "why": f"a worker could not be started: {error}{mend}"})
             return
         finally:
             for stream in streams:

@@ -194,6 +194,8 @@ def guard(parent: int, child: int) -> NoReturn:
 def _main(argv: Sequence[str]) -> NoReturn:
     """``_guardian.py LAUNCHER_PID COMMAND...``: start COMMAND with descriptor 3 kept, then guard it."""
     launcher = int(argv[1])
+    # What the launcher's program made inheritable is none of ours: its peers wait for the last copy to close.
+    os.closerange(TEMPLATE_FD + 1, os.sysconf("SC_OPEN_MAX"))
     settle_signals()
     adopt_orphans()
     handle = watch(launcher)

@@ -7,10 +7,12 @@ work, and collects what a worker must find as it is here: environment, folder, s
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import resource
 import shutil
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -18,7 +20,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from elasticlib.errors import EntrypointError
+from elasticlib.errors import ConfigError, EntrypointError
 from elasticlib.spec import WorkerSpec
 from elasticlib.workers import _packing
 from elasticlib.workers._templates import TemplateKey, fresh_command, importable_by
@@ -26,6 +28,9 @@ from elasticlib.workers._wire import Message
 
 _LOCAL_RANK = re.compile(r"\$\{local_rank\}|\$local_rank\b")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+# Python ignores these two for itself, whatever its parent did.
+_INHERITED = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 
 
@@ -64,6 +69,7 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
         "limits": [(number, resource.getrlimit(number)) for number in _LIMITS],
         "affinity": sorted(os.sched_getaffinity(0)),
         "threads": threads,
+        "ignored": [signum for signum in _INHERITED if signal.getsignal(signum) == signal.SIG_IGN],
         "fresh": start_method == "spawn",
         "python": fresh_command(sys.executable),
         "path0": "",
@@ -99,8 +105,17 @@ def _umask() -> int:
 
 def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_method: str) -> Job:
     args, kwargs = spec.args, spec.kwargs
+    if spec.module or spec.no_python:
+        raise EntrypointError(f"module and no_python are for names, not for the callable {entry!r}: leave them out")
+    target = getattr(entry, "func", entry)  # of a partial
+    if any(kind(target) for kind in _LAZY):
+        raise EntrypointError(
+            f"{entry!r} only makes a coroutine or generator when it is called: give a function that runs it, "
+            "such as one that calls asyncio.run(...)"
+        )
     job.common.update(kind="function", sys_path=list(sys.path), argv=list(sys.argv))
     if start_method == "fork":
+        _refuse_preload(spec, start_method)
         return evolve(job, call=lambda: entry(*args, **kwargs))
     packed = _packing.pack(entry, args, kwargs)
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -118,6 +133,9 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
         )
     environment = job.environment
     args = tuple(str(arg) for arg in spec.args)
+    for text in (entry, *args):
+        if "\0" in text:
+            raise EntrypointError(f"{text!r} holds a NUL character, which no command line can: leave it out")
     if spec.kwargs:
         raise EntrypointError(f"{entry!r} takes no keyword arguments ({', '.join(spec.kwargs)}): pass them as text")
     python = environment.get("PYTHON_EXEC") or sys.executable
@@ -151,12 +169,21 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
 
 def _templated(job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable) -> Job:
     if start_method == "spawn":
+        _refuse_preload(spec, start_method)
         # Nothing is imported ahead: only what the interpreter itself reads tells two templates apart.
         kept = {name: value for name, value in job.environment.items() if name.startswith(("PYTHON", "LD_"))}
         return evolve(job, template=TemplateKey.of(sys.executable, (), (), kept), search_path=())
     search_path = job.search_path
     key = TemplateKey.of(python, spec.preload, () if spec.preload == ("torch",) else search_path, job.environment)
     return evolve(job, template=key)
+
+
+def _refuse_preload(spec: WorkerSpec, start_method: str) -> None:
+    if spec.preload not in (("torch",), ()):
+        raise ConfigError(
+            f"preload={','.join(spec.preload)!r}: only Python workers of start_method='forkserver' come from a "
+            "template that imports ahead: leave it out"
+        )
 
 
 def _check_script(path: str) -> None:
@@ -169,6 +196,8 @@ def _check_script(path: str) -> None:
 
 
 def _program(name: str, environment: Mapping[str, str]) -> str:
+    if not name:
+        raise EntrypointError("the entry point is empty: give a script, a program or a callable")
     found = shutil.which(name, path=environment.get("PATH", os.defpath))
     if found is not None:
         return found
@@ -178,6 +207,9 @@ def _program(name: str, environment: Mapping[str, str]) -> str:
         if not os.path.isfile(name):
             raise EntrypointError(f"program {name!r} is not a file")
         raise EntrypointError(f"program {name!r} may not be executed: change its permissions (chmod +x)")
+    if os.path.isdir(name):
+        raise EntrypointError(f"{name!r} is a folder: give a script or a program")
+    near = f"; did you mean {name}.py?" if os.path.isfile(f"{name}.py") else ""
     raise EntrypointError(
-        f"program {name!r} was not found on PATH; a Python script's path ends in .py or is a pathlib.Path"
+        f"program {name!r} was not found on PATH (a path needs a slash; a Python script ends in .py or is a Path){near}"
     )

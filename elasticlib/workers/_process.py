@@ -226,10 +226,22 @@ def _text(descriptor: int) -> str:
 
 
 def _stream(number: int) -> int:
+    """The caller's present stream for its workers, or nothing where there is none to share."""
+    at_start = (sys.__stdin__, sys.__stdout__, sys.__stderr__)[number]
+    if at_start is not None and not (number == 0 and _in_background()):  # else the number may be any file's by now
+        try:
+            return os.dup(number)
+        except OSError:
+            pass  # closed since
+    return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+
+def _in_background() -> bool:
+    """Whether stdin is our terminal while another job has it: workers, in their sessions, would not be stopped."""
     try:
-        return os.dup(number)
+        return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
     except OSError:
-        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # the caller has closed it
+        return False  # somebody else's terminal
 
 
 def _guard_forked(channel: Channel, launcher: int, call: Callable[[], Any]) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _HEAD = struct.Struct("!8sQQ")
+_MOST_TEXT = 65536
 _MAGIC = b"elastic1"
 
 # Names and phrases with which torch, gloo and NCCL say that a *peer* went away.
@@ -143,6 +144,14 @@ def _text(error: BaseException) -> str:
         return f"(its text cannot be had: {type(failure).__name__})"
 
 
+def _cut(text: str) -> str:
+    """*text*, or its beginning and end where it is longer than anybody reads."""
+    if len(text) <= _MOST_TEXT:
+        return text
+    half = _MOST_TEXT // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+
+
 def of_exception(error: BaseException, pickled: bytes, formatted: str | None = None) -> Report:
     """The report of an exception that ended a worker."""
     name = qualified_name(type(error))
@@ -151,8 +160,8 @@ def of_exception(error: BaseException, pickled: bytes, formatted: str | None = N
         kind="error",
         payload=pickled,
         exception_type=name,
-        message=f"{name}: {text}" if text else name,
-        traceback=formatted if formatted is not None else "".join(traceback.format_exception(error)),
+        message=_cut(f"{name}: {text}" if text else name),
+        traceback=_cut(formatted if formatted is not None else "".join(traceback.format_exception(error))),
         timestamp=time.time(),
         secondary=is_secondary(error),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import sys
 import types
 from collections.abc import Collection
@@ -32,3 +33,35 @@ def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
     buffer = io.BytesIO()
     _ResultPickler(buffer, shared).dump(value)
     return buffer.getvalue()
+
+
+def pack_exception(error: BaseException, shared: Collection[str] | None) -> bytes:
+    """
+    Pickle an exception such that it can be rebuilt, also where its class has an ``__init__`` of its own.
+
+    Raises whatever pickling its fields raises.
+    """
+    try:
+        pickled = pack_result(error, shared)
+        pickle.loads(pickled)
+    except Exception:
+        return pack_result(_Rebuilt(type(error), error.args, dict(error.__dict__)), shared)
+    return pickled
+
+
+class _Rebuilt:
+    """Stands for an exception in a pickle: it comes out as the exception, made without calling its ``__init__``."""
+
+    def __init__(self, kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> None:
+        self._parts = kind, args, fields
+
+    def __reduce__(self) -> Any:
+        return rebuild, self._parts
+
+
+def rebuild(kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> BaseException:
+    """An exception of class *kind* with these arguments and fields."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error

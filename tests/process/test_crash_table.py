@@ -46,7 +46,7 @@ TABLE = [
     Row(crashes.aborts, -6, message="SIGABRT", trace="in aborts", hint="abort"),
     Row(crashes.is_killed, -9, message="SIGKILL", hint="out-of-memory counter did not move"),
     Row(crashes.is_terminated, -15, message="SIGTERM", hint="from outside"),
-    Row(crashes.interrupts_itself, -2, message="SIGINT"),
+    Row(crashes.interrupts_itself, -2, "KeyboardInterrupt", "KeyboardInterrupt", "in interrupts_itself"),
     Row(crashes.misses_a_module, 1, "ModuleNotFoundError", "no_such_module_at_all", "import no_such_module_at_all"),
     Row(crashes.fails_while_a_grandchild_holds_the_output, 1, "ValueError", "a bad value"),
 ]
@@ -143,6 +143,22 @@ def test_the_error_is_raised_from_the_workers_own_exception(method: str) -> None
 
     assert isinstance(error.__cause__, ValueError)
     assert "a bad value" == str(error.__cause__)
+
+
+def test_an_exception_with_a_constructor_of_its_own_is_the_cause_all_the_same() -> None:
+    """It is rebuilt without its ``__init__``, which takes other arguments than it passed on."""
+    error = failed_launch(crashes.raises_own_class, "function", "forkserver")
+
+    assert "OddError" == type(error.__cause__).__name__
+    assert ("1 and 2",) == error.__cause__.args  # type: ignore[union-attr]
+
+
+def test_a_crash_shows_the_users_frames_alone() -> None:
+    """The stack of a forked worker begins in the launcher's own files, which say nothing to the user."""
+    failure = only_failure(failed_launch(crashes.crashes, "function", "forkserver"))
+
+    assert "in crashes" in failure.traceback
+    assert not any(word in failure.traceback for word in ("_foreman", "_template", "popen_fork", "Extension modules"))
 
 
 def test_the_error_survives_pickling_with_all_failures() -> None:

@@ -29,13 +29,17 @@ class Agent:
     result: RunResult | BaseException
     cause: BaseException | None
     made: list[Agent]
+    leaves: str = ""
+    """What is in the error file of rank 0."""
 
     def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, start_method: str, **options: Any) -> None:
         self.spec, self.logs, self.start_method, self.options = spec, logs, start_method, options
         Agent.made.append(self)
 
     def run(self) -> RunResult:
-        self.logs.reify({0: {"TORCHELASTIC_RUN_ID": "job"}})
+        dest = self.logs.reify({0: {"TORCHELASTIC_RUN_ID": "job"}})
+        if Agent.leaves:
+            Path(dest.error_files[0]).write_text(Agent.leaves)
         if isinstance(Agent.result, BaseException):
             raise Agent.result
         return Agent.result
@@ -245,12 +249,25 @@ def test_temporary_logs_stay_after_a_failure_and_it_is_said_where(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     agent.result = RunResult(WorkerState.FAILED, {}, failures())
+    monkeypatch.setattr(agent, "leaves", "{}")
 
     with caplog.at_level(logging.INFO, "elasticlib"), pytest.raises(ChildFailedError):
         launch_agent(config(), print)
 
     (folder,) = tmp_path.iterdir()
     assert f"logs and error files are kept in {folder}" in caplog.text
+
+
+def test_temporary_logs_that_hold_nothing_go_however_the_launch_ends(
+    agent: type[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    agent.result = KeyboardInterrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        launch_agent(config(), print)
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_log_folder_of_the_users_stays_after_a_success(agent: type[Agent], tmp_path: Path) -> None:

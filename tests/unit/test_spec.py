@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import pathlib
 import pickle
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticlib.errors import ConfigError, SpecError
+from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.spec import LaunchConfig, Std, WorkerSpec, to_map
 
 
@@ -252,3 +254,61 @@ def test_ranks_that_a_map_leaves_out_are_not_redirected() -> None:
 
 def test_one_selector_holds_for_all_ranks() -> None:
     assert {0: Std.ERR, 1: Std.ERR} == to_map(Std.ERR, 2)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_nodes": 1.5},
+        {"max_restarts": 1.5},
+        {"rdzv_configs": None},
+        {"metrics_cfg": None},
+        {"preload": 5},
+        {"preload": ["a", 5]},
+        {"shutdown_timeout": "x"},
+        {"shutdown_timeout": True},
+        {"shutdown_timeout": math.nan},
+        {"monitor_interval": math.inf},
+        {"rdzv_timeout": "x"},
+        {"rdzv_timeout": -5},
+        {"signals_to_handle": None},
+        {"log_line_prefix_template": 5},
+        {"run_id": 5},
+        {"run_id": "a\0b"},
+        {"role": None},
+        {"logs_specs": 3},
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_value(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        LaunchConfig(**fields)
+
+
+def test_assignment_keeps_the_timeout_and_its_dictionary_together() -> None:
+    config = LaunchConfig()
+
+    config.rdzv_timeout = 7
+    after_timeout = dict(config.rdzv_configs)
+    config.rdzv_configs = {"a": 1}
+
+    assert {"timeout": 7} == after_timeout
+    assert {"a": 1, "timeout": 7} == config.rdzv_configs
+
+
+def test_assignment_holds_the_rules_between_fields() -> None:
+    config = LaunchConfig(no_python=True)
+
+    with pytest.raises(ConfigError, match="exclude each other"):
+        config.module = True
+    with pytest.raises(ConfigError, match="below min_nodes=2"):
+        config.min_nodes = 2
+
+
+@pytest.mark.parametrize("value", [5, -1, "3", {"a": 1}, {0: 9}, None])
+def test_streams_that_are_none_are_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="must be a Std"):
+        DefaultLogsSpecs(redirects=value)
+
+
+def test_plain_numbers_name_streams_too() -> None:
+    assert DefaultLogsSpecs(redirects=Std.ALL, tee={0: Std.OUT}) == DefaultLogsSpecs(redirects=3, tee={0: 1})  # type: ignore[arg-type, dict-item]

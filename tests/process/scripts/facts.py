@@ -20,6 +20,7 @@ def first_signals() -> dict[str, str]:
 
 facts = {
     "argv": sys.argv,
+    "command": [sys.orig_argv, open("/proc/self/cmdline").read().rstrip("\0").split("\0")],
     "path0": sys.path[0],
     "name": __name__,
     "file": __file__,

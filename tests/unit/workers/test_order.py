@@ -205,7 +205,7 @@ def test_templates_that_preload_the_users_modules_know_where_these_are(script: s
         ("gone.py", {}, "script 'gone.py' was not found in"),
         ("folder.py", {}, "script 'folder.py' is not a file"),
         (Path("gone"), {}, "script 'gone' was not found in"),
-        ("no-such-program", {}, "'no-such-program' was not found on PATH; a Python script's path ends in .py"),
+        ("no-such-program", {}, "'no-such-program' was not found on PATH"),
         ("./gone", {}, "program './gone' was not found in"),
         ("./folder.py", {"no_python": True}, "program './folder.py' is not a file"),
         ("./train.py", {"no_python": True}, "program './train.py' may not be executed"),

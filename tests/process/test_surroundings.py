@@ -1,0 +1,155 @@
+"""Launchers in odd surroundings: closed streams, nohup, background jobs, limits, inherited descriptors."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticlib import EntrypointError, LaunchConfig, PreloadError, StartError, elastic_launch
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+RUN = f"{sys.executable} -m elasticlib.run --nproc-per-node 1 --preload ''"
+
+
+def shell(command: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a shell command line from the repository's root."""
+    return subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A script that writes what its streams are, and which signals it ignores, beside itself."""
+    path = tmp_path / "job.py"
+    path.write_text(
+        "import os, signal\n"
+        "streams = [os.readlink(f'/proc/self/fd/{n}') for n in (0, 1, 2)]\n"
+        "ignored = [s.name for s in signal.Signals if signal.getsignal(s) == signal.SIG_IGN]\n"
+        "open(__file__ + '.txt', 'w').write(repr((streams, ignored)))\n"
+    )
+    return path
+
+
+def noted(script: Path) -> tuple[list[str], list[str]]:
+    """What the script wrote."""
+    streams, ignored = eval(Path(f"{script}.txt").read_text())
+    return streams, ignored
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_streams_that_the_launcher_was_started_without_are_nothing(method: str, script: Path) -> None:
+    """Never a descriptor of the launcher's own that got the number."""
+    done = shell(f"{RUN} --start-method {method} {script} <&- >&- 2>&-")
+
+    assert 0 == done.returncode
+    assert ["/dev/null"] * 3 == noted(script)[0]
+
+
+def test_a_program_without_streams_launches_workers_without_streams(script: Path) -> None:
+    code = f"from elasticlib import *; elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), {str(script)!r})()"
+
+    done = shell(f'{sys.executable} -c "{code}" <&- >&- 2>&-')
+
+    assert 0 == done.returncode
+    assert ["/dev/null"] * 3 == noted(script)[0]
+
+
+def test_what_nohup_ignores_stays_ignored(script: Path) -> None:
+    """By the launcher, which would else end the job with the terminal, and by its workers."""
+    done = shell(f"trap '' HUP; {RUN} {script}")
+    ignored_then = noted(script)[1]
+    shell(f"{RUN} {script}")
+
+    assert 0 == done.returncode
+    assert ["SIGHUP"] == [name for name in ignored_then if name not in noted(script)[1]]
+
+
+def test_a_hangup_does_not_end_a_launcher_that_ignores_it(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("import os, signal; os.kill(int(os.environ['LAUNCHER']), signal.SIGHUP); print('went on')\n")
+
+    done = shell(f"trap '' HUP; export LAUNCHER=$$; exec {RUN} {script}")
+
+    assert (0, "went on\n") == (done.returncode, done.stdout)
+
+
+def test_a_background_job_leaves_the_terminals_input_alone(script: Path) -> None:
+    """A worker, in a session of its own, would not be stopped by the terminal: it would take the shell's input."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execvp("bash", ["bash", "--norc", "-i", "-c", f"set -m; {RUN} {script} & wait"])
+    while True:
+        try:
+            if not os.read(terminal, 4096):
+                break
+        except OSError:
+            break
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+
+    assert 0 == os.waitstatus_to_exitcode(status)
+    assert "/dev/null" == noted(script)[0][0]
+
+
+def nothing() -> None:
+    """Does it."""
+
+
+def test_what_the_caller_made_inheritable_is_not_kept_open() -> None:
+    """Neither by the template, for the life of the program, nor by its guardian."""
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+
+    elastic_launch(LaunchConfig(nproc_per_node=1, preload=("json",)), nothing)()
+    os.close(writer)
+    os.set_blocking(reader, False)
+
+    assert b"" == os.read(reader, 1)
+    os.close(reader)
+
+
+def test_a_limit_that_leaves_no_room_is_named(script: Path) -> None:
+    """Rule and mend, and an end: no hang."""
+    done = shell(f"ulimit -n 40; {RUN.replace('--nproc-per-node 1', '--nproc-per-node 64')} {script}")
+
+    assert 1 == done.returncode
+    assert "ulimit" in done.stderr
+
+
+async def coroutine() -> None:
+    """Would only be made, not run."""
+
+
+def generator() -> object:
+    """Would only be made, not run."""
+    yield
+
+
+@pytest.mark.parametrize("function", [coroutine, generator])
+def test_a_function_that_only_makes_a_coroutine_or_generator_is_refused(function: object) -> None:
+    with pytest.raises(EntrypointError, match="only makes a coroutine or generator"):
+        elastic_launch(LaunchConfig(nproc_per_node=1), function)()  # type: ignore[arg-type]
+
+
+def test_a_nul_character_is_refused_before_anything_starts(script: Path) -> None:
+    with pytest.raises(EntrypointError, match="NUL"):
+        elastic_launch(LaunchConfig(nproc_per_node=1), script)("a\0b")
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_a_preload_that_would_be_ignored_is_refused(method: str) -> None:
+    with pytest.raises(ValueError, match="leave it out"):
+        elastic_launch(LaunchConfig(nproc_per_node=1, preload=("json",), start_method=method), nothing)()  # type: ignore[arg-type]
+
+
+def test_errors_of_the_start_are_of_the_library() -> None:
+    """What the tests above expect as exit status 1 or 2 is an exception for callers."""
+    assert issubclass(PreloadError, ValueError)
+    assert issubclass(StartError, RuntimeError)
