@@ -114,8 +114,9 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
             "such as one that calls asyncio.run(...)"
         )
     job.common.update(kind="function", sys_path=list(sys.path), argv=list(sys.argv))
+    if start_method != "forkserver":
+        _refuse_preload(spec)
     if start_method == "fork":
-        _refuse_preload(spec, start_method)
         return evolve(job, call=lambda: entry(*args, **kwargs))
     packed = _packing.pack(entry, args, kwargs)
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -153,6 +154,8 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
         command = [python, "-u", entry]
     else:
         command = [_program(entry, environment)]
+    if start_method == "spawn" or len(command) == 1:
+        _refuse_preload(spec)
     if len(command) > 1 and (python == sys.executable or importable_by(python, environment)):
         job.common["python"] = fresh_command(python)
         path = () if spec.preload == ("torch",) else (job.common["path0"],)
@@ -169,7 +172,6 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
 
 def _templated(job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable) -> Job:
     if start_method == "spawn":
-        _refuse_preload(spec, start_method)
         # Nothing is imported ahead: only what the interpreter itself reads tells two templates apart.
         kept = {name: value for name, value in job.environment.items() if name.startswith(("PYTHON", "LD_"))}
         return evolve(job, template=TemplateKey.of(sys.executable, (), (), kept), search_path=())
@@ -178,7 +180,7 @@ def _templated(job: Job, spec: WorkerSpec, start_method: str, python: str = sys.
     return evolve(job, template=key)
 
 
-def _refuse_preload(spec: WorkerSpec, start_method: str) -> None:
+def _refuse_preload(spec: WorkerSpec) -> None:
     if spec.preload not in (("torch",), ()):
         raise ConfigError(
             f"preload={','.join(spec.preload)!r}: only Python workers of start_method='forkserver' come from a "

@@ -229,12 +229,25 @@ def test_an_exception_that_cannot_be_shown_is_told_by_its_class() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["\udc80 and \0 and \x1b[31m", "long " * 1_000_000, "one\ntwo\n\nfour"], ids=["odd", "long", "lines"]
+    "text", ["\udc80 and \0 and \x1b[31m", "long " * 10_000, "one\ntwo\n\nfour"], ids=["odd", "long", "lines"]
 )
 def test_a_message_of_any_kind_arrives_whole(text: str, tmp_path: Path) -> None:
     error = failed(duties.raises_text, text, workers=1, logs_specs=logs(tmp_path))
 
     assert f"ValueError: {text}" == only_failure(error).message
+    assert text == str(error.__cause__)
+
+
+def test_a_message_longer_than_anybody_reads_keeps_its_ends(tmp_path: Path) -> None:
+    """Else a report of megabytes is copied, logged and printed again and again."""
+    text = "begin" + "x" * 5_000_000 + "end"
+
+    error = failed(duties.raises_text, text, workers=1, logs_specs=logs(tmp_path))
+
+    message = only_failure(error).message
+    assert message.startswith("ValueError: beginx") and message.endswith("xend")
+    assert len(message) < 70_000
+    assert "characters left out" in message
     assert text == str(error.__cause__)
 
 
