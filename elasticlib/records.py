@@ -104,6 +104,18 @@ class ThreadsChosen:
 
 
 @frozen
+class PreloadSkipped:
+    """The default preload does not work here: the workers import for themselves."""
+
+    why: str
+
+    level = logging.WARNING
+
+    def __str__(self) -> str:
+        return f"{self.why}. Until then each worker imports it by itself, which takes longer; preload=() says so"
+
+
+@frozen
 class LogsKept:
     """A job failed, and its logs stay for a look."""
 
@@ -115,7 +127,9 @@ class LogsKept:
         return f"logs and error files are kept in {self.folder}"
 
 
-Record: TypeAlias = RoundStarted | RoundEnded | WorkersStopping | WorkersSurvived | ThreadsChosen | LogsKept
+Record: TypeAlias = (
+    RoundStarted | RoundEnded | WorkersStopping | WorkersSurvived | ThreadsChosen | PreloadSkipped | LogsKept
+)
 Sink: TypeAlias = Callable[[Record], None]
 
 

@@ -26,6 +26,7 @@ Entrypoint: TypeAlias = Callable[..., Any] | str | os.PathLike[str]
 
 DEFAULT_RENDEZVOUS_TIMEOUT = 900
 """Seconds"""
+DEFAULT_PRELOAD = ("torch",)
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 START_METHODS = ("spawn", "fork", "forkserver")
 PRIVATE_ENDPOINTS = frozenset({"", "localhost:0", "127.0.0.1:0", "[::1]:0"})
@@ -247,7 +248,7 @@ class LaunchConfig:
     """The entry point is a module's name, run as ``python -m`` would."""
     no_python: bool = field(default=False, kw_only=True)
     """The entry point is a program, also where its name ends in ``.py``."""
-    preload: tuple[str, ...] = field(default=("torch",), converter=_words, kw_only=True)
+    preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_words, kw_only=True)
     """Modules that the template imports once for all workers; empty for none. Only for ``forkserver``."""
 
     @max_nodes.validator
@@ -314,7 +315,7 @@ class WorkerSpec:
     """Keyword arguments of a callable entry point."""
     module: bool = field(default=False, kw_only=True)
     no_python: bool = field(default=False, kw_only=True)
-    preload: tuple[str, ...] = field(default=("torch",), converter=_words, kw_only=True)
+    preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_words, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if self.entrypoint is None:

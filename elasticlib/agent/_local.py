@@ -18,11 +18,20 @@ from typing import Any
 from elasticlib import records
 from elasticlib.agent import _policy
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
-from elasticlib.errors import ConfigError, ElasticError, PicklingError, ProcessFailure, StartError
+from elasticlib.errors import ConfigError, ElasticError, PicklingError, PreloadError, ProcessFailure, StartError
 from elasticlib.logs._console import console_sink
 from elasticlib.logs._layout import DEFAULT_PREFIX, line_prefix
 from elasticlib.logs._tee import Tee
-from elasticlib.spec import DEFAULT_SIGNALS, START_METHODS, LogsDest, LogsSpecs, StartMethod, Std, WorkerSpec
+from elasticlib.spec import (
+    DEFAULT_PRELOAD,
+    DEFAULT_SIGNALS,
+    START_METHODS,
+    LogsDest,
+    LogsSpecs,
+    StartMethod,
+    Std,
+    WorkerSpec,
+)
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
 from elasticlib.workers import _env, _failure, _machine, _order
 from elasticlib.workers._process import Crew, Exit, Lost, Stopped
@@ -107,6 +116,13 @@ class LocalElasticAgent(SimpleElasticAgent):
         number = None if listener is None else listener.fileno()
         crew = self._crew = self._crew or self._hire()
         try:
+            return self._start(worker_group, orders, number)
+        except PreloadError as error:
+            if (error.module,) != self._worker_group.spec.preload or error.module not in DEFAULT_PRELOAD:
+                raise
+            # Nobody asked for it: a job without torch, or one whose torch does not bear it, runs all the same.
+            self._sink(records.PreloadSkipped(str(error)))
+            self._job = _order.without_preload(self._job)
             return self._start(worker_group, orders, number)
         except StartError:
             if not (crew.started() or crew.was_warm()):

@@ -21,7 +21,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from elasticlib.errors import ConfigError, EntrypointError
-from elasticlib.spec import WorkerSpec
+from elasticlib.spec import DEFAULT_PRELOAD, WorkerSpec
 from elasticlib.workers import _packing
 from elasticlib.workers._templates import TemplateKey, fresh_command, importable_by
 from elasticlib.workers._wire import Message
@@ -158,7 +158,7 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
         _refuse_preload(spec)
     if len(command) > 1 and (python == sys.executable or importable_by(python, environment)):
         job.common["python"] = fresh_command(python)
-        path = () if spec.preload == ("torch",) else (job.common["path0"],)
+        path = () if spec.preload == DEFAULT_PRELOAD else (job.common["path0"],)
         return _templated(evolve(job, args=args, search_path=path), spec, start_method, python)
     if len(command) > 1:
         warnings.warn(
@@ -170,18 +170,28 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
     return _templated(evolve(job, args=args), spec, "spawn")
 
 
+def without_preload(job: Job) -> Job:
+    """*job* with a template that imports nothing ahead."""
+    assert job.template is not None
+    return evolve(job, template=_bare(job.environment, job.template.python), search_path=())
+
+
+def _bare(environment: Mapping[str, str], python: str) -> TemplateKey:
+    # Only what the interpreter itself reads tells two templates apart.
+    kept = {name: value for name, value in environment.items() if name.startswith(("PYTHON", "LD_"))}
+    return TemplateKey.of(python, (), (), kept)
+
+
 def _templated(job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable) -> Job:
     if start_method == "spawn":
-        # Nothing is imported ahead: only what the interpreter itself reads tells two templates apart.
-        kept = {name: value for name, value in job.environment.items() if name.startswith(("PYTHON", "LD_"))}
-        return evolve(job, template=TemplateKey.of(sys.executable, (), (), kept), search_path=())
+        return evolve(job, template=_bare(job.environment, sys.executable), search_path=())
     search_path = job.search_path
-    key = TemplateKey.of(python, spec.preload, () if spec.preload == ("torch",) else search_path, job.environment)
+    key = TemplateKey.of(python, spec.preload, () if spec.preload == DEFAULT_PRELOAD else search_path, job.environment)
     return evolve(job, template=key)
 
 
 def _refuse_preload(spec: WorkerSpec) -> None:
-    if spec.preload not in (("torch",), ()):
+    if spec.preload not in (DEFAULT_PRELOAD, ()):
         raise ConfigError(
             f"preload={','.join(spec.preload)!r}: only Python workers of start_method='forkserver' come from a "
             "template that imports ahead: leave it out"

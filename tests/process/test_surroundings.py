@@ -153,3 +153,24 @@ def test_errors_of_the_start_are_of_the_library() -> None:
     """What the tests above expect as exit status 1 or 2 is an exception for callers."""
     assert issubclass(PreloadError, ValueError)
     assert issubclass(StartError, RuntimeError)
+
+
+def has_torch() -> str:
+    """Which torch a worker gets."""
+    import torch
+
+    return str(torch.__file__)
+
+
+def test_a_torch_that_cannot_be_imported_ahead_is_imported_by_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The default serves most; where it does not, it must not stand in the way."""
+    fake = tmp_path / "torch.py"
+    fake.write_text("import os\nos.environ.get('RANK')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    results = elastic_launch(LaunchConfig(nproc_per_node=1), has_torch)()
+
+    assert {0: str(fake)} == results
+    assert "preload='torch' is refused: its import reads RANK" in caplog.text
