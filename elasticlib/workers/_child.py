@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import ctypes
+import faulthandler
 import importlib.machinery
 import io
 import json
@@ -66,8 +67,12 @@ def enter(order: Message, parent: int, keep: Collection[int], drop: Collection[i
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_IGN)  # as every Python program has it
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    os.environ.clear()
-    os.environ.update(order["env"])
+    environment = order["env"]
+    for name in [name for name in os.environ if name not in environment]:
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:  # most are as the template has them
+            os.environ[name] = value
     os.umask(order["umask"])
     for number, (soft, hard) in order["limits"]:
         try:
@@ -191,8 +196,6 @@ def run_fresh(descriptor: int) -> NoReturn:
 
 
 def _run(order: Message, call: Callable[[], Any] | None) -> NoReturn:
-    import faulthandler
-
     # A descriptor of our own: the user's stderr may be closed or replaced by the time of a crash.
     faulthandler.enable(file=order["faults"], all_threads=True)
     _tail.install(order["tail"])
