@@ -13,6 +13,7 @@ import re
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -119,12 +120,17 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     if start_method == "fork":
         return evolve(job, call=lambda: entry(*args, **kwargs))
     packed = _packing.pack(entry, args, kwargs)
+    # Optimisation, warnings, isolation ...: as multiprocessing does, functions run under the caller's options.
+    flags = tuple(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+    job.common["python"] = fresh_command(sys.executable, flags)
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
     job.common.update(sources=packed.sources, main_file=main_file, shared=sorted(packed.names))
     memories = {"function": packed.function}
     if packed.definitions:
         memories["definitions"] = packed.definitions
-    return _templated(evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method)
+    job = _templated(evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method)
+    assert job.template is not None
+    return evolve(job, template=evolve(job.template, flags=flags))
 
 
 def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
@@ -173,7 +179,8 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
 def without_preload(job: Job) -> Job:
     """*job* with a template that imports nothing ahead."""
     assert job.template is not None
-    return evolve(job, template=_bare(job.environment, job.template.python), search_path=())
+    bare = evolve(_bare(job.environment, job.template.python), flags=job.template.flags)
+    return evolve(job, template=bare, search_path=())
 
 
 def _bare(environment: Mapping[str, str], python: str) -> TemplateKey:

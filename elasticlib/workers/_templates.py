@@ -48,9 +48,9 @@ class Link(Channel):
         _links.add(self)
 
 
-def fresh_command(python: str) -> list[str]:
+def fresh_command(python: str, flags: Sequence[str] = ()) -> list[str]:
     """The command of a new interpreter that becomes the worker whose order's descriptor is its last argument."""
-    return [python, "-u", "-c", _FRESH_BOOT]
+    return [python, *flags, "-u", "-c", _FRESH_BOOT]
 
 
 def importable_by(python: str, environment: Mapping[str, str]) -> bool:
@@ -72,6 +72,8 @@ class TemplateKey:
     preload: tuple[str, ...]
     path: tuple[str, ...]
     environment: frozenset[tuple[str, str]]
+    flags: tuple[str, ...] = ()
+    """Options of the interpreter."""
 
     @classmethod
     def of(
@@ -99,7 +101,10 @@ class Template:
         asked = json.dumps({"preload": key.preload, "path": list(search_path)})
         guardian = [sys.executable, "-S", "-E", str(Path(_guardian.__file__)), str(os.getpid())]
         self.guardian = _spawn(
-            [*guardian, key.python, "-u", "-c", _TEMPLATE_BOOT, asked], environment, theirs.fileno(), self._said
+            [*guardian, key.python, *key.flags, "-u", "-c", _TEMPLATE_BOOT, asked],
+            environment,
+            theirs.fileno(),
+            self._said,
         )
         theirs.close()
 

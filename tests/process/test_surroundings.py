@@ -174,3 +174,20 @@ def test_a_torch_that_cannot_be_imported_ahead_is_imported_by_the_workers(
 
     assert {0: str(fake)} == results
     assert "preload='torch' is refused: its import reads RANK" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_functions_run_under_the_callers_interpreter_options(method: str) -> None:
+    """``-O`` removes asserts in the workers as it does in the program."""
+    code = (
+        "import sys\nfrom elasticlib import LaunchConfig, elastic_launch\n"
+        "def seen():\n    import sys\n    return sys.flags.optimize, sys.flags.dev_mode, sys.warnoptions\n"
+        f"config = LaunchConfig(nproc_per_node=1, preload=(), start_method={method!r})\n"
+        "sys.exit(0 if elastic_launch(config, seen)()[0] == seen() else 4)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-O", "-X", "dev", "-W", "ignore", "-c", code], cwd=ROOT, timeout=60, check=False
+    )
+
+    assert 0 == done.returncode
