@@ -275,10 +275,11 @@ def test_auto_means_the_cpus_where_there_is_no_device(shell: Shell) -> None:
 
 def test_jobs_stacked_on_one_machine_do_not_meet(shell: Shell) -> None:
     init = (
+        "import sys\n"
         "import torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "dist.barrier()\n"
-        "print('world', dist.get_world_size())\n"
+        "sys.stdout.write(f'world {dist.get_world_size()}\\n')\n"
         "dist.destroy_process_group()\n"
     )
     script = shell.script(init)
