@@ -154,7 +154,11 @@ def _serve(control: Channel, parent: int, keep: frozenset[int], changed: dict[st
                 os._exit(0)
             else:
                 message, descriptors = received
-                pid = os.fork()
+                try:
+                    pid = os.fork()
+                except OSError as error:  # of no concern to the launches that run
+                    _turn_down(descriptors, f"no process can be started: {error}; raise the limit (ulimit -u)")
+                    continue
                 if pid == 0:
                     handles = [key.fd for key in selector.get_map().values() if key.fd != control.fileno()]
                     selector.close()
@@ -170,6 +174,13 @@ def _serve(control: Channel, parent: int, keep: frozenset[int], changed: dict[st
                 handle = os.pidfd_open(pid)
                 foremen[handle] = pid
                 selector.register(handle, selectors.EVENT_READ)
+
+
+def _turn_down(descriptors: list[int], why: str) -> None:
+    for descriptor in descriptors:
+        asker = Channel.adopt(descriptor)
+        asker.send({"op": "broken", "why": why})
+        asker.close()
 
 
 def _count_devices(answer: Channel) -> NoReturn:

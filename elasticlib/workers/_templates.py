@@ -293,6 +293,6 @@ def count_devices(template: Template) -> tuple[int, str]:
     answer = template.request("count")
     received = answer.receive()
     answer.close()
-    if received is None:
-        raise template.failure()
+    if received is None or "count" not in received[0]:
+        raise template.failure() if received is None else StartError(received[0]["why"])
     return received[0]["count"], received[0]["kind"]
