@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticlib.errors import EntrypointError
-from elasticlib.workers import _templates
+from elasticlib.workers import _template, _templates
 from elasticlib.workers._templates import TemplateKey, above_standard, importable_by, wait_for_end
+from elasticlib.workers._wire import Channel
 
 ENVIRONMENT = {"PATH": "/bin", "HOME": "/root"}
 
@@ -319,3 +320,13 @@ def test_an_interpreter_without_our_packages_cannot_be_a_template(tmp_path: Path
     bare.chmod(0o755)
 
     assert not importable_by(str(bare), dict(os.environ))
+
+
+def test_a_launch_that_cannot_be_forked_is_told_why() -> None:
+    asker, template = Channel.pair()
+
+    _template._turn_down([os.dup(template.fileno())], "no process can be started")
+    template.close()
+
+    assert [({"op": "broken", "why": "no process can be started"}, []), None] == [asker.receive(), asker.receive()]
+    asker.close()
