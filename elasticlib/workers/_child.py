@@ -138,8 +138,8 @@ def forget_the_template() -> None:
 def _show_as(command: list[str]) -> None:
     """Have ``ps`` and ``pgrep`` show *command*, as far as the room of this process' own command line goes."""
     sys.orig_argv[:] = command
-    with open("/proc/self/stat", "rb") as file:
-        facts = file.read().rpartition(b")")[2].split()
+    facts = _guardian.status(os.getpid())
+    assert facts is not None
     start, room = int(facts[45]), int(facts[46]) - int(facts[45])
     text = b"\0".join(os.fsencode(word) for word in command)[: room - 1]
     ctypes.memmove(start, text.ljust(room, b"\0"), room)

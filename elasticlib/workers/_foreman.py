@@ -158,7 +158,7 @@ class Foreman:
         if order["fresh"]:  # a new interpreter finds its order in memory that it inherits
             letter = os.memfd_create("order")
             order["inherit"] = [*left, *self._memories.values(), letter]
-            os.pwrite(letter, json.dumps(order).encode(), 0)
+            _report.write_exactly(letter, json.dumps(order).encode())
             keep.add(letter)
             order = {**order, "kind": "program", "argv": [*order["python"], str(letter)]}
         elif order["kind"] == "program":

@@ -66,17 +66,24 @@ def settle_signals() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
+def status(pid: int) -> list[bytes] | None:
+    """The kernel's facts of *pid* (``/proc/PID/stat``) from the state letter on; None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command's name may hold blanks and brackets: the facts come after the last one.
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
 def family(root: int, spare: Collection[int] = ()) -> list[tuple[int, int, str]]:
     """(pid, parent, state letter) of every descendant of *root*, without those in *spare* and their descendants."""
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
-        try:
-            with open(f"/proc/{entry}/stat", "rb") as file:
-                # The command's name may hold blanks and brackets: the facts come after the last one.
-                facts = file.read().rpartition(b")")[2].split()
-        except OSError:
+        facts = status(int(entry))
+        if facts is None:
             continue
         children.setdefault(int(facts[1]), []).append((int(entry), facts[0].decode()))
     found: list[tuple[int, int, str]] = []
@@ -115,12 +122,8 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
 
 def ends(pid: int) -> bool:
     """Whether *pid* has begun to end, or has ended: a zombie, or still in the kernel's do_exit."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            facts = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return True
-    return facts[0] in (b"Z", b"X") or bool(int(facts[6]) & _PF_EXITING)
+    facts = status(pid)
+    return facts is None or facts[0] in (b"Z", b"X") or bool(int(facts[6]) & _PF_EXITING)
 
 
 def _has_children() -> bool:

@@ -112,9 +112,7 @@ class Crew:
         self._channel = channel
         descriptors = [os.memfd_create(name) for name in self._memories]
         for descriptor, content in zip(descriptors, self._memories.values(), strict=True):
-            view = memoryview(content)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            _report.write_exactly(descriptor, content)
         channel.send({**self._job, "op": "job", "memories": list(self._memories)}, tuple(descriptors))
         for descriptor in descriptors:
             os.close(descriptor)

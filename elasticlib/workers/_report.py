@@ -87,12 +87,13 @@ def write(descriptor: int, report: Report) -> None:
             "secondary": report.secondary,
         }
     ).encode()
-    _pwrite(descriptor, facts, _HEAD.size)
-    _pwrite(descriptor, report.payload, _HEAD.size + len(facts))
-    _pwrite(descriptor, _HEAD.pack(_MAGIC, len(facts), len(report.payload)), 0)
+    write_exactly(descriptor, facts, _HEAD.size)
+    write_exactly(descriptor, report.payload, _HEAD.size + len(facts))
+    write_exactly(descriptor, _HEAD.pack(_MAGIC, len(facts), len(report.payload)), 0)
 
 
-def _pwrite(descriptor: int, data: bytes, offset: int) -> None:
+def write_exactly(descriptor: int, data: bytes, offset: int = 0) -> None:
+    """All of *data* into a memfd from *offset*."""
     view = memoryview(data)
     while view:
         count = os.pwrite(descriptor, view, offset)

@@ -138,7 +138,7 @@ def _serve(control: Channel, parent: int, keep: frozenset[int], changed: dict[st
     watched = _guardian.watch(parent)
     selector.register(watched, selectors.EVENT_READ)
     _guardian.outlive_parent()
-    control.send({"op": "ready", "pid": os.getpid()})
+    control.send({"op": "ready"})
     me = os.getpid()
     foremen: dict[int, int] = {}  # pidfd -> pid
     while True:
