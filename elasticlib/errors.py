@@ -135,6 +135,10 @@ class ProcessFailure:
     """What a signal or an exit status most likely means on this machine."""
     secondary: bool = False
     """True when the failure is a lost connection to a peer, hence most likely a consequence."""
+    host: str = ""
+    """Where it happened; this machine when left empty."""
+    root: bool = False
+    """True when the job found it to be the first failure of all its nodes, whatever their clocks say."""
 
     def __post_init__(self) -> None:
         if not self.error_file_data:
@@ -143,6 +147,8 @@ class ProcessFailure:
             self.timestamp = time.time()
         if not self.message:
             self.message = self._describe()
+        if not self.host:
+            self.host = os.uname().nodename
 
     def _read_error_file(self) -> None:
         data: Any = None
@@ -195,8 +201,12 @@ class ProcessFailure:
 
 
 def root_cause(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
-    """The (rank, failure) that came first; a lost connection never beats another kind of failure."""
-    return min(failures.items(), key=lambda item: (item[1].secondary, item[1].timestamp, item[0]))
+    """
+    The (rank, failure) that came first: what the job's nodes agreed upon, where they did.
+
+    By itself, a lost connection never beats another kind of failure.
+    """
+    return min(failures.items(), key=lambda item: (not item[1].root, item[1].secondary, item[1].timestamp, item[0]))
 
 
 class ChildFailedError(ElasticError):
@@ -237,7 +247,7 @@ class ChildFailedError(ElasticError):
 def _record(index: int, rank: int, failure: ProcessFailure) -> str:
     facts = {
         "time": failure.timestamp_isoformat(),
-        "host": os.uname().nodename,
+        "host": failure.host,
         "rank": f"{rank} (local_rank: {failure.local_rank})",
         "exitcode": f"{failure.exitcode} (pid: {failure.pid})",
         "error_file": failure.error_file,

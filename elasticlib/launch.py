@@ -7,18 +7,21 @@ launch (environment, signal handlers, folder) it has after it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from elasticlib import records
 from elasticlib.agent import LocalElasticAgent
 from elasticlib.errors import ChildFailedError, ConfigError, root_cause
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.rendezvous import Rules, open_local
-from elasticlib.spec import PRIVATE_ENDPOINTS, Entrypoint, LaunchConfig, WorkerSpec, entrypoint_name
+from elasticlib.rendezvous import Rules, _choice, open_local, open_remote
+from elasticlib.rendezvous._choice import Choice, PlugIn, Private
+from elasticlib.rendezvous._job import Job
+from elasticlib.spec import TOKEN_VARIABLE, Entrypoint, LaunchConfig, WorkerSpec, entrypoint_name
 from elasticlib.state import RunResult
 from elasticlib.workers import _devices
 
@@ -37,9 +40,13 @@ class elastic_launch:  # noqa: N801 - torch's name
     arguments are those of the callable, or the command line of the script or program; the results are the
     callable's return values, None for others. Calls may come from any thread and run side by side.
 
+    Each node of a job makes the same call and gets the results of its own workers; a spare that was not
+    needed gets {}.
+
     Raises `ConfigError` before anything is started when the call cannot work, `ChildFailedError`, from the
-    worker's own exception, when workers failed and no restart was left, and `SignalException` when a
-    signal ended the launch. (torch: ``torch.distributed.launcher.elastic_launch``)
+    worker's own exception, when workers failed and no restart was left, on every node of the job with the
+    same root cause; `RendezvousError` and its kinds when the nodes could not meet or lost each other, and
+    `SignalException` when a signal ended the launch. (torch: ``torch.distributed.launcher.elastic_launch``)
     """
 
     def __init__(self, config: LaunchConfig, entrypoint: Entrypoint) -> None:
@@ -65,11 +72,10 @@ def launch_agent(
         logs = logs.for_launch()
         logs.check()
     workers = _devices.workers_per_node(config.nproc_per_node)
-    run_id = config.run_id or uuid.uuid4().hex
-    rules = Rules(config.min_nodes, config.max_nodes, config.max_restarts)
+    choice = _choose(config)
     succeeded = False
     try:
-        with open_local(run_id, rules, backend=config.rdzv_backend) as rendezvous:
+        with _opened(choice, config) as rendezvous:
             spec = WorkerSpec(
                 role=config.role,
                 local_world_size=workers,
@@ -78,6 +84,7 @@ def launch_agent(
                 args=tuple(args),
                 max_restarts=config.max_restarts,
                 monitor_interval=config.monitor_interval,
+                local_addr=config.local_addr,
                 kwargs=dict(kwargs or {}),
                 module=config.module,
                 no_python=config.no_python,
@@ -103,6 +110,52 @@ def launch_agent(
     return result.return_values
 
 
+def _choose(config: LaunchConfig) -> Choice:
+    """Which rendezvous *config* means on this machine; what its user should know is logged."""
+    choice, warnings = _choice.choose(
+        config,
+        node=f"{_host(config)}/{os.getpid()}-{uuid.uuid4().hex[:8]}",
+        fresh_id=uuid.uuid4().hex,
+        token=config.token or os.environ.get(TOKEN_VARIABLE) or None,
+        index=_choice.scheduler_index(os.environ),
+    )
+    for warning in warnings:
+        _log.warning(warning)
+    return choice
+
+
+def _host(config: LaunchConfig) -> str:
+    return config.local_addr or os.uname().nodename
+
+
+@contextlib.contextmanager
+def _opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
+    """What the agent meets the other nodes through, for the length of the block."""
+    match choice:
+        case Private(run_id, backend, port):
+            rules = Rules(1, 1, config.max_restarts)
+            with open_local(run_id, rules, backend=backend, node=_host(config), port=port) as rendezvous:
+                yield rendezvous
+        case Job():
+            with open_remote(choice) as rendezvous:
+                yield rendezvous
+        case PlugIn(run_id, backend):
+            from elasticlib.rendezvous._handlers import RendezvousParameters
+            from elasticlib.rendezvous.registry import get_rendezvous_handler
+
+            yield get_rendezvous_handler(
+                RendezvousParameters(
+                    backend,
+                    config.rdzv_endpoint,
+                    run_id,
+                    config.min_nodes,
+                    config.max_nodes,
+                    config.local_addr,
+                    **config.rdzv_configs,
+                )
+            )
+
+
 def _raise_failure(agent: LocalElasticAgent, entrypoint: Entrypoint, result: RunResult) -> None:
     error = ChildFailedError(entrypoint_name(entrypoint), result.failures)
     rank, _ = root_cause(result.failures)
@@ -121,12 +174,7 @@ def _shutdown_timeout(config: LaunchConfig) -> float:
 def _refuse_unbuilt(config: LaunchConfig) -> None:
     """Name what is asked for and not built yet; an option is never just ignored."""
     asked = {
-        f"max_nodes={config.max_nodes} (one node so far)": config.max_nodes != 1,
-        f"rdzv_backend={config.rdzv_backend!r} (so far 'c10d')": config.rdzv_backend not in ("c10d", "static"),
-        f"rdzv_endpoint={config.rdzv_endpoint!r} (so far 'localhost:0')": config.rdzv_endpoint not in PRIVATE_ENDPOINTS,
-        "rdzv_configs": set(config.rdzv_configs) - {"timeout"},
         "metrics_cfg": config.metrics_cfg,
-        f"local_addr={config.local_addr!r}": config.local_addr,
         f"event_log_handler={config.event_log_handler!r}": config.event_log_handler != "null",
         "numa_options": config.numa_options is not None,
         "duplicate_stdout_filters": config.duplicate_stdout_filters,

@@ -1,10 +1,9 @@
 """
 The command line: options and ``PET_*`` variables become a `LaunchConfig`, then `elastic_launch` runs it.
 
-Rules of this file: an option is one row of `OPTIONS`, its text is read in one place, whether it came
-from the command line or from the environment; the limits of a value are the business of `spec.py`; an
-option of torchrun that is not built yet is refused by name, never ignored. What stands after the script
-is the script's, to the letter. Nothing here imports torch.
+Rules of this file: the options are the rows of `_cli_options`; the limits of a value are the business of
+`spec.py`; an option of torchrun that is not built yet is refused by name, and what has no effect is never
+ignored in silence. What stands after the script is the script's, to the letter. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -19,177 +18,17 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 
+from elasticlib._cli_options import NOTES, OPTIONS
 from elasticlib.errors import ChildFailedError, ConfigError, ElasticError, SignalException
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.spec import (
-    DEFAULT_SIGNALS,
-    DEVICE_WORDS,
-    PRIVATE_ENDPOINTS,
-    START_METHODS,
-    Entrypoint,
-    LaunchConfig,
-    Std,
-)
+from elasticlib.spec import Entrypoint, LaunchConfig
 
 PROG = "elasticrun"
 log = logging.getLogger("elasticlib.run")
 
 
-def _nodes(text: str) -> tuple[int, int]:
-    parts = text.split(":")
-    if len(parts) > 2:
-        raise ConfigError(f"{text!r} is neither a number of nodes nor a range such as 1:4")
-    return int(parts[0]), int(parts[-1])
-
-
-def _number_or_word(text: str) -> int | str:
-    try:
-        return int(text)
-    except ValueError:
-        return text
-
-
-def _ranks(text: str) -> list[int] | None:
-    return [int(part) for part in text.split(",")] if text else None
-
-
-def _flag(text: str) -> bool:
-    return bool(int(text))
-
-
-@frozen
-class Option:
-    """One option: how it is spelled, read and explained."""
-
-    long: str
-    """With dashes; the spelling with underscores is the name of its value."""
-    help: str
-    default: str | None = None
-    """As it would be typed; None when the option has no default."""
-    read: Callable[[str], Any] = str
-    short: tuple[str, ...] = ()
-    metavar: str | None = None
-    unset: str = "none"
-    """What no value stands for, in the help."""
-    environment: bool = True
-    """Whether ``PET_<NAME>`` gives the default."""
-    built: bool = True
-    """False: any value but the default is refused."""
-    dest: str = field(init=False)
-
-    @dest.default
-    def _underscores(self) -> str:
-        return self.long.lstrip("-").replace("-", "_")
-
-    @property
-    def is_flag(self) -> bool:
-        """Whether the option takes no value on the command line."""
-        return self.read is _flag
-
-    @property
-    def variable(self) -> str:
-        """Name of the environment variable that gives the default."""
-        return f"PET_{self.dest.upper()}"
-
-    def value(self, text: str | None, source: str) -> Any:
-        """Read *text*; raises `ConfigError` that names *source* when it cannot be read."""
-        if text is None:
-            return None
-        try:
-            return self.read(text)
-        except ConfigError as e:
-            raise ConfigError(f"{source}: {e}") from None
-        except ValueError:
-            kind = {_flag: "0 or 1", float: "a number", _ranks: "a list of whole numbers such as 0,2"}
-            raise ConfigError(f"{source}: {text!r} is not {kind.get(self.read, 'a whole number')}") from None
-
-
-OPTIONS: dict[str, tuple[Option, ...]] = {
-    "workers": (
-        Option("--nnodes", "nodes of the job, N or MIN:MAX; so far 1", "1:1", _nodes, metavar="N"),
-        Option(
-            "--nproc-per-node",
-            f"workers on this node: a number or one of {', '.join(DEVICE_WORDS)} (auto: devices, else CPUs)",
-            "1",
-            _number_or_word,
-            metavar="N",
-        ),
-        Option(
-            "--start-method",
-            f"{', '.join(START_METHODS)}; forkserver forks the workers from a warm interpreter",
-            "forkserver",
-            metavar="METHOD",
-        ),
-        Option(
-            "--preload",
-            "modules, as in a,b, that are imported once for all workers; '' for none",
-            "torch",
-            metavar="A,B",
-        ),
-        Option("--role", "name of the workers' role", "default"),
-    ),
-    "what to run": (
-        Option("--module", "run the script as a module, as python -m does", "0", _flag, ("-m",)),
-        Option("--no-python", "run the script as a program, without an interpreter", "0", _flag),
-        Option("--run-path", "run the file as a Python script, whatever --module and --no-python say", "0", _flag),
-    ),
-    "restarts and end": (
-        Option("--max-restarts", "restarts of all workers that failures may use up", "0", int, metavar="N"),
-        Option(
-            "--monitor-interval", "seconds between looks at what can only be polled", "0.1", float, metavar="SECONDS"
-        ),
-        Option("--signals-to-handle", "signals that stop the job, passed on to the workers", DEFAULT_SIGNALS),
-        Option(
-            "--shutdown-timeout",
-            "seconds from the stop signal to SIGKILL",
-            None,
-            int,
-            metavar="SECONDS",
-            unset="TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30",
-        ),
-    ),
-    "logs": (
-        Option("--log-dir", "folder for logs", metavar="DIR", unset="a temporary one"),
-        Option(
-            "--redirects",
-            "streams that go to files: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank as in 0:1,1:3",
-            "0",
-            Std.from_str,
-            ("-r",),
-            metavar="STD",
-        ),
-        Option("--tee", "streams that go to files and to the console, as above", "0", Std.from_str, ("-t",), "STD"),
-        Option(
-            "--local-ranks-filter",
-            "local ranks shown on the console, as in 0,2",
-            "",
-            _ranks,
-            metavar="RANKS",
-            unset="all",
-        ),
-    ),
-    "rendezvous": (
-        Option("--standalone", "private rendezvous on this machine, whatever backend, endpoint and id say", "0", _flag),
-        Option("--rdzv-backend", "static or c10d; private to this machine in both cases", "static", metavar="NAME"),
-        Option("--rdzv-endpoint", "so far localhost:0 with --rdzv-backend c10d", "", metavar="HOST:PORT"),
-        Option("--rdzv-id", "job id", "none", metavar="ID"),
-    ),
-    "known, not built yet: refused unless they have their default": (
-        Option("--rdzv-conf", "options of the rendezvous, as in a=1,b=2", "", metavar="K=V", built=False),
-        Option("--node-rank", "rank of this node", "0", int, metavar="N", built=False),
-        Option("--master-addr", "address of node 0", "127.0.0.1", metavar="HOST", built=False),
-        Option("--master-port", "port on node 0", None, int, metavar="PORT", built=False),
-        Option("--local-addr", "address of this node", metavar="HOST", built=False),
-        Option("--event-log-handler", "where events go", "null", metavar="NAME", built=False),
-        Option("--duplicate-stdout-filters", "copy matching lines of stdout", "", metavar="A,B", built=False),
-        Option("--duplicate-stderr-filters", "copy matching lines of stderr", "", metavar="A,B", built=False),
-        Option("--logs-specs", "log layout of a plug-in", metavar="NAME", environment=False, built=False),
-        Option("--numa-binding", "node, socket, exclusive or core-complex", environment=False, built=False),
-        Option("--virtual-local-rank", "LOCAL_RANK=0 and one device in every worker", "0", _flag, built=False),
-    ),
-}
 _ROWS = [option for rows in OPTIONS.values() for option in rows]
 
 
@@ -202,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         "and takes its default from PET_<NAME>, as in PET_MAX_RESTARTS=3.",
     )
     for title, rows in OPTIONS.items():
-        group = parser.add_argument_group(title)
+        group = parser.add_argument_group(title, NOTES.get(title))
         for row in rows:
             default = "off" if row.is_flag else row.default or row.unset
             text = f"{row.help} (default: {default})".replace("%", "%%")
@@ -248,6 +87,8 @@ class Request:
     config: LaunchConfig
     entrypoint: Entrypoint
     args: tuple[str, ...]
+    given: Mapping[str, str]
+    """By what option or variable a value was given, by the value's name."""
 
 
 def parse(args: Sequence[str], environ: Mapping[str, str]) -> Request:
@@ -279,7 +120,7 @@ def parse(args: Sequence[str], environ: Mapping[str, str]) -> Request:
             raise ConfigError(f"{given[row.dest]}={values[row.dest]!r} is not built yet: leave it out")
     script, *script_args = rest
     as_script = values["run_path"] or not (values["module"] or values["no_python"])
-    return Request(config, Script(script) if as_script else script, tuple(script_args))
+    return Request(config, Script(script) if as_script else script, tuple(script_args), given)
 
 
 def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> LaunchConfig:
@@ -294,7 +135,6 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
             tee=values["tee"],
             local_ranks_filter=values["local_ranks_filter"],
         ),
-        run_id=_run_id(values, given),
         role=values["role"],
         max_restarts=values["max_restarts"],
         monitor_interval=values["monitor_interval"],
@@ -305,9 +145,10 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         module=values["module"] and not values["run_path"],
         no_python=values["no_python"] and not values["run_path"],
         preload=values["preload"],
+        local_addr=values["local_addr"],
+        wait_for=values["wait_for"],
+        **_rendezvous(values, given),
     )
-    if max_nodes > 1:
-        raise ConfigError(f"{given['nnodes']}: more than one node is not built yet: give 1")
     if "preload" in given and config.preload and (config.start_method != "forkserver" or config.no_python):
         raise ConfigError(
             f"{given['preload']}: modules are imported ahead only for Python under forkserver: leave it out"
@@ -318,24 +159,58 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
 def _by_source(message: str, given: Mapping[str, str]) -> str:
     """*message* with the option or variable that was given in place of the field's name."""
     name, mark, rest = message.partition("=")
+    name = _FIELDS.get(name, name)
     return f"{given[name]}={rest}" if mark and name in given else message
 
 
-def _run_id(values: Mapping[str, Any], given: Mapping[str, str]) -> str:
-    """The job's id; raises `ConfigError` for a rendezvous that is not private to this machine."""
+_FIELDS = {"run_id": "rdzv_id", "rdzv_configs": "rdzv_conf"}
+"""Fields that go by another name on the command line."""
+
+
+def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """Which nodes meet where, as fields of the configuration. Raises `ConfigError` for a contradiction."""
     if values["standalone"]:
-        return str(uuid.uuid4())
-    backend, endpoint = values["rdzv_backend"], values["rdzv_endpoint"]
-    if backend not in ("static", "c10d"):
-        raise ConfigError(f"{given['rdzv_backend']}={backend!r} is not built yet: give c10d, or --standalone instead")
-    if endpoint and (backend == "static" or endpoint not in PRIVATE_ENDPOINTS):
-        raise ConfigError(
-            f"{given['rdzv_endpoint']}={endpoint!r} with rdzv_backend={backend!r} is not built yet: "
-            "give --rdzv-backend c10d --rdzv-endpoint localhost:0, or --standalone instead"
-        )
-    if backend == "static" and "rdzv_id" not in given:
-        return str(uuid.uuid4())
-    return str(values["rdzv_id"])
+        if values["nnodes"] != (1, 1):
+            raise ConfigError(
+                f"{given['standalone']} and {given['nnodes']} exclude each other: "
+                "a private rendezvous has one node; leave one of them out"
+            )
+        return {"run_id": str(uuid.uuid4())}
+    backend, endpoint = values["rdzv_backend"], values["rdzv_endpoint"].strip()
+    fields = {"rdzv_backend": backend, "rdzv_configs": values["rdzv_conf"], "run_id": values["rdzv_id"]}
+    if backend != "static":
+        for name in ("node_rank", "master_addr", "master_port"):
+            if name in given and not (name == "node_rank" and values[name] == 0):
+                log.warning("%s is ignored: it has a meaning for --rdzv-backend static alone", given[name])
+        return {**fields, "rdzv_endpoint": endpoint}
+    if address := _master(values, given, endpoint):
+        return {**fields, "rdzv_endpoint": address, "node_rank": values["node_rank"]}
+    if values["node_rank"] != 0:
+        raise ConfigError(f"node_rank={values['node_rank']} is out of range for one node: leave it out")
+    if "rdzv_id" not in given:
+        fields["run_id"] = str(uuid.uuid4())
+    return {**fields, "rdzv_backend": "c10d"}
+
+
+def _master(values: Mapping[str, Any], given: Mapping[str, str], endpoint: str) -> str:
+    """Where node 0 of a static job is, as HOST:PORT; empty for one node that was told no port."""
+    host, port = values["master_addr"], values["master_port"]
+    if port is not None and not 0 <= port < 65536:
+        raise ConfigError(f"master_port={port} must be a port, from 0 (a free one) to 65535")
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    address = f"{host}:{29500 if port is None else port}"
+    if endpoint:
+        told = [given[name] for name in ("master_addr", "master_port") if name in given]
+        if told and endpoint != address:
+            raise ConfigError(
+                f"{given['rdzv_endpoint']} {endpoint!r} and {' '.join(told)} {address!r} differ: leave one of them out"
+            )
+        return endpoint
+    if port is None and values["nnodes"][1] == 1:
+        return ""
+    if values["nnodes"][1] > 1 and "master_addr" not in given:
+        log.warning("--master-addr is not given: only nodes on this machine can find %s", address)
+    return address
 
 
 @contextlib.contextmanager
@@ -373,7 +248,7 @@ def main(args: Sequence[str] | None = None) -> None:
                 # Only now: help and refusals need not wait for what starts processes.
                 from elasticlib.launch import elastic_launch
 
-                elastic_launch(request.config, request.entrypoint)(*request.args)
+                _launch(elastic_launch, request)
             except (ElasticError, KeyboardInterrupt):
                 log.debug("the launch ended with an exception", exc_info=True)
                 raise
@@ -388,6 +263,13 @@ def main(args: Sequence[str] | None = None) -> None:
         if isinstance(e, SignalException) and args is None:
             signal.signal(e.sigval, signal.SIG_IGN)  # whoever presses the key again need not see how we leave
         _leave(1, f"{PROG}: {str(e) or 'interrupted'}")
+
+
+def _launch(launch: Callable[..., Callable[..., object]], request: Request) -> None:
+    try:
+        launch(request.config, request.entrypoint)(*request.args)
+    except ConfigError as e:
+        raise ConfigError(_by_source(str(e), request.given)) from e
 
 
 def _leave(status: int, message: str) -> None:

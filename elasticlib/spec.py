@@ -22,6 +22,7 @@ from attrs import Attribute, Factory, define, field, setters
 from elasticlib.errors import ConfigError, SpecError
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
+WaitFor: TypeAlias = Literal["quiet", "min", "max"]
 Entrypoint: TypeAlias = Callable[..., Any] | str | os.PathLike[str]
 
 DEFAULT_RENDEZVOUS_TIMEOUT = 900
@@ -29,8 +30,9 @@ DEFAULT_RENDEZVOUS_TIMEOUT = 900
 DEFAULT_PRELOAD = ("torch",)
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 START_METHODS = ("spawn", "fork", "forkserver")
-PRIVATE_ENDPOINTS = frozenset({"", "localhost:0", "127.0.0.1:0", "[::1]:0"})
-"""Endpoints that mean: a rendezvous of this launch alone, on a free port."""
+WAITS = ("quiet", "min", "max")
+TOKEN_VARIABLE = "ELASTICLIB_TOKEN"
+"""Environment variable that gives a job's token where the configuration has none."""
 DEVICE_WORDS = ("auto", "cpu", "gpu", "xpu")
 
 
@@ -149,6 +151,22 @@ def _text_or_none(instance: Any, attribute: Attribute[Any], value: Any) -> None:
         _text(instance, attribute, value)
 
 
+def _rank_or_none(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    if value is not None:
+        _whole(0)(instance, attribute, value)
+
+
+def _secret(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Like the others, but silent about the value: it must not end up in a log."""
+    if value is not None and (not isinstance(value, str) or not value or "\0" in value):
+        raise ConfigError(f"{attribute.name} must be text of at least one character, without NUL; None for no token")
+
+
+def _wait_for(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    if value not in WAITS:
+        raise ConfigError(f"{attribute.name}={value!r} is unknown: give one of {', '.join(WAITS)}")
+
+
 def _start_method(_: Any, attribute: Attribute[Any], value: Any) -> None:
     if value not in START_METHODS:
         raise ConfigError(f"{attribute.name}={value!r} is unknown: give one of {', '.join(START_METHODS)}")
@@ -205,7 +223,8 @@ class LaunchConfig:
 
     Fields, order and meaning are those of ``torch.distributed.launcher.LaunchConfig``. Defaults differ
     where torch's do not work alone: one node, ``nproc_per_node="auto"``, ``rdzv_backend="c10d"`` with a
-    private rendezvous when no endpoint is given, and workers forked from a warm template.
+    private rendezvous when no endpoint is given, and workers forked from a warm template. A job of several
+    nodes needs `run_id` and `rdzv_endpoint`; `rdzv_configs` takes the keys of ``--rdzv-conf``.
 
     Raises `ConfigError` (a ``ValueError``) for a value that breaks a rule; nothing is started by then.
     """
@@ -250,6 +269,13 @@ class LaunchConfig:
     """The entry point is a program, also where its name ends in ``.py``."""
     preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_words, kw_only=True)
     """Modules that the template imports once for all workers; empty for none. Only for ``forkserver``."""
+    token: str | None = field(default=None, validator=_secret, repr=False, kw_only=True)
+    """Secret of the job: nodes without it are kept out. None takes the variable ELASTICLIB_TOKEN."""
+    wait_for: WaitFor = field(default="quiet", validator=_wait_for, kw_only=True)
+    """When a round with `min_nodes` starts: after a time without newcomers (``quiet``), at once (``min``), or not
+    before `max_nodes` are there or the join time is over (``max``)."""
+    node_rank: int | None = field(default=None, validator=_rank_or_none, kw_only=True)
+    """Fixed place of this node, 0 to ``max_nodes - 1``, for ``rdzv_backend="static"`` alone."""
 
     @max_nodes.validator
     def _not_below_min(self, attribute: Attribute[Any], value: int) -> None:

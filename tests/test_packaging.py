@@ -10,6 +10,7 @@ import pathlib
 import re
 import shlex
 import sys
+from collections.abc import Iterable
 
 import elasticlib
 import elasticlib.run
@@ -33,19 +34,26 @@ def readme_lines(part: str) -> list[str]:
     return [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if part in line]
 
 
-def test_what_is_imported_is_what_is_required() -> None:
+def imported_by(paths: Iterable[pathlib.Path]) -> set[str]:
+    """Packages of others that these files import, wherever in the file."""
     imported = set()
-    for path in (ROOT / "elasticlib").rglob("*.py"):
+    for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.partition(".")[0])
-    third_party = imported - sys.stdlib_module_names - {"elasticlib"}
+    return imported - sys.stdlib_module_names - {"elasticlib"}
+
+
+def test_what_is_imported_is_what_is_required() -> None:
+    tools = set((ROOT / "elasticlib" / "testing").rglob("*.py"))
+    third_party = imported_by(set((ROOT / "elasticlib").rglob("*.py")) - tools)
 
     required = {IMPORT_NAMES.get(name, name) for name in listed("options", "install_requires")}
 
     assert required == third_party
+    assert listed("options.extras_require", "testing") == imported_by(tools) - required
 
 
 def test_every_folder_of_sources_is_a_package() -> None:

@@ -13,30 +13,36 @@ import contextlib
 import os
 import signal
 import socket
-import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from typing_extensions import assert_never
 
 from elasticlib import records
+from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _policy, _signals
+from elasticlib.agent._verdict import agreed, error_of, notes
 from elasticlib.errors import (
-    ConfigError,
     LaunchInterrupted,
     ProcessFailure,
     RendezvousClosedError,
+    RendezvousError,
     SignalException,
+    StartError,
     root_cause,
 )
-from elasticlib.rendezvous import Descriptor, FailureNote, Rendezvous, RoundEnd, Seat
+from elasticlib.rendezvous._foreign import checked
+from elasticlib.rendezvous._handler_member import HandlerMember
+from elasticlib.rendezvous._membership import Membership, Word
+from elasticlib.rendezvous._messages import ContactLost, RoundEnd, Seat
+from elasticlib.rendezvous._open import Rendezvous
 from elasticlib.spec import DEFAULT_SIGNALS, WorkerSpec
 from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
-from elasticlib.workers._wire import HasDescriptor, wait_readable
 
 DEFAULT_ROLE = "default"
-LOOPBACK = "127.0.0.1"
-_BACKLOG = 2048
+_PROBE = 1.0
+"""Seconds that an address of the workers' store gets to answer, where there are several."""
 
 
 class ElasticAgent(abc.ABC):
@@ -72,19 +78,29 @@ class SimpleElasticAgent(ElasticAgent):
         signals_to_handle: str = DEFAULT_SIGNALS,
         sink: records.Sink = records.log,
     ) -> None:
-        if not isinstance(spec.rdzv_handler, Rendezvous):
-            raise ConfigError(
-                f"rdzv_handler={spec.rdzv_handler!r} is no elasticlib rendezvous: "
-                "make one with elasticlib.rendezvous.open_local"
-            )
-        self._rendezvous = spec.rdzv_handler
+        handler: Any = spec.rdzv_handler
+        self._member: Membership
+        if isinstance(handler, Rendezvous):
+            self._run_id, self._member = handler.run_id, handler.member
+        else:
+            checked(handler)
+            self._run_id = str(handler.get_run_id())
         self._shutdown_timeout = shutdown_timeout
+        self._grace = shutdown_timeout
+        """Seconds that `_stop_workers` gives the workers of the present round."""
         self._sink = sink
         self._worker_group = WorkerGroup(spec)
         self._signals = _signals.Signals(_signals.parse(signals_to_handle))
         self._events: deque[_policy.Event] = deque()
         self._result = RunResult(WorkerState.INIT)
         self._listener: socket.socket | None = None
+        self._broken: RendezvousError | None = None
+        self._runs = False
+        """Whether workers were started, and not stopped since."""
+        self._seated = False
+        """Whether what is known of workers belongs to the present seat."""
+        self._fenced = False
+        """Whether contact was lost in this round, so that workers may have been killed for it."""
 
     # The hooks.
 
@@ -129,12 +145,30 @@ class SimpleElasticAgent(ElasticAgent):
         Raises `SignalException` (`LaunchInterrupted`, a ``KeyboardInterrupt``, for SIGINT) when a handled
         signal ended them. Signals are handled in the main thread only; the former handlers are restored.
         """
-        with self._signals:
+        with self._signals, self._meeting():
             try:
                 return self._run()
             finally:
                 self._close_listener()
                 self._shutdown(signal.SIGTERM, self._shutdown_timeout)
+
+    @contextlib.contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """Somebody else's handler is taken part in for the length of a run; a rendezvous of ours is its opener's."""
+        spec = self._worker_group.spec
+        if isinstance(spec.rdzv_handler, Rendezvous):
+            yield
+            return
+        self._member = HandlerMember(
+            spec.rdzv_handler,
+            max_restarts=spec.max_restarts,
+            monitor_interval=spec.monitor_interval,
+            local_addr=spec.local_addr,
+        )
+        try:
+            yield
+        finally:
+            self._member.close()
 
     def _run(self) -> RunResult:
         state, actions = _policy.begin()
@@ -147,20 +181,22 @@ class SimpleElasticAgent(ElasticAgent):
             event = self._events.popleft()
             if isinstance(event, RoundEnd):
                 self._sink(records.RoundEnded(event.round, event.why, event.restart))
+            elif isinstance(event, ContactLost):
+                self._fenced = True
             state, actions = _policy.step(state, event)
 
     def _wait(self) -> list[_policy.Event]:
         """What happened since the last call; blocks until something may have."""
         runs = WorkerState.is_running(self._worker_group.state)
-        watched: list[HasDescriptor] = [self._signals, self._rendezvous.member]
+        watched: list[HasDescriptor] = [self._signals, self._member]
         if runs:
             watched += self._watched()
-        wait_readable(watched, self._patience() if runs else None)
+        patience = [self._member.patience(), self._patience() if runs else None]
+        wait_readable(watched, min((each for each in patience if each is not None), default=None))
         events: list[_policy.Event] = [_policy.StopRequested(signum) for signum in self._signals.take()]
-        events += self._rendezvous.member.take()
-        if runs:
-            events += self._look()
-        return events
+        # Workers may have been killed because contact was lost: looked at first, that is heard of before them.
+        seen = self._look() if runs else []
+        return [*events, *self._words(), *seen]
 
     def _look(self) -> list[_policy.Event]:
         group = self._worker_group
@@ -176,38 +212,34 @@ class SimpleElasticAgent(ElasticAgent):
         return [_policy.WorkersFailed(f"rank {rank}: {failure.message}")]
 
     def _perform(self, action: _policy.Action) -> RunResult | None:
-        group, member = self._worker_group, self._rendezvous.member
+        group, member = self._worker_group, self._member
         match action:
             case _policy.Join():
-                member.join(self._descriptor())
+                self._seated = False
+                member.join(group.spec.local_world_size, group.spec.role)
             case _policy.Start(seat):
                 self._take_seat(seat)
-                self._started(seat, self._start_workers(group))
-            case _policy.Stop(why, signum):
-                self._stop(why, signum)
+                self._begin(seat)
+            case _policy.Stop(why, signum, grace):
+                self._stop(why, signum, grace)
+                # Contact that was lost meanwhile explains why workers were killed: it is heard of first.
+                with contextlib.suppress(RendezvousError) if signum is not None else contextlib.nullcontext():
+                    self._listen()
                 self._events.append(_policy.WorkersGone())
             case _policy.TellFailed(number):
-                member.failed(number, self._notes())
+                member.failed(number, notes(self._failures().values()))
             case _policy.TellStopped(number):
-                member.stopped(number, self._notes())
+                member.stopped(number, notes(self._failures().values()))
             case _policy.TellSucceeded(number):
                 member.succeeded(number)
             case _policy.Leave(why, number):
                 with contextlib.suppress(RendezvousClosedError):
                     member.leave(why, number)
-            case _policy.Finish(succeeded, why, signum):
-                return self._finish(succeeded, why, signum)
+            case _policy.Finish():
+                return self._finish(action)
             case _:
                 assert_never(action)
         return None
-
-    def _descriptor(self) -> Descriptor:
-        """What this node offers: among it a socket, bound anew for each round, for the workers' store."""
-        spec = self._worker_group.spec
-        self._close_listener()
-        self._listener = socket.create_server((LOOPBACK, 0), backlog=_BACKLOG)
-        port = self._listener.getsockname()[1]
-        return Descriptor(spec.local_world_size, spec.role, (LOOPBACK,), port)
 
     def _close_listener(self) -> None:
         if self._listener is not None:
@@ -217,15 +249,42 @@ class SimpleElasticAgent(ElasticAgent):
     def _take_seat(self, seat: Seat) -> None:
         group = self._worker_group
         self._result = RunResult(WorkerState.INIT)
+        self._seated, self._fenced = True, False
         group.round, group.restart_count = seat.round, seat.restart_count
         group.group_rank, group.group_world_size = seat.group_rank, seat.group_world_size
-        group.master_addr, group.master_port = seat.master_addresses[0], seat.master_port
+        self._close_listener()
+        self._listener = self._member.listener() if seat.group_rank == 0 else None
+        group.master_addr, group.master_port = _store_address(seat), seat.master_port
         group.workers = [
             Worker(rank, seat.rank_base + rank, seat.role_rank_base + rank, seat.world_size, seat.role_world_size)
             for rank in range(group.spec.local_world_size)
         ]
-        if seat.group_rank != 0:
-            self._close_listener()
+
+    def _words(self) -> list[Word]:
+        """What the rendezvous has to say; raises what broke it, as often as it is asked."""
+        if self._broken is None:
+            try:
+                return self._member.take()
+            except RendezvousError as error:
+                self._broken = error
+        raise self._broken
+
+    def _listen(self) -> bool:
+        """Take in what the rendezvous has to say by now; whether contact is lost."""
+        self._events.extend(self._words())
+        return any(isinstance(event, ContactLost) for event in self._events)
+
+    def _begin(self, seat: Seat) -> None:
+        if self._listen():
+            return  # this process stood still, and others may have the seat by now
+        self._runs = True
+        try:
+            ids = self._start_workers(self._worker_group)
+        except StartError:
+            if self._listen():
+                return  # it stood still until the foreman was killed for it
+            raise
+        self._started(seat, ids)
 
     def _started(self, seat: Seat, ids: dict[int, object]) -> None:
         group = self._worker_group
@@ -239,42 +298,40 @@ class SimpleElasticAgent(ElasticAgent):
         counts = (seat.restart_count, seat.max_restarts)
         self._sink(records.RoundStarted(seat.round, *sizes, *counts, master, pids, seat.why))
 
-    def _stop(self, why: str, signum: int | None) -> None:
+    def _stop(self, why: str, signum: int | None, grace: float | None) -> None:
         group = self._worker_group
         number = signal.SIGTERM if signum is None else signal.Signals(signum)
-        self._sink(records.WorkersStopping(group.round, why, number, self._shutdown_timeout))
-        if signum is None:
+        self._grace = self._shutdown_timeout if grace is None else min(grace, self._shutdown_timeout)
+        self._sink(records.WorkersStopping(group.round, why, number, self._grace))
+        if signum is not None:
+            self._shutdown(number, self._grace)
+        elif self._runs:
             self._stop_workers(group)
-        else:
-            self._shutdown(number, self._shutdown_timeout)
+        self._runs = False
         group.state = WorkerState.STOPPED
 
-    def _notes(self) -> tuple[FailureNote, ...]:
-        now = time.time()
-        return tuple(
-            FailureNote(
-                failure.rank,
-                failure.local_rank,
-                failure.pid,
-                failure.exitcode,
-                failure.message,
-                failure.exception_type,
-                failure.traceback,
-                failure.hint,
-                failure.secondary,
-                max(0.0, now - failure.timestamp),
-            )
-            for failure in self._failures().values()
-        )
-
-    def _finish(self, succeeded: bool, why: str, signum: int | None) -> RunResult:
+    def _finish(self, end: _policy.Finish) -> RunResult:
         group = self._worker_group
-        if signum is not None:
-            name = signal.Signals(signum).name
-            kind = LaunchInterrupted if signum == signal.SIGINT else SignalException
-            raise kind(f"process {os.getpid()} got {name}: its workers were stopped", signal.Signals(signum))
-        if succeeded:
+        if end.signum is not None:
+            name = signal.Signals(end.signum).name
+            kind = LaunchInterrupted if end.signum == signal.SIGINT else SignalException
+            raise kind(f"process {os.getpid()} got {name}: its workers were stopped", signal.Signals(end.signum))
+        if end.succeeded:
             group.state = WorkerState.SUCCEEDED
-            return RunResult(WorkerState.SUCCEEDED, self._result.return_values)
+            return RunResult(WorkerState.SUCCEEDED, self._result.return_values if self._seated else {})
         group.state = WorkerState.FAILED
-        return RunResult(WorkerState.FAILED, {}, self._failures())
+        if (error := error_of(end.final)) is not None:
+            raise error
+        own = self._failures() if self._seated else {}
+        return RunResult(WorkerState.FAILED, {}, agreed(own, end.final, self._member.node))
+
+
+def _store_address(seat: Seat) -> str:
+    """Where this node's workers find the store of the round."""
+    first, *others = seat.master_addresses
+    if seat.group_rank == 0 or not others:
+        return first
+    for address in seat.master_addresses:
+        with contextlib.suppress(OSError), socket.create_connection((address, seat.master_port), _PROBE):
+            return address
+    return first

@@ -7,6 +7,7 @@ the log files are read to their last byte before anything is reported.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -16,12 +17,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from elasticlib import records
+from elasticlib._wire import HasDescriptor, Message, wait_readable
 from elasticlib.agent import _policy
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
-from elasticlib.errors import ConfigError, ElasticError, PicklingError, PreloadError, ProcessFailure, StartError
+from elasticlib.errors import (
+    ConfigError,
+    ElasticError,
+    PicklingError,
+    PreloadError,
+    ProcessFailure,
+    RendezvousError,
+    StartError,
+)
 from elasticlib.logs._console import console_sink
 from elasticlib.logs._layout import DEFAULT_PREFIX, line_prefix
 from elasticlib.logs._tee import Tee
+from elasticlib.rendezvous._messages import ContactLost
 from elasticlib.spec import (
     DEFAULT_PRELOAD,
     DEFAULT_SIGNALS,
@@ -36,7 +47,6 @@ from elasticlib.state import RunResult, WorkerGroup, WorkerState
 from elasticlib.workers import _env, _failure, _machine, _order
 from elasticlib.workers._process import Crew, Exit, Lost, Stopped
 from elasticlib.workers._templates import templates
-from elasticlib.workers._wire import HasDescriptor, Message, wait_readable
 
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _CONSOLE_PATIENCE = 0.2
@@ -89,8 +99,10 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def original_exception(self, rank: int) -> BaseException | None:
         """The exception of the worker with global rank *rank* in the last round, where it can be rebuilt."""
-        base = self._worker_group.workers[0].global_rank
-        end = self._exits.get(rank - base)
+        local = rank - self._worker_group.workers[0].global_rank
+        end = self._exits.get(local)
+        if local not in range(len(self._worker_group.workers)):
+            return None  # it ran on another node
         if end is None:
             return self._lost.cause if self._lost is not None else None
         return _failure.original_exception(end)
@@ -108,11 +120,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._noticed.clear()
         self._stopped, self._lost = False, None
         self._memory_kills = _machine.memory_kills()
-        listener = self._listener
-        if not self._agent_store and listener is not None:
+        # Rank 0 without a socket: the rendezvous' own store has the port, and no worker could bind it.
+        agent_store = self._agent_store or (worker_group.group_rank == 0 and self._listener is None)
+        orders = self._orders(worker_group, agent_store)
+        if not agent_store:
             self._close_listener()  # worker 0 will bind this port
-            listener = None
-        orders = self._orders(worker_group)
+        listener = self._listener
         number = None if listener is None else listener.fileno()
         crew = self._crew = self._crew or self._hire()
         try:
@@ -134,7 +147,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._crew is None:
             self._crew = self._hire()
         try:
-            return dict(self._crew.start(group.round, orders, listener, self._signals.fileno()))
+            interrupt = self._signals.fileno()
+            foreman = self._crew.foreman(interrupt)
+            if foreman is None:
+                return {}
+            self._member.guard(foreman)  # before there are workers: from then on this process may be stopped
+            return dict(self._crew.start(group.round, orders, listener, interrupt))
         except ElasticError:
             self._dismiss()
             raise
@@ -148,11 +166,11 @@ class LocalElasticAgent(SimpleElasticAgent):
             crew.employ(templates.take(self._job.template, self._job.environment, self._job.search_path))
         return crew
 
-    def _orders(self, group: WorkerGroup) -> list[Message]:
+    def _orders(self, group: WorkerGroup, agent_store: bool) -> list[Message]:
         spec, first = group.spec, group.workers[0]
         assert group.group_rank is not None and group.group_world_size is not None
         place = _env.Place(
-            run_id=self._rendezvous.run_id,
+            run_id=self._run_id,
             role=spec.role,
             local_world_size=spec.local_world_size,
             group_rank=group.group_rank,
@@ -165,7 +183,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             max_restarts=spec.max_restarts,
             master_addr=group.master_addr or "",
             master_port=group.master_port or 0,
-            agent_store=self._agent_store,
+            agent_store=agent_store,
         )
         ranks = range(spec.local_world_size)
         self._dest = self._logs_specs.reify({rank: _env.worker_variables(place, rank, "") for rank in ranks})
@@ -218,7 +236,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                     self._lost = self._lost or event  # the first one knows why
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._bring_down(signal.SIGTERM, self._shutdown_timeout)
+        self._bring_down(signal.SIGTERM, self._grace)
 
     def _bring_down(self, signum: signal.Signals, grace: float) -> None:
         """Stop the workers by the foreman's ladder; another signal meanwhile means SIGKILL now."""
@@ -226,17 +244,32 @@ class LocalElasticAgent(SimpleElasticAgent):
         crew = self._crew
         if crew is not None and crew.started() and self._lost is None and not self._stopped:
             crew.stop(signum, grace)
+            deadline = time.monotonic() + grace
             while not self._stopped and self._lost is None:
-                wait_readable([self._signals, crew], None)
-                for came in self._signals.take():
-                    self._events.append(_policy.StopRequested(came))
-                    crew.stop(signal.SIGKILL, 0.0)
-                self._take()
+                deadline = self._watch_stop(crew, signum, deadline)
         elif crew is not None and not crew.started():
             self._dismiss()  # a signal came before the template was ready
         if self._lost is not None:
             self._dismiss()
         self._drain()
+
+    def _watch_stop(self, crew: Crew, signum: signal.Signals, deadline: float) -> float:
+        """Wait for the workers' end, or for a reason to hurry; when they will be killed."""
+        hears = self._broken is None
+        watched: list[HasDescriptor] = [self._signals, crew, *([self._member] if hears else [])]
+        wait_readable(watched, self._member.patience() if hears else None)
+        for came in self._signals.take():
+            self._events.append(_policy.StopRequested(came))
+            deadline = 0.0
+            crew.stop(signal.SIGKILL, 0.0)
+        with contextlib.suppress(RendezvousError):
+            if self._listen():
+                grace = min(event.grace for event in self._events if isinstance(event, ContactLost))
+                if time.monotonic() + grace < deadline:
+                    deadline = time.monotonic() + grace
+                    crew.stop(signum, grace)
+        self._take()
+        return deadline
 
     def _drain(self) -> None:
         dest = self._dest
@@ -273,7 +306,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 error_file, stderr = self._dest.error_files.get(rank, ""), self._dest.stderrs.get(rank)
                 noticed = self._noticed[rank]
                 found[base + rank] = _failure.failure_of(end, base + rank, error_file, stderr, kills, noticed)
-        if not found and self._lost is not None:
+        # Killed because contact was lost, workers have not failed.
+        if not found and self._lost is not None and not self._fenced:
             for worker in self._worker_group.workers:
                 pid = worker.id if isinstance(worker.id, int) else 0
                 found[worker.global_rank] = ProcessFailure(

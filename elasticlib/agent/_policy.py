@@ -4,7 +4,7 @@ What one agent does about its group of workers. PURE: ``step(state, event) -> (s
 Rules of this file: no clock, no I/O. Events are what happened, actions are what the shell must do now,
 in order. The coordinator decides about rounds; this decides about the node's own workers:
 
-    JOINING --seated--> RUNNING --failed / ended / signal--> STOPPING --gone--> JOINING or WAITING
+    JOINING --seated--> RUNNING --failed / ended / signal / contact lost--> STOPPING --gone--> JOINING or WAITING
     RUNNING --succeeded--> WAITING --final--> DONE
 """
 
@@ -16,7 +16,7 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous import Final, RoundEnd, Seat
+from elasticlib.rendezvous._messages import ContactLost, Final, RoundEnd, Seat
 
 
 class Phase(enum.Enum):
@@ -41,6 +41,10 @@ class State:
     end: RoundEnd | None = None
     """The coordinator's word on the present round."""
     final: Final | None = None
+    lost: bool = False
+    """Contact was lost while workers ran: their round goes on without this node."""
+    told: bool = False
+    """The coordinator was told that no worker of the round is left here."""
 
 
 # Events: what happened.
@@ -70,7 +74,9 @@ class StopRequested:
     signum: int
 
 
-Event: TypeAlias = Seat | RoundEnd | Final | WorkersFailed | WorkersSucceeded | WorkersGone | StopRequested
+Event: TypeAlias = (
+    Seat | RoundEnd | Final | ContactLost | WorkersFailed | WorkersSucceeded | WorkersGone | StopRequested
+)
 
 
 # Actions: what the shell must do now.
@@ -95,6 +101,8 @@ class Stop:
     why: str
     signum: int | None = None
     """The signal to pass on; None for the ladder's own."""
+    grace: float | None = None
+    """Seconds until SIGKILL; None for what the launch was told."""
 
 
 @frozen
@@ -129,11 +137,13 @@ class Leave:
 
 @frozen
 class Finish:
-    """Return the result, or raise for the signal."""
+    """Return the result, or raise for the signal or for an end that no worker caused."""
 
     succeeded: bool
     why: str
     signum: int | None = None
+    final: Final | None = None
+    """The coordinator's word, where it came."""
 
 
 Action: TypeAlias = Join | Start | Stop | TellFailed | TellStopped | TellSucceeded | Leave | Finish
@@ -153,7 +163,8 @@ def step(state: State, event: Event) -> Step:
         case Seat():
             if state.phase is not Phase.JOINING:
                 return state, ()  # of a round that a signal made us leave
-            return evolve(state, phase=Phase.RUNNING, round=event.round, end=None), (Start(event),)
+            state = evolve(state, phase=Phase.RUNNING, round=event.round, end=None, lost=False, told=False)
+            return state, (Start(event),)
         case WorkersFailed():
             if state.phase is not Phase.RUNNING:
                 return state, ()
@@ -168,6 +179,8 @@ def step(state: State, event: Event) -> Step:
             return _ended(state, event)
         case Final():
             return _final(state, event)
+        case ContactLost():
+            return _out_of_contact(state, event)
         case StopRequested():
             return _signalled(state, event.signum)
         case _:
@@ -177,12 +190,10 @@ def step(state: State, event: Event) -> Step:
 def _gone(state: State) -> Step:
     if state.phase is not Phase.STOPPING:
         return state, ()
-    told = TellStopped(state.round)
-    if state.signum is not None:
+    state, told = evolve(state, told=True), TellStopped(state.round)
+    if state.signum is not None or state.final is not None:
         return _done(state, told)
-    if state.final is not None:
-        return _done(state, told)
-    if state.end is not None and state.end.restart:
+    if state.lost or (state.end is not None and state.end.restart):
         return evolve(state, phase=Phase.JOINING), (told, Join())
     return evolve(state, phase=Phase.WAITING), (told,)
 
@@ -194,10 +205,18 @@ def _ended(state: State, end: RoundEnd) -> Step:
     if state.phase is Phase.RUNNING:
         return evolve(state, phase=Phase.STOPPING), (Stop(end.why),)
     if state.phase is Phase.WAITING:
-        if end.restart:
-            return evolve(state, phase=Phase.JOINING), (TellStopped(state.round), Join())
-        return state, (TellStopped(state.round),)
+        phase, join = (Phase.JOINING, (Join(),)) if end.restart else (Phase.WAITING, ())
+        return evolve(state, phase=phase, told=True), (TellStopped(state.round), *join)
     return state, ()
+
+
+def _out_of_contact(state: State, loss: ContactLost) -> Step:
+    if state.phase is Phase.RUNNING:
+        return evolve(state, phase=Phase.STOPPING, lost=True), (Stop(loss.why, grace=loss.grace),)
+    if state.phase is Phase.STOPPING:
+        return evolve(state, lost=True), ()
+    # Whoever took this node for dead has no word for it any more, but answers a new wish.
+    return evolve(state, phase=Phase.JOINING), (Join(),)
 
 
 def _final(state: State, final: Final) -> Step:
@@ -225,4 +244,4 @@ def _signalled(state: State, signum: int) -> Step:
 def _done(state: State, *first: Action) -> Step:
     succeeded = state.signum is None and state.final is not None and state.final.succeeded
     why = state.final.why if state.final is not None else f"signal {state.signum}"
-    return evolve(state, phase=Phase.DONE), (*first, Finish(succeeded, why, state.signum))
+    return evolve(state, phase=Phase.DONE), (*first, Finish(succeeded, why, state.signum, state.final))

@@ -2,72 +2,89 @@
 How the nodes of a job find each other, agree on ranks, and end rounds together.
 
 Rules of this house: `_coordinator` decides and is pure; `_host` runs it; a `Member` is one node's side;
-they meet in an `Exchange` only. One node or many, the same code runs.
+they meet in an `Exchange` only. One node or many, the same code runs. A `Station` is all that one node does
+for its job; `_remote` and `_process` put it into a process of its own. `_handlers` and `registry` are torch's
+doors to the same.
 """
 
 from __future__ import annotations
 
-import os
-from types import TracebackType
+import importlib
+import typing
 
-from attrs import frozen
-from typing_extensions import Self
+if typing.TYPE_CHECKING:
+    from elasticlib.errors import (
+        RendezvousClosedError,
+        RendezvousConnectionError,
+        RendezvousError,
+        RendezvousGracefulExitError,
+        RendezvousStateError,
+        RendezvousTimeoutError,
+    )
+    from elasticlib.rendezvous._coordinator import Rules
+    from elasticlib.rendezvous._exchange import Exchange
+    from elasticlib.rendezvous._handlers import (
+        RendezvousHandler,
+        RendezvousInfo,
+        RendezvousParameters,
+        RendezvousStoreInfo,
+    )
+    from elasticlib.rendezvous._membership import Membership
+    from elasticlib.rendezvous._messages import ContactLost, Descriptor, FailureNote, Final, Notice, RoundEnd, Seat
+    from elasticlib.rendezvous._open import Rendezvous, open_local, open_remote
+    from elasticlib.rendezvous.memory import MemoryExchange
+    from elasticlib.rendezvous.registry import (
+        RendezvousHandlerCreator,
+        RendezvousHandlerRegistry,
+        get_rendezvous_handler,
+        rendezvous_handler_registry,
+    )
 
-from elasticlib.errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
-from elasticlib.rendezvous._coordinator import Rules
-from elasticlib.rendezvous._exchange import Exchange
-from elasticlib.rendezvous._host import Host
-from elasticlib.rendezvous._member import Member
-from elasticlib.rendezvous._messages import Descriptor, FailureNote, Final, Notice, RoundEnd, Seat
-from elasticlib.rendezvous.memory import MemoryExchange
-
-
-@frozen
-class Rendezvous:
-    """One launch's place in its job: speak through `member`, `close` it at the end."""
-
-    run_id: str
-    backend: str
-    """Name by which reports call it."""
-    member: Member
-    _host: Host
-
-    def close(self) -> None:
-        """End all threads and free all descriptors; may be called twice."""
-        self.member.close()
-        self._host.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def open_local(run_id: str, rules: Rules, *, backend: str = "c10d", node: str | None = None) -> Rendezvous:
-    """A rendezvous of this program with itself: coordinator and member in two threads, no socket."""
-    exchange = MemoryExchange()
-    host = Host(exchange, rules)
-    host.start()
-    return Rendezvous(run_id, backend, Member(exchange, node or os.uname().nodename), host)
-
+_ROOMS = {
+    "elasticlib.errors": (
+        "RendezvousClosedError",
+        "RendezvousConnectionError",
+        "RendezvousError",
+        "RendezvousGracefulExitError",
+        "RendezvousStateError",
+        "RendezvousTimeoutError",
+    ),
+    "elasticlib.rendezvous._coordinator": ("Rules",),
+    "elasticlib.rendezvous._exchange": ("Exchange",),
+    "elasticlib.rendezvous._handlers": (
+        "RendezvousHandler",
+        "RendezvousInfo",
+        "RendezvousParameters",
+        "RendezvousStoreInfo",
+    ),
+    "elasticlib.rendezvous._membership": ("Membership",),
+    "elasticlib.rendezvous._messages": (
+        "ContactLost",
+        "Descriptor",
+        "FailureNote",
+        "Final",
+        "Notice",
+        "RoundEnd",
+        "Seat",
+    ),
+    "elasticlib.rendezvous._open": ("Rendezvous", "open_local", "open_remote"),
+    "elasticlib.rendezvous.memory": ("MemoryExchange",),
+    "elasticlib.rendezvous.registry": (
+        "RendezvousHandlerCreator",
+        "RendezvousHandlerRegistry",
+        "get_rendezvous_handler",
+        "rendezvous_handler_registry",
+    ),
+}
+_WHERE = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
+    "ContactLost",
     "Descriptor",
     "Exchange",
     "FailureNote",
     "Final",
-    "Host",
-    "Member",
+    "Membership",
     "MemoryExchange",
     "Notice",
     "Rendezvous",
@@ -75,10 +92,32 @@ __all__ = [
     "RendezvousConnectionError",
     "RendezvousError",
     "RendezvousGracefulExitError",
+    "RendezvousHandler",
+    "RendezvousHandlerCreator",
+    "RendezvousHandlerRegistry",
+    "RendezvousInfo",
+    "RendezvousParameters",
     "RendezvousStateError",
+    "RendezvousStoreInfo",
     "RendezvousTimeoutError",
     "RoundEnd",
     "Rules",
     "Seat",
+    "get_rendezvous_handler",
     "open_local",
+    "open_remote",
+    "rendezvous_handler_registry",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """The public *name*, imported from its room at its first use."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

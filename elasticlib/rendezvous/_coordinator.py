@@ -1,168 +1,102 @@
 """
 Who is in a round, when it starts and ends and why, and how the job ends. Pure.
 
-    gathering --seal--> running --failure within budget, arrival, leave--> gathering
-                           |----all succeeded--------------------------> over
-                           '----failure, no budget--> closing --all stopped--> over
+    gathering --seal--> running --failure within budget, arrival, leave, loss--> gathering
+                           |----all succeeded----------------------------------> over
+                           '----failure, no budget--> closing --all stopped----> over
 
 Rules of this file: `step` is a function of state, event and time; time is the coordinator's monotonic
-seconds. A sealed round's seats never change. Nobody is seated while a worker of an earlier round may
-run. Failures spend the job's restarts, arrivals and leaves do not. Each decision says why. Events that
-repeat, or that speak of an older round, change nothing.
+seconds. A sealed round's seats never change. Each decision says why. Letters that repeat, or that speak of
+an older round, change nothing; a letter that is missing ends the job, for nobody knows what it said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping
 
-from attrs import Factory, evolve, field, frozen
-from attrs.validators import ge, gt
+from attrs import evolve
 from typing_extensions import assert_never
 
-from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._messages import (
-    Descriptor,
-    Failed,
-    FailureNote,
-    Final,
-    Join,
-    Leave,
-    Notice,
-    Report,
-    RoundEnd,
-    Seat,
-    Stopped,
-    Succeeded,
+from elasticlib.rendezvous._endings import describe, end_for_losses, end_round, finish, root_cause, spend
+from elasticlib.rendezvous._exchange import box_name
+from elasticlib.rendezvous._gathering import gather, status
+from elasticlib.rendezvous._liveness import boxes, look, next_loss
+from elasticlib.rendezvous._messages import Bye, Close, Failed, Final, Join, Leave, Stopped, Succeeded, Terms
+from elasticlib.rendezvous._state import (
+    AGENT_GONE,
+    Action,
+    Beats,
+    Cause,
+    ClearStore,
+    Entry,
+    Event,
+    Outcome,
+    Received,
+    Round,
+    Rules,
+    Send,
+    Sighting,
+    State,
+    Tick,
+    WakeAt,
+    Watch,
 )
-from elasticlib.rendezvous._seats import assign, order
 
-
-@frozen
-class Rules:
-    """What the job asked for; raises a ``ValueError`` for a number that breaks its rule."""
-
-    min_nodes: int = field(default=1, validator=ge(1))
-    max_nodes: int = field(default=1)
-    max_restarts: int = field(default=3, validator=ge(0))
-    """Restarts after worker failures, counted over the whole job and all its nodes."""
-    last_call: float = field(default=30.0, validator=ge(0))
-    """Seconds without a new join after which a round below `max_nodes` starts."""
-    join_timeout: float = field(default=600.0, validator=gt(0))
-    """Seconds that too few nodes wait for others, from when nothing of the last round runs any more."""
-
-    @max_nodes.validator
-    def _not_below_min(self, _: object, value: int) -> None:
-        if value < self.min_nodes:
-            raise ConfigError(f"max_nodes={value} is below min_nodes={self.min_nodes}: raise max_nodes")
-
-
-@frozen
-class Received:
-    """Entry *number* of the inbox; numbers start at 1 and each stands for one report for ever."""
-
-    number: int
-    report: Report
-
-
-@frozen
-class Tick:
-    """Time has passed."""
-
-
-@frozen
-class Send:
-    """Tell a node: its notices go to the box with the number of its latest `Join`."""
-
-    box: int
-    node: str
-    notice: Notice
-
-
-@frozen
-class WakeAt:
-    """Step again at *when* if nothing comes before; a step without one waits for the next report."""
-
-    when: float
-
-
-Event: TypeAlias = Received | Tick
-Action: TypeAlias = Send | WakeAt
-
-
-@frozen
-class Entry:
-    """A node that asked for a seat; *number* is that of its `Join` in the inbox."""
-
-    node: str
-    number: int
-    descriptor: Descriptor
-
-
-@frozen
-class Cause:
-    """A failure and when it happened, in the coordinator's seconds."""
-
-    at: float
-    node: str
-    note: FailureNote
-
-
-@frozen
-class Round:
-    """A sealed round: `entries` and `seats` stay as they are; the rest tells how far it came."""
-
-    number: int
-    entries: Mapping[str, Entry]
-    """By node, in the order of group ranks."""
-    seats: tuple[Seat, ...]
-    succeeded: frozenset[str] = frozenset()
-    stopped: frozenset[str] = frozenset()
-    left: frozenset[str] = frozenset()
-    causes: tuple[Cause, ...] = ()
-    end: RoundEnd | None = None
-
-
-@frozen
-class State:
-    """All that the coordinator knows. Its mappings are never changed in place."""
-
-    rules: Rules
-    heard: int = 0
-    """Number of the last inbox entry that was handled."""
-    waiting: Mapping[str, Entry] = Factory(dict)
-    """Nodes without a seat, in the order in which they came."""
-    round: Round | None = None
-    """The round that runs, or the last one that did."""
-    restarts: int = 0
-    gathering_since: float | None = None
-    last_join: float = 0.0
-    final: Final | None = None
-
-
-Outcome: TypeAlias = tuple[State, tuple[Action, ...]]
+__all__ = [
+    "AGENT_GONE",
+    "Action",
+    "Beats",
+    "Cause",
+    "ClearStore",
+    "Entry",
+    "Event",
+    "Outcome",
+    "Received",
+    "Round",
+    "Rules",
+    "Send",
+    "Sighting",
+    "State",
+    "Tick",
+    "WakeAt",
+    "Watch",
+    "abandon",
+    "boxes",
+    "next_loss",
+    "status",
+    "step",
+]
 
 
 def step(state: State, event: Event, now: float) -> Outcome:
     """What *event* changes, and what to do about it; *now* never goes back."""
     actions: tuple[Action, ...] = ()
-    if isinstance(event, Received) and event.number > state.heard:
-        state, actions = _hear(evolve(state, heard=event.number), event, now)
+    if isinstance(event, Received):
+        node, heard = event.report.node, state.heard.get(event.report.node, 0)
+        if event.seq > heard + 1:
+            state, actions = abandon(state, f"letter {heard + 1} of node {node} was destroyed: {event.seq} came next")
+        if event.seq > heard:
+            state, more = _hear(evolve(state, heard={**state.heard, node: event.seq}), event, now)
+            actions += more
+    elif isinstance(event, Beats):
+        state, actions = _count(state, event.counts, now)
     state, more = _settle(state, now)
     return state, actions + more
 
 
-def abandon(state: State, why: str) -> Outcome:
+def abandon(state: State, why: str, kind: str = "closed") -> Outcome:
     """End the job for everybody at once, without a failed worker as its cause."""
-    return _finish(state, Final(False, why)) if state.final is None else (state, ())
+    return finish(state, Final(False, why, kind=kind)) if state.final is None else (state, ())
 
 
 def _hear(state: State, event: Received, now: float) -> Outcome:
     report = event.report
     if isinstance(report, Join):
-        return _join(state, Entry(report.node, event.number, report.descriptor), now)
-    if state.final is not None:
+        return _join(state, report, event.seq, now)
+    if state.final is not None or isinstance(report, Bye):
         return state, ()
+    if isinstance(report, Close):
+        return abandon(state, f"node {report.node} closed the job: {report.why}")
     if isinstance(report, Leave):
         return _leave(state, report)
     current = state.round
@@ -171,59 +105,158 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
     if report.node in current.succeeded:
         return state, ()
     match report:
-        case Succeeded():
-            return evolve(state, round=evolve(current, succeeded=current.succeeded | {report.node})), ()
+        case Succeeded(node=node):
+            succeeded, stopped = current.succeeded | {node}, current.stopped - {node}
+            return evolve(state, round=evolve(current, succeeded=succeeded, stopped=stopped)), ()
         case Failed() | Stopped():
             return _lose_workers(state, current, report, now)
     assert_never(report)
 
 
-def _join(state: State, entry: Entry, now: float) -> Outcome:
+# Who comes.
+
+
+def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
+    node, current = report.node, state.round
+    entry = Entry(node, box_name(node, seq), seq, report.descriptor, came=now)
     if state.final is not None:
-        return state, (Send(entry.number, entry.node, state.final),)
-    waiting = {node: other for node, other in state.waiting.items() if node != entry.node}
-    state = evolve(state, waiting={**waiting, entry.node: entry}, last_join=now)
-    current = state.round
+        return state, (Send(entry.box, node, _last_word(state, state.final, node)),)
+    refusal = _refusal(state, report)
+    if refusal:
+        state, actions = _part(state, node, refusal)
+        return state, (Send(entry.box, node, Final(False, refusal, kind="refused")), *actions)
+    if node in state.waiting:
+        waiting = {other: its for other, its in state.waiting.items() if other != node}
+    else:
+        waiting = dict(state.waiting)
+    waiting[node] = entry
+    state = evolve(state, waiting=waiting, last_join=now)
     if current is None:
         return state, ()
-    if entry.node in current.entries:
+    if node in current.entries and node not in current.stopped and node not in current.succeeded:
         # A node that asks for a seat has no worker left, whatever it said before.
-        current = evolve(current, stopped=current.stopped | {entry.node})
+        current = evolve(current, stopped=current.stopped | {node})
         state = evolve(state, round=current)
-    if current.end is not None or entry.node in current.succeeded:
+    if current.end is not None or node in current.succeeded:
         return state, ()
-    if entry.node in current.entries:
-        return _end(state, current, f"node {entry.node} came anew", restart=True)
+    if node in current.entries:
+        return end_round(state, current, f"node {node} came anew", restart=True)
     # Work that a node has finished is not thrown away for an arrival: who comes then waits for the end.
     if len(current.entries) < state.rules.max_nodes and not current.succeeded:
-        return _end(state, current, f"node {entry.node} joins", restart=True)
+        return end_round(state, current, f"node {node} joins", restart=True)
     return state, ()
+
+
+def _last_word(state: State, final: Final, node: str) -> Final:
+    """How the job ended, for one who asks for a seat thereafter: its own verdict, or that it comes too late."""
+    current = state.round
+    if node in state.waiting or (current is not None and node in current.entries.keys() - current.left.keys()):
+        return final
+    return Final(False, f"the job had ended: {final.why}", kind="closed")
+
+
+def _refusal(state: State, report: Join) -> str | None:
+    rules, node, index = state.rules, report.node, report.descriptor.index
+    asked, ours = report.terms, Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
+    if asked is not None and asked != ours:
+        return f"node {node} was told {_terms(asked)}, but this job runs with {_terms(ours)}"
+    if not rules.fixed_places:
+        return None
+    places = f"0 to {rules.max_nodes - 1}"
+    if index is None:
+        return f"node {node} has no node rank, and each node of this job needs one, from {places}"
+    if index >= rules.max_nodes:
+        return f"node rank {index} of node {node} is out of range: {rules.max_nodes} nodes have the ranks {places}"
+    for other in _present(state):
+        if other.descriptor.index == index and other.node != node:
+            return f"node rank {index} was given twice: node {other.node} has it, and node {node} asks for it"
+    return None
+
+
+def _terms(terms: Terms) -> str:
+    return f"{terms.min_nodes} to {terms.max_nodes} nodes and {terms.max_restarts} restarts"
+
+
+def _present(state: State) -> Iterator[Entry]:
+    yield from state.waiting.values()
+    if state.round is not None:
+        yield from (entry for entry in state.round.entries.values() if entry.node not in state.round.left)
+
+
+# Who goes.
 
 
 def _leave(state: State, report: Leave) -> Outcome:
     node, current = report.node, state.round
     entry = state.waiting.get(node)
-    if current is not None and node in current.entries and node not in current.left:
-        entry = entry or current.entries[node]
-        gone = frozenset() if report.round == current.number else frozenset({node})
-        current = evolve(current, left=current.left | {node}, stopped=current.stopped | gone)
+    seated = current is not None and node in current.entries
+    if entry is None and current is not None and seated and (node not in current.left or node in current.lost):
+        entry = current.entries[node]
+    still_runs = current is not None and seated and report.round == current.number
+    by_itself = not report.why.startswith(AGENT_GONE)
+    state, actions = _part(state, node, report.why, still_runs=still_runs, by_itself=by_itself)
     if entry is None:
-        return state, ()
-    final = Final(False, f"node {node} left: {report.why}")
-    goodbye = Send(entry.number, node, final)
-    waiting = {other: its for other, its in state.waiting.items() if other != node}
-    state = evolve(state, waiting=waiting, round=current)
-    if current is not None and current.end is None and (node not in current.entries or node in current.succeeded):
-        return state, (goodbye,)
-    if current is not None and current.end is not None and not current.end.restart:
-        return state, (goodbye,)
-    if not waiting and not _alive(current):
-        state, actions = _finish(state, final)
-    elif current is not None and current.end is None:
-        state, actions = _end(state, current, final.why, restart=True)
-    else:
-        actions = ()
+        return state, actions
+    final = Final(False, f"node {node} left: {report.why}", kind="left")
+    goodbye = Send(entry.box, node, final)
+    current = state.round
+    at_work = current is not None and current.end is None and (not seated or node in current.succeeded)
+    closing = current is not None and current.end is not None and not current.end.restart
+    nobody = not state.waiting and (current is None or len(current.left) == len(current.entries))
+    if by_itself and nobody and not at_work and not closing:
+        state, actions = finish(state, final)
     return state, (goodbye, *actions)
+
+
+def _part(state: State, node: str, why: str, *, still_runs: bool = False, by_itself: bool = True) -> Outcome:
+    """A node goes: strike it out; a round that runs with it ends."""
+    if node in state.waiting:
+        state = evolve(state, waiting={other: its for other, its in state.waiting.items() if other != node})
+    current = state.round
+    if current is None or node not in current.entries:
+        return state, ()
+    if not still_runs and node not in current.stopped and node not in current.succeeded:
+        current = evolve(current, stopped=current.stopped | {node})
+    known = node in current.left
+    if not known:
+        lost = current.lost if by_itself else current.lost | {node}
+        reason = f"left: {why}" if by_itself else f"lost: {why}"
+        current = evolve(current, left={**current.left, node: reason}, lost=lost)
+    state = evolve(state, round=current)
+    if known or current.end is not None or node in current.succeeded:
+        return state, ()
+    if by_itself:
+        return end_round(state, current, f"node {node} left: {why}", restart=True)
+    return end_for_losses(state, current, {node: why})
+
+
+def _count(state: State, counts: Mapping[str, int], now: float) -> Outcome:
+    if state.final is not None or not state.rules.heartbeat:
+        return state, ()
+    state, silent = look(state, counts, now)
+    current, why = state.round, f"silent for {state.rules.heartbeat:g} s"
+    if current is not None and (current.end is None or not current.end.restart):
+        # A node that has succeeded owes nothing more to this round: its verdict waits for it.
+        silent = tuple(node for node in silent if node in state.waiting or node not in current.succeeded)
+    if not silent:
+        return state, ()
+    waiting = {node: entry for node, entry in state.waiting.items() if node not in silent}
+    state = evolve(state, waiting=waiting)
+    if current is None:
+        return state, ()
+    seated = [node for node in silent if node in current.entries]
+    gone = [node for node in seated if node not in current.left]
+    current = evolve(
+        current,
+        stopped=current.stopped.union(seated) - current.succeeded,
+        left={**current.left, **dict.fromkeys(gone, f"lost: {why}")},
+        lost=current.lost.union(gone),
+    )
+    state = evolve(state, round=current)
+    missed = {node: why for node in gone if node not in current.succeeded}
+    if current.end is not None or not missed:
+        return state, ()
+    return end_for_losses(state, current, missed)
 
 
 def _lose_workers(state: State, current: Round, report: Failed | Stopped, now: float) -> Outcome:
@@ -240,25 +273,11 @@ def _lose_workers(state: State, current: Round, report: Failed | Stopped, now: f
     if current.end is not None:
         return state, ()
     if isinstance(report, Stopped) and not report.failures:
-        return _end(state, current, f"node {report.node} stopped its workers", restart=True)
-    return _spend(state, current, _describe(report.node, _root(current.causes)))
+        return end_round(state, current, f"node {report.node} stopped its workers", restart=True)
+    return spend(state, current, describe(report.node, root_cause(current.causes)))
 
 
-def _spend(state: State, current: Round, why: str) -> Outcome:
-    allowed = state.rules.max_restarts
-    if state.restarts < allowed:
-        state = evolve(state, restarts=state.restarts + 1)
-        return _end(state, current, f"{why}; restart {state.restarts} of {allowed}", restart=True)
-    spent = f"all {allowed} restarts are used" if allowed else "no restarts are allowed"
-    return _end(state, current, f"{why}; {spent}", restart=False)
-
-
-def _end(state: State, current: Round, why: str, *, restart: bool) -> Outcome:
-    end = RoundEnd(current.number, why, restart)
-    present = (entry for entry in current.entries.values() if entry.node not in current.left)
-    told = (entry for entry in present if entry.node not in state.waiting)
-    actions = tuple(Send(entry.number, entry.node, end) for entry in told)
-    return evolve(state, round=evolve(current, end=end)), actions
+# What follows.
 
 
 def _settle(state: State, now: float) -> Outcome:
@@ -267,96 +286,18 @@ def _settle(state: State, now: float) -> Outcome:
     if state.final is not None:
         return state, ()
     if current is None:
-        return _gather(state, now)
-    if current.entries.keys() <= current.succeeded:
+        return gather(state, now)
+    if len(current.succeeded) == len(current.entries):
         why = f"all {len(current.entries)} nodes succeeded in round {current.number}"
-        return _finish(state, Final(True, why))
+        return finish(state, Final(True, why))
     if current.end is None:
         return state, ()
     if current.end.restart:
-        return _gather(state, now)
-    if current.entries.keys() <= current.stopped | current.succeeded | current.left:
-        root = _root(current.causes)
+        return gather(state, now)
+    # Who left with workers at work is not waited for: nobody takes their ranks any more.
+    on_their_own = sum(node not in current.stopped and node not in current.succeeded for node in current.left)
+    if len(current.stopped) + len(current.succeeded) + on_their_own == len(current.entries):
+        root = root_cause(current.causes)
         node, note = (root.node, root.note) if root else (None, None)
-        return _finish(state, Final(False, current.end.why, node, note))
+        return finish(state, Final(False, current.end.why, node, note))
     return state, ()
-
-
-def _gather(state: State, now: float) -> Outcome:
-    rules, current, present = state.rules, state.round, len(state.waiting)
-    if current is not None and not current.entries.keys() <= current.stopped | current.succeeded:
-        return evolve(state, gathering_since=None), ()
-    since = now if state.gathering_since is None else state.gathering_since
-    state = evolve(state, gathering_since=since)
-    deadline = since + rules.join_timeout
-    alive = _alive(current)
-    coming = sorted(alive - state.waiting.keys())
-    if present < rules.min_nodes:
-        if now < deadline:
-            return state, (WakeAt(deadline),)
-        missing = f"; missing of round {current.number}: {', '.join(coming)}" if current and coming else ""
-        here = ", ".join(sorted(state.waiting)) or "none"
-        why = f"{present} of at least {rules.min_nodes} nodes came in {rules.join_timeout:g} s ({here}){missing}"
-        return _finish(state, Final(False, why))
-    if coming:
-        # Seated without them, they would end the round as soon as they come: for ever, with a short quiet period.
-        if now < deadline:
-            return state, (WakeAt(deadline),)
-        return _seal(
-            state, f"{present} nodes are there; {', '.join(coming)} did not return in {rules.join_timeout:g} s"
-        )
-    if present >= rules.max_nodes:
-        return _seal(state, f"all {rules.max_nodes} nodes are there")
-    if current is not None and alive:
-        return _seal(state, f"all nodes that stayed after round {current.number} are back, {present} are there")
-    quiet = min(state.last_join + rules.last_call, deadline)
-    if now < quiet:
-        return state, (WakeAt(quiet),)
-    return _seal(state, f"{present} nodes are there and no other came for {now - state.last_join:.3g} s")
-
-
-def _seal(state: State, why: str) -> Outcome:
-    last = tuple(state.round.entries) if state.round is not None else ()
-    number = state.round.number + 1 if state.round is not None else 0
-    by_claim = sorted(state.waiting, key=lambda node: node not in last)  # stable: then in order of arrival
-    chosen = {node: state.waiting[node].descriptor for node in by_claim[: state.rules.max_nodes]}
-    nodes = order(chosen, last)
-    seats = assign([chosen[node] for node in nodes], number, state.restarts, state.rules.max_restarts, why)
-    entries = {node: state.waiting[node] for node in nodes}
-    rest = {node: entry for node, entry in state.waiting.items() if node not in entries}
-    state = evolve(state, waiting=rest, round=Round(number, entries, seats), gathering_since=None)
-    sends = zip(entries.values(), seats, strict=True)
-    return state, tuple(Send(entry.number, entry.node, seat) for entry, seat in sends)
-
-
-def _finish(state: State, final: Final) -> Outcome:
-    audience = dict(state.waiting)
-    if state.round is not None:
-        present = (entry for entry in state.round.entries.values() if entry.node not in state.round.left)
-        for entry in present:
-            audience.setdefault(entry.node, entry)
-    actions = tuple(Send(entry.number, entry.node, final) for entry in audience.values())
-    return evolve(state, final=final), actions
-
-
-def _alive(current: Round | None) -> frozenset[str]:
-    return frozenset() if current is None else frozenset(current.entries.keys() - current.left)
-
-
-def _root(causes: Iterable[Cause]) -> Cause | None:
-    """The failure that came first; a lost connection never beats another kind of failure."""
-
-    def place(cause: Cause) -> tuple[bool, float, str, int]:
-        return (cause.note.secondary, cause.at, cause.node, cause.note.rank)
-
-    return min(causes, key=place, default=None)
-
-
-def _describe(node: str, root: Cause | None) -> str:
-    if root is None:
-        return f"workers of node {node} failed"
-    note = root.note
-    how = f"was ended by signal {-note.exitcode}" if note.exitcode < 0 else f"ended with exit status {note.exitcode}"
-    # Without an exception the message of a signal only says so again.
-    said = note.message.strip().splitlines() if note.exception_type or note.exitcode >= 0 else []
-    return f"rank {note.rank} on node {root.node} {how}" + (f" ({said[0]})" if said else "")

@@ -1,57 +1,102 @@
 """
 The few things that a store must do to carry a job, and where messages lie in it.
 
-    inbox             counter of reports
-    inbox/<n>         report n to the coordinator, n = 1, 2, ...
-    box/<n>/<k>       notice k = 0, 1, ... to the node whose latest Join was report n
+    hello             `Hello` of the coordinator
+    pulse             `Pulse` of the coordinator
+    inbox             `Letter`s to the coordinator: posted by all, received by one
+    box/<box>/<k>     notice k = 0, 1, ... to the node whose latest Join named this box
+    beat/<box>        `Beat` of that node
 
-Rules of this file: nothing here but the contract and the key names. A key has one writer and one
+Rules of this file: nothing here but the contract and the key names. A key of a box has one writer and one
 reader, who deletes it once read; so any reader can be woken by a value put into its own key.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-_INBOX = "inbox"
+from attrs import frozen
+
+HELLO = "hello"
+PULSE = "pulse"
+
+
+@frozen
+class Posted:
+    """An entry of the inbox."""
+
+    number: int
+    """Unique and growing in the order of posting."""
+    data: bytes
 
 
 class Exchange(Protocol):
     """
-    A store that nodes share. Safe for use by several threads at once.
+    One connection to the store of one job; its keys are apart from those of every other job.
 
-    A key is either a counter (only `add`) or a value (never `add`). A value that was set is seen by
-    every `get` and `wait` that begins after `set` returned.
+    One thread at a time uses a connection: `clone` it for another one. A call may block for as long as the
+    store is silent. A store that cannot be reached, or that ended, raises `RendezvousConnectionError`; a
+    connection that raised is done with. What `write` or `post` wrote is there, for every connection, once
+    it returned.
     """
 
-    def add(self, key: str, n: int) -> int:
-        """Add *n* to a counter that starts at 0, as one step, and return the sum."""
+    def post(self, data: bytes) -> None:
+        """Append an entry to the inbox. Entries of one connection keep their order."""
 
-    def set(self, key: str, value: bytes) -> None:
-        """Write the value, wake all who wait for it."""
+    def receive(self, timeout: float | None) -> Sequence[Posted]:
+        """
+        Entries that this connection has not received yet, oldest first; blocks for at most *timeout* seconds
+        (None: for ever) until there is one. For the coordinator only. Entries stay in the store until
+        `discard`: whoever coordinates next receives them again. An entry whose poster died on the way is
+        passed over after a second.
+        """
 
-    def get(self, key: str) -> bytes | None:
-        """The value; None for a key that was never written, or deleted since."""
+    def discard(self, entries: Sequence[Posted]) -> None:
+        """Forget entries that were received."""
+
+    def write(self, values: Mapping[str, bytes]) -> None:
+        """Write all values, wake all who wait for their keys."""
+
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The value of each key; None for a key that was never written, or deleted since."""
 
     def wait(self, key: str, timeout: float | None) -> bool:
         """Block until the key is there, at most *timeout* seconds (None: for ever); whether it was."""
 
-    def delete(self, key: str) -> None:
-        """Forget the key; a key that is not there is forgotten already."""
+    def delete(self, keys: Sequence[str]) -> None:
+        """Forget the keys; a key that is not there is forgotten already."""
+
+    def clear_foreign(self) -> None:
+        """Where workers share this store: delete every key of theirs. Elsewhere nothing."""
+
+    def clone(self) -> Exchange:
+        """Another connection to the same store, for use by another thread."""
+
+    def close(self) -> None:
+        """Give the connection up; never blocks; may come twice."""
 
 
-def inbox_key(number: int) -> str:
-    """Where report *number* lies."""
-    return f"{_INBOX}/{number}"
+def box_name(node: str, seq: int) -> str:
+    """The box that a node's Join opens: *seq* is the number of the letter that holds it."""
+    return f"{node}/{seq}"
 
 
-def box_key(box: int, index: int) -> str:
+def box_key(box: str, index: int) -> str:
     """Where notice *index* of a box lies."""
     return f"box/{box}/{index}"
 
 
-def post(exchange: Exchange, data: bytes) -> int:
-    """Put a report into the coordinator's inbox; its number, never given twice."""
-    number = exchange.add(_INBOX, 1)
-    exchange.set(inbox_key(number), data)
-    return number
+def beat_key(box: str) -> str:
+    """Where the beats of a box lie."""
+    return f"beat/{box}"
+
+
+def report_place(run_id: str, nonce: str, node: str, seq: int) -> str:
+    """What the signature of a letter covers besides its text."""
+    return f"{run_id}/{nonce}/inbox/{node}/{seq}"
+
+
+def key_place(run_id: str, nonce: str, key: str) -> str:
+    """What the signature of the value of *key* covers besides its text; `HELLO` is signed with an empty nonce."""
+    return f"{run_id}/{nonce}/{key}"

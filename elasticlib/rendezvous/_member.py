@@ -1,63 +1,132 @@
 """
 One node's side of the rendezvous.
 
-Rules of this file: reports go straight into the inbox; notices are awaited by one thread, which only
-enqueues them and makes `fileno` readable. The thread waits on a key that nobody else reads, so writing
-to that key ends the wait: no polling, on no kind of exchange.
+Rules of this file: the owner's calls only enqueue, so that no silent store can hold the owner up. Each
+connection is a `Line`, whose threads enqueue what happened; what it means is decided by `_contact` when the
+owner calls `take`. A line that is given up is abandoned with its threads: a call into a frozen store may not
+return for minutes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
-import threading
+import socket
 from collections import deque
+from collections.abc import Callable
+from typing import Protocol
 
-from elasticlib.errors import RendezvousClosedError, RendezvousError, RendezvousStateError
-from elasticlib.rendezvous._exchange import Exchange, box_key, post
+from elasticlib._clock import Clock, monotonic
+from elasticlib.errors import (
+    ConfigError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+from elasticlib.rendezvous import _contact
+from elasticlib.rendezvous._contact import Acknowledged, Broken, Connect, Fence, GiveUp, Greeted, Limits
+from elasticlib.rendezvous._exchange import box_name
+from elasticlib.rendezvous._line import Desk, Dial, Happening, Line
+from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import (
+    Bye,
+    Close,
+    ContactLost,
     Descriptor,
     Failed,
     FailureNote,
     Final,
     Join,
     Leave,
-    Notice,
     Report,
     RoundEnd,
     Seat,
     Stopped,
     Succeeded,
+    Terms,
     decode,
     encode,
 )
 
-_WAKE = b""
+_log = logging.getLogger("elasticlib")
+
+_TELL_AFTER = (5.0, 15.0, 30.0)
+_TELL_EVERY = 60.0
+_PARTING = 1.0
+"""Seconds that `close` waits for a store which does not answer."""
+
+
+class Offer(Protocol):
+    """What this node brings to a round."""
+
+    def describe(self, slots: int, role: str) -> Descriptor:
+        """Bind what a round needs; called in a thread of its own, once contact is there."""
+
+    def listener(self) -> socket.socket | None:
+        """What was bound for the last descriptor, now the caller's own; None when there is nothing."""
 
 
 class Member:
     """
-    The node called *node*, as it speaks with the coordinator. `close` it when done.
+    The node called *node*, as it speaks with the coordinator of job *run_id*; fulfils `Membership`.
 
-    Reports may come from any thread; each raises `RendezvousClosedError` after `close`.
+    Each report raises `RendezvousClosedError` after `close`.
     """
 
-    def __init__(self, exchange: Exchange, node: str) -> None:
+    def __init__(
+        self,
+        dial: Dial,
+        node: str,
+        offer: Offer,
+        *,
+        run_id: str = "",
+        terms: Terms | None = None,
+        key: bytes | None = None,
+        limits: Limits | None = None,
+        clock: Clock = monotonic,
+        on_leave: Callable[[str], bool] = lambda why: False,
+    ) -> None:
         self.node = node
-        self._exchange = exchange
-        self._notices: deque[Notice | RendezvousError] = deque()
+        self.round: int | None = None
+        """The round of the last seat."""
+        self._dial = dial
+        self._offer = offer
+        self._terms = terms
+        self._clock = clock
+        self._on_leave = on_leave
+        self._desk = Desk(run_id, node, key)
+        self._happenings: deque[tuple[Line, Happening]] = deque()
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._turned = threading.Condition()
-        self._closed = False
-        self._box: int | None = None
-        self._read = 0
-        self._awaited: str | None = None
-        self._thread = threading.Thread(target=self._watch, name="elasticlib-member", daemon=True)
-        self._thread.start()
+        self._line: Line | None = None
+        self._final = False
+        self._error: RendezvousError | ConfigError | None = None
+        self._waits_since: float | None = None
+        self._told = 0
+        self._contact, actions = _contact.begin(limits or Limits(), clock())
+        self._perform(actions)
 
-    def join(self, descriptor: Descriptor) -> None:
+    # Reports.
+
+    def join(self, slots: int, role: str) -> None:
         """Ask for a seat in the next round. No worker of this node may run any more."""
-        self._turn(self._report(Join(self.node, descriptor)))
+
+        @functools.cache  # sent again, it is the same letter
+        def report() -> Report:
+            return _checked(Join(self.node, self._offer.describe(slots, role), self._terms))
+
+        desk = self._desk
+        with desk.turned:
+            self._open("a Join")
+            desk.joined = desk.post(report)
+            desk.box, desk.read = box_name(self.node, desk.joined), 0
+            # What came before and was not taken speaks of a seat that this node does not want any more.
+            stale = [each for each in self._happenings if isinstance(each[1], (Seat, RoundEnd))]
+            for each in stale:
+                self._happenings.remove(each)
+        self._waits_since, self._told = self._clock(), 0
 
     def failed(self, round: int, failures: tuple[FailureNote, ...]) -> None:
         """Say at once that workers failed; `stopped` follows when all are gone."""
@@ -78,81 +147,164 @@ class Member:
         Give the *round* if workers of it still run, and say `stopped` when they are gone: until then
         nobody takes their place. A node that never joined is unknown and gets no answer.
         """
-        self._report(Leave(self.node, why, round))
+        if not self._on_leave(why):
+            self._report(Leave(self.node, why, round))
+
+    def end_job(self, why: str) -> None:
+        """End the job for everybody; `Final` answers."""
+        self._report(Close(self.node, why))
+
+    def hold(self, held: bool) -> None:
+        """Let this node's beats rest, so that the others think it lost, or take them up again."""
+        with self._desk.turned:
+            self._desk.held = held
+            self._desk.turned.notify_all()
+
+    def guard(self, pid: int) -> None:
+        """Nothing: in the agent's own process, nobody else could act when the agent cannot."""
+
+    # What comes.
+
+    def listener(self) -> socket.socket | None:
+        """The bound socket for the worker store of a round in which this node has group rank 0."""
+        return self._offer.listener()
+
+    def waiting(self) -> int:
+        """How many nodes wait for a seat while a round runs, as of the last beat."""
+        return self._desk.waiting
+
+    def is_over(self) -> bool:
+        """Whether `Final` came."""
+        return self._final
 
     def fileno(self) -> int:
-        """A descriptor that is readable while notices wait; it is closed by `close`."""
+        """A descriptor that is readable when `take` has something; it is closed by `close`."""
         return self._ready
 
-    def take(self) -> list[Notice]:
-        """All notices that wait, oldest first; never blocks. Raises what broke the watch, if anything did."""
-        if self._closed:
+    def patience(self) -> float | None:
+        """Seconds until `take` wants to be called though nothing is readable."""
+        times = [_contact.wake_at(self._contact)] if not self._final else []
+        if self._waits_since is not None:
+            times.append(self._waits_since + self._next_telling())
+        soonest = min((time for time in times if time is not None), default=None)
+        return None if soonest is None else max(0.0, soonest - self._clock())
+
+    def kill_in(self) -> float | None:
+        """Seconds until workers that still run here must be killed; None: no need that can be foreseen."""
+        time = None if self._final else _contact.kill_at(self._contact)
+        return None if time is None else time - self._clock()
+
+    def take(self) -> list[Word]:
+        """
+        What came, oldest first; never blocks.
+
+        Raises `RendezvousTimeoutError` when the job was not found in time, `RendezvousConnectionError` when
+        contact was lost for good, and `RendezvousStateError` or `RendezvousClosedError` when the job is not
+        this node's, `ConfigError` when the store cannot be used in the way that was asked for.
+        """
+        if self._desk.closed:
             return []
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._ready)
-        taken: list[Notice] = []
-        while self._notices:
-            item = self._notices.popleft()
-            if isinstance(item, RendezvousError):
-                raise item
-            taken.append(item)
-        return taken
+        words: list[Word] = []
+        while self._happenings:
+            words += self._hear(*self._happenings.popleft())
+        words += self._step(_contact.Tick())
+        self._tell_of_waiting()
+        if self._error is not None and not self._final:
+            if not words:
+                raise self._error
+            os.eventfd_write(self._ready, 1)
+        return words
 
     def close(self) -> None:
-        """End the watch and close `fileno`. Says nothing to the others."""
-        with self._turned:
-            if self._closed:
+        """Send what waits to be sent, end the watch, close `fileno`. Says nothing more to the others."""
+        desk = self._desk
+        with desk.turned:
+            if desk.closed:
                 return
-            self._closed = True
-        self._turn(None)
-        self._thread.join()
-        os.close(self._ready)
+            desk.closed = True
+            desk.turned.notify_all()
+        if self._line is not None:
+            self._line.end(_PARTING)
+        if (listener := self._offer.listener()) is not None:
+            listener.close()
+        with desk.turned:
+            os.close(self._ready)
+            self._ready = -1
 
-    def _report(self, report: Report) -> int:
-        if self._closed:
-            raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {report!r:.60} comes too late")
-        data = encode(report)
-        decode(data)  # what this node may not say is its own error, here and now, and nobody else's
-        return post(self._exchange, data)
+    def _report(self, report: Report) -> None:
+        _checked(report)
+        with self._desk.turned:
+            self._open(repr(report))
+            self._desk.post(lambda: report)
 
-    def _turn(self, box: int | None) -> None:
-        with self._turned:
-            self._box, self._read = box, 0
-            self._turned.notify()
-            if self._awaited is not None:
-                self._exchange.set(self._awaited, _WAKE)
+    def _open(self, what: str) -> None:
+        if self._desk.closed:
+            raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {what:.60} comes too late")
 
-    def _watch(self) -> None:
-        try:
-            while (key := self._next_key()) is not None:
-                self._exchange.wait(key, None)
-                self._accept(key)
-        except RendezvousError as error:
-            self._tell(error)
+    def _happened(self, line: Line, what: Happening) -> None:
+        with self._desk.turned:
+            self._happenings.append((line, what))
+            if self._ready >= 0:
+                os.eventfd_write(self._ready, 1)
 
-    def _next_key(self) -> str | None:
-        with self._turned:
-            while self._box is None and not self._closed:
-                self._turned.wait()
-            if self._box is None or self._closed:
-                return None
-            self._awaited = box_key(self._box, self._read)
-            return self._awaited
+    def _hear(self, line: Line, what: Happening) -> list[Word]:
+        if isinstance(what, Acknowledged):
+            return self._step(what)
+        if isinstance(what, (Greeted, Broken)):
+            if line is not self._line:
+                return []
+            self._desk.status = ""
+            return self._step(what)
+        if isinstance(what, (RendezvousError, ConfigError)):
+            if line is self._line:
+                self._error = what
+            return []
+        if isinstance(what, Seat):
+            self._waits_since, self.round = None, what.round
+        if isinstance(what, Final):
+            self._final, self._waits_since = True, None
+            self._report(Bye(self.node))
+        return [what]
 
-    def _accept(self, key: str) -> None:
-        with self._turned:
-            data = self._exchange.get(key)
-            self._exchange.delete(key)
-            self._awaited = None
-            # What lies in the box of an earlier Join speaks of a round that this node has done with.
-            if data == _WAKE or self._box is None or key != box_key(self._box, self._read):
-                return
-            self._read += 1
-        notice = decode(data or _WAKE)
-        if not isinstance(notice, (Seat, RoundEnd, Final)):
-            raise RendezvousStateError(f"{key} holds a {type(notice).__name__}, which no coordinator sends")
-        self._tell(notice)
+    def _step(self, event: _contact.Event) -> list[Word]:
+        if self._final or self._error is not None:
+            return []
+        self._contact, actions = _contact.step(self._contact, event, self._clock())
+        return self._perform(actions)
 
-    def _tell(self, item: Notice | RendezvousError) -> None:
-        self._notices.append(item)
-        os.eventfd_write(self._ready, 1)
+    def _perform(self, actions: tuple[_contact.Action, ...]) -> list[Word]:
+        words: list[Word] = []
+        for action in actions:
+            match action:
+                case Connect():
+                    with self._desk.turned:
+                        if self._line is not None:
+                            self._line.abandon()
+                        self._line = Line(self._dial, self._desk, self._clock, self._happened)
+                    self._line.start()
+                case Fence(why, grace):
+                    words.append(ContactLost(why, grace))
+                case GiveUp(why, closed):
+                    kind = RendezvousConnectionError if closed else RendezvousTimeoutError
+                    more = f"; {self._desk.status}" if self._desk.status else ""
+                    self._error = kind(f"node {self.node}, job {self._desk.run_id!r}: {why}{more}")
+        return words
+
+    def _next_telling(self) -> float:
+        more = self._told - len(_TELL_AFTER)
+        return _TELL_AFTER[self._told] if more < 0 else _TELL_AFTER[-1] + _TELL_EVERY * (more + 1)
+
+    def _tell_of_waiting(self) -> None:
+        if self._waits_since is None or (waited := self._clock() - self._waits_since) < self._next_telling():
+            return
+        self._told += 1
+        reason = self._desk.status or ("" if self._contact.live else self._contact.trouble)
+        said = reason or "no word from the coordinator"
+        _log.warning("node %s has waited %.0f s for job %r: %s", self.node, waited, self._desk.run_id, said)
+
+
+def _checked(report: Report) -> Report:
+    decode(encode(report))  # what this node may not say is its own error, here and now, and nobody else's
+    return report

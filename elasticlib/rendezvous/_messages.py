@@ -4,19 +4,21 @@ What nodes and coordinator say to each other, and how it looks on the wire. Pure
 Rules of this file: a message is a small frozen class; its fields, as annotated, are its wire format.
 The wire is JSON with ``"v": 1`` and sorted keys. `decode` trusts nothing: whatever is not exactly a
 message of this version is a `RendezvousStateError`. No wall clock travels: times are ages in seconds.
+
+With a key, a message carries an HMAC-SHA256 over its body and its *place*: a text that names the job, the
+coordinator's nonce and the one spot where this message belongs, so that a copy is worth nothing elsewhere.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeAlias
+import hashlib
+from typing import Any, TypeAlias
 
-from attrs import asdict, field, fields, frozen
+from attrs import field, frozen
 from attrs.validators import and_, ge, le, min_len, optional
 
 from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous._codec import Codec, mac, write
 
 VERSION = 1
 
@@ -34,6 +36,8 @@ class Descriptor:
     """Port that this node has bound for the round's worker store, in case it becomes group rank 0."""
     index: int | None = field(default=None, validator=optional(ge(0)))
     """Place in the order of ranks, where the user or a scheduler fixed one."""
+    hosts: bool = False
+    """Whether the job's store lives on this node: without fixed places it comes first."""
 
 
 @frozen
@@ -56,11 +60,22 @@ class FailureNote:
 
 
 @frozen
+class Terms:
+    """What all nodes of a job must have been told alike."""
+
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+
+
+@frozen
 class Join:
     """To the coordinator: this node has no running worker and asks for a seat."""
 
     node: str
     descriptor: Descriptor
+    terms: Terms | None = None
+    """Checked against the coordinator's own, where given."""
 
 
 @frozen
@@ -137,15 +152,91 @@ class Final:
     why: str
     root_node: str | None = None
     root: FailureNote | None = None
+    kind: str = "failed"
+    """Sort of an end without success: ``failed`` (workers), ``timeout`` (too few nodes), ``closed`` (the job had
+    ended, or was ended from outside), ``refused`` (this node may not take part), ``left`` (it said so itself)."""
 
 
-Report: TypeAlias = Join | Failed | Stopped | Succeeded | Leave
+@frozen
+class Bye:
+    """To the coordinator: this node has read its `Final`; it needs the store no more."""
+
+    node: str
+
+
+@frozen
+class Close:
+    """To the coordinator: end the job for everybody."""
+
+    node: str
+    why: str
+
+
+@frozen
+class Letter:
+    """A report in its envelope. Letters of a node are numbered from 1; the same number is the same letter."""
+
+    seq: int = field(validator=ge(1))
+    report: Report
+
+
+@frozen
+class Hello:
+    """The coordinator's greeting, for whoever comes: which job this is, and how it is run."""
+
+    run_id: str
+    nonce: str
+    """Random, made anew when a job begins; kept when another node takes the coordination over."""
+    host: str
+    """Who coordinates, for people."""
+    terms: Terms
+    heartbeat: float = field(validator=ge(0))
+    """Seconds of silence after which a node is lost; 0: no node is ever thought lost."""
+    signed: bool = False
+    """Whether all messages of this job carry a MAC."""
+
+
+@frozen
+class Pulse:
+    """The coordinator lives: `count` grows."""
+
+    count: int = field(validator=ge(0))
+    status: str = ""
+    """For whom the job waits, for people; empty while it runs."""
+    waiting: int = field(default=0, validator=ge(0))
+    """Nodes that wait for a seat while a round runs."""
+
+
+@frozen
+class Beat:
+    """A node lives: `count` grows with each beat of the box."""
+
+    count: int = field(validator=ge(0))
+    read: int = field(default=0, validator=ge(0))
+    """Notices of this box that were read; the coordinator writes again what was not."""
+    said: int = field(default=0, validator=ge(0))
+    """Number of the last letter that this node wrote."""
+
+
+@frozen
+class ContactLost:
+    """
+    To an agent, by its own node: nobody has acknowledged this node for too long; soon others take its ranks.
+
+    Stop the workers within *grace* seconds, then ask for a seat again; contact is sought meanwhile.
+    """
+
+    why: str
+    grace: float
+
+
+Report: TypeAlias = Join | Failed | Stopped | Succeeded | Leave | Bye | Close
 """What nodes tell the coordinator."""
 
 Notice: TypeAlias = Seat | RoundEnd | Final
 """What the coordinator tells nodes."""
 
-Message: TypeAlias = Report | Notice
+Message: TypeAlias = Report | Notice | Letter | Hello | Pulse | Beat
 
 _CLASSES: dict[str, type[Any]] = {
     "join": Join,
@@ -153,101 +244,43 @@ _CLASSES: dict[str, type[Any]] = {
     "stopped": Stopped,
     "succeeded": Succeeded,
     "leave": Leave,
+    "bye": Bye,
+    "close": Close,
+    "letter": Letter,
+    "hello": Hello,
+    "pulse": Pulse,
+    "beat": Beat,
     "seat": Seat,
     "end": RoundEnd,
     "final": Final,
 }
-_NAMES = {cls: name for name, cls in _CLASSES.items()}
+_REPORTS = ("join", "failed", "stopped", "succeeded", "leave", "bye", "close")
+_CODEC = Codec(VERSION, _CLASSES, (Descriptor, FailureNote, Terms), _REPORTS)
 
 
-def encode(message: Message) -> bytes:
-    """The message as canonical ASCII JSON."""
-    body = asdict(message)
-    body |= {"v": VERSION, "type": _NAMES[type(message)]}
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+def key_of(token: str) -> bytes:
+    """The key that a job's token stands for."""
+    return hashlib.sha256(b"elasticlib job token\0" + token.encode()).digest()
 
 
-def decode(data: bytes) -> Message:
-    """The message that *data* holds; raises `RendezvousStateError` for anything else."""
+def encode(message: Message, key: bytes | None = None, place: str = "") -> bytes:
+    """The message as canonical ASCII JSON; with a *key*, signed for its *place*."""
+    body = _CODEC.plain(message)
+    if key is not None:
+        body["mac"] = mac(body, key, place)
+    return write(body)
+
+
+def decode(data: bytes, key: bytes | None = None, place: str = "") -> Message:
+    """
+    The message that *data* holds; raises `RendezvousStateError` for anything else.
+
+    With a *key*, a message that was not signed with it for this *place* is refused; without one, a signed
+    message is.
+    """
     try:
-        body = json.loads(data, parse_constant=_refuse)
-        if not isinstance(body, dict):
-            raise ValueError("it is no JSON object")
-        version = body.pop("v", None)
-        if type(version) is not int or version != VERSION:
-            raise ValueError(f"it has version {version!r}, we speak {VERSION}")
-        name = body.pop("type", None)
-        if not isinstance(name, str) or name not in _CLASSES:
-            raise ValueError(f"its type {name!r} is unknown")
-        message: Message = _read(_CLASSES[name], body)
+        message: Message = _CODEC.read(data, key, place)
         return message
     except (ValueError, RecursionError) as error:
         why = f"the store holds {data[:80]!r}, which is no message of this job: {error}"
         raise RendezvousStateError(why) from error
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
-
-
-def _read(cls: type[Any], body: Any) -> Any:
-    readers = _FIELDS[cls]
-    if not isinstance(body, dict) or body.keys() != readers.keys():
-        raise ValueError(f"{cls.__name__} needs exactly the fields {', '.join(readers)}")
-    return cls(**{name: read(body[name]) for name, read in readers.items()})
-
-
-def _exactly(kind: type) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
-        if type(value) is not kind:  # a bool is an int, but not on the wire
-            raise ValueError(f"{value!r:.40} should be a {kind.__name__}")
-        return value
-
-    return read
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float):
-        raise ValueError(f"{value!r:.40} should be a number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise ValueError("a number is not finite")
-    return number
-
-
-def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else read(value)
-
-
-def _many(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def read_all(value: Any) -> Any:
-        if not isinstance(value, list):
-            raise ValueError(f"{value!r:.40} should be a list")
-        return tuple(read(item) for item in value)
-
-    return read_all
-
-
-def _note(value: Any) -> Any:
-    return _read(FailureNote, value)
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "int": _exactly(int),
-    "str": _exactly(str),
-    "bool": _exactly(bool),
-    "float": _number,
-    "int | None": _or_none(_exactly(int)),
-    "str | None": _or_none(_exactly(str)),
-    "tuple[str, ...]": _many(_exactly(str)),
-    "Descriptor": lambda value: _read(Descriptor, value),
-    "FailureNote | None": _or_none(_note),
-    "tuple[FailureNote, ...]": _many(_note),
-}
-_FIELDS = {
-    cls: {part.name: _READERS[str(part.type)] for part in fields(cls)}
-    for cls in (*_CLASSES.values(), Descriptor, FailureNote)
-}

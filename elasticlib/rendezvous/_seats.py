@@ -1,8 +1,9 @@
 """
 Who gets which ranks. Pure.
 
-Rules of this file: the order of nodes is a fixed index where one was given, then those who stay in
-their old order, then newcomers in natural order of their names; ranks run without a gap in that order.
+Rules of this file: nodes with a fixed index come first, by it; then the node that hosts the job's store; then
+those who stay, in their old order; then newcomers in natural order of their names. Ranks run without a gap in
+that order.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def order(nodes: Mapping[str, Descriptor], last: Sequence[str] = ()) -> tuple[st
 
     def key(node: str) -> tuple[Any, ...]:
         index = nodes[node].index
-        fixed = (0, index) if index is not None else (1, 0)
+        fixed = (0, index) if index is not None else (1, not nodes[node].hosts)
         return (*fixed, places.get(node, len(places)), natural_key(node))
 
     return tuple(sorted(nodes, key=key))

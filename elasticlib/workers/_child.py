@@ -35,8 +35,8 @@ from collections.abc import Callable, Collection
 from multiprocessing.process import current_process
 from typing import Any, NoReturn
 
+from elasticlib._wire import Message
 from elasticlib.workers import _guardian, _report, _results, _tail, _threads
-from elasticlib.workers._wire import Message
 from elasticlib.workers.record import with_file
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked

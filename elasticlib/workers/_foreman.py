@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from multiprocessing import process as multiprocessing_process
 from typing import Any, NoReturn
 
+from elasticlib._wire import Channel, Message
 from elasticlib.workers import _child, _guardian, _report
-from elasticlib.workers._wire import Channel, Message
 
 _MENDS = {
     errno.EMFILE: "; each worker needs three descriptors: raise the hard limit of open files (ulimit -Hn)",
@@ -99,6 +99,7 @@ class Foreman:
             case "job":
                 self._job = message
                 self._memories = dict(zip(message["memories"], descriptors, strict=True))
+                self._launcher.send({"op": "hired", "foreman": os.getpid()})
             case "start":
                 self._start(message, descriptors)
             case "stop":

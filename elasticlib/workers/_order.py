@@ -21,11 +21,11 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from elasticlib._wire import Message
 from elasticlib.errors import ConfigError, EntrypointError
 from elasticlib.spec import DEFAULT_PRELOAD, WorkerSpec
 from elasticlib.workers import _packing
 from elasticlib.workers._templates import TemplateKey, fresh_command, importable_by
-from elasticlib.workers._wire import Message
 
 _LOCAL_RANK = re.compile(r"\$\{local_rank\}|\$local_rank\b")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

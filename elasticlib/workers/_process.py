@@ -17,10 +17,11 @@ from typing import Any
 
 from attrs import define, field
 
+from elasticlib._programs import Link, above_standard, wait_for_end
+from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.workers import _guardian, _report
-from elasticlib.workers._templates import Link, Template, above_standard, templates, wait_for_end
-from elasticlib.workers._wire import Channel, Message, wait_readable
+from elasticlib.workers._templates import Template, templates
 
 
 @define
@@ -70,6 +71,7 @@ class Crew:
         """Pid of the guardian that was forked from the caller."""
         self._early: list[Event] = []
         self._round = -1
+        self._foreman: int | None = None
         self._used = False
         self._warm = False
 
@@ -117,6 +119,32 @@ class Crew:
         for descriptor in descriptors:
             os.close(descriptor)
 
+    def foreman(self, interrupt: int | None = None) -> int | None:
+        """
+        Wait for the process with which all workers will die; its pid.
+
+        None when *interrupt* becomes readable first. Raises `StartError` or `PreloadError` when it cannot come.
+        """
+        while self._foreman is None:
+            answer = self._answer(interrupt)
+            if answer is None:
+                return None
+            self._early += self._event(*answer)
+        return self._foreman
+
+    def _answer(self, interrupt: int | None) -> tuple[Message, list[int]] | None:
+        """What the foreman says next; None when *interrupt* is readable first."""
+        assert self._channel is not None
+        watched = [self._channel, *(() if interrupt is None else (interrupt,))]
+        if self._channel.fileno() not in wait_readable(watched, None):
+            return None
+        received = self._channel.receive()
+        if received is None:
+            raise self._why_gone()
+        if received[0]["op"] == "broken":
+            raise StartError(received[0]["why"])
+        return received
+
     def start(
         self, round_number: int, workers: list[Message], listener: int | None, interrupt: int | None = None
     ) -> dict[int, int]:
@@ -134,22 +162,15 @@ class Crew:
         self._channel.send(message, descriptors)
         for stream in streams:
             os.close(stream)
-        while True:
-            watched = [self._channel, *(() if interrupt is None else (interrupt,))]
-            if self._channel.fileno() not in wait_readable(watched, None):
-                return {}
-            received = self._channel.receive()
-            if received is None:
-                raise self._why_gone()
+        while (received := self._answer(interrupt)) is not None:
             answer, extra = received
-            if answer["op"] == "broken":
-                raise StartError(answer["why"])
             if answer["op"] == "started" and answer["round"] == round_number:
                 self._used = True
                 if self._template is not None:
                     self._template.listen()
                 return {int(rank): pid for rank, pid in answer["pids"].items()}
             self._early += self._event(answer, extra)
+        return {}
 
     def take(self) -> list[Event]:
         """What has happened since the last call; never waits for more than one message under way."""
@@ -172,6 +193,9 @@ class Crew:
 
     def _event(self, message: Message, descriptors: list[int]) -> list[Event]:
         try:
+            if message["op"] == "hired":
+                self._foreman = message["foreman"]
+                return []
             if message["op"] == "broken":
                 return [Lost(message["why"], StartError(message["why"]))]
             if message["round"] != self._round:

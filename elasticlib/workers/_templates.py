@@ -8,44 +8,29 @@ caller forks drops all handles, so that it can neither use nor keep alive what i
 from __future__ import annotations
 
 import atexit
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
+from elasticlib._programs import BOOT, Link, spawn, wait_for_end
+from elasticlib._wire import Channel, wait_readable
 from elasticlib.errors import EntrypointError, PreloadError, StartError
 from elasticlib.workers import _guardian, _report
-from elasticlib.workers._wire import Channel, wait_readable
 
-_ROOT = str(Path(__file__).parents[2])
-# ``-c`` and not ``-m``: the folder that we happen to be in must not shadow modules of the same name.
-_BOOT = f"import sys; p = sys.path; p[:1] = [f for f in p[:1] if f]; {_ROOT!r} in p or p.append({_ROOT!r}); "
-_TEMPLATE_BOOT = _BOOT + "from elasticlib.workers._template import main; main()"
-_FRESH_BOOT = _BOOT + "from elasticlib.workers._child import run_fresh; run_fresh(int(sys.argv.pop()))"
+_TEMPLATE_BOOT = BOOT + "from elasticlib.workers._template import main; main()"
+_FRESH_BOOT = BOOT + "from elasticlib.workers._child import run_fresh; run_fresh(int(sys.argv.pop()))"
 
 # Set anew for each program, test or terminal, and read by no library at import.
 _NOISE = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "LINES", "COLUMNS", "PYTEST_CURRENT_TEST"})
 _PER_LAUNCH = frozenset({"OMP_NUM_THREADS", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_ERROR_FILE"})
 _MOST_TEMPLATES = 2
-
-_links: weakref.WeakSet[Link] = weakref.WeakSet()
-
-
-class Link(Channel):
-    """A channel to a child of this process; a process that the caller forks closes it."""
-
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(channel._sock)
-        _links.add(self)
 
 
 def fresh_command(python: str, flags: Sequence[str] = ()) -> list[str]:
@@ -55,7 +40,7 @@ def fresh_command(python: str, flags: Sequence[str] = ()) -> list[str]:
 
 def importable_by(python: str, environment: Mapping[str, str]) -> bool:
     """Whether the interpreter *python* could be a template: it finds elasticlib and what that needs."""
-    command = [python, "-c", _BOOT + "import elasticlib.workers._template"]
+    command = [python, "-c", BOOT + "import elasticlib.workers._template"]
     try:
         return (
             subprocess.run(command, env=dict(environment), capture_output=True, check=False, timeout=60).returncode == 0
@@ -100,7 +85,7 @@ class Template:
         self._link = Link(ours)
         asked = json.dumps({"preload": key.preload, "path": list(search_path)})
         guardian = [sys.executable, "-S", "-E", str(Path(_guardian.__file__)), str(os.getpid())]
-        self.guardian = _spawn(
+        self.guardian = spawn(
             [*guardian, key.python, *key.flags, "-u", "-c", _TEMPLATE_BOOT, asked],
             environment,
             theirs.fileno(),
@@ -176,42 +161,6 @@ class Template:
         self._failure = StartError("the template belongs to the process that forked this one")
 
 
-def above_standard(descriptor: int) -> int:
-    """A copy of *descriptor* with a number that no standard stream nor `TEMPLATE_FD` has."""
-    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
-
-
-def _spawn(command: list[str], environment: Mapping[str, str], descriptor: int, stderr: int) -> int:
-    descriptor, stderr = above_standard(descriptor), above_standard(stderr)
-    actions: list[tuple[Any, ...]] = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
-        (os.POSIX_SPAWN_DUP2, 0, 1),
-        (os.POSIX_SPAWN_DUP2, stderr, 2),
-        (os.POSIX_SPAWN_DUP2, descriptor, _guardian.TEMPLATE_FD),
-    ]
-    try:
-        return os.posix_spawn(command[0], command, environment, file_actions=actions, setsid=True)
-    except OSError as error:
-        raise StartError(f"cannot start {command[0]}: {error}") from error
-    finally:
-        os.close(descriptor)
-        os.close(stderr)
-
-
-def wait_for_end(pid: int, limit: float) -> None:
-    """Reap *pid*; SIGKILL it when it has not ended after *limit* seconds."""
-    try:
-        handle = os.pidfd_open(pid)
-        try:
-            if not wait_readable([handle], limit):
-                os.kill(pid, signal.SIGKILL)
-        finally:
-            os.close(handle)
-        os.waitpid(pid, 0)
-    except (ChildProcessError, ProcessLookupError):
-        pass  # the program reaps children that it did not start
-
-
 class _Templates:
     """The templates of this program: at most two, the most recently used last."""
 
@@ -279,13 +228,7 @@ templates = _Templates()
 atexit.register(templates.close)
 
 
-def _drop_in_child() -> None:
-    for link in list(_links):
-        link.close()
-    templates.drop()
-
-
-os.register_at_fork(after_in_child=_drop_in_child)
+os.register_at_fork(after_in_child=templates.drop)
 
 
 def count_devices(template: Template) -> tuple[int, str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -39,13 +41,14 @@ class Shell:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
 
     def script(self, code: str, name: str = "script.py") -> str:
         (self.folder / name).write_text(code)
         return name
 
     def start(self, *args: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "elasticlib.run", *args],
             cwd=self.folder,
             env=environment(env),
@@ -53,6 +56,14 @@ class Shell:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        """End what a test that failed has left running."""
+        for process in self.started:
+            process.kill()
+            process.communicate()
 
     def run(self, *args: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         with self.start(*args, env=env) as process:
@@ -70,8 +81,10 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: pathlib.Path) -> Shell:
-    return Shell(tmp_path)
+def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
+    made = Shell(tmp_path)
+    yield made
+    made.close()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -212,7 +225,18 @@ def refused(done: subprocess.CompletedProcess[str], *named: str) -> None:
         (["--log-dir", "script.py/below", "script.py"], "script.py"),
         (["--log-dir", "/proc/nowhere", "script.py"], "/proc/nowhere"),
         (["--preload", "no_such_module", "script.py"], "no_such_module"),
-        (["--nnodes", "2", "script.py"], "--nnodes"),
+        (["--nnodes", "3:2", "script.py"], "max_nodes=2 is below min_nodes=3"),
+        (["--standalone", "--nnodes", "2", "script.py"], "exclude each other"),
+        (["--nnodes", "2", "--rdzv-backend", "c10d", "script.py"], "2 nodes need a place to meet"),
+        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:port", "script.py"], "--rdzv-endpoint='node0:port'"),
+        (["--rdzv-backend", "c10d", "--rdzv-endpoint", ":29400", "script.py"], "the host is missing"),
+        (["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "script.py"], "free port"),
+        (
+            ["--nnodes", "2", "--node-rank", "2", "--master-addr", "localhost", "script.py"],
+            "--node-rank=2 is out of range",
+        ),
+        (["--rdzv-backend", "nonsense", "--rdzv-endpoint", "x", "script.py"], "--rdzv-backend='nonsense'"),
+        (["--rdzv-conf", "join_timout=3", "script.py"], "did you mean join_timeout"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -224,6 +248,15 @@ def test_bad_input_is_refused_before_a_worker_starts(shell: Shell, args: list[st
 
     refused(done, named)
     assert not (shell.folder / "started").exists()
+
+
+def test_tls_files_that_are_missing_are_refused_before_a_server_is_asked(shell: Shell) -> None:
+    conf = "protocol=https,ca_cert=nowhere.pem"
+    options = ["--nnodes", "2", "--rdzv-backend", "etcd-v3", "--rdzv-endpoint", "localhost:1", "--rdzv-id", "job7"]
+
+    done = shell.run(*options, "--rdzv-conf", conf, shell.script(""))
+
+    refused(done, "nowhere.pem")
 
 
 def test_a_bad_variable_is_refused_before_a_worker_starts(shell: Shell) -> None:
@@ -290,6 +323,78 @@ def test_jobs_stacked_on_one_machine_do_not_meet(shell: Shell) -> None:
 
     assert [0, 0] == [process.returncode for process in started], outputs
     assert ["world 1\n", "world 2\nworld 2\n"] == [out for out, _ in outputs]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static", "file"])
+def test_nodes_that_are_given_the_same_place_are_one_job(shell: Shell, backend: str) -> None:
+    """Rows 024, 025 and 129."""
+    script, port = shell.script(REPORT), free_port()
+    places = {
+        "c10d": [["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]] * 2,
+        "static": [["--master-addr", "127.0.0.1", f"--master-port={port}", f"--node-rank={rank}"] for rank in (0, 1)],
+        "file": [["--rdzv-backend", "c10d", "--rdzv-endpoint", "store", "--rdzv-conf", "store_type=file"]] * 2,
+    }
+    common = ["--nnodes", "2", "--preload", "", "--rdzv-id", "job7", "--nproc-per-node"]
+
+    started = [shell.start(*common, str(2 - i), *place, script) for i, place in enumerate(places[backend])]
+    outputs = [process.communicate(timeout=LIMIT) for process in started]
+
+    assert [0, 0] == [process.returncode for process in started], outputs
+    assert [(str(rank), "3", "job7") for rank in range(3)] == [
+        (each["RANK"], each["WORLD_SIZE"], each["TORCHELASTIC_RUN_ID"]) for each in shell.reports()
+    ]
+
+
+def test_all_nodes_of_a_job_end_with_the_same_root_cause(shell: Shell) -> None:
+    code = "import os, signal\nif os.environ['RANK'] == '1':\n    raise ValueError('no such digit')\nsignal.pause()"
+    options = ["--nnodes", "2", "--preload", "", "--rdzv-id", "job7", "--rdzv-backend", "c10d"]
+    options += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", shell.script(code)]
+
+    started = [shell.start(*options) for _ in range(2)]
+    errors = [process.communicate(timeout=LIMIT)[1] for process in started]
+
+    assert [1, 1] == [process.returncode for process in started], errors
+    roots = [text[text.index("Root Cause") :] for text in errors]
+    assert [True, True] == ["rank      : 1" in root and "no such digit" in root for root in roots], errors
+
+
+def test_a_spare_that_was_not_needed_exits_with_0(shell: Shell) -> None:
+    """Row 133."""
+    code = "import os, time\nos.mknod('up')\nwhile not os.path.exists('go'):\n    time.sleep(0.01)"
+    options = ["--nnodes", "1", "--preload", "", "--rdzv-id", "job7", "--rdzv-backend", "c10d"]
+    options += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", shell.script(code)]
+    first = shell.start(*options)
+    wait_until((shell.folder / "up").exists)
+    spare = shell.start(*options)
+    assert spare.stderr is not None
+    assert select.select([spare.stderr], [], [], LIMIT)[0], "the spare does not say that it waits"
+
+    (shell.folder / "go").touch()
+    outputs = [process.communicate(timeout=LIMIT) for process in (first, spare)]
+
+    assert [0, 0] == [first.returncode, spare.returncode], outputs
+
+
+def test_a_node_without_the_token_is_kept_out_and_told_why(shell: Shell) -> None:
+    code = "import os, time\nos.mknod('up')\nwhile not os.path.exists('go'):\n    time.sleep(0.01)"
+    options = ["--nnodes", "1:2", "--preload", "", "--rdzv-id", "job7", "--rdzv-backend", "c10d", "--wait-for", "min"]
+    options += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", shell.script(code)]
+    first = shell.start(*options, env={"ELASTICLIB_TOKEN": "s3cret"})
+    wait_until((shell.folder / "up").exists)
+
+    stranger = shell.run(*options)
+    (shell.folder / "go").touch()
+    out, err = first.communicate(timeout=LIMIT)
+
+    assert 1 == stranger.returncode
+    assert "token" in stranger.stderr
+    assert "s3cret" not in stranger.stderr + err
+    assert 0 == first.returncode, (out, err)
 
 
 @pytest.mark.parametrize(("options", "expected"), [(("--rdzv-backend", "c10d", "--rdzv-id", "job/7"), "job/7")])

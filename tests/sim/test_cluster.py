@@ -1,350 +1,292 @@
 """
-A cluster in one heap: the coordinator and several nodes, each step chosen by Hypothesis.
+Whatever goes wrong, the invariants hold after every step, nobody waits for ever, and what can end well does.
 
-Reports wait in the inbox and notices in each node's box until a step delivers them, so every order and
-delay that a store allows is tried. The invariants are checked after every step; when the faults stop,
-the job must end.
+The invariants are checked by the simulated cluster itself.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from typing import Any
-
-from attrs import Factory, define, field
-from hypothesis import settings
+import pytest
+from attrs import evolve
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elasticlib.rendezvous._coordinator import Entry, Received, Rules, Send, State, Tick, WakeAt, step
-from elasticlib.rendezvous._messages import (
-    Descriptor,
-    Failed,
-    FailureNote,
-    Final,
+from elasticlib.testing import (
+    Break,
+    Cut,
+    Ended,
+    FailWorker,
+    Fault,
+    FaultPlan,
+    Gone,
     Join,
+    Kill,
     Leave,
-    Notice,
-    Report,
-    RoundEnd,
-    Seat,
-    Stopped,
-    Succeeded,
+    Pause,
+    PauseStore,
+    Record,
+    Rules,
+    Sealed,
+    SimulatedCluster,
+    Skew,
+    Slow,
+    Started,
+    Stubborn,
+    Took,
+    strategies,
+)
+from tests.sim.promises import admission_limit, left_out, must_succeed, verdicts_of_steady_nodes
+
+RULES = Rules(2, 3, last_call=2.0, heartbeat=10.0)
+BOTH = pytest.mark.parametrize("coordinator", ["fixed", "elected"])
+FEWER = settings.default.max_examples // 3 if settings.default else 50
+
+clusters = st.builds(
+    SimulatedCluster,
+    strategies.rules(),
+    st.integers(1, 4),
+    strategies.fault_plans(4),
+    st.sampled_from(("fixed", "elected")),
+    st.integers(0, 9),
+    st.just(20.0),
 )
 
-NAMES = ("node1", "node2", "node10", "node3")
-ENOUGH_STEPS = 200
-nodes = st.sampled_from(NAMES)
+
+def run(*faults: Fault, rules: Rules = RULES, nodes: int = 3, coordinator: str = "fixed", seed: int = 0,
+        work: float = 60.0) -> SimulatedCluster:  # fmt: skip
+    return SimulatedCluster(rules, nodes, FaultPlan(faults), coordinator, seed, work).run()
 
 
-@define
-class Node:
-    """An agent as small as can be: it says what befell its workers and obeys notices."""
-
-    name: str
-    post: Callable[[Report], int]
-    ports: int = 1000
-    inside: bool = False
-    """Joined, and neither left nor told the verdict."""
-    box: int = 0
-    mail: deque[Notice] = Factory(deque)
-    seat: Seat | None = None
-    workers: bool = False
-    failures: tuple[FailureNote, ...] = ()
-    stopping: RoundEnd | None = None
-    leaving: bool = False
-    verdicts: list[Final] = Factory(list)
-
-    def join(self) -> None:
-        self.ports += 1
-        self.seat, self.stopping, self.failures, self.inside, self.leaving = None, None, (), True, False
-        self.mail.clear()
-        slots = 1 + NAMES.index(self.name)
-        role = "trainer" if slots % 2 else "reader"
-        self.box = self.post(Join(self.name, Descriptor(slots, role, (self.name,), self.ports)))
-
-    def may_fail(self) -> bool:
-        return self.workers and not self.failures and not self.stopping and not self.leaving
-
-    def fail(self, secondary: bool) -> None:
-        if self.seat and self.may_fail():
-            self.failures = (FailureNote(self.seat.rank_base, 0, 1, 1, secondary=secondary),)
-            self.post(Failed(self.name, self.seat.round, self.failures))
-
-    def succeed(self) -> None:
-        if self.seat and self.may_fail():
-            self.workers = False
-            self.post(Succeeded(self.name, self.seat.round))
-
-    def stop(self) -> None:
-        if self.seat and self.workers and (self.failures or self.stopping or self.leaving):
-            self.workers = False
-            self.post(Stopped(self.name, self.seat.round, self.failures))
-        elif self.inside and not self.workers and self.stopping and self.stopping.restart:
-            self.join()
-
-    def leave(self) -> None:
-        if self.inside:
-            self.inside, self.leaving = False, self.workers
-            self.post(Leave(self.name, "SIGTERM", self.seat.round if self.seat and self.workers else None))
-
-    def come_anew(self) -> None:
-        """The agent died, its workers with it, and a new one joins under its name."""
-        self.workers = False
-        self.join()
-
-    def take(self) -> None:
-        notice = self.mail.popleft()
-        match notice:
-            case Seat():
-                assert self.seat is None and not self.workers
-                self.seat, self.workers = notice, self.inside  # who has left starts nothing
-            case RoundEnd():
-                assert self.seat and notice.round == self.seat.round
-                self.stopping = notice
-            case Final():
-                self.inside = False
-                self.stopping = self.stopping or RoundEnd(-1, notice.why, False)
-                self.verdicts.append(notice)
+def kinds(cluster: SimulatedCluster) -> list[str]:
+    """How each agent ended, in the order of their starts."""
+    members = sorted(cluster.members, key=lambda each: each.number)
+    return [node.verdict.kind if node.verdict else "-" for node in members]
 
 
-@define
-class Cluster:
-    """Coordinator, inbox, boxes and clock."""
-
-    rules: Rules
-    state: State = field(init=False)
-    now: float = 0.0
-    wake_at: float | None = None
-    inbox: deque[Received] = Factory(deque)
-    past: list[Received] = Factory(list)
-    boxes: dict[int, list[Notice]] = Factory(dict)
-    nodes: dict[str, Node] = field(init=False)
-    posted: int = 0
-
-    def __attrs_post_init__(self) -> None:
-        self.state = State(self.rules)
-        self.nodes = {name: Node(name, self.post) for name in NAMES}
-        self.feed(Tick())
-
-    def post(self, report: Report) -> int:
-        self.posted += 1
-        self.inbox.append(Received(self.posted, report))
-        return self.posted
-
-    def deliver(self) -> None:
-        event = self.inbox.popleft()
-        self.past.append(event)
-        self.feed(event)
-
-    def feed(self, event: Received | Tick) -> None:
-        self.wake_at = None
-        self.state, actions = step(self.state, event, self.now)
-        for action in actions:
-            match action:
-                case WakeAt(when=when):
-                    assert when > self.now
-                    self.wake_at = when
-                case Send(box=box, node=name, notice=notice):
-                    self.boxes.setdefault(box, []).append(notice)
-                    if isinstance(notice, Seat):
-                        running = [node.name for node in self.nodes.values() if node.workers]
-                        assert not running, f"round {notice.round} starts while workers of {running} run"
-                    if self.nodes[name].box == box:
-                        self.nodes[name].mail.append(notice)
+def rounds(cluster: SimulatedCluster) -> list[list[str]]:
+    """The machines of each round, by group rank."""
+    return [
+        [node.partition("/")[0] for node in record.nodes] for record in cluster.history if isinstance(record, Sealed)
+    ]
 
 
-class ClusterMachine(RuleBasedStateMachine):
-    @initialize(
-        least=st.integers(1, 3),
-        more=st.integers(0, 3),
-        restarts=st.integers(0, 4),
-        call=st.sampled_from((0.0, 30.0)),
-        departures=st.integers(0, 3),
-        long_waits=st.integers(0, 1),
-    )
-    def begin(self, least: int, more: int, restarts: int, call: float, departures: int, long_waits: int) -> None:
-        self.cluster = Cluster(Rules(least, least + more, restarts, last_call=call, join_timeout=600.0))
-        self.sealed: dict[int, tuple[dict[str, Entry], tuple[Seat, ...]]] = {}
-        self.final: Final | None = None
-        self.departures, self.long_waits = departures, long_waits
-        for name in NAMES[:least]:
-            self.cluster.nodes[name].join()
-
-    # --- what may happen
-
-    @rule(name=nodes)
-    def a_node_arrives(self, name: str) -> None:
-        node = self.cluster.nodes[name]
-        if not node.inside and not node.workers:
-            node.join()
-
-    @precondition(lambda self: self.who_runs())
-    @rule(data=st.data(), secondary=st.booleans())
-    def workers_fail(self, data: st.DataObject, secondary: bool) -> None:
-        data.draw(st.sampled_from(self.who_runs())).fail(secondary)
-
-    @precondition(lambda self: self.who_runs())
-    @rule(data=st.data())
-    def workers_succeed(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from(self.who_runs())).succeed()
-
-    @rule(name=nodes)
-    def a_node_goes_on_stopping(self, name: str) -> None:
-        self.cluster.nodes[name].stop()
-
-    @precondition(lambda self: self.departures > 0)
-    @rule(name=nodes, anew=st.booleans())
-    def a_node_leaves_or_its_agent_is_replaced(self, name: str, anew: bool) -> None:
-        node = self.cluster.nodes[name]
-        if node.inside:
-            self.departures -= 1
-            node.come_anew() if anew else node.leave()
-
-    @rule(name=nodes)
-    def a_node_takes_a_notice(self, name: str) -> None:
-        if self.cluster.nodes[name].mail:
-            self.cluster.nodes[name].take()
-
-    @rule()
-    def everything_under_way_arrives(self) -> None:
-        self.calm_down()
-
-    @rule(count=st.integers(1, 8))
-    def reports_arrive(self, count: int) -> None:
-        for _ in range(min(count, len(self.cluster.inbox))):
-            self.cluster.deliver()
-            self.check()
-
-    @rule(data=st.data())
-    def a_report_arrives_again(self, data: st.DataObject) -> None:
-        if self.cluster.past:
-            before = self.cluster.state
-            boxes = {box: list(notices) for box, notices in self.cluster.boxes.items()}
-            wake_at = self.cluster.wake_at
-            self.cluster.feed(data.draw(st.sampled_from(self.cluster.past)))
-            if wake_at is None or self.cluster.now < wake_at:
-                assert (before, boxes) == (self.cluster.state, self.cluster.boxes)
-
-    @rule(seconds=st.sampled_from((0.1, 10.0, 29.9, 30.0)))
-    def time_passes(self, seconds: float) -> None:
-        self.cluster.now += seconds
-        self.cluster.feed(Tick())
-
-    @precondition(lambda self: self.long_waits > 0)
-    @rule()
-    def the_join_time_passes(self) -> None:
-        self.long_waits -= 1
-        self.cluster.now += self.cluster.rules.join_timeout
-        self.cluster.feed(Tick())
-
-    # --- what must hold after every step
-
-    @invariant()
-    def check(self) -> None:
-        if hasattr(self, "cluster"):
-            self.check_rounds()
-            self.check_boxes()
-            self.check_final()
-
-    def check_rounds(self) -> None:
-        cluster = self.cluster
-        current = cluster.state.round
-        if current is None:
-            return
-        sealed = (dict(current.entries), current.seats)
-        if current.number not in self.sealed:
-            assert len(self.sealed) == current.number, "a round number was left out"
-            self.check_seats(sealed)
-            self.sealed[current.number] = sealed
-        assert sealed == self.sealed[current.number], "a sealed round has changed"
-        assert max(self.sealed) == current.number, "a former round is open again"
-        assert cluster.state.restarts <= cluster.rules.max_restarts
-
-    def check_seats(self, sealed: tuple[dict[str, Entry], tuple[Seat, ...]]) -> None:
-        entries, seats = sealed
-        rules = self.cluster.rules
-        assert rules.min_nodes <= len(seats) <= rules.max_nodes
-        ranks: list[int] = []
-        for place, (entry, seat) in enumerate(zip(entries.values(), seats, strict=True)):
-            assert (place, len(seats)) == (seat.group_rank, seat.group_world_size)
-            ranks += range(seat.rank_base, seat.rank_base + entry.descriptor.slots)
-        assert list(range(len(ranks))) == ranks
-        first = next(iter(entries.values())).descriptor
-        agreed = {(seat.world_size, seat.master_addresses, seat.master_port, seat.restart_count) for seat in seats}
-        assert {(len(ranks), first.addresses, first.store_port, self.cluster.state.restarts)} == agreed
-
-    def check_boxes(self) -> None:
-        for notices in self.cluster.boxes.values():
-            kinds = [type(notice) for notice in notices]
-            expected: list[Any] = [kind for kind in (Seat, RoundEnd, Final) if kind in kinds]
-            assert expected == kinds, "a box holds a notice twice or out of turn"
-            if RoundEnd in kinds:
-                seat, end = notices[:2]
-                assert isinstance(seat, Seat) and isinstance(end, RoundEnd) and seat.round == end.round
-
-    def check_final(self) -> None:
-        final = self.cluster.state.final
-        if self.final is not None:
-            assert final is self.final, "the verdict has changed"
-        self.final = final
-        for notices in self.cluster.boxes.values():
-            for notice in notices:
-                if isinstance(notice, Final):
-                    assert notice == final or (not notice.succeeded and " left: " in notice.why)
-
-    # --- what must come in the end
-
-    def teardown(self) -> None:
-        if not hasattr(self, "cluster"):
-            return
-        cluster = self.cluster
-        present = [node for node in cluster.nodes.values() if node.inside]
-        on_the_way = [event.report for event in cluster.inbox]
-        troubled = any(isinstance(report, Leave) or getattr(report, "failures", ()) for report in on_the_way)
-        ending = cluster.state.round and cluster.state.round.end and not cluster.state.round.end.restart
-        decided = cluster.state.final is not None or bool(ending)
-        for _ in range(ENOUGH_STEPS):
-            if cluster.state.final and not cluster.inbox and not any(node.mail for node in cluster.nodes.values()):
-                break
-            self.go_on()
-            self.check()
-        assert cluster.state.final is not None, "the job never ends"
-        for node in cluster.nodes.values():
-            node.stop()
-            assert not node.inside, f"{node.name} is never told the verdict"
-            assert not node.workers, f"workers of {node.name} are never told to stop"
-        if len(present) >= cluster.rules.min_nodes and not troubled and not decided:
-            assert cluster.state.final.succeeded, f"enough nodes stayed, but: {cluster.state.final.why}"
-
-    def go_on(self) -> None:
-        """Everything that is under way arrives, and no worker fails any more."""
-        idle = not self.calm_down() and not self.who_runs()
-        for node in self.who_runs():
-            node.succeed()
-        cluster = self.cluster
-        if idle and not cluster.inbox and cluster.wake_at is not None:
-            cluster.now = cluster.wake_at
-            cluster.feed(Tick())
-
-    def calm_down(self) -> bool:
-        """Each report and notice that is under way arrives, and each node obeys; whether there was any."""
-        cluster = self.cluster
-        busy = bool(cluster.inbox)
-        while cluster.inbox:
-            cluster.deliver()
-            self.check()
-        for node in cluster.nodes.values():
-            while node.mail:
-                node.take()
-                busy = True
-            node.stop()
-        return busy
-
-    def who_runs(self) -> list[Node]:
-        return [node for node in self.cluster.nodes.values() if node.may_fail()]
+# Whatever goes wrong.
 
 
-TestCluster = ClusterMachine.TestCase
-TestCluster.settings = settings(stateful_step_count=50, report_multiple_bugs=False)
+@given(cluster=clusters)
+def test_invariants_hold_and_every_agent_ends(cluster: SimulatedCluster) -> None:
+    cluster.run()
+
+    if must_succeed(cluster):
+        assert {"succeeded"} == {verdict.kind if verdict else None for verdict in verdicts_of_steady_nodes(cluster)}
+
+
+@settings(max_examples=FEWER)
+@given(cluster=clusters)
+def test_everybody_is_admitted_once_the_faults_stop(cluster: SimulatedCluster) -> None:
+    limit = admission_limit(cluster.rules)
+    assume(limit < 300.0)
+    cluster.work = 400.0
+
+    cluster.run(until=cluster.plan.last + limit)
+
+    assert [] == left_out(cluster)
+
+
+# What Hypothesis should not have to find again, and what users see.
+
+
+@BOTH
+def test_nodes_that_nothing_happens_to_succeed_in_their_first_round(coordinator: str) -> None:
+    cluster = run(coordinator=coordinator)
+
+    assert ([["n0", "n1", "n2"]], ["succeeded"] * 3) == (rounds(cluster), kinds(cluster))
+
+
+@BOTH
+def test_a_failed_worker_restarts_all_nodes(coordinator: str) -> None:
+    cluster = run(FailWorker(1, at=5.0), coordinator=coordinator)
+
+    assert [["n0", "n1", "n2"]] * 2 == rounds(cluster)
+
+
+@BOTH
+def test_peers_stop_their_workers_within_a_fraction_of_a_second(coordinator: str) -> None:
+    cluster = run(FailWorker(1, at=5.0), coordinator=coordinator)
+
+    stopped = [record.at for record in cluster.history if isinstance(record, Gone) and record.round == 0]
+    assert max(stopped) < 5.3
+
+
+@BOTH
+def test_a_dead_machine_is_lost_within_its_heartbeat_time_and_a_second(coordinator: str) -> None:
+    cluster = run(Kill(2, at=5.0), coordinator=coordinator)
+
+    (end,) = [record for record in cluster.history if isinstance(record, Ended)]
+    assert end.at < 5.0 + RULES.heartbeat + 1.0
+    assert [["n0", "n1", "n2"], ["n0", "n1"]] == rounds(cluster)
+
+
+@BOTH
+def test_a_dead_agent_is_noticed_at_once(coordinator: str) -> None:
+    cluster = run(Kill(2, at=5.0, what="agent"), coordinator=coordinator)
+
+    (end,) = [record for record in cluster.history if isinstance(record, Ended)]
+    assert end.at < 5.5
+
+
+def test_the_death_of_the_stores_host_ends_the_job_for_all() -> None:
+    cluster = run(Kill(0, at=5.0))
+
+    assert ["-", "lost", "lost"] == kinds(cluster)
+
+
+def test_when_the_stores_process_dies_the_others_know_within_seconds() -> None:
+    cluster = run(Kill(0, at=5.0, what="rendezvous"))
+
+    assert ["lost", "lost", "lost"] == kinds(cluster)
+    assert cluster.now < 12.0
+
+
+def test_another_node_takes_over_from_a_dead_coordinator() -> None:
+    cluster = run(Kill(0, at=5.0), coordinator="elected")
+
+    assert 2 == len([record for record in cluster.history if isinstance(record, Took)])
+    assert [["n0", "n1", "n2"], ["n1", "n2"]] == rounds(cluster)
+    assert ["-", "succeeded", "succeeded"] == kinds(cluster)
+
+
+def test_a_coordinator_that_wakes_after_its_lease_changes_nothing() -> None:
+    cluster = run(Pause(0, at=5.0, seconds=20.0), coordinator="elected")
+
+    assert [["n0", "n1", "n2"], ["n1", "n2"], ["n1", "n2", "n0"]] == rounds(cluster)
+    assert ["succeeded"] * 3 == kinds(cluster)
+
+
+def test_a_frozen_store_makes_everybody_stop_and_start_again() -> None:
+    cluster = run(PauseStore(at=5.0, seconds=20.0), coordinator="elected")
+
+    assert ["succeeded"] * 3 == kinds(cluster)
+
+
+@BOTH
+def test_a_node_that_is_cut_off_stops_its_workers_before_others_take_its_ranks(coordinator: str) -> None:
+    cluster = run(Cut(2, at=5.0, seconds=30.0), Stubborn(2, at=0.0, seconds=60.0), coordinator=coordinator)
+
+    (gone,) = [record for record in cluster.history if isinstance(record, Gone) and record.how == "killed"]
+    second = [record.at for record in cluster.history if isinstance(record, Started) and record.round == 1]
+    assert gone.at < min(second)
+
+
+@BOTH
+def test_a_node_that_was_cut_off_comes_back(coordinator: str) -> None:
+    cluster = run(Cut(2, at=5.0, seconds=30.0), coordinator=coordinator)
+
+    assert [["n0", "n1", "n2"], ["n0", "n1"], ["n0", "n1", "n2"]] == rounds(cluster)
+
+
+@BOTH
+def test_a_waiting_node_that_was_taken_for_dead_asks_again(coordinator: str) -> None:
+    rules = evolve(RULES, min_nodes=3)
+
+    cluster = run(Cut(1, at=2.0, seconds=15.0), Join(2, at=25.0), rules=rules, nodes=2, coordinator=coordinator)
+
+    assert 3 == len(rounds(cluster)[-1])
+    assert ["succeeded"] * 3 == kinds(cluster)
+
+
+def test_work_that_ended_while_its_agent_was_frozen_is_not_waited_for_in_vain() -> None:
+    rules = Rules(1, 1, heartbeat=10.0)
+
+    cluster = run(Pause(0, at=14.125, seconds=13.0, what="agent"), rules=rules, nodes=1, work=20.0)
+
+    assert "-" not in kinds(cluster)
+
+
+def test_an_agent_that_was_frozen_starts_no_workers_on_a_seat_that_others_have_by_now() -> None:
+    rules = Rules(1, 1, last_call=0.0, heartbeat=10.0)
+
+    cluster = run(Pause(0, at=0.001, seconds=15.0, what="agent"), rules=rules, nodes=2, work=20.0)
+
+    assert [] == [record for record in cluster.history if isinstance(record, Started) and record.node.startswith("n0")
+                  and record.round == 0]  # fmt: skip
+
+
+def test_a_seat_that_is_read_without_contact_starts_nothing() -> None:
+    """Acknowledgements that are slow for too long are no contact, and the seat comes when others have it."""
+    rules = Rules(2, 3, 0, last_call=0.0, join_timeout=60.0, heartbeat=10.0)
+
+    cluster = run(Cut(2, at=24.125, seconds=9.5), Slow(0, at=0.058, seconds=24.0, delay=2.0), rules=rules, work=20.0)
+
+    assert ["succeeded"] * 3 == kinds(cluster)
+
+
+@BOTH
+def test_a_spare_takes_the_seat_of_a_lost_node(coordinator: str) -> None:
+    rules = evolve(RULES, min_nodes=3)
+
+    cluster = run(Join(3, at=3.0), Kill(2, at=8.0), rules=rules, coordinator=coordinator)
+
+    assert [["n0", "n1", "n2"], ["n0", "n1", "n3"]] == rounds(cluster)
+
+
+@BOTH
+def test_a_newcomer_is_in_within_a_second(coordinator: str) -> None:
+    rules = Rules(1, 2, heartbeat=10.0)  # the default last call
+
+    cluster = run(Join(1, at=40.0), rules=rules, nodes=1, coordinator=coordinator)
+
+    second = [record.at for record in cluster.history if isinstance(record, Started) and record.round == 1]
+    assert 2 == len(second)
+    assert max(second) < 41.0
+
+
+@BOTH
+def test_a_letter_is_heard_once_though_it_is_sent_again(coordinator: str) -> None:
+    """The connections break while the failure is on its way: however often it arrives, it costs one restart."""
+    for thousandth in range(8):
+        breaks = (Break(node, at=5.0 + thousandth / 2000) for node in range(3))
+
+        cluster = run(FailWorker(1, at=5.0), *breaks, coordinator=coordinator)
+
+        assert cluster.state is not None and 1 == cluster.state.restarts
+
+
+def test_all_nodes_can_be_replaced_one_by_one() -> None:
+    faults: list[Fault] = []
+    for number in range(3):
+        faults += [Leave(number, at=20.0 * number + 5.0), Join(number + 3, at=20.0 * number + 10.0)]
+
+    cluster = run(*faults, coordinator="elected")
+
+    assert ["n3", "n4", "n5"] == sorted(rounds(cluster)[-1])
+    assert ["left"] * 3 + ["succeeded"] * 3 == kinds(cluster)
+
+
+def test_too_few_nodes_fail_after_their_patience() -> None:
+    cluster = run(nodes=1, rules=evolve(RULES, join_timeout=20.0))
+
+    (verdict,) = cluster.verdicts.values()
+    assert "timeout" == verdict.kind
+    assert "1 of at least 2 nodes" in verdict.why
+
+
+# Clocks.
+
+
+@settings(max_examples=FEWER)
+@given(cluster=clusters, node=st.integers(0, 3), seconds=st.sampled_from((60.0, -60.0, 86400.0)))
+def test_a_clock_that_is_a_minute_ahead_changes_nothing(cluster: SimulatedCluster, node: int, seconds: float) -> None:
+    plan = FaultPlan(fault for fault in cluster.plan if not isinstance(fault, Skew))
+
+    def history(plan: FaultPlan) -> list[Record]:
+        one = SimulatedCluster(cluster.rules, cluster.nodes, plan, cluster.coordinator, cluster.seed, cluster.work)
+        return one.run().history
+
+    assert history(plan) == history(FaultPlan((Skew(node, seconds), *plan)))
+
+
+def test_the_same_arguments_give_the_same_history() -> None:
+    first, second = (run(Cut(1, at=3.0, seconds=20.0), FailWorker(0, at=9.0), seed=7) for _ in range(2))
+
+    assert first.history == second.history

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import pathlib
 import pickle
 import signal
@@ -181,3 +182,17 @@ def test_a_failed_job_without_failures_is_refused() -> None:
     """Row 101."""
     with pytest.raises(ConfigError, match="failures"):
         ChildFailedError("train.py", {})
+
+
+def test_a_failure_says_on_which_host_it_was() -> None:
+    text = str(ChildFailedError("train.py", {0: failure(0), 3: failure(3, host="node7", root=True)}))
+
+    head, root = text.split("Root Cause")
+    assert os.uname().nodename in head
+    assert "host      : node7" in root
+
+
+def test_what_the_nodes_agreed_upon_is_the_root_cause_whatever_the_clocks_say() -> None:
+    failures = {0: failure(0, timestamp=1.0), 3: failure(3, timestamp=9.0, secondary=True, root=True)}
+
+    assert root_cause(failures)[0] == 3

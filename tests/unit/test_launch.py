@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +14,21 @@ from typing import Any
 import pytest
 
 from elasticlib import launch
-from elasticlib.errors import ChildFailedError, ConfigError, EntrypointError, LogDirError, PicklingError, ProcessFailure
+from elasticlib.errors import (
+    ChildFailedError,
+    ConfigError,
+    EntrypointError,
+    LogDirError,
+    PicklingError,
+    ProcessFailure,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
 from elasticlib.launch import elastic_launch, launch_agent
 from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.rendezvous import registry
+from elasticlib.rendezvous._job import Job
 from elasticlib.spec import LaunchConfig, WorkerSpec
 from elasticlib.state import RunResult, WorkerState
 
@@ -79,12 +93,7 @@ def failures() -> dict[int, ProcessFailure]:
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        ({"max_nodes": 2}, r"max_nodes=2 \(one node so far\)"),
-        ({"rdzv_backend": "etcd-v2"}, "rdzv_backend='etcd-v2'"),
-        ({"rdzv_endpoint": "node1:29400"}, "rdzv_endpoint='node1:29400'"),
-        ({"rdzv_configs": {"last_call_timeout": 3}}, "rdzv_configs"),
         ({"metrics_cfg": {"a": "b"}}, "metrics_cfg"),
-        ({"local_addr": "10.0.0.1"}, "local_addr='10.0.0.1'"),
         ({"event_log_handler": "console"}, "event_log_handler='console'"),
         ({"numa_options": object()}, "numa_options"),
         ({"duplicate_stdout_filters": ["loss"]}, "duplicate_stdout_filters"),
@@ -103,6 +112,24 @@ def test_what_is_not_built_is_refused_by_name_and_never_ignored(
 @pytest.mark.parametrize("endpoint", ["", "localhost:0", "127.0.0.1:0", "[::1]:0"])
 def test_a_private_endpoint_is_no_wish_for_others(agent: type[Agent], endpoint: str) -> None:
     assert launch_agent(config(rdzv_endpoint=endpoint, rdzv_timeout=60), print) == {0: "a", 1: "b"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"max_nodes": 2}, "rdzv_endpoint='': 2 nodes need a place to meet"),
+        ({"max_nodes": 2, "rdzv_endpoint": "node0:29400"}, "run_id=''"),
+        ({"rdzv_configs": {"join_timout": 3}}, "did you mean join_timeout"),
+        ({"rdzv_configs": {"heartbeat_timeout": 0}}, "heartbeat_timeout must be a number of seconds above 0"),
+        ({"rdzv_backend": "nonsense"}, "'nonsense'.*c10d"),
+        ({"rdzv_backend": "static", "node_rank": 1}, "node_rank=1 is out of range"),
+    ],
+)
+def test_a_rendezvous_that_cannot_be_is_refused(agent: type[Agent], asked: dict[str, Any], named: str) -> None:
+    """Rows 026, 033 and 034."""
+    with pytest.raises(ValueError, match=named):
+        launch_agent(config(**asked), print)
+    assert agent.made == []
 
 
 @pytest.mark.parametrize(
@@ -196,6 +223,141 @@ def test_a_config_is_not_changed_by_its_launch(agent: type[Agent]) -> None:
 
     assert asked == config(logs_specs=DefaultLogsSpecs())
     assert asked.logs_specs is not None and asked.logs_specs.root_log_dir == ""
+
+
+# Who it meets.
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that a launch wanted a place in; nothing is contacted."""
+    wanted: list[Job] = []
+
+    @contextlib.contextmanager
+    def open_remote(job: Job) -> Iterator[object]:
+        wanted.append(job)
+        yield job
+
+    monkeypatch.setattr(launch, "open_remote", open_remote)
+    return wanted
+
+
+NODES: dict[str, Any] = {"max_nodes": 2, "rdzv_endpoint": "node0:29400", "run_id": "job7"}
+
+
+def test_a_launch_among_others_opens_its_place_in_the_job(agent: type[Agent], jobs: list[Job]) -> None:
+    assert launch_agent(config(**NODES, max_restarts=7), print) == {0: "a", 1: "b"}
+
+    (job,) = jobs
+    assert ("job7", "c10d", "node0:29400", 2, 7) == (
+        job.run_id,
+        job.backend,
+        job.endpoint,
+        job.max_nodes,
+        job.max_restarts,
+    )
+    assert agent.made[0].spec.rdzv_handler is job
+
+
+@pytest.mark.parametrize(("local_addr", "host"), [(None, os.uname().nodename), ("10.0.0.7", "10.0.0.7")])
+def test_a_node_is_named_after_its_host_and_unlike_any_other(
+    agent: type[Agent], jobs: list[Job], local_addr: str | None, host: str
+) -> None:
+    for _ in range(2):
+        launch_agent(config(**NODES, local_addr=local_addr), print)
+
+    one, other = (job.node for job in jobs)
+    assert re.fullmatch(rf"{re.escape(host)}/{os.getpid()}-[0-9a-f]{{8}}", one)
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("asked", "variable", "token"),
+    [(None, None, None), (None, "", None), (None, "theirs", "theirs"), ("mine", "theirs", "mine")],
+)
+def test_a_token_is_the_configs_else_the_environments(
+    agent: type[Agent],
+    jobs: list[Job],
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str | None,
+    variable: str | None,
+    token: str | None,
+) -> None:
+    monkeypatch.delenv("ELASTICLIB_TOKEN", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("ELASTICLIB_TOKEN", variable)
+
+    launch_agent(config(**NODES, token=asked), print)
+
+    assert [token] == [job.token for job in jobs]
+
+
+def test_a_scheduler_orders_the_nodes(agent: type[Agent], jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+
+    launch_agent(config(**NODES), print)
+
+    assert [1] == [job.node_rank for job in jobs]
+
+
+def test_what_a_user_should_know_of_the_rendezvous_is_logged(
+    agent: type[Agent], jobs: list[Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    launch_agent(config(**{**NODES, "run_id": "none"}), print)
+
+    assert "give each job an id of its own" in caplog.text
+
+
+class Handler:
+    """Someone else's rendezvous handler, as the agent would get it."""
+
+    def __init__(self, params: Any) -> None:
+        self.params = params
+
+    def get_backend(self) -> str:
+        return str(self.params.backend)
+
+
+def test_a_back_end_of_someone_elses_gets_what_was_asked_for(
+    agent: type[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = registry.RendezvousHandlerRegistry()
+    own.register("mine", Handler)  # type: ignore[arg-type]
+    monkeypatch.setattr(registry, "rendezvous_handler_registry", own)
+
+    launch_agent(
+        config(rdzv_backend="mine", rdzv_endpoint="x", run_id="job7", max_nodes=3, rdzv_configs={"a": "1"}), print
+    )
+
+    handler = agent.made[0].spec.rdzv_handler
+    assert isinstance(handler, Handler)
+    params = handler.params
+    assert ("mine", "x", "job7", 1, 3) == (
+        params.backend,
+        params.endpoint,
+        params.run_id,
+        params.min_nodes,
+        params.max_nodes,
+    )
+    assert "1" == params.get("a")
+
+
+@pytest.mark.parametrize(
+    "error", [RendezvousTimeoutError("1 of 2 came"), RendezvousConnectionError("node0 refused")], ids=type
+)
+def test_trouble_between_the_nodes_passes_through(agent: type[Agent], jobs: list[Job], error: RendezvousError) -> None:
+    agent.result = error
+
+    with pytest.raises(type(error), match=str(error)):
+        launch_agent(config(**NODES), print)
+
+
+def test_a_spare_that_was_not_needed_has_no_results(agent: type[Agent], jobs: list[Job]) -> None:
+    """Row 133."""
+    agent.result = RunResult(WorkerState.SUCCEEDED)
+
+    assert launch_agent(config(**NODES), print) == {}
 
 
 # What becomes of the result.

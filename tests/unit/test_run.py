@@ -13,7 +13,7 @@ import pytest
 from attrs import define, field
 
 import elasticlib.launch
-import elasticlib.run
+from elasticlib._cli_options import OPTIONS, Option
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
@@ -24,7 +24,7 @@ from elasticlib.errors import (
     StartError,
 )
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.run import OPTIONS, Option, Script, main
+from elasticlib.run import Script, main
 from elasticlib.spec import Entrypoint, LaunchConfig, Std
 
 ROWS = [option for rows in OPTIONS.values() for option in rows]
@@ -88,7 +88,8 @@ def test_every_option_of_one_node_reaches_the_config(launches: Launches) -> None
     main(
         "--nnodes 1 --nproc-per-node 3 --start-method spawn --role trainer --max-restarts 2 --monitor-interval 0.5 "
         "--signals-to-handle SIGTERM,SIGUSR1 --shutdown-timeout 7 --log-dir /logs --redirects 0:1,1:3 --tee 2 "
-        "--local-ranks-filter 0,2 --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id job7 train.py".split()
+        "--local-ranks-filter 0,2 --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id job7 "
+        "--local-addr 10.0.0.7 train.py".split()
     )
 
     config = launches.config
@@ -100,6 +101,7 @@ def test_every_option_of_one_node_reaches_the_config(launches: Launches) -> None
         config.monitor_interval,
     )
     assert ("SIGTERM,SIGUSR1", 7, "job7") == (config.signals_to_handle, config.shutdown_timeout, config.run_id)
+    assert ("c10d", "localhost:0", "10.0.0.7") == (config.rdzv_backend, config.rdzv_endpoint, config.local_addr)
     assert config.logs_specs == DefaultLogsSpecs(
         log_dir="/logs", redirects={0: Std.OUT, 1: Std.ALL}, tee=Std.ERR, local_ranks_filter=[0, 2]
     )
@@ -135,10 +137,13 @@ EXAMPLES = {
     "tee": "1",
     "local_ranks_filter": "0",
     "rdzv_backend": "c10d",
-    "rdzv_endpoint": "",
+    "rdzv_endpoint": "localhost:0",
+    "rdzv_conf": "join_timeout=3",
+    "wait_for": "max",
     "node_rank": "0",
     "event_log_handler": "null",
     "master_addr": "127.0.0.1",
+    "master_port": "29511",
 }
 VALUED = [row for row in ROWS if not row.is_flag and (row.built or row.dest in EXAMPLES)]
 
@@ -375,6 +380,7 @@ DEFAULTS = {
     "--rdzv-endpoint": "none",
     "--rdzv-id": "none",
     "--rdzv-conf": "none",
+    "--wait-for": "quiet",
     "--standalone": "off",
     "--max-restarts": "0",
     "--monitor-interval": "0.1",
@@ -392,8 +398,8 @@ DEFAULTS = {
     "--duplicate-stderr-filters": "none",
     "--node-rank": "0",
     "--master-addr": "127.0.0.1",
-    "--master-port": "none",
-    "--local-addr": "none",
+    "--master-port": "29500, on one node a free one",
+    "--local-addr": "found out",
     "--logs-specs": "none",
     "--numa-binding": "none",
     "--signals-to-handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
@@ -428,27 +434,20 @@ def test_a_plain_run_gets_a_fresh_job_id(launches: Launches) -> None:
 
 def test_standalone_overrides_backend_endpoint_and_id(launches: Launches) -> None:
     """Row 022."""
-    main("--standalone --rdzv-backend etcd --rdzv-endpoint host:1 --rdzv-id job7 train.py".split())
+    main(
+        "--standalone --rdzv-backend etcd --rdzv-endpoint host:1 --rdzv-id job7 --rdzv-conf protocol=https "
+        "--node-rank 3 --master-port 1 train.py".split()
+    )
 
     config = launches.config
-    assert ("c10d", "") == (config.rdzv_backend, config.rdzv_endpoint)
+    assert ("c10d", "", {"timeout": 900}) == (config.rdzv_backend, config.rdzv_endpoint, config.rdzv_configs)
+    assert config.node_rank is None
     assert 36 == len(config.run_id)
 
 
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        (["--nnodes", "2"], "--nnodes"),
-        (["--nnodes", "1:4"], "--nnodes"),
-        (["--rdzv-backend", "etcd"], "--rdzv-backend='etcd'"),
-        (["--rdzv-backend", "nonsense"], "--rdzv-backend='nonsense'"),
-        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:29400"], "--rdzv-endpoint='node0:29400'"),
-        (["--rdzv-endpoint", "localhost:0"], "--rdzv-backend c10d"),
-        (["--rdzv-conf", "join_timeout=3"], "--rdzv-conf"),
-        (["--node-rank", "1"], "--node-rank=1"),
-        (["--master-addr", "node0"], "--master-addr"),
-        (["--master-port", "29500"], "--master-port=29500"),
-        (["--local-addr", "node0"], "--local-addr"),
         (["--event-log-handler", "console"], "--event-log-handler"),
         (["--duplicate-stdout-filters", "loss"], "--duplicate-stdout-filters"),
         (["--duplicate-stderr-filters", "loss"], "--duplicate-stderr-filters"),
@@ -471,9 +470,133 @@ def test_what_is_not_built_yet_is_refused_by_name(
 def test_what_is_not_built_yet_is_refused_by_its_variable_too(
     launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PET_NODE_RANK", "1")
+    monkeypatch.setenv("PET_EVENT_LOG_HANDLER", "console")
 
-    assert "PET_NODE_RANK=1 is not built yet" in refusal(capsys, "train.py")
+    assert "PET_EVENT_LOG_HANDLER='console' is not built yet" in refusal(capsys, "train.py")
+
+
+STATIC = "--nnodes 2 --node-rank 1 --master-addr node0"
+
+
+@pytest.mark.parametrize(
+    ("options", "backend", "endpoint", "rank"),
+    [
+        ("", "c10d", "", None),
+        ("--master-port 29511", "static", "127.0.0.1:29511", 0),
+        ("--nnodes 2 --master-addr node0", "static", "node0:29500", 0),
+        (STATIC, "static", "node0:29500", 1),
+        (f"{STATIC} --master-port 1234", "static", "node0:1234", 1),
+        ("--nnodes 2 --master-addr fe80::1", "static", "[fe80::1]:29500", 0),
+        ("--nnodes 2 --master-addr [fe80::1] --node-rank 1", "static", "[fe80::1]:29500", 1),
+        ("--nnodes 2 --node-rank 1 --rdzv-endpoint node0:7", "static", "node0:7", 1),
+        ("--nnodes 2 --rdzv-endpoint node0:7 --master-addr node0 --master-port 7", "static", "node0:7", 0),
+        ("--nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint node0", "c10d", "node0", None),
+        ("--nnodes 1:4 --rdzv-backend etcd-v3 --rdzv-endpoint e1:2379", "etcd-v3", "e1:2379", None),
+        ("--rdzv-backend mine --rdzv-endpoint x", "mine", "x", None),
+    ],
+)
+def test_where_the_nodes_meet(launches: Launches, options: str, backend: str, endpoint: str, rank: int | None) -> None:
+    """Rows 021 and 023 to 025."""
+    main([*options.split(), "train.py"])
+
+    config = launches.config
+    assert (backend, endpoint, rank) == (config.rdzv_backend, config.rdzv_endpoint, config.node_rank)
+
+
+def test_nodes_conf_and_waiting_reach_the_config(launches: Launches) -> None:
+    """Rows 001 and 028."""
+    options = "--nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint node0:29400 --rdzv-id job7 --wait-for max"
+    main([*options.split(), "--rdzv-conf", " join_timeout = 5, is_host=1 ", "train.py"])
+
+    config = launches.config
+    assert (2, 4, "job7", "max") == (config.min_nodes, config.max_nodes, config.run_id, config.wait_for)
+    assert {"join_timeout": "5", "is_host": "1", "timeout": 900} == config.rdzv_configs
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--standalone", "--nnodes", "2"], "--standalone and --nnodes exclude each other"),
+        (["--standalone", "--nnodes=1:4"], "--standalone and --nnodes exclude each other"),
+        (["--node-rank", "1"], "--node-rank=1 is out of range for one node"),
+        (["--node-rank", "-1", "--nnodes", "2"], "--node-rank=-1"),
+        (["--node-rank", "two", "--nnodes", "2"], "--node-rank: 'two'"),
+        (["--master-port", "70000"], "--master-port=70000"),
+        (["--master-port", "-1"], "--master-port=-1"),
+        (["--rdzv-endpoint", "a:1", "--master-addr", "b", "--nnodes", "2"], "'a:1' and --master-addr 'b:29500' differ"),
+        (["--rdzv-conf", "join_timeout"], "--rdzv-conf: 'join_timeout' gives join_timeout no value"),
+        (["--rdzv-conf", "=3"], "--rdzv-conf: '=3' must be pairs"),
+        (["--wait-for", "all"], "--wait-for='all' is unknown: give one of quiet, min, max"),
+        (["--local-addr", "a\0b"], "--local-addr"),
+    ],
+)
+def test_options_of_the_rendezvous_that_contradict_themselves_are_refused(
+    launches: Launches, capsys: pytest.CaptureFixture[str], args: list[str], named: str
+) -> None:
+    """Rows 029 and 033."""
+    message = refusal(capsys, *args, "train.py")
+
+    assert named in message
+    assert not launches.calls
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("--rdzv-backend c10d --node-rank 1", "--node-rank is ignored"),
+        ("--rdzv-backend c10d --master-addr node0", "--master-addr is ignored"),
+        ("--rdzv-backend etcd --rdzv-endpoint e1 --master-port 29500", "--master-port is ignored"),
+        ("--nnodes 2 --node-rank 1", "--master-addr is not given: only nodes on this machine"),
+    ],
+)
+def test_an_option_without_effect_is_ignored_aloud(
+    launches: Launches, capsys: pytest.CaptureFixture[str], options: str, named: str
+) -> None:
+    """Row 027."""
+    main([*options.split(), "train.py"])
+
+    assert named in capsys.readouterr().err
+    assert launches.config.node_rank in (None, 1)
+
+
+@pytest.mark.parametrize("options", ["--rdzv-backend c10d --node-rank 0", STATIC, "--master-port 29511", ""])
+def test_an_option_with_its_effect_is_not_talked_about(
+    launches: Launches, capsys: pytest.CaptureFixture[str], options: str
+) -> None:
+    main([*options.split(), "train.py"])
+
+    assert "" == capsys.readouterr().err
+
+
+def test_a_token_is_not_read_from_the_command_line(launches: Launches, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refusal(capsys, "--token", "s3cret", "train.py")
+
+    assert "--token" in message
+
+
+def test_help_says_where_a_token_comes_from(launches: Launches, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+
+    assert "variable ELASTICLIB_TOKEN alone" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        ("rdzv_endpoint='x:y' is no endpoint", "--rdzv-endpoint='x:y' is no endpoint"),
+        ("rdzv_configs={'a': '1'}: unknown", "--rdzv-conf={'a': '1'}: unknown"),
+        ("run_id='': no", "run_id='': no"),
+    ],
+)
+def test_what_the_launch_refuses_is_named_as_it_was_given(
+    launches: Launches, capsys: pytest.CaptureFixture[str], error: str, shown: str
+) -> None:
+    launches.fails = ConfigError(error)
+
+    message = refusal(capsys, "--rdzv-endpoint", "x:y", "--rdzv-conf", "a=1", "train.py")
+
+    assert f"elasticrun: error: {shown}" == message
 
 
 @pytest.mark.parametrize(

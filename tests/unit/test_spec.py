@@ -89,6 +89,7 @@ def test_a_launch_config_works_alone() -> None:
     assert (3, 0.1, "default_role") == (config.max_restarts, config.monitor_interval, config.role)
     assert ("SIGTERM,SIGINT,SIGHUP,SIGQUIT", None) == (config.signals_to_handle, config.shutdown_timeout)
     assert (None, ("torch",)) == (config.logs_specs, config.preload)
+    assert (None, "quiet", None) == (config.token, config.wait_for, config.node_rank)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,9 @@ def test_making_a_config_touches_no_file(tmp_path: pathlib.Path, monkeypatch: py
         ("monitor_interval", float("nan")),
         ("start_method", "bogus"),
         ("shutdown_timeout", -1),
+        ("wait_for", "all"),
+        ("node_rank", -1),
+        ("node_rank", "1"),
     ],
 )
 def test_a_value_that_breaks_a_rule_is_refused_by_name_and_value(name: str, value: object) -> None:
@@ -142,6 +146,18 @@ def test_a_value_that_breaks_a_rule_is_refused_by_name_and_value(name: str, valu
         LaunchConfig(**{name: value})  # type: ignore[arg-type]
 
     assert f"{name}={value!r}" in str(caught.value)
+
+
+def test_a_token_is_not_shown() -> None:
+    assert "s3cret" not in repr(LaunchConfig(token="s3cret"))
+
+
+@pytest.mark.parametrize("value", ["", "s3cret\0", b"s3cret", 5])
+def test_a_token_that_is_none_is_refused_and_not_shown(value: Any) -> None:
+    with pytest.raises(ConfigError, match="token must be text") as caught:
+        LaunchConfig(token=value)
+
+    assert "s3cret" not in str(caught.value)
 
 
 def test_rules_hold_for_assignment_too() -> None:

@@ -6,18 +6,39 @@ import os
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from elasticlib import records
+from elasticlib._wire import HasDescriptor
 from elasticlib.agent import SimpleElasticAgent
-from elasticlib.errors import ConfigError, LaunchInterrupted, ProcessFailure, SignalException
-from elasticlib.rendezvous import Rendezvous, Rules, open_local
+from elasticlib.errors import (
+    ConfigError,
+    LaunchInterrupted,
+    ProcessFailure,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+    SignalException,
+    StartError,
+    root_cause,
+)
+from elasticlib.rendezvous import (
+    ContactLost,
+    FailureNote,
+    Final,
+    Rendezvous,
+    RoundEnd,
+    Rules,
+    Seat,
+    open_local,
+)
+from elasticlib.rendezvous._membership import Word
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
-from elasticlib.workers._wire import HasDescriptor
 
 LIMIT = 30.0
 HEALTHY = RunResult(WorkerState.HEALTHY)
@@ -344,7 +365,7 @@ def test_a_node_that_leaves_names_the_round_whose_workers_still_run(
         return HEALTHY
 
     agent = make([failed()], [interrupt, HEALTHY], restarts=1, signals_to_handle="SIGUSR1")
-    member = agent._rendezvous.member
+    member = agent._member
     left: list[int | None] = []
     monkeypatch.setattr(member, "leave", lambda why, round=None: left.append(round))
 
@@ -394,6 +415,313 @@ def test_a_node_that_was_not_needed_shares_the_success(make: Make) -> None:
     result = run(spare)
 
     assert result.state is WorkerState.SUCCEEDED
+
+
+# A membership as the test wants it.
+
+
+class Told:
+    """A membership that says one of the words it was given each time it is asked (None: nothing)."""
+
+    def __init__(self, *words: Word | Exception | None) -> None:
+        self.node = "n1/1-a"
+        self.words = deque(words)
+        self.told: list[tuple[Any, ...]] = []
+        self.bound: socket.socket | None = None
+        self.wait: float | None = None
+        self.ready = os.eventfd(1, os.EFD_CLOEXEC)
+
+    def join(self, slots: int, role: str) -> None:
+        self.told.append(("join", slots, role))
+
+    def failed(self, round: int, failures: tuple[FailureNote, ...]) -> None:
+        self.told.append(("failed", round, [note.rank for note in failures]))
+
+    def stopped(self, round: int, failures: tuple[FailureNote, ...] = ()) -> None:
+        self.told.append(("stopped", round, [note.rank for note in failures]))
+
+    def succeeded(self, round: int) -> None:
+        self.told.append(("succeeded", round))
+
+    def leave(self, why: str, round: int | None = None) -> None:
+        self.told.append(("leave", round))
+
+    def guard(self, pid: int) -> None:
+        self.told.append(("guard", pid))
+
+    def listener(self) -> socket.socket | None:
+        found, self.bound = self.bound, None
+        return found
+
+    def fileno(self) -> int:
+        return self.ready
+
+    def patience(self) -> float | None:
+        return self.wait
+
+    def take(self) -> list[Word]:
+        word = self.words.popleft() if self.words else None
+        if isinstance(word, Exception):
+            raise word
+        return [] if word is None else [word]
+
+    def close(self) -> None:
+        os.close(self.ready)
+
+
+NODES = Seat(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
+LATER = Seat(1, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
+LOST = ContactLost("nobody answered for 6 s", 1.5)
+
+
+@pytest.fixture
+def seated() -> Iterator[Callable[..., tuple[Scripted, Told]]]:
+    """Makes agents whose membership says what it is given."""
+    made: list[Told] = []
+
+    def new(words: Sequence[Word | Exception | None], *rounds: Sequence[Look]) -> tuple[Scripted, Told]:
+        member = Told(*words)
+        made.append(member)
+        spec = WorkerSpec(
+            "trainer", 2, Rendezvous("job", "c10d", member), entrypoint="train.py", monitor_interval=0.001
+        )
+        return Scripted(spec, rounds), member
+
+    yield new
+    for member in made:
+        member.close()
+
+
+Seated = Callable[..., tuple[Scripted, Told]]
+
+
+def test_lost_contact_stops_the_workers_in_its_own_time_and_joins_anew(seated: Seated) -> None:
+    agent, member = seated([NODES, None, LOST, LATER, None, Final(True, "all succeeded")], [HEALTHY] * 9, [HEALTHY] * 9)
+
+    run(agent)
+
+    (stopping, *_) = (each for each in agent.said if isinstance(each, records.WorkersStopping))
+    assert (stopping.why, stopping.grace) == (LOST.why, 1.5)
+    assert member.told[:3] == [("join", 2, "trainer"), ("stopped", 0, []), ("join", 2, "trainer")]
+
+
+def test_lost_contact_gives_no_more_time_than_the_launch_does(seated: Seated) -> None:
+    long = ContactLost("nobody answered", 100.0)
+    agent, _ = seated([NODES, None, long, Final(False, "over", kind="closed")], [HEALTHY] * 9)
+
+    with pytest.raises(RendezvousClosedError):
+        run(agent)
+
+    (stopping,) = (each for each in agent.said if isinstance(each, records.WorkersStopping))
+    assert stopping.grace == 7.0
+
+
+def test_contact_that_was_lost_before_workers_were_found_dead_is_heard_of_first(seated: Seated) -> None:
+    agent, member = seated([NODES, None, LOST, Final(True, "all succeeded")], [failed()])
+
+    run(agent)
+
+    assert "failed" not in [told[0] for told in member.told]
+
+
+def test_contact_that_is_lost_while_workers_stop_is_heard_of_before_they_are_reported(seated: Seated) -> None:
+    end = RoundEnd(0, "rank 3 failed", True)
+    agent, _ = seated([NODES, None, end, LOST, Final(True, "all succeeded")], [HEALTHY] * 9)
+    known: list[bool] = []
+    agent._failures = lambda: known.append(agent._fenced) or {}  # type: ignore[method-assign, func-returns-value]
+
+    run(agent)
+
+    assert known == [True]
+
+
+def test_a_seat_that_comes_together_with_lost_contact_starts_nobody(seated: Seated) -> None:
+    """The agent stood still, and others may have the seat by the time at which it wakes."""
+    agent, member = seated([NODES, LOST, None, Final(True, "all succeeded")])
+
+    run(agent)
+
+    assert agent.calls == [END]
+    assert member.told == [("join", 2, "trainer"), ("stopped", 0, []), ("join", 2, "trainer")]
+
+
+def test_a_start_that_fails_because_contact_was_lost_is_no_error(seated: Seated) -> None:
+    def refuse(group: WorkerGroup) -> None:
+        raise StartError("the process that starts the workers was ended from outside")
+
+    agent, member = seated([NODES, None, LOST, None, Final(True, "all succeeded")], [])
+    agent.at_start = refuse
+
+    run(agent)
+
+    assert member.told == [("join", 2, "trainer"), ("stopped", 0, []), ("join", 2, "trainer")]
+
+
+def test_a_start_that_fails_by_itself_is_an_error(seated: Seated) -> None:
+    def refuse(group: WorkerGroup) -> None:
+        raise StartError("no process can be started")
+
+    agent, _ = seated([NODES], [])
+    agent.at_start = refuse
+
+    with pytest.raises(StartError, match="no process can be started"):
+        run(agent)
+
+
+def test_an_error_of_the_rendezvous_reaches_the_caller_after_the_shutdown(seated: Seated) -> None:
+    agent, _ = seated([NODES, None, RendezvousConnectionError("the host of the job's store is gone")], [HEALTHY] * 9)
+
+    with pytest.raises(RendezvousConnectionError, match="the host of the job's store is gone"):
+        run(agent)
+    assert agent.calls == ["start", END]
+
+
+def test_a_signal_is_the_end_also_when_the_rendezvous_breaks_meanwhile(seated: Seated) -> None:
+    def interrupt() -> RunResult:
+        signal.raise_signal(signal.SIGTERM)
+        return HEALTHY
+
+    def take() -> list[Word]:
+        if any(call[0] == "shutdown" for call in agent.calls):
+            raise RendezvousConnectionError("gone")
+        return Told.take(member)
+
+    agent, member = seated([NODES], [interrupt, HEALTHY])
+    member.take = take  # type: ignore[method-assign]
+
+    with pytest.raises(SignalException):
+        agent.run()
+
+
+def test_a_rendezvous_that_wants_to_be_asked_is_asked_though_nothing_is_to_be_read(seated: Seated) -> None:
+    agent, member = seated([NODES], [HEALTHY] * 9)
+    agent._patience = lambda: None  # type: ignore[method-assign]
+    os.eventfd_read(member.ready)
+    member.wait = 0.001
+    member.words.append(Final(False, "over", kind="timeout"))
+
+    with pytest.raises(RendezvousTimeoutError):
+        run(agent)
+
+
+def test_all_nodes_report_the_root_cause_of_the_job_beside_their_own_failures(seated: Seated) -> None:
+    note = FailureNote(0, 0, 77, 1, "the first to fail", "ValueError", "Traceback ...")
+    end, final = RoundEnd(0, "rank 0 failed", False), Final(False, "rank 0 failed", "n0/9-b", note)
+    agent, _ = seated([NODES, None, end, final], [failed(failure(2, timestamp=1.0))])
+
+    result = run(agent)
+
+    rank, root = root_cause(result.failures)
+    assert set(result.failures) == {0, 2}
+    assert (rank, root.host, root.message, root.traceback) == (0, "n0", "the first to fail", "Traceback ...")
+
+
+def test_failures_of_a_round_that_this_node_has_left_are_not_those_of_the_end(seated: Seated) -> None:
+    note = FailureNote(0, 0, 77, 1, "the last straw")
+    final = Final(False, "rank 0 failed", "n0/9-b", note)
+    agent, _ = seated([NODES, None, RoundEnd(0, "rank 2 failed", True), None, final], [failed(failure(2))])
+
+    result = run(agent)
+
+    assert set(result.failures) == {0}
+
+
+def test_results_of_a_round_that_was_repeated_without_this_node_are_not_returned(seated: Seated) -> None:
+    end, final = RoundEnd(0, "rank 0 failed", True), Final(True, "all succeeded")
+    agent, _ = seated([NODES, None, None, end, final], [succeeded()])
+
+    result = run(agent)
+
+    assert result == RunResult(WorkerState.SUCCEEDED, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("timeout", RendezvousTimeoutError), ("closed", RendezvousClosedError), ("refused", RendezvousClosedError)],
+)
+def test_an_end_that_no_worker_caused_is_raised(seated: Seated, kind: str, expected: type[Exception]) -> None:
+    agent, _ = seated([Final(False, "the reason", kind=kind)])
+
+    with pytest.raises(expected, match="the reason"):
+        run(agent)
+    assert agent.get_worker_group().state is WorkerState.FAILED
+
+
+def test_the_workers_store_is_the_first_address_that_answers(seated: Seated) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        port = store.getsockname()[1]
+        places = ("127.0.0.2", "127.0.0.1", "127.0.0.3")
+        seat = Seat(0, 1, 2, 2, 4, 2, 4, 0, 3, places, port, "all nodes are there")
+        agent, _ = seated([seat, None, Final(True, "all succeeded")], [HEALTHY] * 9)
+
+        run(agent)
+
+    assert (agent.get_worker_group().master_addr, agent.get_worker_group().master_port) == ("127.0.0.1", port)
+
+
+def test_the_workers_store_is_the_first_address_where_none_answers(seated: Seated) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    seat = Seat(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.2", "127.0.0.1"), port, "all nodes are there")
+    agent, _ = seated([seat, None, Final(True, "all succeeded")], [HEALTHY] * 9)
+
+    run(agent)
+
+    assert agent.get_worker_group().master_addr == "127.0.0.2"
+
+
+def test_a_store_socket_of_a_round_is_closed_once_its_workers_run(seated: Seated) -> None:
+    bound = socket.create_server(("127.0.0.1", 0))
+    seat = Seat(0, 0, 2, 0, 4, 0, 4, 0, 3, ("127.0.0.1",), bound.getsockname()[1], "all nodes are there")
+    agent, member = seated([seat, None, Final(True, "all succeeded")], [HEALTHY] * 9)
+    member.bound = bound
+
+    run(agent)
+
+    assert bound.fileno() == -1
+
+
+# Somebody else's handler.
+
+
+class Handler:
+    """A handler like torch's, whose job is over."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def get_run_id(self) -> str:
+        return "theirs"
+
+    def get_backend(self) -> str:
+        return "mine"
+
+    def next_rendezvous(self) -> object:
+        self.calls.append("next_rendezvous")
+        raise RendezvousClosedError("the job is over")
+
+    def is_closed(self) -> bool:
+        return True
+
+    def set_closed(self) -> None:
+        self.calls.append("set_closed")
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def test_somebody_elses_handler_is_taken_part_in_for_the_length_of_a_run() -> None:
+    handler = Handler()
+    agent = Scripted(WorkerSpec("trainer", 2, handler, entrypoint="train.py"), [])
+    before = list(handler.calls)
+
+    with pytest.raises(RendezvousClosedError, match="the job is over"):
+        run(agent)
+    assert (before, handler.calls[:1]) == ([], ["next_rendezvous"])
+    assert agent._member.take() == []
 
 
 def test_a_handler_that_is_no_rendezvous_of_ours_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,12 +16,19 @@ import pytest
 
 from elasticlib import records
 from elasticlib.agent import LocalElasticAgent
-from elasticlib.errors import ConfigError, EntrypointError, PicklingError, PreloadError, StartError
+from elasticlib.errors import (
+    ConfigError,
+    EntrypointError,
+    PicklingError,
+    PreloadError,
+    RendezvousConnectionError,
+    StartError,
+)
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.rendezvous import Rules, open_local
+from elasticlib.rendezvous import ContactLost, RoundEnd, Rules, open_local
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import WorkerState
-from elasticlib.workers._process import Event, Exit, Lost
+from elasticlib.workers._process import Event, Exit, Lost, Stopped
 from elasticlib.workers._report import Report, of_exception
 
 Make = Callable[..., LocalElasticAgent]
@@ -239,6 +247,8 @@ def test_an_agent_may_be_shut_down_before_it_ran_and_twice(make: Make) -> None:
 
 # A start that fails.
 
+FOREMAN = 69
+
 
 class Starter:
     """Stands in for a crew: its start fails with *error*, or says where the workers are."""
@@ -256,6 +266,9 @@ class Starter:
 
     def started(self) -> bool:
         return self.used
+
+    def foreman(self, interrupt: int | None = None) -> int | None:
+        return FOREMAN
 
     def was_warm(self) -> bool:
         return self.warm
@@ -328,3 +341,167 @@ def test_the_first_reason_of_a_loss_is_told(make: Make) -> None:
 
     assert {each.message for each in result.failures.values()} == {"no descriptor left"}
     assert agent.original_exception(0) is first
+
+
+# What the rendezvous gets to know.
+
+
+def test_the_process_with_which_all_workers_will_die_is_named_before_there_are_any(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, crew = make(), Starter()
+    named: list[tuple[int, bool]] = []
+    monkeypatch.setattr(agent._member, "guard", lambda pid: named.append((pid, crew.used)))
+
+    start_with(agent, crew)
+
+    assert named == [(FOREMAN, False)]
+
+
+def test_a_signal_before_there_is_a_foreman_starts_nobody(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, crew = make(), Starter()
+    monkeypatch.setattr(crew, "foreman", lambda interrupt: None)
+
+    pids = start_with(agent, crew)
+
+    assert (pids, crew.used) == ({}, False)
+
+
+def test_workers_that_were_killed_because_contact_was_lost_have_not_failed(make: Make) -> None:
+    agent = make()
+    note(agent, lost=Lost("the template process ended unexpectedly", StartError("gone")))
+    agent._fenced = True
+
+    assert agent._failures() == {}
+
+
+def test_a_worker_of_another_node_has_no_exception_here(make: Make) -> None:
+    agent = make()
+    note(agent, lost=Lost("killed from outside", StartError("killed from outside")))
+
+    assert agent.original_exception(7) is None
+
+
+def stores(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, listener: socket.socket | None) -> list[object]:
+    """Per order: whether the worker is told that its agent's side has the store; then: whether a socket came along."""
+    seen: list[object] = []
+
+    class Noting(Starter):
+        def start(self, *order: Any) -> dict[int, int]:
+            seen.extend(each["env"]["TORCHELASTIC_USE_AGENT_STORE"] for each in order[1])
+            seen.append(order[2] is not None)
+            return super().start(*order)
+
+    agent._listener = listener
+    start_with(agent, Noting())
+    agent._close_listener()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("private", "bound", "expected"),
+    [
+        ("0", True, ["True", "True", True]),
+        ("0", False, ["True", "True", False]),
+        ("1", True, ["False", "False", False]),
+        ("1", False, ["True", "True", False]),
+    ],
+)
+def test_workers_host_their_store_only_when_asked_to_and_where_the_port_can_be_theirs(
+    make: Make, monkeypatch: pytest.MonkeyPatch, private: str, bound: bool, expected: list[object]
+) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", private)
+    agent = make()
+
+    seen = stores(agent, monkeypatch, socket.create_server(("127.0.0.1", 0)) if bound else None)
+
+    assert seen == expected
+
+
+# Reasons to hurry.
+
+
+class Ladder(Starter):
+    """A crew whose workers end when they are told to be quick."""
+
+    def __init__(self) -> None:
+        super().__init__(used=True)
+        self.ready = os.eventfd(0, os.EFD_CLOEXEC)
+        self.stops: list[tuple[int, float]] = []
+
+    def fileno(self) -> int:
+        return self.ready
+
+    def stop(self, signum: int, grace: float) -> bool:
+        self.stops.append((signum, grace))
+        if grace < 10.0:
+            self.events.append(Stopped())
+            os.eventfd_write(self.ready, 1)
+        return True
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self.ready)
+        super().close()
+
+
+def bring_down(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *words: Any) -> Ladder:
+    """Stop the workers with 30 s of grace while the rendezvous says *words*; raises what it left to be said."""
+    left, crew = list(words), Ladder()
+
+    def take() -> list[Any]:
+        word = left.pop(0) if left else None
+        if isinstance(word, Exception):
+            raise word
+        return [] if word is None else [word]
+
+    monkeypatch.setattr(agent._member, "take", take)
+    monkeypatch.setattr(agent._member, "patience", lambda: 0.0)
+    agent._crew = crew  # type: ignore[assignment]
+    with agent._signals:
+        agent._bring_down(signal.SIGTERM, 30.0)
+    crew.close()
+    agent._crew = None
+    return crew
+
+
+def test_lost_contact_shortens_a_stop_that_goes_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, lost = make(), ContactLost("nobody answered", 1.5)
+
+    crew = bring_down(agent, monkeypatch, None, RoundEnd(0, "rank 1 failed", True), lost)
+
+    assert crew.stops == [(signal.SIGTERM, 30.0), (signal.SIGTERM, 1.5)]
+    assert list(agent._events) == [RoundEnd(0, "rank 1 failed", True), lost]
+
+
+def test_lost_contact_never_prolongs_a_stop(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    long, short = ContactLost("nobody answered", 60.0), ContactLost("nobody answered", 1.5)
+
+    crew = bring_down(make(), monkeypatch, long, short)
+
+    assert [grace for _, grace in crew.stops] == [30.0, 1.5]
+
+
+def test_a_rendezvous_that_breaks_while_workers_stop_is_an_error_thereafter(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, crew = make(), Ladder()
+    monkeypatch.setattr(crew, "take", lambda: [Stopped()] if agent._broken else [])
+    monkeypatch.setattr(agent._member, "take", raising(RendezvousConnectionError("gone")))
+    agent._crew = crew  # type: ignore[assignment]
+    with agent._signals:
+        os.eventfd_write(crew.ready, 1)
+        agent._bring_down(signal.SIGTERM, 30.0)
+    monkeypatch.setattr(agent._member, "take", list)
+    crew.close()
+    agent._crew = None
+
+    with pytest.raises(RendezvousConnectionError, match="gone"):
+        agent._words()
+
+
+def raising(error: Exception) -> Callable[[], Any]:
+    def take() -> Any:
+        raise error
+
+    return take

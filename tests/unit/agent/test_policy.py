@@ -29,7 +29,7 @@ from elasticlib.agent._policy import (
     WorkersSucceeded,
     step,
 )
-from elasticlib.rendezvous import Final, RoundEnd, Seat
+from elasticlib.rendezvous import ContactLost, Final, RoundEnd, Seat
 
 
 def seat(number: int = 0) -> Seat:
@@ -40,6 +40,7 @@ AGAIN = RoundEnd(0, "rank 1 failed", restart=True)
 NO_MORE = RoundEnd(0, "rank 1 failed; no restarts are allowed", restart=False)
 WELL = Final(True, "all succeeded")
 BADLY = Final(False, "rank 1 failed")
+LOST = ContactLost("nobody answered for 6 s", 1.5)
 TERM = int(signal.SIGTERM)
 
 
@@ -131,7 +132,7 @@ def test_workers_that_are_gone_after_the_end_of_the_job_finish_the_run() -> None
     state, actions = after(*STOPPING, BADLY, WorkersGone())
 
     assert state.phase is Phase.DONE
-    assert actions == (TellStopped(0), Finish(False, BADLY.why))
+    assert actions == (TellStopped(0), Finish(False, BADLY.why, final=BADLY))
 
 
 def test_workers_that_are_gone_after_a_signal_finish_the_run_with_it() -> None:
@@ -174,14 +175,14 @@ def test_the_end_of_the_job_is_the_coordinators_word(final: Final, succeeded: bo
     state, actions = after(*WAITING, final)
 
     assert state.phase is Phase.DONE
-    assert actions == (Finish(succeeded, final.why),)
+    assert actions == (Finish(succeeded, final.why, final=final),)
 
 
 def test_an_agent_without_a_seat_finishes_with_the_job() -> None:
     state, actions = after(WELL)
 
     assert state.phase is Phase.DONE
-    assert actions == (Finish(True, WELL.why),)
+    assert actions == (Finish(True, WELL.why, final=WELL),)
 
 
 @pytest.mark.parametrize("course", [(), WAITING], ids=["joining", "waiting"])
@@ -209,7 +210,7 @@ def test_a_signal_beats_a_restart_that_was_granted() -> None:
 def test_a_signal_beats_a_success_that_is_told_while_workers_stop() -> None:
     _, actions = after(*RUNNING, StopRequested(TERM), WELL, WorkersGone())
 
-    assert actions[-1] == Finish(False, WELL.why, TERM)
+    assert actions[-1] == Finish(False, WELL.why, TERM, WELL)
 
 
 def test_a_second_signal_changes_nothing() -> None:
@@ -227,10 +228,63 @@ def test_a_new_seat_forgets_the_word_on_the_former_round() -> None:
     assert actions == (TellStopped(1),)
 
 
+def test_lost_contact_stops_the_workers_within_its_own_grace() -> None:
+    state, actions = after(*RUNNING, LOST)
+
+    assert state.phase is Phase.STOPPING
+    assert actions == (Stop(LOST.why, grace=1.5),)
+
+
+@pytest.mark.parametrize(
+    "course",
+    [
+        (*RUNNING, LOST, WorkersGone()),
+        (*RUNNING, LOST, LOST, WorkersGone()),
+        (*STOPPING, LOST, WorkersGone()),
+        (*STOPPING, NO_MORE, LOST, WorkersGone()),
+    ],
+)
+def test_who_lost_contact_asks_for_a_new_seat_once_its_workers_are_gone(course: tuple[Event, ...]) -> None:
+    state, actions = after(*course)
+
+    assert state.phase is Phase.JOINING
+    assert actions == (TellStopped(0), Join())
+
+
+def test_workers_that_stop_already_are_not_stopped_again_for_lost_contact() -> None:
+    state, actions = after(*STOPPING, LOST)
+
+    assert state.phase is Phase.STOPPING
+    assert actions == ()
+
+
+def test_who_waits_for_the_word_on_its_failure_and_loses_contact_asks_for_a_new_seat() -> None:
+    state, actions = after(*STOPPING, WorkersGone(), LOST)
+
+    assert state.phase is Phase.JOINING
+    assert actions == (Join(),)
+
+
+@pytest.mark.parametrize(("event", "final"), [(StopRequested(TERM), None), (BADLY, BADLY)])
+def test_lost_contact_changes_no_end_that_was_decided(event: Event, final: Final | None) -> None:
+    state, actions = after(*RUNNING, event, LOST, WorkersGone())
+
+    assert state.phase is Phase.DONE
+    assert isinstance(actions[-1], Finish) and actions[-1].final == final
+
+
+def test_a_new_seat_forgets_that_contact_was_lost() -> None:
+    state, actions = after(*RUNNING, LOST, WorkersGone(), seat(1), WorkersFailed("rank 0 failed"), WorkersGone())
+
+    assert state.phase is Phase.WAITING
+    assert actions == (TellStopped(1),)
+
+
 @pytest.mark.parametrize(
     ("course", "event"),
     [
         ((), WorkersFailed("late")),
+        (DONE, LOST),
         ((), WorkersSucceeded()),
         ((), WorkersGone()),
         ((), AGAIN),
@@ -271,6 +325,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.just(WorkersGone()),
     st.builds(RoundEnd, ROUNDS, st.just("ended"), st.booleans()),
     st.builds(Final, st.booleans(), st.just("over")),
+    st.just(LOST),
     st.builds(StopRequested, st.sampled_from([TERM, int(signal.SIGINT)])),
 )
 COURSES = st.lists(EVENTS, max_size=25)
@@ -302,8 +357,16 @@ def test_between_two_starts_it_was_told_that_all_workers_are_gone(course: list[E
 def test_each_start_answers_a_join_of_its_own(course: list[Event]) -> None:
     kinds = [type(each) for each in all_actions(course) if isinstance(each, (Join, Start))]
 
-    assert kinds[::2] == [Join] * len(kinds[::2])
-    assert kinds[1::2] == [Start] * len(kinds[1::2])
+    assert [Join] == kinds[:1]
+    assert (Start, Start) not in list(itertools.pairwise(kinds))
+
+
+@pytest.mark.parametrize("course", [(), WAITING])
+def test_whoever_waits_without_contact_asks_again(course: tuple[Event, ...]) -> None:
+    """The others may have taken it for dead: it is on no list any more."""
+    state, actions = after(*course, LOST)
+
+    assert (Phase.JOINING, (Join(),)) == (state.phase, actions)
 
 
 @given(COURSES)
@@ -327,7 +390,7 @@ def test_running_workers_are_stopped_for_every_event_but_their_success(course: l
     for before, event, actions in trace(course):
         if before.phase is Phase.RUNNING:
             stops = [action for action in actions if isinstance(action, Stop)]
-            concerns = isinstance(event, (WorkersFailed, Final, StopRequested)) or (
+            concerns = isinstance(event, (WorkersFailed, Final, ContactLost, StopRequested)) or (
                 isinstance(event, RoundEnd) and event.round == before.round
             )
             assert len(stops) == concerns

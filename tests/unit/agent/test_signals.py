@@ -11,9 +11,9 @@ from types import FrameType
 
 import pytest
 
+from elasticlib._wire import wait_readable
 from elasticlib.agent._signals import Signals, parse
 from elasticlib.errors import ConfigError
-from elasticlib.workers._wire import wait_readable
 
 LIMIT = 30.0
 

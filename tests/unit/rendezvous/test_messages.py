@@ -12,19 +12,27 @@ from hypothesis import strategies as st
 
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._messages import (
+    Beat,
+    Bye,
+    Close,
     Descriptor,
     Failed,
     FailureNote,
     Final,
+    Hello,
     Join,
     Leave,
+    Letter,
     Message,
+    Pulse,
     RoundEnd,
     Seat,
     Stopped,
     Succeeded,
+    Terms,
     decode,
     encode,
+    key_of,
 )
 
 text = st.text(max_size=8)
@@ -51,17 +59,26 @@ notes = st.builds(
     age=st.floats(0, 1e9),
 )
 lists = st.lists(notes, max_size=2).map(tuple)
-BUILDERS: dict[type, st.SearchStrategy[Any]] = {
-    Join: st.builds(Join, text, descriptors),
+terms = st.builds(Terms, count, count, count)
+REPORTS: dict[type, st.SearchStrategy[Any]] = {
+    Join: st.builds(Join, text, descriptors, st.none() | terms),
     Failed: st.builds(Failed, text, count, lists),
     Stopped: st.builds(Stopped, text, count, lists),
     Succeeded: st.builds(Succeeded, text, count),
     Leave: st.builds(Leave, text, text, st.none() | count),
+    Bye: st.builds(Bye, text),
+    Close: st.builds(Close, text, text),
+}
+BUILDERS: dict[type, st.SearchStrategy[Any]] = REPORTS | {
+    Letter: st.builds(Letter, st.integers(1, 2**70), st.one_of(*REPORTS.values())),
+    Hello: st.builds(Hello, text, text, text, terms, st.floats(0, 1e9), st.booleans()),
+    Pulse: st.builds(Pulse, count, text, count),
+    Beat: st.builds(Beat, count, count, count),
     Seat: st.builds(
         Seat, *[count] * 9, master_addresses=st.lists(text).map(tuple), master_port=st.integers(0, 65535), why=text
     ),
     RoundEnd: st.builds(RoundEnd, count, text, st.booleans()),
-    Final: st.builds(Final, st.booleans(), text, st.none() | text, st.none() | notes),
+    Final: st.builds(Final, st.booleans(), text, st.none() | text, st.none() | notes, text),
 }
 JOIN = Join("a", Descriptor(2, "trainer", ("127.0.0.1",), 29500))
 
@@ -113,6 +130,11 @@ def note(**changes: Any) -> bytes:
         (broken(extra=1), "exactly the fields node, descriptor"),
         (json.dumps({k: v for k, v in body().items() if k != "node"}).encode(), "exactly the fields"),
         (broken(node=1), "1 should be a str"),
+        (broken(terms={"min_nodes": 1}), "Terms needs exactly"),
+        (broken(mac="x"), "signed, and this node has no token"),
+        (b'{"v":1,"type":"letter","seq":1,"report":{"v":2,"type":"bye","node":"a"}}', "no report of this version"),
+        (b'{"v":1,"type":"letter","seq":1,"report":{"v":1,"type":"pulse","count":1}}', "'pulse' is unknown"),
+        (b'{"v":1,"type":"letter","seq":0,"report":{"v":1,"type":"bye","node":"a"}}', "seq"),
         (broken(descriptor=None), "Descriptor needs exactly"),
         (broken_descriptor(slots=0), "'slots' must be >= 1"),
         (broken_descriptor(slots=True), "True should be a int"),
@@ -157,3 +179,41 @@ def test_no_changed_byte_breaks_the_decoder(message: Message, data: st.DataObjec
 def test_messages_cannot_be_changed() -> None:
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         JOIN.node = "b"  # type: ignore[misc]
+
+
+KEY = key_of("secret")
+
+
+@given(st.one_of(*BUILDERS.values()), text)
+def test_what_was_signed_for_a_place_is_read_there(message: Message, place: str) -> None:
+    assert message == decode(encode(message, KEY, place), KEY, place)
+
+
+@pytest.mark.parametrize(
+    ("wire", "key", "place", "said"),
+    [
+        (encode(JOIN), KEY, "here", "it is not signed"),
+        (encode(JOIN, KEY, "here"), None, "here", "this node has no token"),
+        (encode(JOIN, KEY, "there"), KEY, "here", "for another place"),
+        (encode(JOIN, key_of("other"), "here"), KEY, "here", "not of this token"),
+        (encode(JOIN, KEY, "here").replace(b"trainer", b"trayner"), KEY, "here", "not of this token"),
+        (json.dumps(body() | {"mac": 1}).encode(), KEY, "here", "it is not signed"),
+        (json.dumps(body() | {"mac": "\ud800"}).encode(), KEY, "here", "not of this token"),
+    ],
+)
+def test_what_was_not_signed_for_this_place_is_refused(wire: bytes, key: bytes | None, place: str, said: str) -> None:
+    with pytest.raises(RendezvousStateError, match=said):
+        decode(wire, key, place)
+
+
+@given(st.one_of(*BUILDERS.values()), st.data())
+def test_no_changed_byte_passes_the_signature(message: Message, data: st.DataObject) -> None:
+    wire = bytearray(encode(message, KEY, "here"))
+    at = data.draw(st.integers(0, len(wire) - 1))
+    wire[at] ^= data.draw(st.integers(1, 255))
+
+    try:
+        decoded = decode(bytes(wire), KEY, "here")
+    except RendezvousStateError:
+        return
+    assert message == decoded  # the same value, spelled differently

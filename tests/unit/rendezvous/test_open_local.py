@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticlib.rendezvous import Descriptor, FailureNote, Final, Notice, Rendezvous, RoundEnd, Rules, Seat, open_local
+from elasticlib.rendezvous import ContactLost, FailureNote, Final, Notice, Rendezvous, RoundEnd, Rules, Seat, open_local
+from elasticlib.rendezvous._membership import Word
 
 LIMIT = 30.0
-OFFER = Descriptor(4, "trainer", ("127.0.0.1",), 29501)
 
 
 @pytest.fixture
@@ -25,9 +25,13 @@ def rendezvous() -> Iterator[Rendezvous]:
 
 
 def notice(rendezvous: Rendezvous) -> Notice:
-    assert select.select([rendezvous.member], [], [], LIMIT)[0], f"no notice within {LIMIT:g} s"
-    (taken,) = rendezvous.member.take()
-    return taken
+    taken: list[Word] = []
+    while not taken:
+        assert select.select([rendezvous.member], [], [], LIMIT)[0], f"no notice within {LIMIT:g} s"
+        taken = rendezvous.member.take()
+    (word,) = taken
+    assert not isinstance(word, ContactLost)
+    return word
 
 
 def test_it_knows_its_names(rendezvous: Rendezvous) -> None:
@@ -40,7 +44,7 @@ def test_the_nodes_name_is_the_hosts_unless_given() -> None:
 
 
 def test_a_node_that_succeeds_ends_the_job_well(rendezvous: Rendezvous) -> None:
-    rendezvous.member.join(OFFER)
+    rendezvous.member.join(4, "trainer")
     seat = notice(rendezvous)
     rendezvous.member.succeeded(0)
 
@@ -54,7 +58,11 @@ def test_a_node_that_succeeds_ends_the_job_well(rendezvous: Rendezvous) -> None:
         seat.restart_count,
         seat.max_restarts,
     )
-    assert (("127.0.0.1",), 29501) == (seat.master_addresses, seat.master_port)
+    assert ("127.0.0.1",) == seat.master_addresses
+    listener = rendezvous.member.listener()
+    assert listener is not None
+    assert ("127.0.0.1", seat.master_port) == listener.getsockname()
+    listener.close()
     assert Final(True, "all 1 nodes succeeded in round 0") == notice(rendezvous)
 
 
@@ -62,7 +70,7 @@ def test_a_node_restarts_until_the_budget_is_gone(rendezvous: Rendezvous) -> Non
     why = (FailureNote(3, 3, 100, 1, "ValueError: x"),)
     heard: list[Notice] = []
     for round in range(2):
-        rendezvous.member.join(OFFER)
+        rendezvous.member.join(4, "trainer")
         heard.append(notice(rendezvous))
         rendezvous.member.failed(round, why)
         heard.append(notice(rendezvous))
@@ -79,7 +87,7 @@ def test_the_seat_comes_well_below_a_millisecond(rendezvous: Rendezvous) -> None
     times = []
     for round in range(50):
         began = time.perf_counter()
-        rendezvous.member.join(OFFER)
+        rendezvous.member.join(4, "trainer")
         assert isinstance(notice(rendezvous), Seat)
         times.append(time.perf_counter() - began)
         rendezvous.member.stopped(round)
@@ -93,7 +101,7 @@ def test_many_launches_leave_no_thread_and_no_descriptor() -> None:
     threads, descriptors = threading.active_count(), sorted(os.listdir("/proc/self/fd"))
     for _ in range(20):
         with open_local("job", Rules()) as rendezvous:
-            rendezvous.member.join(OFFER)
+            rendezvous.member.join(4, "trainer")
 
     assert threads == threading.active_count()
     assert descriptors == sorted(os.listdir("/proc/self/fd"))
@@ -101,7 +109,7 @@ def test_many_launches_leave_no_thread_and_no_descriptor() -> None:
 
 def test_closing_is_prompt_while_a_node_waits_for_others() -> None:
     rendezvous = open_local("job", Rules(2, 2))
-    rendezvous.member.join(OFFER)
+    rendezvous.member.join(4, "trainer")
     began = time.monotonic()
     rendezvous.close()
     rendezvous.close()

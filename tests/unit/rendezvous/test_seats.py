@@ -49,6 +49,13 @@ def test_order_is_index_then_old_place_then_name(
     assert expected == list(order(offers, last))
 
 
+def test_the_host_of_the_store_comes_first_among_nodes_without_an_index() -> None:
+    host = Descriptor(1, "trainer", ("10.0.0.1",), 1000, hosts=True)
+
+    assert ("z", "a", "b") == order({"a": offer(), "b": offer(), "z": host}, ["a", "b"])
+    assert ("b", "z", "a") == order({"a": offer(), "b": offer(index=5), "z": host})
+
+
 def test_nodes_of_different_size_and_role_get_ranks_without_a_gap() -> None:
     offers = [offer(2, "trainer", port=1001), offer(3, "reader"), offer(4, "trainer")]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers import _foreman, _guardian, _report
 from elasticlib.workers._foreman import Foreman
-from elasticlib.workers._wire import Channel, Message, wait_readable
 
 
 class Yard:
@@ -223,6 +223,12 @@ def start(yard: Yard, *ranks: int) -> None:
     yard.foreman._job = {"common": {"env": {"SET": "by the caller", "HOME": "/"}, "stdout": None, "stderr": None}}
     workers = [{"local_rank": rank, "env": {"RANK": str(rank)}} for rank in ranks]
     yard.order(op="start", round=3, workers=workers, store=False)
+
+
+def test_the_foreman_names_itself_when_it_has_its_job(yard: Yard) -> None:
+    yard.order(op="job", memories=[])
+
+    assert yard.said() == [{"op": "hired", "foreman": os.getpid()}]
 
 
 def test_a_round_is_told_with_its_processes(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

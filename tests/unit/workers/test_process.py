@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.workers import _report
 from elasticlib.workers._process import Crew, Exit, Lost, Stopped
-from elasticlib.workers._wire import Channel, Message, wait_readable
 
 
 class Foreman:
@@ -80,6 +80,29 @@ def test_a_start_sends_the_orders_and_returns_the_pids_by_rank(foreman: Foreman)
     assert pids == {0: 70, 1: 71}
     assert foreman.hear() == {"op": "start", "round": 0, "workers": [], "store": False}
     assert foreman.crew.started()
+
+
+def test_the_foreman_says_which_process_it_is(foreman: Foreman) -> None:
+    foreman.say("hired", foreman=4321)
+
+    first, second = foreman.crew.foreman(), foreman.crew.foreman()
+
+    assert first == second == 4321
+
+
+def test_a_wait_for_the_foreman_can_be_interrupted(foreman: Foreman) -> None:
+    interrupt = os.eventfd(1, os.EFD_CLOEXEC)
+    try:
+        assert foreman.crew.foreman(interrupt) is None
+    finally:
+        os.close(interrupt)
+
+
+def test_a_foreman_that_cannot_come_says_why(foreman: Foreman) -> None:
+    foreman.say("broken", why="no process can be started")
+
+    with pytest.raises(StartError, match="no process can be started"):
+        foreman.crew.foreman()
 
 
 def test_a_start_that_is_interrupted_returns_nobody(foreman: Foreman) -> None:

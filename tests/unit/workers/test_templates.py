@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticlib._wire import Channel
 from elasticlib.errors import EntrypointError
 from elasticlib.workers import _template, _templates
-from elasticlib.workers._templates import TemplateKey, above_standard, importable_by, wait_for_end
-from elasticlib.workers._wire import Channel
+from elasticlib.workers._templates import TemplateKey, importable_by
 
 ENVIRONMENT = {"PATH": "/bin", "HOME": "/root"}
 
@@ -265,42 +264,7 @@ def test_torch_is_not_looked_for(tmp_path: Path) -> None:
     assert stamps(["torch"], tmp_path) == {}
 
 
-# Small tools.
-
-
-def test_a_copy_stays_clear_of_the_standard_streams_and_is_not_inherited() -> None:
-    copy = above_standard(0)
-    try:
-        assert copy > 3
-        assert not os.get_inheritable(copy)
-    finally:
-        os.close(copy)
-
-
-def test_an_end_is_waited_for_and_reaped() -> None:
-    pid = os.posix_spawn("/bin/true", ["true"], {})
-
-    wait_for_end(pid, 30.0)
-
-    with pytest.raises(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
-
-
-def test_a_process_that_does_not_end_in_time_is_killed() -> None:
-    sleep = shutil.which("sleep") or "sleep"
-    pid = os.posix_spawn(sleep, ["sleep", "60"], {})
-
-    wait_for_end(pid, 0.0)
-
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-def test_a_process_that_somebody_else_has_reaped_is_no_error() -> None:
-    pid = os.posix_spawn("/bin/true", ["true"], {})
-    os.waitpid(pid, 0)
-
-    wait_for_end(pid, 30.0)
+# Interpreters.
 
 
 def test_an_interpreter_that_is_not_there_is_refused_by_name() -> None:

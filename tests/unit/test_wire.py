@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elasticlib.workers._wire import Channel, Message, wait_readable
+from elasticlib._wire import Channel, Message, wait_readable
 
 LIMIT = 30.0
 Pair = tuple[Channel, Channel]

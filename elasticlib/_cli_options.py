@@ -1,0 +1,214 @@
+"""
+The options of the command line, one row each: how they are spelled, read and explained.
+
+Rules of this file: an option is one row of `OPTIONS`; its text is read in one place, whether it came from the
+command line or from the environment; the limits of a value are the business of `spec.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import field, frozen
+
+from elasticlib.errors import ConfigError
+from elasticlib.rendezvous._options import KEYS, parse_conf
+from elasticlib.spec import DEFAULT_SIGNALS, DEVICE_WORDS, START_METHODS, TOKEN_VARIABLE, Std
+
+_SAID_OTHERWISE = ("rank", "timeout", "wait_for", "cert", "key", "cacert")
+"""Keys of the rendezvous that are options of their own, or other names."""
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    parts = text.split(":")
+    if len(parts) > 2:
+        raise ConfigError(f"{text!r} is neither a number of nodes nor a range such as 1:4")
+    return int(parts[0]), int(parts[-1])
+
+
+def _number_or_word(text: str) -> int | str:
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _ranks(text: str) -> list[int] | None:
+    return [int(part) for part in text.split(",")] if text else None
+
+
+def _flag(text: str) -> bool:
+    return bool(int(text))
+
+
+@frozen
+class Option:
+    """One option: how it is spelled, read and explained."""
+
+    long: str
+    """With dashes; the spelling with underscores is the name of its value."""
+    help: str
+    default: str | None = None
+    """As it would be typed; None when the option has no default."""
+    read: Callable[[str], Any] = str
+    short: tuple[str, ...] = ()
+    metavar: str | None = None
+    unset: str = "none"
+    """What no value stands for, in the help."""
+    environment: bool = True
+    """Whether ``PET_<NAME>`` gives the default."""
+    built: bool = True
+    """False: any value but the default is refused."""
+    dest: str = field(init=False)
+
+    @dest.default
+    def _underscores(self) -> str:
+        return self.long.lstrip("-").replace("-", "_")
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the option takes no value on the command line."""
+        return self.read is _flag
+
+    @property
+    def variable(self) -> str:
+        """Name of the environment variable that gives the default."""
+        return f"PET_{self.dest.upper()}"
+
+    def value(self, text: str | None, source: str) -> Any:
+        """Read *text*; raises `ConfigError` that names *source* when it cannot be read."""
+        if text is None:
+            return None
+        try:
+            return self.read(text)
+        except ConfigError as e:
+            raise ConfigError(f"{source}: {e}") from None
+        except ValueError:
+            kind = {_flag: "0 or 1", float: "a number", _ranks: "a list of whole numbers such as 0,2"}
+            raise ConfigError(f"{source}: {text!r} is not {kind.get(self.read, 'a whole number')}") from None
+
+
+NOTES = {
+    "several nodes": "Alike on all nodes, but for is_host and a node's own rank and address. A secret that keeps "
+    f"strangers out is read from the variable {TOKEN_VARIABLE} alone: a command line shows in ps.",
+}
+"""What a group of options has in common."""
+
+OPTIONS: dict[str, tuple[Option, ...]] = {
+    "workers": (
+        Option(
+            "--nnodes", "nodes of the job, N or MIN:MAX: it runs with MIN to MAX of them", "1:1", _nodes, metavar="N"
+        ),
+        Option(
+            "--nproc-per-node",
+            f"workers on this node: a number or one of {', '.join(DEVICE_WORDS)} (auto: devices, else CPUs)",
+            "1",
+            _number_or_word,
+            metavar="N",
+        ),
+        Option(
+            "--start-method",
+            f"{', '.join(START_METHODS)}; forkserver forks the workers from a warm interpreter",
+            "forkserver",
+            metavar="METHOD",
+        ),
+        Option(
+            "--preload",
+            "modules, as in a,b, that are imported once for all workers; '' for none",
+            "torch",
+            metavar="A,B",
+        ),
+        Option("--role", "name of the workers' role", "default"),
+    ),
+    "what to run": (
+        Option("--module", "run the script as a module, as python -m does", "0", _flag, ("-m",)),
+        Option("--no-python", "run the script as a program, without an interpreter", "0", _flag),
+        Option("--run-path", "run the file as a Python script, whatever --module and --no-python say", "0", _flag),
+    ),
+    "restarts and end": (
+        Option("--max-restarts", "restarts of all workers that failures may use up", "0", int, metavar="N"),
+        Option(
+            "--monitor-interval", "seconds between looks at what can only be polled", "0.1", float, metavar="SECONDS"
+        ),
+        Option("--signals-to-handle", "signals that stop the job, passed on to the workers", DEFAULT_SIGNALS),
+        Option(
+            "--shutdown-timeout",
+            "seconds from the stop signal to SIGKILL",
+            None,
+            int,
+            metavar="SECONDS",
+            unset="TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30",
+        ),
+    ),
+    "logs": (
+        Option("--log-dir", "folder for logs", metavar="DIR", unset="a temporary one"),
+        Option(
+            "--redirects",
+            "streams that go to files: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank as in 0:1,1:3",
+            "0",
+            Std.from_str,
+            ("-r",),
+            metavar="STD",
+        ),
+        Option("--tee", "streams that go to files and to the console, as above", "0", Std.from_str, ("-t",), "STD"),
+        Option(
+            "--local-ranks-filter",
+            "local ranks shown on the console, as in 0,2",
+            "",
+            _ranks,
+            metavar="RANKS",
+            unset="all",
+        ),
+    ),
+    "several nodes": (
+        Option(
+            "--rdzv-backend",
+            "how the nodes find each other: static, c10d, etcd, etcd-v2, etcd-v3 or a plug-in's name",
+            "static",
+            metavar="NAME",
+        ),
+        Option(
+            "--rdzv-endpoint",
+            "where: HOST:PORT (29400 unless given), for etcd its server (2379); port 0: this launch alone",
+            "",
+            metavar="HOST:PORT",
+        ),
+        Option("--rdzv-id", "id of the job; jobs with the same id and endpoint are one", "none", metavar="ID"),
+        Option(
+            "--rdzv-conf",
+            "more about it; times in seconds: "
+            + ". ".join(f"{name}: {key.meaning}" for name, key in KEYS.items() if name not in _SAID_OTHERWISE),
+            "",
+            parse_conf,
+            metavar="K=V,...",
+        ),
+        Option(
+            "--wait-for",
+            "when a round with MIN nodes starts: quiet (after last_call_timeout without newcomers), "
+            "min (at once) or max (with MAX nodes, or when join_timeout is over)",
+            "quiet",
+            metavar="WORD",
+        ),
+        Option("--local-addr", "name or address of this node for the others", metavar="HOST", unset="found out"),
+        Option("--node-rank", "place of this node, from 0 on; static only", "0", int, metavar="N"),
+        Option("--master-addr", "where the node with rank 0 is; static only", "127.0.0.1", metavar="HOST"),
+        Option(
+            "--master-port",
+            "port on that node for the store of all workers; static only",
+            None,
+            int,
+            metavar="PORT",
+            unset="29500, on one node a free one",
+        ),
+        Option("--standalone", "private rendezvous on this machine, whatever the options above say", "0", _flag),
+    ),
+    "known, not built yet: refused unless they have their default": (
+        Option("--event-log-handler", "where events go", "null", metavar="NAME", built=False),
+        Option("--duplicate-stdout-filters", "copy matching lines of stdout", "", metavar="A,B", built=False),
+        Option("--duplicate-stderr-filters", "copy matching lines of stderr", "", metavar="A,B", built=False),
+        Option("--logs-specs", "log layout of a plug-in", metavar="NAME", environment=False, built=False),
+        Option("--numa-binding", "node, socket, exclusive or core-complex", environment=False, built=False),
+        Option("--virtual-local-rank", "LOCAL_RANK=0 and one device in every worker", "0", _flag, built=False),
+    ),
+}

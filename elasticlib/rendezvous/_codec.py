@@ -1,0 +1,157 @@
+"""
+How small frozen classes become JSON, and come back when nothing about them is wrong. Pure.
+
+Rules of this file: it knows no message; a class is given by its fields, whose annotations name their readers.
+What is not exactly as it should be is a ``ValueError`` that says what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+from attrs import asdict, fields
+
+Reader: TypeAlias = Callable[[Any], Any]
+
+
+class Codec:
+    """
+    Encodes and decodes objects of *classes*, by the names under which they travel.
+
+    *parts* are classes that occur in fields only. A field annotated ``Report`` holds an object of one of the
+    *nested* classes, with its name.
+    """
+
+    def __init__(
+        self, version: int, classes: Mapping[str, type[Any]], parts: Sequence[type[Any]], nested: Sequence[str]
+    ) -> None:
+        self._version = version
+        self._classes = dict(classes)
+        self._names = {cls: name for name, cls in classes.items()}
+        self._nested = tuple(nested)
+        readers = dict(_PLAIN)
+        for part in parts:
+            read = self._reader_of(part)
+            readers |= {
+                part.__name__: read,
+                f"{part.__name__} | None": _or_none(read),
+                f"tuple[{part.__name__}, ...]": _many(read),
+            }
+        readers["Report"] = self._read_nested
+        self._fields = {
+            cls: {each.name: readers[str(each.type)] for each in fields(cls)} for cls in (*classes.values(), *parts)
+        }
+
+    def plain(self, message: Any) -> dict[str, Any]:
+        """The object as plain data, with its name and the version."""
+        body = asdict(message)
+        if "report" in body:
+            body["report"] = self.plain(message.report)
+        return body | {"v": self._version, "type": self._names[type(message)]}
+
+    def read(self, data: bytes, key: bytes | None, place: str) -> Any:
+        """The object that *data* holds, signed with *key* for *place* if there is a key, and unsigned if not."""
+        body = json.loads(data, parse_constant=_refuse)
+        if not isinstance(body, dict):
+            raise ValueError("it is no JSON object")
+        version = body.get("v")
+        if type(version) is not int or version != self._version:
+            raise ValueError(f"it has version {version!r:.40}, we speak {self._version}")
+        _check(body, body.pop("mac", None), key, place)
+        return self._named(body, tuple(self._classes))
+
+    def _named(self, body: dict[str, Any], allowed: tuple[str, ...]) -> Any:
+        body = {name: value for name, value in body.items() if name != "v"}
+        name = body.pop("type", None)
+        if not isinstance(name, str) or name not in allowed:
+            raise ValueError(f"its type {name!r:.40} is unknown")
+        return self._of(self._classes[name], body)
+
+    def _read_nested(self, value: Any) -> Any:
+        version = value.get("v") if isinstance(value, dict) else None
+        if type(version) is not int or version != self._version:
+            raise ValueError("a letter holds no report of this version")
+        return self._named(value, self._nested)
+
+    def _reader_of(self, cls: type[Any]) -> Reader:
+        return lambda value: self._of(cls, value)
+
+    def _of(self, cls: type[Any], body: Any) -> Any:
+        readers = self._fields[cls]
+        if not isinstance(body, dict) or body.keys() != readers.keys():
+            raise ValueError(f"{cls.__name__} needs exactly the fields {', '.join(readers)}")
+        return cls(**{name: read(body[name]) for name, read in readers.items()})
+
+
+def write(body: Any) -> bytes:
+    """Plain data as canonical ASCII JSON."""
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def mac(body: dict[str, Any], key: bytes, place: str) -> str:
+    """The signature of plain data for a place."""
+    return hmac.new(key, place.encode() + b"\0" + write(body), hashlib.sha256).hexdigest()
+
+
+def _check(body: dict[str, Any], found: Any, key: bytes | None, place: str) -> None:
+    if key is None:
+        if found is not None:
+            raise ValueError("it is signed, and this node has no token")
+    elif not isinstance(found, str):
+        raise ValueError("it is not signed, and this node has a token")
+    elif not hmac.compare_digest(found.encode("utf-8", "replace"), mac(body, key, place).encode()):
+        raise ValueError("its signature is not of this token, or for another place")
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _exactly(kind: type) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not kind:  # a bool is an int, but not on the wire
+            raise ValueError(f"{value!r:.40} should be a {kind.__name__}")
+        return value
+
+    return read
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"{value!r:.40} should be a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError("a number is not finite")
+    return number
+
+
+def _or_none(read: Reader) -> Reader:
+    return lambda value: None if value is None else read(value)
+
+
+def _many(read: Reader) -> Reader:
+    def read_all(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise ValueError(f"{value!r:.40} should be a list")
+        return tuple(read(item) for item in value)
+
+    return read_all
+
+
+_PLAIN: dict[str, Reader] = {
+    "int": _exactly(int),
+    "str": _exactly(str),
+    "bool": _exactly(bool),
+    "float": _number,
+    "int | None": _or_none(_exactly(int)),
+    "str | None": _or_none(_exactly(str)),
+    "tuple[str, ...]": _many(_exactly(str)),
+}

@@ -1,0 +1,235 @@
+"""
+Whether one node still has contact with its job, and what to do when it has not. Pure.
+
+    SEEKING --greeted--> LIVE --silence, or a broken connection--> SEEKING --greeted--> ...
+       '--- no greeting in time, or the host is gone --> OVER
+
+Self-fencing: the coordinator gives the ranks of a node away `heartbeat` seconds after it last saw the
+node's beat change. A beat that the store acknowledged was seen no earlier than it was sent. So whoever
+stops its workers within `heartbeat` seconds after it *sent* its last acknowledged beat can never work
+beside its successors, whatever the network does in between and whatever the clocks of others say.
+
+Rules of this file: `step` is a function of state, event and time; times are this node's monotonic
+seconds, and only differences count.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from attrs import evolve, frozen
+from typing_extensions import assert_never
+
+INTERVAL = 0.3
+"""Share of the heartbeat time between two beats."""
+FENCE = 0.6
+"""Share after which, unacknowledged, the workers are told to stop."""
+GRACE = 0.15
+"""Share that they have for it."""
+KILL = 0.85
+"""Share after which they are killed."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_REFUSALS = 4
+"""Refused connections in a row, after contact, that say: the host's process is gone."""
+
+
+@frozen
+class Limits:
+    """Seconds; all but `join_timeout` begin to count once contact was there."""
+
+    join_timeout: float = 600.0
+    """For finding the store, connecting and the coordinator's greeting together."""
+    reconnect_timeout: float = 60.0
+    heartbeat: float = 0.0
+    """0: nobody is ever thought lost."""
+    moves: bool = False
+    """Whether another node may take the coordination over; its silence is no reason to stop then."""
+
+
+@frozen
+class Greeted:
+    """Connected, and the coordinator's greeting was read."""
+
+    heartbeat: float
+
+
+@frozen
+class Acknowledged:
+    """What was sent at *sent* is in the store; *pulse* is the coordinator's count, where it was read."""
+
+    sent: float
+    pulse: int | None = None
+
+
+@frozen
+class Broken:
+    """An attempt to connect failed, or a connection broke. *gone*: nobody listens there any more."""
+
+    why: str
+    gone: bool = False
+
+
+@frozen
+class Tick:
+    """Time has passed."""
+
+
+Event: TypeAlias = Greeted | Acknowledged | Broken | Tick
+
+
+@frozen
+class Connect:
+    """Give the present connection up, if there is one, and try a new one."""
+
+
+@frozen
+class Fence:
+    """Stop the workers within *grace* seconds."""
+
+    why: str
+    grace: float
+
+
+@frozen
+class GiveUp:
+    """This node's part is over. *closed*: the job's host is gone; else it was not found in time."""
+
+    why: str
+    closed: bool
+
+
+Action: TypeAlias = Connect | Fence | GiveUp
+
+
+@frozen
+class Contact:
+    """All that a node knows about its contact."""
+
+    limits: Limits
+    began: float
+    """When it began to seek: at its start, or when contact was lost."""
+    met: bool = False
+    """Whether there was contact ever."""
+    live: bool = False
+    trying: bool = False
+    """Whether an attempt is on its way."""
+    acknowledged: float = 0.0
+    """When the last thing was sent that the store acknowledged."""
+    pulse: int = -1
+    pulse_at: float = 0.0
+    fenced: bool = False
+    trouble: str = "the first attempt is not over yet"
+    refusals: int = 0
+    pause: float = _FIRST_PAUSE
+    try_at: float = 0.0
+    over: bool = False
+
+
+Outcome: TypeAlias = tuple[Contact, tuple[Action, ...]]
+
+
+def begin(limits: Limits, now: float) -> Outcome:
+    """A node that knows nobody yet."""
+    return evolve(Contact(limits, began=now, try_at=now), trying=True), (Connect(),)
+
+
+def step(contact: Contact, event: Event, now: float) -> Outcome:
+    """What *event* changes, and what to do about it; *now* never goes back."""
+    if contact.over:
+        return contact, ()
+    match event:
+        case Greeted(heartbeat):
+            contact = evolve(
+                contact,
+                limits=evolve(contact.limits, heartbeat=heartbeat),
+                met=True,
+                live=True,
+                trying=False,
+                refusals=0,
+                pause=_FIRST_PAUSE,
+                began=now,
+                pulse_at=now,
+                acknowledged=contact.acknowledged if contact.met else now,
+            )
+        case Acknowledged(sent, pulse):
+            # What an abandoned connection still acknowledges is as true as anything else.
+            contact = evolve(contact, acknowledged=max(sent, contact.acknowledged))
+            if pulse is not None and pulse > contact.pulse:
+                contact = evolve(contact, pulse=pulse, pulse_at=now)
+            if contact.live and now < _fence_at(contact):
+                contact = evolve(contact, fenced=False)
+        case Broken(why, gone):
+            contact = _broken(contact, why, gone, now)
+        case Tick():
+            pass
+        case _:
+            assert_never(event)
+    return _settle(contact, now)
+
+
+def wake_at(contact: Contact) -> float | None:
+    """When `step` wants a `Tick` at the latest."""
+    if contact.over:
+        return None
+    times = [] if contact.live else [_deadline(contact)]
+    if not contact.live and not contact.trying:
+        times.append(contact.try_at)
+    if contact.met and not contact.fenced and contact.limits.heartbeat:
+        times.append(_fence_at(contact))
+    return min(times, default=None)
+
+
+def kill_at(contact: Contact) -> float | None:
+    """When workers that still run here must be killed, whoever else has been told."""
+    return contact.acknowledged + KILL * contact.limits.heartbeat if contact.met and contact.limits.heartbeat else None
+
+
+def _fence_at(contact: Contact) -> float:
+    beats = contact.acknowledged + FENCE * contact.limits.heartbeat
+    # Two clocks of one interval each lie between two pulses that are seen: this limit is the wider one.
+    return beats if contact.limits.moves else min(beats, contact.pulse_at + contact.limits.heartbeat)
+
+
+def _deadline(contact: Contact) -> float:
+    limits = contact.limits
+    return contact.began + (limits.reconnect_timeout if contact.met else limits.join_timeout)
+
+
+def _broken(contact: Contact, why: str, gone: bool, now: float) -> Contact:
+    first = contact.live
+    return evolve(
+        contact,
+        live=False,
+        trying=False,
+        began=now if first else contact.began,
+        trouble=why,
+        refusals=contact.refusals + 1 if gone else 0,
+        # The first attempt after a loss comes at once: most often only this one connection broke.
+        try_at=now if first else now + contact.pause,
+        pause=_FIRST_PAUSE if first else min(2 * contact.pause, _LONGEST_PAUSE),
+    )
+
+
+def _settle(contact: Contact, now: float) -> Outcome:
+    actions: list[Action] = []
+    heartbeat = contact.limits.heartbeat
+    if contact.met and heartbeat and not contact.fenced and now >= _fence_at(contact):
+        silent = now - min(contact.acknowledged, contact.pulse_at)
+        why = f"nobody answered for {silent:.3g} s" if contact.live else contact.trouble
+        actions.append(Fence(f"contact with the job is lost: {why}", GRACE * heartbeat))
+        contact = evolve(contact, fenced=True, trouble=why)
+        if contact.live:  # a frozen store answers no call on the old connection, but perhaps on a new one
+            contact = evolve(contact, live=False, began=now, try_at=now)
+    if not contact.live:
+        sought = now - contact.began
+        if contact.met and contact.refusals >= _REFUSALS and not contact.limits.moves:
+            why = f"the host of the job's store is gone: {contact.trouble}"
+            return evolve(contact, over=True), (*actions, GiveUp(why, True))
+        if now >= _deadline(contact):
+            lost = "contact with the job was lost" if contact.met else "the job was not found"
+            why = f"{lost}, and {sought:.3g} s of trying did not help: {contact.trouble}"
+            return evolve(contact, over=True), (*actions, GiveUp(why, contact.met))
+        if not contact.trying and now >= contact.try_at:
+            contact = evolve(contact, trying=True)
+            actions.append(Connect())
+    return contact, tuple(actions)

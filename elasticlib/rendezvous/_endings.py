@@ -1,0 +1,92 @@
+"""
+How a round ends, and how the job does. Pure.
+
+Rules of this file: nodes that left are told nothing; who waits for a seat has done with the last round and
+is told only how the job ended. Failures spend the job's restarts, arrivals and leaves do not, and losses
+do when they repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from attrs import evolve
+
+from elasticlib.rendezvous._messages import Final, RoundEnd
+from elasticlib.rendezvous._state import Cause, Outcome, Round, Send, State, host_of
+
+LOSSES_IN_A_ROW = 3
+"""Rounds that a host may be lost from, one after the other, until that is taken for a failure."""
+
+
+def end_round(state: State, current: Round, why: str, *, restart: bool) -> Outcome:
+    """Have every node of the running round stop its workers."""
+    end = RoundEnd(current.number, why, restart)
+    present = (entry for entry in current.entries.values() if entry.node not in current.left)
+    told = (entry for entry in present if entry.node not in state.waiting)
+    actions = tuple(Send(entry.box, entry.node, end) for entry in told)
+    return evolve(state, round=evolve(current, end=end)), actions
+
+
+def spend(state: State, current: Round, why: str) -> Outcome:
+    """End the running round for a failure: with a restart if one is left."""
+    allowed = state.rules.max_restarts
+    if state.restarts < allowed:
+        state = evolve(state, restarts=state.restarts + 1)
+        return end_round(state, current, f"{why}; restart {state.restarts} of {allowed}", restart=True)
+    spent = f"all {allowed} restarts are used" if allowed else "no restarts are allowed"
+    return end_round(state, current, f"{why}; {spent}", restart=False)
+
+
+def finish(state: State, final: Final) -> Outcome:
+    """End the job: everybody who is still there is told *final*."""
+    audience = dict(state.waiting)
+    if state.round is not None:
+        present = (entry for entry in state.round.entries.values() if entry.node not in state.round.left)
+        for entry in present:
+            audience.setdefault(entry.node, entry)
+    actions = tuple(Send(entry.box, entry.node, final) for entry in audience.values())
+    return evolve(state, final=final), actions
+
+
+def end_for_losses(state: State, current: Round, lost: Mapping[str, str]) -> Outcome:
+    """End the running round because it lost nodes, given with the reasons."""
+    what = "; ".join(f"node {node} is lost: {why}" for node, why in lost.items())
+    if not current.succeeded:
+        host = max((host_of(node) for node in lost), key=lambda each: state.losses.get(each, 0))
+        times = state.losses.get(host, 0) + 1
+        if times >= LOSSES_IN_A_ROW:
+            crashing = f"host {host} was lost in {times} rounds running before any worker succeeded"
+            return spend(state, current, f"{what}; {crashing}")
+    return end_round(state, current, what, restart=True)
+
+
+def losses_after(losses: Mapping[str, int], current: Round) -> Mapping[str, int]:
+    """How many of its rounds running have lost each host, now that *current* is one of them."""
+    if current.succeeded:
+        return {}
+    if not losses and not current.lost:
+        return losses
+    seated = {host_of(node) for node in current.entries}
+    elsewhere = {host: times for host, times in losses.items() if host not in seated}
+    return elsewhere | {host: losses.get(host, 0) + 1 for host in sorted({host_of(node) for node in current.lost})}
+
+
+def root_cause(causes: Iterable[Cause]) -> Cause | None:
+    """The failure that came first; a lost connection never beats another kind of failure."""
+
+    def place(cause: Cause) -> tuple[bool, float, str, int]:
+        return (cause.note.secondary, cause.at, cause.node, cause.note.rank)
+
+    return min(causes, key=place, default=None)
+
+
+def describe(node: str, root: Cause | None) -> str:
+    """The failure that ended a round, for people; *node* reported it."""
+    if root is None:
+        return f"workers of node {node} failed"
+    note = root.note
+    how = f"was ended by signal {-note.exitcode}" if note.exitcode < 0 else f"ended with exit status {note.exitcode}"
+    # Without an exception the message of a signal only says so again.
+    said = note.message.strip().splitlines() if note.exception_type or note.exitcode >= 0 else []
+    return f"rank {note.rank} on node {host_of(root.node)} {how}" + (f" ({said[0]})" if said else "")

@@ -1,0 +1,84 @@
+"""
+What a rendezvous endpoint says: host and port, and what kind of host. Pure.
+
+Rules of this file: text in, facts out; nothing is looked up. A host is kept as it was written, without brackets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from elasticlib.errors import ConfigError
+
+DEFAULT_PORT = 29400
+
+_HOST = re.compile(r"[\w.:-]+")
+_PORT = re.compile(r"[0-9]{1,5}")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
+
+
+def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
+    """
+    Host and port of ``host``, ``host:port``, ``address``, ``[address]`` or ``[address]:port``.
+
+    Blank text is ``localhost``. An IPv6 address needs its brackets only where a port follows: ``::1`` is an
+    address here, where torch reads it as port 1 of the host ``:``. Raises `ConfigError`, a ValueError.
+    """
+    text = (endpoint or "").strip()
+    if not text:
+        return "localhost", default_port
+    if scheme := _SCHEME.match(text):
+        rest = text[scheme.end() :].split("/")[0]
+        raise _wrong(text, f"it is a URL, not host:port; write {rest!r}")
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or address_of(host) is None or (rest and not rest.startswith(":")):
+            raise _wrong(text, "brackets hold one IP address, as in '[::1]:29400'")
+        return host, _port(text, rest[1:]) if rest else default_port
+    if address_of(text) is not None:
+        return text, default_port
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        host = text
+    if not host:
+        raise _wrong(text, "the host is missing; write 'host:port', or 'localhost:port' for this machine alone")
+    if ":" in host and address_of(host) is None:
+        raise _wrong(text, "it holds too many colons; write 'host:port', an IPv6 address as in '[::1]:29400'")
+    if not _HOST.fullmatch(host) and address_of(host) is None:
+        raise _wrong(text, f"host {host!r} has other characters than letters, digits, '.', '-' and '_'")
+    return host, _port(text, port) if colon else default_port
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can be meant, whatever a name server says."""
+    address = address_of(host)
+    if address is None:
+        name = host.lower().rstrip(".")
+        return name in _LOOPBACK_NAMES or name.endswith(".localhost")
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The numeric address that *host* spells out; None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def spell(host: str, port: int) -> str:
+    """``host:port``, with brackets where they are needed."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _port(endpoint: str, text: str) -> int:
+    if not _PORT.fullmatch(text) or int(text) > 65535:
+        raise _wrong(endpoint, f"port {text!r} is no number from 0 to 65535")
+    return int(text)
+
+
+def _wrong(endpoint: str, why: str) -> ConfigError:
+    return ConfigError(f"rdzv_endpoint={endpoint!r} is no endpoint: {why}")

@@ -1,0 +1,221 @@
+"""
+HTTP to one etcd server, with the standard library's client: it can do all that etcd's two APIs ask for.
+
+Rules of this file: every call has a time limit; whatever goes wrong is a `RendezvousConnectionError` that names
+the URL and tells the causes apart; a wait has a connection of its own and can be ended from another thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import json
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from attrs import frozen
+
+from elasticlib.errors import RendezvousConnectionError
+
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+_GONE = (OSError, ValueError, http.client.HTTPException)
+"""What a connection raises that broke, or that another thread shut down."""
+
+
+@frozen
+class Site:
+    """Where a server answers."""
+
+    host: str
+    """As the user wrote it; what a certificate must be for."""
+    port: int
+    address: str
+    """Numeric: names are looked up once, by somebody with a time limit."""
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def url(self) -> str:
+        """For people."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.tls is None else 'https'}://{host}:{self.port}"
+
+
+@frozen
+class Answer:
+    """What the server said."""
+
+    url: str
+    status: int
+    headers: http.client.HTTPMessage
+    data: bytes
+
+    def json(self) -> dict[str, Any]:
+        """The body as a JSON object; anything else did not come from etcd."""
+        try:
+            body = json.loads(self.data)
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict):
+            text = self.data[:120].decode("utf-8", "replace").strip()
+            raise RendezvousConnectionError(
+                f"{self.url} answers, but is no etcd (status {self.status}, {text!r}): "
+                f"check host, port and protocol (http or https)"
+            )
+        return body
+
+
+class Line:
+    """One thread's way to a server; calls share one connection."""
+
+    def __init__(self, site: Site, limit: float) -> None:
+        self.site = site
+        self.limit = limit
+        """Seconds that one call may take, unless it says otherwise."""
+        self._kept: http.client.HTTPConnection | None = None
+        self._lock = threading.Lock()
+        self._waiting: socket.socket | None = None
+        self._closed = False
+
+    def call(self, method: str, path: str, body: str = "", content: str = "application/json") -> Answer:
+        """Send a request, return the answer, whatever its status; raises `RendezvousConnectionError`."""
+        try:
+            connection = self._connection()
+            connection.sock.settimeout(self.limit)
+            response = _send(connection, method, path, body, content)
+            answer = Answer(self.site.url, response.status, response.headers, response.read())
+            if response.will_close:
+                self._drop()
+            return answer
+        except _GONE as error:
+            self._drop()
+            raise self._explained(error, self.limit) from error
+
+    def listen(
+        self, method: str, path: str, body: str, timeout: float, is_news: Callable[[bytes], bool]
+    ) -> Answer | None:
+        """
+        The first line of a long answer that *is_news*, or a refusal; None when none came within *timeout*
+        seconds or the answer ended without. Whoever calls `interrupt` ends it early.
+        """
+        if timeout <= 0:
+            return None
+        deadline = time.monotonic() + timeout
+        try:
+            connection = _open(self.site, self.limit)
+        except _GONE as error:
+            raise self._explained(error, self.limit) from error
+        sock = connection.sock
+        with contextlib.ExitStack() as stack:
+            stack.callback(connection.close)
+            stack.callback(self._end_wait)
+            if not self._begin_wait(sock):
+                return None
+            try:
+                sock.settimeout(timeout)
+                response = stack.enter_context(_send(connection, method, path, body, "application/json"))
+                while (left := deadline - time.monotonic()) > 0:
+                    sock.settimeout(left)
+                    line = response.readline() if response.status == http.client.OK else response.read()
+                    if not line:
+                        return None
+                    if response.status != http.client.OK or is_news(line):
+                        return Answer(self.site.url, response.status, response.headers, line)
+                return None
+            except TimeoutError:
+                return None
+            except _GONE as error:
+                if self._closed:
+                    return None
+                raise self._explained(error, timeout) from error
+
+    def interrupt(self) -> None:
+        """End the wait that goes on in another thread, and every later one. Never blocks."""
+        with self._lock:
+            self._closed = True
+            if self._waiting is not None:
+                with contextlib.suppress(OSError):
+                    self._waiting.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the connections up; may come twice."""
+        self.interrupt()
+        self._drop()
+
+    def __del__(self) -> None:
+        self._drop()
+
+    def _begin_wait(self, sock: socket.socket) -> bool:
+        with self._lock:
+            if not self._closed:
+                self._waiting = sock
+            return not self._closed
+
+    def _end_wait(self) -> None:
+        with self._lock:
+            self._waiting = None
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._closed:
+            raise ConnectionAbortedError("this connection was closed")
+        if self._kept is not None and select.select([self._kept.sock], [], [], 0)[0]:
+            self._drop()  # an idle connection that has something to read was closed by the server
+        if self._kept is None:
+            self._kept = _open(self.site, self.limit)
+        return self._kept
+
+    def _drop(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.close()
+
+    def _explained(self, error: Exception, limit: float) -> RendezvousConnectionError:
+        return RendezvousConnectionError(_explain(self.site, error, limit))
+
+
+def _open(site: Site, limit: float) -> http.client.HTTPConnection:
+    sock = socket.create_connection((site.address, site.port), limit)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if site.tls is not None:
+            sock = site.tls.wrap_socket(sock, server_hostname=site.host)
+    except BaseException:
+        sock.close()
+        raise
+    connection = http.client.HTTPConnection(site.host, site.port)
+    connection.sock = sock
+    return connection
+
+
+def _send(
+    connection: http.client.HTTPConnection, method: str, path: str, body: str, content: str
+) -> http.client.HTTPResponse:
+    connection.request(method, path, body.encode(), {"Content-Type": content} if body else {})
+    return connection.getresponse()
+
+
+def _explain(site: Site, error: Exception, limit: float) -> str:
+    where = site.url if site.address == site.host else f"{site.url} (at {site.address})"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"{where} shows a certificate that is not trusted ({error.verify_message}): see ca_cert"
+    if isinstance(error, ssl.SSLError):
+        why = (error.reason or str(error)).lower().replace("_", " ")
+        files = "alert" in why or "certificate" in why
+        mend = "ssl_cert, ssl_cert_key and ca_cert" if files else "protocol=http, if it speaks no TLS"
+        return f"{where} and this node do not agree on TLS ({why}): see {mend}"
+    if isinstance(error, TimeoutError):
+        return f"{where} did not answer within {limit:.3g} s: it is down or frozen, or packets are filtered on the way"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{where} refused the connection: no etcd listens there"
+    if isinstance(error, OSError) and error.errno in _NO_ROUTE:
+        return f"{where} cannot be reached: no route to it"
+    if isinstance(error, http.client.RemoteDisconnected) and site.tls is None:
+        return f"the connection to {where} broke: closed without an answer; if TLS is spoken there, see protocol=https"
+    if isinstance(error, http.client.BadStatusLine) and not isinstance(error, ConnectionError):
+        return f"{where} answers, but is no etcd ({str(error).strip()[:80]!r}): check host, port and protocol"
+    return f"the connection to {where} broke: {str(error) or type(error).__name__}"

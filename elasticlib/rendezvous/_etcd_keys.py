@@ -1,0 +1,104 @@
+"""
+What the etcd back end needs of a server, whichever of its two APIs carries it.
+
+Rules of this file: the contract, and the names of the keys. A path looks like a file's; a *version* grows with
+every change anywhere in the store, so that versions order what happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+from urllib.parse import quote
+
+from attrs import frozen
+
+KEEP = 7200
+"""Seconds that a job's keys outlive the last sign of the job: nothing stays for ever in a cluster of others."""
+
+
+@frozen
+class Item:
+    """A key that is there."""
+
+    path: str
+    data: bytes
+    version: int
+    """Of its last change."""
+    born: int
+    """Version of its creation."""
+
+
+@frozen
+class Hold:
+    """A key that is ours as long as we renew it."""
+
+    path: str
+    token: str
+    """Its value: unlike that of any other hold."""
+    born: int
+    lease: int
+    ttl: float
+    """Seconds without renewal after which it is gone."""
+
+
+class Keys(Protocol):
+    """
+    One thread's connection. Trouble with the server raises `RendezvousConnectionError`; with a *hold*, what
+    the API can check to be still ours is checked in the same transaction, and raises `LeadershipLost`.
+    """
+
+    def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
+        """The keys, in order, and a version since which `changed` misses nothing."""
+
+    def write(self, values: Mapping[str, bytes], hold: Hold | None = None) -> None:
+        """Set all keys."""
+
+    def append(self, folder: str, data: bytes) -> None:
+        """Create a new key in the folder."""
+
+    def entries(self, folder: str, after: int) -> tuple[list[Item], int]:
+        """Keys of the folder that were born after that version, oldest first; and a version for `changed`."""
+
+    def swap(self, path: str, data: bytes, version: int, hold: Hold | None = None) -> int | None:
+        """Set the key if it is at *version* (0: is not there), and still held; its new version, None if not."""
+
+    def delete(self, paths: Sequence[str], hold: Hold | None = None) -> None:
+        """Delete keys, there or not."""
+
+    def clear(self, folder: str, hold: Hold | None = None) -> None:
+        """Delete all that lies under the folder."""
+
+    def changed(self, path: str, since: int, timeout: float, folder: bool = False) -> None:
+        """Return when the key, or one in the folder, changed since that version; or earlier, at most then."""
+
+    def seize(self, path: str, name: str, ttl: float) -> Hold | None:
+        """Create the key if it is not there, for at least *ttl* seconds."""
+
+    def renew(self, hold: Hold) -> bool:
+        """Hold on for the time to live again; whether it was still ours."""
+
+    def holds(self, hold: Hold) -> bool:
+        """Whether the key is still ours."""
+
+    def release(self, hold: Hold) -> None:
+        """Delete the key now, if it is still ours."""
+
+    def keep(self, folder: str) -> None:
+        """Have what this connection, or whoever, writes in the folder stay for `KEEP` seconds from now."""
+
+    def clone(self) -> Keys:
+        """Another connection."""
+
+    def interrupt(self) -> None:
+        """End the wait of another thread in `changed`, and every later one."""
+
+    def close(self) -> None:
+        """Give the connection up; may come twice."""
+
+
+def component(name: str) -> str:
+    """Any text as one part of a path that both APIs leave as it is."""
+    quoted = quote(name, safe="", errors="surrogatepass")
+    # The v2 API hides what begins with "_" and cleans "." and ".." away.
+    return f"%{ord(quoted[0]):02X}{quoted[1:]}" if quoted[:1] in ("_", ".") else quoted or "%"

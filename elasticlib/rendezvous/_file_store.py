@@ -1,0 +1,106 @@
+"""
+A FileStore that can wait for milliseconds, and notices when its file was taken away.
+
+Rules of this file: the nodes of such a job are processes of one machine, so a process id means something.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from attrs import define
+
+from elasticlib.errors import ConfigError, RendezvousClosedError
+
+SOONEST, LATEST = 0.001, 0.02
+"""Bounds, in seconds, of the pause between two looks at a key that is waited for."""
+
+
+@define(eq=False)
+class PolledFileStore:
+    """A `Store`."""
+
+    path: str
+    _store: Any
+    _identity: tuple[int, int]
+
+    @classmethod
+    def open(cls, path: str) -> PolledFileStore:
+        """The store in the file at *path*, which is made if need be; raises `ConfigError` where that cannot be."""
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+            raise ConfigError(f"rdzv_endpoint={path!r} is no file that this user can write: {why}") from error
+        try:
+            facts = os.fstat(handle)
+        finally:
+            os.close(handle)
+        store = FileStore(path, -1)
+        store.set_timeout(timedelta(seconds=1))
+        return cls(path, store, (facts.st_dev, facts.st_ino))
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("set", "add", "check", "compare_set", "delete_key", "multi_get", "multi_set"):
+            raise AttributeError(name)
+        facts = os.stat(self.path)
+        if (facts.st_dev, facts.st_ino) != self._identity:
+            raise OSError(errno.ESTALE, "the file was replaced", self.path)
+        return getattr(self._store, name)
+
+    def list_keys(self) -> list[str]:
+        """No keys: no worker uses this store."""
+        return []
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Return once the keys are there; raises torch's DistStoreError when they are not in time."""
+        from torch.distributed import DistStoreError
+
+        deadline = time.monotonic() + timeout.total_seconds()
+        pause = SOONEST
+        while not self.check(keys):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise DistStoreError("wait timeout")
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LATEST)
+
+    def ended(self) -> RendezvousClosedError:
+        """What to raise for a file that holds an ended job."""
+        return RendezvousClosedError(
+            f"the process that coordinated the job in {self.path} is gone: remove that file, or name another one"
+        )
+
+
+def sign() -> bytes:
+    """Text by which `is_stale` tells whether this process lives."""
+    return f"{_namespace()} {os.getpid()} {_born(os.getpid())}".encode()
+
+
+def is_stale(signature: bytes) -> bool:
+    """Whether the process that signed is gone for sure."""
+    try:
+        namespace, pid, born = signature.decode().split()
+        return namespace == _namespace() and _born(int(pid)) != born
+    except ValueError:
+        return False
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/self/ns/pid")
+
+
+def _born(pid: int) -> str:
+    """Start time of a process, in clock ticks; empty when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,157 @@
+"""
+When a round is sealed, and with whom. Pure.
+
+Rules of this file: nobody is seated while a worker of an earlier round may run. Who is known to come back is
+waited for: seated without them, the others would be stopped again when they come. Once all who stayed are
+back, nothing is waited for but the least number of nodes. Spares wait without limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from attrs import evolve
+
+from elasticlib.rendezvous._endings import finish, losses_after
+from elasticlib.rendezvous._messages import Final
+from elasticlib.rendezvous._seats import assign, order
+from elasticlib.rendezvous._state import Action, ClearStore, Outcome, Round, Send, State, WakeAt, named
+
+REMEMBERED = 4096
+"""Nodes of the past whose letters are still told from new ones, so that a job may replace its nodes for ever."""
+
+
+def gather(state: State, now: float) -> Outcome:
+    """Seat those who wait, if it is time; else say when it will be."""
+    rules, current, present = state.rules, state.round, len(state.waiting)
+    if current is not None and current.has_workers:
+        return state, ()
+    if state.gathering_since is None:
+        state = evolve(state, gathering_since=now)
+    deadline = _deadline(state, now)
+    if present < rules.min_nodes:
+        if rules.join_timeout == 0 and current is not None and _reachable(state) < rules.min_nodes:
+            return _give_up(state, "are left", "; with a join_timeout of 0 nobody is replaced")
+        if now < deadline:
+            return state, (WakeAt(deadline),)
+        return _give_up(state, f"came in {rules.patience:g} s", "")
+    if _is_anyone_coming(state):
+        if now < deadline:
+            return state, (WakeAt(deadline),)
+        absent = named(coming(state))
+        return seal(state, f"{present} nodes are there; {absent} did not return in {rules.patience:g} s")
+    if present >= rules.max_nodes:
+        return seal(state, f"all {rules.max_nodes} nodes are there")
+    if current is not None and len(current.left) < len(current.entries):
+        return seal(state, f"all nodes that stayed after round {current.number} are back, {present} are there")
+    due = _due(state, deadline)
+    if now < due:
+        return state, (WakeAt(due),)
+    return seal(state, _why_now(state, now, deadline))
+
+
+def seal(state: State, why: str) -> Outcome:
+    """Give seats to those who wait: first to those who had one, then in the order in which they came."""
+    rules, current = state.rules, state.round
+    last = () if current is None else tuple(current.entries)
+    stayed = frozenset() if current is None else current.entries.keys() - current.left.keys()
+    by_claim = sorted(state.waiting, key=lambda node: node not in stayed)  # stable
+    chosen = {node: state.waiting[node].descriptor for node in by_claim[: rules.max_nodes]}
+    nodes = order(chosen, last)
+    number = current.number + 1 if current is not None else 0
+    seats = assign([chosen[node] for node in nodes], number, state.restarts, rules.max_restarts, why)
+    entries = {node: state.waiting[node] for node in nodes}
+    rest = {node: entry for node, entry in state.waiting.items() if node not in entries}
+    losses = state.losses if current is None else losses_after(state.losses, current)
+    state = evolve(state, heard=_worth_remembering(state), waiting=rest, losses=losses, gathering_since=None)
+    state = evolve(state, round=Round(number, entries, seats))
+    first: tuple[Action, ...] = (ClearStore(),) if rules.shared_store and number > 0 else ()
+    sends = zip(entries.values(), seats, strict=True)
+    return state, first + tuple(Send(entry.box, entry.node, seat) for entry, seat in sends)
+
+
+def status(state: State, now: float) -> str:
+    """For whom the job waits and for how long, in words; empty while a round runs and after the end."""
+    rules, current, present = state.rules, state.round, len(state.waiting)
+    if state.final is not None or (current is not None and current.end is None):
+        return ""
+    if current is not None and current.has_workers:
+        running = current.entries.keys() - current.stopped - current.succeeded
+        return f"round {current.number} has ended; its workers still stop on {named(running)}"
+    if current is not None and current.end is not None and not current.end.restart:
+        return ""
+    deadline = _deadline(state, now)
+    there = f"nodes are there ({named(state.waiting)})"
+    if present < rules.min_nodes:
+        return f"{present} of at least {rules.min_nodes} {there}; {max(0.0, deadline - now):.0f} s left"
+    if _is_anyone_coming(state):
+        return f"{present} {there}; {named(coming(state))} will come back; {max(0.0, deadline - now):.0f} s left"
+    left = max(0.0, _due(state, deadline) - now)
+    return f"{present} of at most {rules.max_nodes} {there}; they start in {left:.0f} s if nobody else comes"
+
+
+def coming(state: State) -> frozenset[str]:
+    """Nodes of the last round that are alive and have not asked for a seat yet."""
+    current = state.round
+    if current is None:
+        return frozenset()
+    return frozenset(node for node in current.entries if node not in current.left and node not in state.waiting)
+
+
+def _is_anyone_coming(state: State) -> bool:
+    current = state.round
+    if current is None:
+        return False
+    # Mostly the numbers tell: this is asked at each join, and must not cost a walk through all nodes then.
+    if len(current.entries) - len(current.left) > len(state.waiting):
+        return True
+    return any(node not in current.left and node not in state.waiting for node in current.entries)
+
+
+def _reachable(state: State) -> int:
+    """How many nodes there are, with those that are coming back."""
+    return len(state.waiting) + len(coming(state))
+
+
+def _deadline(state: State, now: float) -> float:
+    return (now if state.gathering_since is None else state.gathering_since) + state.rules.patience
+
+
+def _due(state: State, deadline: float) -> float:
+    """When enough nodes start without more of them."""
+    match state.rules.wait_for:
+        case "min":
+            return -math.inf
+        case "max":
+            return deadline
+    return min(state.last_join + state.rules.last_call, deadline)
+
+
+def _why_now(state: State, now: float, deadline: float) -> str:
+    present, rules = len(state.waiting), state.rules
+    match rules.wait_for:
+        case "min":
+            return f"{present} nodes are there, {rules.min_nodes} are enough"
+        case "max":
+            return f"{present} of {rules.max_nodes} nodes came in {rules.patience:g} s"
+    return f"{present} nodes are there and no other came for {now - state.last_join:.3g} s"
+
+
+def _give_up(state: State, how: str, note: str) -> Outcome:
+    current, rules = state.round, state.rules
+    why = f"{len(state.waiting)} of at least {rules.min_nodes} nodes {how} ({named(state.waiting)})"
+    if current is not None:
+        missing = current.entries.keys() - state.waiting.keys()
+        if missing:
+            why += f"; missing of round {current.number}: {named(missing, current.left)}"
+    return finish(state, Final(False, why + note, kind="timeout"))
+
+
+def _worth_remembering(state: State) -> Mapping[str, int]:
+    seated = {} if state.round is None else state.round.entries
+    if len(state.heard) <= REMEMBERED + len(state.waiting):
+        return state.heard
+    gone = [node for node in state.heard if node not in state.waiting and node not in seated]
+    forgotten = frozenset(gone[: max(0, len(gone) - REMEMBERED)])
+    return {node: seq for node, seq in state.heard.items() if node not in forgotten}

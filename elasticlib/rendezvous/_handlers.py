@@ -1,0 +1,184 @@
+"""
+The rendezvous as code that calls it itself knows it: handler, parameters, result.
+
+Rules of this file: names, order of arguments and meaning are those of ``torch.distributed.elastic.rendezvous``;
+a bad value is a `ConfigError` (a ``ValueError``) that names value, rule and mend. Nothing here talks to anybody
+but `RendezvousStoreInfo.build`, which uses the store that it is given.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attrs import define, frozen
+
+from elasticlib.errors import ConfigError, RendezvousStateError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+_TRUE = frozenset({"1", "true", "t", "yes", "y"})
+_FALSE = frozenset({"0", "false", "f", "no", "n"})
+
+
+@define
+class RendezvousStoreInfo:
+    """Where the workers of a round find the store by which they set up their process group."""
+
+    MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
+    MASTER_PORT_KEY: ClassVar[str] = "MASTER_PORT"
+
+    master_addr: str
+    master_port: int
+
+    @staticmethod
+    def build(rank: int, store: Store, local_addr: str | None, server_port: int | None = None) -> RendezvousStoreInfo:
+        """
+        Rank 0 says through *store* where it is, everybody reads that, waiting for it as long as *store* does.
+
+        The address is *local_addr*, else this machine's name; the port *server_port*, else one that was free a
+        moment ago: whoever wants it for sure binds it first and gives it here. Raises `RendezvousStateError`
+        when the store holds something else.
+        """
+        if rank == 0:
+            store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, local_addr or socket.getfqdn())
+            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or _free_port(local_addr)))
+        addr, port = (
+            bytes(store.get(key)) for key in (RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY)
+        )
+        try:
+            return RendezvousStoreInfo(addr.decode(), int(port))
+        except ValueError:
+            raise RendezvousStateError(
+                f"the store holds {addr[:80]!r} and {port[:80]!r}, which are no address and port"
+            ) from None
+
+
+def _free_port(local_addr: str | None) -> int:
+    with contextlib.suppress(OSError), socket.create_server((local_addr or "", 0)) as probe:
+        return int(probe.getsockname()[1])
+    with socket.create_server(("", 0)) as probe:  # an IPv6 address, or a name of IPv6 alone
+        return int(probe.getsockname()[1])
+
+
+@frozen
+class RendezvousInfo:
+    """One node's place in a round."""
+
+    store: Store
+    """A store that the nodes of this round share, with keys of its own."""
+    rank: int
+    world_size: int
+    bootstrap_store_info: RendezvousStoreInfo
+
+
+class RendezvousHandler(abc.ABC):
+    """
+    A way for nodes to find each other; calls may block.
+
+    (torch: ``torch.distributed.elastic.rendezvous.RendezvousHandler``)
+    """
+
+    @abc.abstractmethod
+    def get_backend(self) -> str:
+        """The name under which it is registered."""
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the workers may use the store at the round's `bootstrap_store_info`, which lives with the agent."""
+        return False
+
+    @abc.abstractmethod
+    def next_rendezvous(self) -> RendezvousInfo:
+        """
+        Wait for the next round and return this node's place in it.
+
+        Raises `RendezvousClosedError` when the job is over, `RendezvousTimeoutError` when too few nodes came,
+        `RendezvousConnectionError` when the store cannot be reached, `RendezvousStateError` when it holds what
+        this job did not write, `RendezvousGracefulExitError` when this node was a spare and the job ended well.
+        """
+
+    @abc.abstractmethod
+    def is_closed(self) -> bool:
+        """Whether the job is known to be over; others may know earlier."""
+
+    @abc.abstractmethod
+    def set_closed(self) -> None:
+        """End the job for all nodes."""
+
+    @abc.abstractmethod
+    def num_nodes_waiting(self) -> int:
+        """How many nodes wait for a round; above 0: stop the workers and call `next_rendezvous` again."""
+
+    @abc.abstractmethod
+    def get_run_id(self) -> str:
+        """The job's id."""
+
+    @abc.abstractmethod
+    def shutdown(self) -> bool:
+        """Close the job and free everything; whether that worked."""
+
+
+class RendezvousParameters:
+    """
+    What a handler is made from; the keywords are its back end's own options (``--rdzv-conf``).
+
+    Raises `ConfigError` for an empty *backend*, ``min_nodes < 1`` and ``max_nodes < min_nodes``.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        endpoint: str,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not backend:
+            raise ConfigError(f"backend={backend!r} names no rendezvous back end: give one, such as 'c10d'")
+        if min_nodes < 1:
+            raise ConfigError(f"min_nodes={min_nodes} must be at least 1")
+        if max_nodes < min_nodes:
+            raise ConfigError(f"max_nodes={max_nodes} is below min_nodes={min_nodes}: raise max_nodes")
+        self.backend = backend
+        self.endpoint = endpoint
+        self.run_id = run_id
+        self.min_nodes = min_nodes
+        self.max_nodes = max_nodes
+        self.config = kwargs
+        self.local_addr = local_addr
+
+    def __repr__(self) -> str:
+        nodes = f"{self.min_nodes}:{self.max_nodes}"
+        return f"RendezvousParameters({self.backend!r}, {self.endpoint!r}, run_id={self.run_id!r}, nodes={nodes})"
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The option *key*, else *default*."""
+        return self.config.get(key, default)
+
+    def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
+        """The option *key* as yes or no, also where it is a number or a word for it; else *default*."""
+        value = self.get(key, default)
+        if value is None or isinstance(value, bool):
+            return value
+        word = str(value).strip().lower() if isinstance(value, (int, str)) else ""
+        if word in _TRUE:
+            return True
+        if word in _FALSE:
+            return False
+        raise ConfigError(f"{key}={value!r} is neither yes nor no: give 1, true, t, yes, y or 0, false, f, no, n")
+
+    def get_as_int(self, key: str, default: int | None = None) -> int | None:
+        """The option *key* as a whole number; else *default*."""
+        value = self.get(key, default)
+        if value is None:
+            return value
+        try:
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ConfigError(f"{key}={value!r} must be a whole number") from None

@@ -1,0 +1,74 @@
+"""
+How one node takes part in a job's rendezvous: plain data, checked, ready to be sent to another process.
+
+Rules of this file: data only; `_options` made the numbers, a back end reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import Factory, asdict, field, frozen
+
+from elasticlib.rendezvous._coordinator import Rules
+from elasticlib.rendezvous._messages import Terms
+
+
+@frozen(kw_only=True)
+class Job:
+    """One node's part in one job."""
+
+    run_id: str
+    node: str
+    """Name of this node in the job, unlike that of any other: host, process and a random part."""
+    backend: str
+    """``c10d``, ``static``, ``etcd``, ``etcd-v2`` or ``etcd-v3``."""
+    endpoint: str
+    """As given: ``host:port``, a URL's host and port, or a path for a file store."""
+    min_nodes: int = 1
+    max_nodes: int = 1
+    max_restarts: int = 3
+    token: str | None = field(default=None, repr=False)
+    node_rank: int | None = None
+    """Fixed place of this node (static)."""
+    local_addr: str | None = None
+    join_timeout: float = 600.0
+    """Seconds for finding, connecting, and the first seat together."""
+    last_call: float = 30.0
+    wait_for: str = "quiet"
+    heartbeat: float = 10.0
+    """Seconds of silence after which a node is lost."""
+    reconnect_timeout: float = 60.0
+    """Seconds that a node which lost its store tries to find it again."""
+    close_timeout: float = 30.0
+    """Seconds that the node which hosts the store waits for the others to read how the job ended."""
+    store_type: str = "tcp"
+    is_host: bool | None = None
+    """Whether this node hosts the store; None: whoever can bind the endpoint does."""
+    options: Mapping[str, Any] = Factory(dict)
+    """What else the back end knows: TLS files, prefixes."""
+
+    @property
+    def terms(self) -> Terms:
+        """What all nodes must have been told alike."""
+        return Terms(self.min_nodes, self.max_nodes, self.max_restarts)
+
+    @property
+    def rules(self) -> Rules:
+        """What the coordinator goes by."""
+        return Rules(
+            self.min_nodes,
+            self.max_nodes,
+            self.max_restarts,
+            last_call=self.last_call,
+            join_timeout=self.join_timeout,
+            heartbeat=self.heartbeat,
+            wait_for=self.wait_for,
+            fixed_places=self.backend == "static",
+            shared_store=self.backend == "static",
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """As a JSON object; ``Job(**plain)`` makes it again."""
+        return asdict(self)

@@ -1,0 +1,42 @@
+"""
+Runs a command for as long as its caller lives: ``python _keeper.py DESCRIPTOR COMMAND ...``.
+
+Rules of this file: the standard library only, run by its path. The descriptor is the reading end of a pipe
+that the caller alone can write to; its end means that the caller is gone, however it went.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_GRACE = 5.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+
+def main(descriptor: int, command: list[str]) -> int:
+    """Run the command until it ends or *descriptor* does; its exit status."""
+    libc = ctypes.CDLL(None)
+
+    def die_with_parent() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    child = subprocess.Popen(command, preexec_fn=die_with_parent, stdin=subprocess.DEVNULL)
+    ended = os.pidfd_open(child.pid)
+    ready, _, _ = select.select([descriptor, ended], [], [])
+    if ended not in ready:
+        child.terminate()
+        try:
+            child.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            child.kill()
+    return child.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(abs(main(int(sys.argv[1]), sys.argv[2:])))

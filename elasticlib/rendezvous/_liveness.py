@@ -1,0 +1,64 @@
+"""
+Who is silent. Pure.
+
+Rules of this file: counters are compared, never clocks of two hosts: a node whose count grows lives, and the
+coordinator times with its own clock how long one has not. A coordinator that did not look for a while was
+paused itself, or is new: it blames nobody for what it did not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import evolve
+
+from elasticlib.rendezvous._state import Entry, Sighting, State, Watch
+
+
+def boxes(state: State) -> Mapping[str, str]:
+    """
+    The box of each node whose beats count.
+
+    These are all that wait or are in the round, but for those that were lost; a node that leaves counts until
+    its workers are gone.
+    """
+    return {node: entry.box for node, entry in _watched(state).items()}
+
+
+def _watched(state: State) -> Mapping[str, Entry]:
+    found = dict(state.waiting)
+    current = state.round
+    if current is not None:
+        for node, entry in current.entries.items():
+            if node not in current.left or (node not in current.stopped and node not in current.succeeded):
+                found.setdefault(node, entry)
+    return found
+
+
+def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tuple[str, ...]]:
+    """What the beats tell: the nodes that were silent for longer than they may be."""
+    watch, patience = state.watch, state.rules.heartbeat
+    was_away = watch.at is None or now - watch.at > patience / 2
+    sightings: dict[str, Sighting] = {}
+    silent = []
+    for node, entry in _watched(state).items():
+        known, count = watch.sightings.get(node), counts.get(entry.box)
+        old = known if known is not None and known.box == entry.box else Sighting(entry.box, None, entry.came)
+        if count is not None and count != old.count:
+            sightings[node] = Sighting(entry.box, count, now)
+        elif was_away:
+            sightings[node] = evolve(old, at=now)
+        else:
+            sightings[node] = old
+            if now - old.at >= patience:
+                silent.append(node)
+    return evolve(state, watch=Watch(sightings, now)), tuple(silent)
+
+
+def next_loss(state: State) -> float | None:
+    """When the next node will have been silent for too long, if it goes on so; None if nobody may be lost."""
+    watch, patience = state.watch, state.rules.heartbeat
+    if not patience or watch.at is None:
+        return None
+    times = (sighting.at + patience for sighting in watch.sightings.values())
+    return min((time for time in times if time > watch.at), default=None)

@@ -1,0 +1,106 @@
+"""
+The coordinator's outgoing mail: what is to be written, and what may have to be written again. Pure.
+
+Rules of this file: bookkeeping only; times are the coordinator's seconds. A notice is kept until a beat of
+its node says that it was read, or until a newer box of the node takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import Factory, define
+
+from elasticlib.rendezvous._exchange import box_key
+from elasticlib.rendezvous._messages import Final, Notice
+
+
+@define
+class _Notice:
+    data: bytes
+    at: float
+
+
+@define
+class Mail:
+    """Notices on their way, by box."""
+
+    _told: dict[str, int] = Factory(dict)
+    """How many notices each box was given."""
+    _unread: dict[str, dict[int, _Notice]] = Factory(dict)
+    _due: dict[str, bytes] = Factory(dict)
+    _boxes: dict[str, str] = Factory(dict)
+    """The latest box of each node."""
+    unparted: set[str] = Factory(set)
+    """Nodes that were told how the job ended, and have not said that they read it."""
+
+    def next_index(self, box: str) -> int:
+        """The number of the next notice in *box*."""
+        return self._told.get(box, 0)
+
+    def add(self, box: str, node: str, index: int, data: bytes, notice: Notice, now: float) -> None:
+        """Put a notice among what is to be written."""
+        old = self._boxes.get(node)
+        if old is not None and old != box:
+            self._told.pop(old, None)
+            self._unread.pop(old, None)
+        self._boxes[node] = box
+        self._told[box] = index + 1
+        self._unread.setdefault(box, {})[index] = _Notice(data, now)
+        self._due[box_key(box, index)] = data
+        if isinstance(notice, Final):
+            self.unparted.add(node)
+
+    def due(self) -> Mapping[str, bytes]:
+        """What is to be written, by key."""
+        return self._due
+
+    def written(self, *, keep: bool) -> None:
+        """All that was due is in the store now; *keep* it for a reminder, where nodes tell what they read."""
+        self._due = {}
+        if not keep:
+            self._unread = {}
+
+    def note(self, box: str, read: int) -> None:
+        """The node has read the first *read* notices of its box."""
+        unread = self._unread.get(box)
+        if unread:
+            self._unread[box] = {index: notice for index, notice in unread.items() if index >= read}
+
+    def part(self, node: str) -> None:
+        """The node needs no mail any more."""
+        self.unparted.discard(node)
+        box = self._boxes.pop(node, None)
+        if box is not None:
+            self._told.pop(box, None)
+            self._unread.pop(box, None)
+
+    def remind(self, now: float, patience: float) -> None:
+        """Write again what was not read for *patience* seconds."""
+        for box, notices in self._unread.items():
+            for index, notice in notices.items():
+                if now >= notice.at + patience:
+                    notice.at = now
+                    self._due[box_key(box, index)] = notice.data
+
+    def plain(self) -> dict[str, Any]:
+        """As a JSON object, for whoever takes over."""
+        unread = {
+            box: {str(index): notice.data.decode("ascii") for index, notice in notices.items()}
+            for box, notices in self._unread.items()
+            if notices
+        }
+        return {"told": self._told, "unread": unread, "boxes": self._boxes, "unparted": sorted(self.unparted)}
+
+    @classmethod
+    def from_plain(cls, body: Mapping[str, Any], now: float) -> Mail:
+        """What `plain` made; everything unread is due again, as its last writing is not certain."""
+        mail = cls()
+        mail._told = {str(box): int(count) for box, count in body["told"].items()}
+        mail._boxes = {str(node): str(box) for node, box in body["boxes"].items()}
+        mail.unparted = {str(node) for node in body["unparted"]}
+        for box, notices in body["unread"].items():
+            mail._unread[box] = {int(index): _Notice(text.encode("ascii"), now) for index, text in notices.items()}
+            mail._due.update({box_key(box, int(index)): text.encode("ascii") for index, text in notices.items()})
+        return mail

@@ -1,0 +1,56 @@
+"""
+What an agent needs of a rendezvous, whoever provides it.
+
+Rules of this file: the contract only. No call blocks; what happens comes through `take`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from elasticlib.rendezvous._messages import ContactLost, FailureNote, Notice
+
+if TYPE_CHECKING:
+    import socket
+
+Word: TypeAlias = Notice | ContactLost
+"""What an agent is told."""
+
+
+class Membership(Protocol):
+    """One node's place in its job. Reports may come from any thread; `close` it when done."""
+
+    node: str
+
+    def join(self, slots: int, role: str) -> None:
+        """Ask for a seat in the next round, for *slots* workers. No worker of this node may run any more."""
+
+    def failed(self, round: int, failures: tuple[FailureNote, ...]) -> None:
+        """Say at once that workers failed; `stopped` follows when all are gone."""
+
+    def stopped(self, round: int, failures: tuple[FailureNote, ...] = ()) -> None:
+        """Say that all workers are gone, with all that failed by themselves."""
+
+    def succeeded(self, round: int) -> None:
+        """Say that all workers ended well."""
+
+    def leave(self, why: str, round: int | None = None) -> None:
+        """Say that this node goes; with the *round* if workers of it still run (`stopped` follows then)."""
+
+    def guard(self, pid: int) -> None:
+        """Name the process whose death ends all workers: it is killed when they outlive lost contact."""
+
+    def listener(self) -> socket.socket | None:
+        """After a seat with group rank 0: the bound socket for the round's worker store, now the caller's own."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `take` has something."""
+
+    def patience(self) -> float | None:
+        """Seconds until `take` wants to be called whether or not anything is readable; None: not at all."""
+
+    def take(self) -> list[Word]:
+        """What came, oldest first; never blocks. Raises a `RendezvousError` when this node's part is over."""
+
+    def close(self) -> None:
+        """End it; may come twice."""

@@ -1,0 +1,68 @@
+"""
+Opens a launch's place in its job: alone in this program, or among other nodes.
+
+Rules of this file: wiring only; whatever is opened is closed by `Rendezvous.close`.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+
+from attrs import frozen
+from typing_extensions import Self
+
+from elasticlib.rendezvous._coordinator import Rules
+from elasticlib.rendezvous._host import Host
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._member import Member
+from elasticlib.rendezvous._membership import Membership
+from elasticlib.rendezvous._offer import BoundOffer
+from elasticlib.rendezvous._remote import RemoteMember
+from elasticlib.rendezvous.memory import MemoryExchange
+
+
+@frozen
+class Rendezvous:
+    """One launch's place in its job: speak through `member`, `close` it at the end."""
+
+    run_id: str
+    backend: str
+    """Name by which reports call it."""
+    member: Membership
+    _host: Host | None = None
+
+    def close(self) -> None:
+        """End all threads and processes and free all descriptors; may be called twice."""
+        self.member.close()
+        if self._host is not None:
+            self._host.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_local(
+    run_id: str, rules: Rules, *, backend: str = "c10d", node: str | None = None, port: int = 0
+) -> Rendezvous:
+    """
+    A rendezvous of this program with itself: coordinator and member in threads.
+
+    No socket but that of the workers' store, on loopback and *port* (0: any).
+    """
+    exchange = MemoryExchange()
+    name = node or os.uname().nodename
+    host = Host(exchange, rules, run_id=run_id, name=name)
+    host.start()
+    member = Member(lambda timeout: exchange.clone(), name, BoundOffer(port=port), run_id=run_id)
+    return Rendezvous(run_id, backend, member, host)
+
+
+def open_remote(job: Job) -> Rendezvous:
+    """A place in *job* among other nodes, kept by a process of its own."""
+    return Rendezvous(job.run_id, job.backend, RemoteMember(job))

@@ -1,0 +1,341 @@
+"""
+The rendezvous process: one node's share in a job, apart from its launcher (which holds a `_remote.RemoteMember`).
+
+It keeps the contact while the launcher may be busy; lets the node count as lost when the launcher stands
+still; kills the foreman, and with it all workers, when they outlive the contact; and when the launcher dies it
+says so to the others. It ends with the launcher, seconds later at most.
+
+Rules of this file: one thread speaks with the launcher, and waits for everything at once; whatever the
+launcher said is taken in before it is judged by its silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+from attrs import Factory, define
+
+from elasticlib._clock import Clock, monotonic
+from elasticlib._programs import CHANNEL_FD
+from elasticlib._wire import Channel, HasDescriptor, Message, wait_readable
+from elasticlib.errors import ElasticError
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._membership import Membership
+from elasticlib.rendezvous._messages import ContactLost, Failed, Final, Leave, Seat, Stopped, Succeeded, decode, encode
+
+SILENCE = 0.1
+"""Share of the heartbeat time: a launcher that is silent for so long stands still, and its node's beats rest."""
+_ANSWER = 0.15
+"""Share of the heartbeat time between two answers to the launcher's signs of life."""
+_DEATH_LIMIT = 5
+"""Seconds from the launcher's death until this process is gone, come what may."""
+_OWN_END = 1.0
+"""Seconds that a dead launcher's workers get to end by themselves: their guardian sees to it."""
+_GOODBYE = 1.0
+
+
+class Seated(Membership, Protocol):
+    """A member that can be kept from beating, and knows when workers must be dead."""
+
+    def hold(self, held: bool) -> None:
+        """Let this node's beats rest, or take them up again."""
+
+    def kill_in(self) -> float | None:
+        """Seconds until workers that still run here must be killed; None: no need that can be foreseen."""
+
+
+class Share(Protocol):
+    """What this process keeps for its node: a `Station`."""
+
+    def start(self) -> None:
+        """Begin to seek the job; there is a `member` from then on."""
+
+    @property
+    def member(self) -> Seated: ...
+
+    def witness(self, why: str, workers_gone: bool) -> None:
+        """The agent is dead: say so in its place."""
+
+    def close(self, linger: float) -> None:
+        """Part from the job."""
+
+
+@define
+class Guarded:
+    """The process whose death ends all workers of this node, and whether there may be any."""
+
+    handle: int | None = None
+    """pidfd"""
+    running: bool = False
+    """Workers may run: a seat was passed on, and nothing was heard of their end."""
+
+    def name(self, pid: int) -> None:
+        """Guard *pid* from now on; one that has ended has no workers."""
+        self.forget()
+        with contextlib.suppress(ProcessLookupError):
+            self.handle = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        """Have all workers die now."""
+        if self.handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+
+    def outlast(self, limit: float) -> bool:
+        """Whether no worker is left, after *limit* seconds at most."""
+        return not self.running or (self.handle is not None and bool(wait_readable([self.handle], limit)))
+
+    def forget(self) -> None:
+        """Guard nothing."""
+        if self.handle is not None:
+            os.close(self.handle)
+            self.handle = None
+
+
+class LogLines(logging.Handler):
+    """What is logged here, in any thread, until it is sent to where people see it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._lines: deque[Message] = deque()
+        self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the line."""
+        self._lines.append({"op": "log", "level": record.levelno, "text": self.format(record)})
+        os.eventfd_write(self._ready, 1)
+
+    def fileno(self) -> int:
+        """Readable while lines wait."""
+        return self._ready
+
+    def take(self) -> list[Message]:
+        """The lines that wait, oldest first."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._ready)
+        return [self._lines.popleft() for _ in range(len(self._lines))]
+
+
+@define(eq=False)
+class Pump:
+    """Carries words between the launcher's *channel* and the node's *share* until one of them is done."""
+
+    channel: Channel
+    share: Share
+    heartbeat: float
+    lines: LogLines
+    launcher: int
+    """pidfd; a child of the launcher's may hold a copy of the channel after its death."""
+    clock: Clock = monotonic
+    guarded: Guarded = Factory(Guarded)
+    _heard: float = 0.0
+    _answered: float = 0.0
+    _held: bool = False
+    _due: bool = False
+    """The time for workers that still ran has come: whoever is named as their foreman dies, until they are gone."""
+    _broken: bool = False
+
+    def run(self) -> bool:
+        """Work until the launcher says goodbye (True) or has died (False)."""
+        self.begin()
+        while (said_goodbye := self.step(self.patience())) is None:
+            pass
+        return said_goodbye
+
+    def begin(self) -> None:
+        """Tell the launcher that this process is there."""
+        self._heard = self._answered = self.clock()
+        self.channel.send({"op": "alive"})
+
+    def step(self, patience: float | None) -> bool | None:
+        """Wait *patience* seconds for whatever comes, and act; whether the launcher said goodbye, None if it lives."""
+        watched: list[int | HasDescriptor] = [self.channel, self.lines, self.launcher]
+        watched += [] if self._broken else [self.share.member]
+        ready = wait_readable(watched, patience)
+        while wait_readable([self.channel], 0):
+            received = self.channel.receive()
+            if received is None:
+                return False
+            if received[0]["op"] == "close":
+                return True
+            self._obey(received[0])
+        if self.launcher in ready:
+            return False
+        self._judge_silence()
+        self._pass_on()
+        self._end_workers_in_time()
+        return None
+
+    def patience(self) -> float | None:
+        """Seconds until `step` has something to do though nothing comes."""
+        times = [self._kill_in(), None if self._broken else self.share.member.patience()]
+        if self.heartbeat and not self._held:
+            times.append(self._heard + SILENCE * self.heartbeat - self.clock())
+        soonest = min((time for time in times if time is not None), default=None)
+        return None if soonest is None else max(0.0, soonest)
+
+    # From the launcher.
+
+    def _obey(self, message: Message) -> None:
+        member, guarded = self.share.member, self.guarded
+        self._heard = self.clock()
+        match message["op"]:
+            case "join":
+                guarded.running = self._due = False
+                member.join(message["slots"], message["role"])
+            case "guard":
+                guarded.name(message["pid"])
+            case "report":
+                self._report(message["report"])
+            case "alive":
+                if self.heartbeat and self._heard >= self._answered + _ANSWER * self.heartbeat:
+                    self._answered = self._heard
+                    self.channel.send({"op": "alive"})
+
+    def _report(self, text: str) -> None:
+        member, guarded = self.share.member, self.guarded
+        match decode(text.encode()):
+            case Failed(round=number, failures=failures):
+                member.failed(number, failures)
+            case Stopped(round=number, failures=failures):
+                guarded.running = self._due = False
+                member.stopped(number, failures)
+            case Succeeded(round=number):
+                guarded.running = self._due = False
+                member.succeeded(number)
+            case Leave(why=why, round=number):
+                member.leave(why, number)
+
+    # To the launcher.
+
+    def _pass_on(self) -> None:
+        for line in self.lines.take():
+            if not self._held:  # nobody reads; what is said while nobody reads must not fill the channel
+                self.channel.send(line)
+        if self._broken:
+            return
+        try:
+            words = self.share.member.take()
+        except Exception as error:
+            self._broken = True
+            self.channel.send(told(error))
+            return
+        for word in words:
+            if isinstance(word, ContactLost):
+                self.channel.send({"op": "lost", "why": word.why, "grace": word.grace})
+            else:
+                self._tell(word)
+
+    def _tell(self, notice: Seat | Final | object) -> None:
+        message: Message = {"op": "notice", "notice": encode(notice).decode("ascii")}  # type: ignore[arg-type]
+        listener = None
+        if isinstance(notice, Seat):
+            self.guarded.running, self._due = True, False
+            listener = self.share.member.listener() if notice.group_rank == 0 else None
+        if listener is None:
+            self.channel.send(message)
+            return
+        with listener:
+            self.channel.send(message, (listener.fileno(),))
+
+    # What nobody else can do in time.
+
+    def _judge_silence(self) -> None:
+        held = bool(self.heartbeat) and self.clock() >= self._heard + SILENCE * self.heartbeat
+        if held is not self._held:
+            self._held = held
+            self.share.member.hold(held)
+
+    def _end_workers_in_time(self) -> None:
+        left = self._kill_in()
+        if left is not None and left <= 0.0:
+            self._due = True
+        if self._due:
+            self.guarded.kill()
+
+    def _kill_in(self) -> float | None:
+        return self.share.member.kill_in() if self.guarded.running and not self._due else None
+
+
+def told(error: Exception) -> Message:
+    """The frame for an error that ends this node's part."""
+    if isinstance(error, ElasticError):
+        return {"op": "error", "kind": type(error).__name__, "text": str(error)}
+    return {"op": "error", "kind": "", "text": f"the rendezvous process failed: {type(error).__name__}: {error}"}
+
+
+def _open(job: Job) -> Share:
+    from elasticlib.rendezvous._station import Station
+
+    return Station(job)
+
+
+def main(make: Callable[[Job], Share] = _open) -> NoReturn:
+    """Be the rendezvous process of the parent, whose channel is descriptor `CHANNEL_FD`."""
+    parent = os.getppid()
+    # What a scheduler sends to every process of the job is for the launcher, which then parts in order.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.set_inheritable(CHANNEL_FD, False)
+    channel = Channel.adopt(CHANNEL_FD)
+    try:
+        launcher = os.pidfd_open(parent)
+        first = channel.receive()
+        if first is None or os.getppid() != parent:
+            os._exit(1)
+        job = Job(**first[0]["job"])
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a store has a connection of each node's
+        lines = LogLines()
+        logger = logging.getLogger("elasticlib")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(lines)
+        share = make(job)
+        share.start()
+        pump = Pump(channel, share, job.heartbeat, lines, launcher)
+        if pump.run():
+            _part(pump, job.close_timeout)
+        else:
+            _bear_witness(pump)
+    except Exception as error:
+        channel.send(told(error))
+        os._exit(1)
+    os._exit(0)
+
+
+def _part(pump: Pump, linger: float) -> None:
+    """Wait for others to read the end, but not for longer than the launcher lives."""
+    parted = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def part() -> None:
+        try:
+            pump.share.close(linger)
+        finally:
+            os.eventfd_write(parted, 1)
+
+    threading.Thread(target=part, daemon=True).start()
+    if parted not in wait_readable([parted, pump.launcher], None):
+        signal.alarm(_DEATH_LIMIT)
+        wait_readable([parted], _GOODBYE)
+
+
+def _bear_witness(pump: Pump) -> None:
+    """The launcher is dead: see its workers end, and say so in its place."""
+    signal.alarm(_DEATH_LIMIT)
+    guarded = pump.guarded
+    gone = guarded.outlast(_OWN_END)
+    if not gone:
+        guarded.kill()
+        gone = guarded.outlast(_OWN_END)
+    pump.share.witness("its agent died", gone)
+    pump.share.close(_GOODBYE)

@@ -1,0 +1,308 @@
+"""
+The launcher's handle of its rendezvous process: what `_process` does over there, as a `Membership` here.
+
+The store's library blocks when the store is silent, and a launcher may freeze or die; so a process of its own
+keeps the contact, ends workers that nobody else can end in time, and says goodbye for a launcher that died.
+
+Rules of this file: no call of the agent's blocks: what does not go at once is sent by a thread, which also says
+from time to time that this launcher lives. Without an answer from the process this node counts as cut off, as
+with a silent store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import socket
+import struct
+import sys
+import threading
+from collections import deque
+
+from elasticlib import errors
+from elasticlib._clock import Clock, monotonic
+from elasticlib._programs import BOOT, Link, spawn, wait_for_end
+from elasticlib._wire import Channel, Message, wait_readable
+from elasticlib.errors import (
+    ElasticError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+from elasticlib.rendezvous._contact import FENCE, GRACE
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._messages import (
+    ContactLost,
+    Failed,
+    FailureNote,
+    Final,
+    Leave,
+    Report,
+    RoundEnd,
+    Seat,
+    Stopped,
+    Succeeded,
+    decode,
+    encode,
+)
+from elasticlib.rendezvous._resolver import QUIET_LOOKUPS
+
+_log = logging.getLogger("elasticlib")
+
+ALIVE = 0.04
+"""Share of the heartbeat time between two signs of life to the rendezvous process; at most a second."""
+_ENDING = 6.0
+"""Seconds beyond the job's own time for parting, after which the process is killed."""
+_SEND_LIMIT = 5
+_SHORT = 16_000
+"""Characters of a report that are sent from the agent's own thread."""
+_BIRTH = 600.0
+"""Seconds for the first word of the process, where the job names no join time."""
+
+_PROGRAM = (
+    BOOT
+    + "import json, os; os.closerange(4, os.sysconf('SC_OPEN_MAX')); "
+    + "p += [f for f in json.loads(sys.argv.pop()) if f not in p]; "
+    + "from elasticlib.rendezvous._process import main; main()"
+)
+
+
+class RemoteMember:
+    """
+    This node's place in *job*, kept by a process of its own that starts now; fulfils `Membership`.
+
+    Raises `StartError` when the process cannot be started; what it finds wrong later comes from `take`.
+    """
+
+    def __init__(self, job: Job, *, program: str = _PROGRAM, clock: Clock = monotonic) -> None:
+        self.node = job.node
+        self._heartbeat = job.heartbeat
+        self._parting = job.close_timeout
+        self._clock = clock
+        self._owner = os.getpid()
+        self._listener: socket.socket | None = None
+        self._error: ElasticError | None = None
+        self._mute = False
+        """Whether the process was found to be silent, and the agent was told."""
+        self._gone = False
+        self._closed = False
+        ours, theirs = Channel.pair()
+        # The thread that sends must not wait for ever for a process that was stopped.
+        ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_LIMIT, 0))
+        self._link = Link(ours)
+        path = json.dumps([os.path.abspath(folder) for folder in sys.path if folder])
+        try:
+            self._pid = spawn([sys.executable, "-c", program, path], _environment(), theirs.fileno())
+        except BaseException:
+            self._link.close()
+            raise
+        finally:
+            theirs.close()
+        self._heard = clock()
+        self._begun = False
+        """Whether the process has said anything: its imports take a while."""
+        self._birth_limit = job.join_timeout or _BIRTH
+        self._turned = threading.Condition()
+        self._letters: deque[Message] = deque([{"op": "job", "job": job.plain()}])
+        self._sending = True
+        """Whether the thread has something in hand: what comes then must wait for its turn."""
+        self._sender = threading.Thread(target=self._send, name="elasticlib-rendezvous", daemon=True)
+        self._sender.start()
+
+    # Reports.
+
+    def join(self, slots: int, role: str) -> None:
+        """Ask for a seat in the next round, for *slots* workers. No worker of this node may run any more."""
+        self._say({"op": "join", "slots": slots, "role": role})
+
+    def failed(self, round: int, failures: tuple[FailureNote, ...]) -> None:
+        """Say at once that workers failed; `stopped` follows when all are gone."""
+        self._report(Failed(self.node, round, failures))
+
+    def stopped(self, round: int, failures: tuple[FailureNote, ...] = ()) -> None:
+        """Say that all workers are gone, with all that failed by themselves."""
+        self._report(Stopped(self.node, round, failures))
+
+    def succeeded(self, round: int) -> None:
+        """Say that all workers ended well."""
+        self._report(Succeeded(self.node, round))
+
+    def leave(self, why: str, round: int | None = None) -> None:
+        """Say that this node goes; with the *round* if workers of it still run (`stopped` follows then)."""
+        self._report(Leave(self.node, why, round))
+
+    def guard(self, pid: int) -> None:
+        """Name the process whose death ends all workers: it is killed when they outlive lost contact."""
+        self._say({"op": "guard", "pid": pid})
+
+    def _report(self, report: Report) -> None:
+        text = encode(report).decode("ascii")
+        decode(text.encode())  # what this node may not say is its own error, here and now
+        self._say({"op": "report", "report": text})
+
+    def _say(self, letter: Message) -> None:
+        if self._closed:
+            raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {letter['op']!r} comes too late")
+        with self._turned:
+            if self._sending or self._letters or len(letter.get("report", "")) > _SHORT or not _takes(self._link):
+                self._letters.append(letter)
+                self._turned.notify()
+            else:
+                self._link.send(letter)  # at once: this launcher may be stopped before its thread runs again
+
+    def _send(self) -> None:
+        interval = min(1.0, ALIVE * self._heartbeat) if self._heartbeat else None
+        while True:
+            with self._turned:
+                self._sending = False
+                if not self._letters and not self._closed:
+                    self._turned.wait(interval)
+                letter = self._letters.popleft() if self._letters else None
+                if letter is None and self._closed:
+                    return
+                self._sending = True
+            try:
+                if not self._link.send(letter or {"op": "alive"}):
+                    return
+            except OSError:
+                return  # stopped for so long that nothing goes in any more: `take` hears nothing and says so
+
+    # What comes.
+
+    def listener(self) -> socket.socket | None:
+        """The bound socket for the worker store of a round in which this node has group rank 0."""
+        found, self._listener = self._listener, None
+        return found
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `take` has something; -1 once closed."""
+        return self._link.fileno()
+
+    def patience(self) -> float | None:
+        """Seconds until `take` wants to be called though nothing is readable."""
+        if self._error is not None:
+            return 0.0
+        deadline = self._deadline()
+        return None if deadline is None else max(0.0, deadline - self._clock())
+
+    def take(self) -> list[Word]:
+        """
+        What came, oldest first; never blocks.
+
+        Raises what ended this node's part over there; `RendezvousConnectionError` when the process ended.
+        """
+        if self._closed:
+            return []
+        words: list[Word] = []
+        while not self._gone and wait_readable([self._link], 0):
+            received = self._link.receive()
+            if received is None:
+                self._lose_process(words)
+            else:
+                self._heard, self._begun, self._mute = self._clock(), True, False
+                words += self._hear(*received)
+        if (deadline := self._deadline()) is not None and self._clock() >= deadline:
+            self._mute = True
+            words += self._note_silence()
+        if self._error is not None and not words:
+            raise self._error
+        return words
+
+    def _deadline(self) -> float | None:
+        """When the process should have said something."""
+        if self._gone or self._mute:
+            return None
+        if not self._begun:
+            return self._heard + self._birth_limit
+        return self._heard + FENCE * self._heartbeat if self._heartbeat else None
+
+    def _note_silence(self) -> list[Word]:
+        if self._begun:
+            return [self._cut_off("the rendezvous process of this node does not answer")]
+        why = f"its rendezvous process did not begin within {self._birth_limit:g} s"
+        self._error = RendezvousTimeoutError(f"node {self.node}: {why}")
+        return []
+
+    def _cut_off(self, why: str) -> ContactLost:
+        return ContactLost(f"contact with the job is lost: {why}", GRACE * self._heartbeat)
+
+    def _lose_process(self, words: list[Word]) -> None:
+        self._gone = True
+        wait_for_end(self._pid, 1.0)
+        if self._error is None:
+            why = "the rendezvous process of this node ended unexpectedly (killed from outside, or out of memory)"
+            words.append(self._cut_off(why))
+            self._error = RendezvousConnectionError(f"node {self.node}: {why}")
+
+    def _hear(self, message: Message, descriptors: list[int]) -> list[Word]:
+        match message["op"]:
+            case "notice":
+                notice = decode(message["notice"].encode())
+                assert isinstance(notice, (Seat, RoundEnd, Final))
+                if descriptors:
+                    self._drop_listener()
+                    self._listener = socket.socket(fileno=descriptors[0])
+                return [notice]
+            case "lost":
+                return [ContactLost(message["why"], message["grace"])]
+            case "error":
+                self._error = _rebuilt(message["kind"], message["text"])
+            case "log":
+                _log.log(message["level"], "%s", message["text"])
+        return []
+
+    def _drop_listener(self) -> None:
+        if (listener := self.listener()) is not None:
+            listener.close()
+
+    def close(self) -> None:
+        """
+        Part from the job, and return when the process has ended.
+
+        Where the job's store lives on this node, that is when the others have read how the job ended, or after
+        the job's `close_timeout`.
+        """
+        if self._closed or os.getpid() != self._owner:
+            return
+        self._drop_listener()
+        # A process that does not hear us, or has given its error, has nothing to part from.
+        parts = self._sender.is_alive() and not self._mute and self._error is None
+        with self._turned:
+            self._letters.append({"op": "close"})
+            self._closed = True
+            self._turned.notify()
+        try:
+            if not self._gone:
+                wait_for_end(self._pid, self._parting + _ENDING if parts else _ENDING)
+        except BaseException:  # the operator does not want to wait
+            wait_for_end(self._pid, 0.0)
+            raise
+        finally:
+            self._gone = True
+            self._sender.join(_SEND_LIMIT + 1)
+            self._link.close()
+
+
+def _takes(link: Link) -> bool:
+    """Whether the channel takes a short frame without a wait: the kernel says so only while most of it is free."""
+    poll = select.poll()
+    poll.register(link, select.POLLOUT)
+    return any(event & select.POLLOUT for _, event in poll.poll(0))
+
+
+def _environment() -> dict[str, str]:
+    # A store's server looks up the name of every peer, for its log only: that must cost no time.
+    return {**os.environ, "RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def _rebuilt(kind: str, text: str) -> ElasticError:
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, (RendezvousError, errors.ConfigError)):
+        with contextlib.suppress(TypeError):
+            return found(text)
+    return RendezvousError(text)

@@ -1,0 +1,195 @@
+"""
+One node's whole share in a job's rendezvous: its member, and whatever of the job lives on this node.
+
+Rules of this file: wiring only. In c10d whoever can bind the endpoint hosts the store, and the store's host
+coordinates; in etcd whoever holds the lease does, and any node may be next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from typing import Any
+
+from elasticlib._clock import Clock, monotonic
+from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
+from elasticlib.rendezvous._contact import Limits
+from elasticlib.rendezvous._exchange import Exchange
+from elasticlib.rendezvous._host import Host
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._journal import Journal, LeadershipLost
+from elasticlib.rendezvous._member import Member
+from elasticlib.rendezvous._messages import key_of
+from elasticlib.rendezvous._offer import LOOPBACK, BoundOffer, FixedOffer
+
+_log = logging.getLogger("elasticlib")
+
+_AGAIN = 0.5
+
+
+class Station:
+    """
+    The node's share of *job*: `member` speaks for it from `start` on. `close` it when done.
+
+    Raises `ConfigError` for a job that cannot work; nothing is connected before `start`.
+    """
+
+    member: Member
+
+    def __init__(self, job: Job, clock: Clock = monotonic) -> None:
+        self.job = job
+        self._clock = clock
+        self._key = key_of(job.token) if job.token else None
+        self._began = clock()
+        self._met = False
+        self._host: Host | None = None
+        self._candidate: Any = None
+        self._closing = False
+        self._leads = False
+        self._pause = threading.Event()
+        self._lock = threading.Lock()
+        if job.backend.startswith("etcd"):
+            from elasticlib.rendezvous.etcd import EtcdBackend
+
+            self._backend: Any = EtcdBackend(job)
+        else:
+            from elasticlib.rendezvous.c10d import C10dBackend
+
+            self._backend = C10dBackend(job)
+
+    def start(self) -> None:
+        """Begin to seek the job."""
+        job = self.job
+        moves = job.backend.startswith("etcd")
+        self._began = self._clock()
+        self.member = Member(
+            self._dial_etcd if moves else self._dial_c10d,
+            job.node,
+            self._offer(),
+            run_id=job.run_id,
+            terms=job.terms,
+            key=self._key,
+            limits=Limits(job.join_timeout or 600.0, job.reconnect_timeout, 0.0, moves=moves),
+            clock=self._clock,
+            on_leave=self._left,
+        )
+
+    @property
+    def hosts_store(self) -> bool:
+        """Whether the job ends with this node."""
+        return self._host is not None and self._candidate is None
+
+    def witness(self, why: str, workers_gone: bool) -> None:
+        """The agent is dead: say so in its place."""
+        with contextlib.suppress(RendezvousError):
+            self.member.leave(why, None if workers_gone else self.member.round)
+
+    def close(self, linger: float) -> None:
+        """Say goodbye if that was not done, wait *linger* s for others to read the end, free everything."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        if not self.member.is_over():
+            with contextlib.suppress(RendezvousError):
+                self.member.leave("its agent went without a word")
+        self.member.close()
+        if self._host is not None:
+            self._host.close(linger)
+        if self._candidate is not None:
+            self._candidate.close()
+        self._pause.set()
+        self._backend.close()
+
+    def _offer(self) -> BoundOffer | FixedOffer:
+        job = self.job
+        if job.backend == "static":
+            host, port = self._backend.host_and_port()
+            return FixedOffer(host, lambda: int(port), job.node_rank, lambda: job.node_rank == 0)
+        return BoundOffer(self._address, index=job.node_rank, hosts=lambda: self.hosts_store)
+
+    def _address(self) -> str:
+        return self.job.local_addr or self._backend.address() or LOOPBACK
+
+    def _left(self, why: str) -> bool:
+        """Whether the job must end because this node goes."""
+        if not self.hosts_store:
+            return False
+        assert self._host is not None
+        if not self._host.is_over():
+            self._host.abandon(f"node {self.job.node}, which hosts the job's store, left: {why}", self.job.node)
+        return True
+
+    def _new_host(self, exchange: Exchange, journal: Journal | None = None) -> Host:
+        job = self.job
+        return Host(
+            exchange,
+            job.rules,
+            run_id=job.run_id,
+            name=job.node,
+            key=self._key,
+            clock=self._clock,
+            journal=journal,
+        )
+
+    def _attempt(self, timeout: float) -> Exchange:
+        exchange: Exchange = self._backend.dial(float(self.job.options.get("read_timeout", timeout)))
+        return exchange
+
+    # c10d
+
+    def _dial_c10d(self, timeout: float) -> Exchange:
+        """Connect; before the first contact, become the store's host if this machine is it."""
+        backend = self._backend
+        if not self._met and not self._host and backend.serve(self._began + self.job.join_timeout):
+            self._coordinate(self._attempt(timeout))
+        exchange = self._attempt(timeout)
+        # The store of another job on this endpoint serves this one as well: the first who comes coordinates.
+        if self._host is None and not self._met and backend.served_run(exchange) != self.job.run_id:
+            if backend.claim(exchange):
+                self._coordinate(exchange.clone())
+        self._met = True
+        return exchange
+
+    def _coordinate(self, exchange: Exchange) -> None:
+        with self._lock:
+            if self._closing:
+                raise RendezvousConnectionError("the rendezvous was closed while it connected")
+            self._host = self._new_host(exchange)
+            self._host.start()
+
+    # etcd
+
+    def _dial_etcd(self, timeout: float) -> Exchange:
+        exchange = self._attempt(timeout)
+        with self._lock:
+            if self._candidate is None and not self._closing:
+                self._candidate = self._backend.candidate(self.job.node, self._elected, self._voted_out)
+                self._candidate.start()
+        return exchange
+
+    def _elected(self, journal: Journal) -> None:
+        if self.member.is_over() and journal.load() is None:
+            raise RendezvousClosedError(f"job {self.job.run_id!r} is over, and nobody is left to be told")
+        self._leads = True
+        threading.Thread(target=self._lead, args=(journal,), name="elasticlib-coordinator", daemon=True).start()
+
+    def _voted_out(self, why: str) -> None:
+        self._leads = False
+        _log.warning("node %s coordinates job %r no more: %s", self.job.node, self.job.run_id, why)
+
+    def _lead(self, journal: Journal) -> None:
+        """Coordinate for as long as the term lasts."""
+        while self._leads and not self._closing:
+            try:
+                host = self._new_host(journal.exchange(), journal)
+                self._host = host
+                host.run()
+                return
+            except LeadershipLost as error:
+                _log.info("node %s coordinates no more: %s", self.job.node, error)
+                return
+            except RendezvousConnectionError as error:
+                _log.warning("the coordinator of job %r begins again: %s", self.job.run_id, error)
+                self._pause.wait(_AGAIN)

@@ -1,0 +1,207 @@
+"""
+An exchange over a store of torch: TCPStore, or FileStore on one machine.
+
+Rules of this file: every call is one round trip or a few, and what it wrote is acknowledged when it returns. torch's
+exceptions end here. What strangers write under our keys is passed on as bytes, or is a `RendezvousStateError`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Protocol
+from urllib.parse import quote
+
+from attrs import define, field
+
+from elasticlib._clock import Clock, monotonic
+from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous._counted_inbox import LATE, CountedInbox
+from elasticlib.rendezvous._exchange import Posted
+
+ROOT = "elasticlib/"
+"""What all our keys start with; workers that share the store use others."""
+SERVES = f"{ROOT}serves"
+"""Run id of the job whose node hosts the store."""
+SERVER = f"{ROOT}server"
+"""A random word that the hosting node made up."""
+TOGETHER = 1000
+"""Keys in one request."""
+LONGEST_WAIT = 3600.0
+
+
+class Store(Protocol):
+    """What we use of torch's stores; values are bytes, whatever their stubs say."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+    def add(self, key: str, value: int) -> int: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def compare_set(self, key: str, expected_value: bytes, desired_value: bytes) -> bytes: ...
+    def delete_key(self, key: str) -> bool: ...
+    def multi_get(self, keys: list[str]) -> list[bytes]: ...
+    def multi_set(self, keys: list[str], values: list[bytes]) -> None: ...
+    def list_keys(self) -> list[str]: ...
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
+
+
+@define(eq=False)
+class StoreExchange:
+    """The contract is that of `Exchange`."""
+
+    store: Store | None
+    """The connection; None once it is closed or lost."""
+    _open: Callable[[], Store]
+    """Opens another connection, within a time limit; raises `RendezvousConnectionError`."""
+    _run_id: str
+    where: str
+    """The store's place, for people."""
+    served_run: str | None = None
+    """Run id of the job whose node hosts the store; None when nobody said."""
+    _clock: Clock = field(default=monotonic, kw_only=True)
+    _inbox: CountedInbox = field(init=False)
+    _nothing: bytes = field(init=False, factory=lambda: secrets.token_bytes(16))
+    """Stands for an absent key; nobody can write it on purpose."""
+
+    def __attrs_post_init__(self) -> None:
+        self._inbox = CountedInbox(self._count, self._entries, self._wait_for_entry, clock=self._clock)
+
+    def add(self, key: str, n: int) -> int:
+        """Add *n* to a counter that starts at 0 and return the sum."""
+        with self._speaking() as store:
+            return store.add(self._key(key), n)
+
+    def post(self, data: bytes) -> None:
+        """Append an entry to the inbox."""
+        began = self._clock()
+        with self._speaking() as store:
+            number = store.add(self._key("inbox"), 1)
+            if number < 1:
+                raise RendezvousStateError(f"the inbox counter was destroyed: it says {number}")
+            entry = self._key(f"inbox/{number}")
+            store.set(entry, data)
+            store.check([entry])  # the acknowledgement; the entry itself may have been received by now
+        if self._clock() - began > LATE / 2:
+            why = "took so long that nobody may look for this entry any more"
+            raise RendezvousConnectionError(f"the store at {self.where} {why}")
+
+    def receive(self, timeout: float | None) -> Sequence[Posted]:
+        """Entries that this connection has not received yet, oldest first."""
+        return self._inbox.receive(timeout)
+
+    def discard(self, entries: Sequence[Posted]) -> None:
+        """Forget entries that were received."""
+        self.delete([f"inbox/{entry.number}" for entry in entries])
+
+    def write(self, values: Mapping[str, bytes]) -> None:
+        """Write all values, wake all who wait for their keys."""
+        keys, data = [self._key(key) for key in values], list(values.values())
+        with self._speaking() as store:
+            for start in range(0, len(keys), TOGETHER):
+                store.multi_set(keys[start : start + TOGETHER], data[start : start + TOGETHER])
+            if keys:
+                store.check(keys[-1:])  # requests of a connection are served in order
+
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The value of each key; None for an absent one."""
+        full = [self._key(key) for key in keys]
+        with self._speaking() as store:
+            parts = (self._read(store, full[start : start + TOGETHER]) for start in range(0, len(full), TOGETHER))
+            return [value for part in parts for value in part]
+
+    def wait(self, key: str, timeout: float | None) -> bool:
+        """Block until the key is there; whether it was within *timeout* seconds."""
+        deadline = None if timeout is None else self._clock() + timeout
+        with self._speaking() as store:
+            while True:
+                left = LONGEST_WAIT if deadline is None else deadline - self._clock()
+                if left <= 0:
+                    return store.check([self._key(key)])
+                if self._wait(store, self._key(key), min(left, LONGEST_WAIT)):
+                    return True
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Forget the keys."""
+        with self._speaking() as store:
+            for key in keys:
+                store.delete_key(self._key(key))
+
+    def clear_foreign(self) -> None:
+        """Delete every key that is not of elasticlib."""
+        with self._speaking() as store:
+            try:
+                found = store.list_keys()
+            except UnicodeDecodeError as error:
+                raise RendezvousStateError(f"a stranger's key in the store at {self.where} is no text") from error
+            for key in found:
+                if not key.startswith(ROOT):
+                    store.delete_key(key)
+
+    def clone(self) -> StoreExchange:
+        """Another connection to the same store."""
+        return StoreExchange(self._open(), self._open, self._run_id, self.where, self.served_run, clock=self._clock)
+
+    def close(self) -> None:
+        """Give the connection up; a thread that still waits in it keeps it until then."""
+        self.store = None
+
+    def root(self, key: str, timeout: float) -> bytes | None:
+        """The value of a key that belongs to no job, once it is there; None if that takes longer than *timeout* s."""
+        with self._speaking() as store:
+            return self._read_one(store, key) if self._wait(store, key, timeout) else None
+
+    def _key(self, key: str) -> str:
+        return f"{ROOT}{quote(self._run_id, safe='')}/{key}"
+
+    @contextmanager
+    def _speaking(self) -> Iterator[Store]:
+        if self.store is None:
+            raise RendezvousConnectionError(f"the connection to the store at {self.where} is closed")
+        try:
+            yield self.store
+        except (RuntimeError, OSError, ValueError) as error:
+            self.store = None
+            what = str(error).partition("\n")[0].partition("Exception raised from")[0]
+            raise RendezvousConnectionError(f"lost the store at {self.where}: {what}") from error
+
+    def _read(self, store: Store, keys: list[str]) -> list[bytes | None]:
+        """Most keys that are asked for are there: then two round trips do for all."""
+        from torch.distributed import DistStoreError
+
+        if len(keys) > 2 and store.check(keys):
+            # A key that is deleted meanwhile reads as empty, which no message is, or lets multi_get run into its limit.
+            with suppress(DistStoreError):
+                values = store.multi_get(keys)
+                return [value or self._read_one(store, key) for key, value in zip(keys, values, strict=True)]
+        if len(keys) < 4:
+            return [self._read_one(store, key) for key in keys]
+        middle = len(keys) // 2
+        return [*self._read(store, keys[:middle]), *self._read(store, keys[middle:])]
+
+    def _read_one(self, store: Store, key: str) -> bytes | None:
+        # Writes nothing: an absent key does not equal a text that is not empty. A plain get would block.
+        value = store.compare_set(key, self._nothing, self._nothing)
+        return None if value == self._nothing else value
+
+    def _wait(self, store: Store, key: str, timeout: float) -> bool:
+        from torch.distributed import DistStoreError
+
+        try:
+            store.wait([key], timedelta(milliseconds=max(1, int(timeout * 1000))))  # 0 would be for ever
+        except DistStoreError:
+            return False
+        return True
+
+    def _count(self) -> int:
+        [text] = self.read(["inbox"])  # adding 0 to what is no number would break the connection
+        try:
+            return int(text or b"0")
+        except ValueError as error:
+            raise RendezvousStateError(f"the inbox counter was destroyed: it says {text!r:.80}") from error
+
+    def _entries(self, numbers: Sequence[int]) -> list[bytes | None]:
+        return self.read([f"inbox/{number}" for number in numbers])
+
+    def _wait_for_entry(self, number: int, timeout: float | None) -> bool:
+        return self.wait(f"inbox/{number}", timeout)

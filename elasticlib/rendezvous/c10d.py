@@ -1,0 +1,297 @@
+"""
+Jobs that meet in a store of torch: a TCPStore that one of the nodes hosts, or a FileStore on one machine.
+
+Rules of this file: torch is imported where it is needed only. A TCPStore is given numeric addresses, a socket that
+we bound, and a thread that may be left behind, because it looks names up and waits without limit.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import socket
+import tempfile
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, cast
+
+from attrs import Factory, define, field
+
+from elasticlib.errors import ConfigError, RendezvousConnectionError
+from elasticlib.rendezvous._binding import ANYWHERE, Elsewhere, Taken, bind_endpoint, is_here, listen, outward_address
+from elasticlib.rendezvous._dial import Answer, Limited, RefusedError, probe
+from elasticlib.rendezvous._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
+from elasticlib.rendezvous._exchange import Exchange
+from elasticlib.rendezvous._file_store import PolledFileStore, is_stale, sign
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._resolver import QUIET_LOOKUPS, Address, resolve
+from elasticlib.rendezvous._store_exchange import SERVER, SERVES, Store, StoreExchange
+
+LOOK_UP = 10.0
+"""Seconds that the host's name may take to look up when it is to be decided who hosts the store."""
+START = 20.0
+"""Seconds for the start of a store, which takes a thousandth of that unless it looks names up."""
+CLONE = 10.0
+"""Seconds for one more connection to a store that has just answered."""
+ANNOUNCED = 0.5
+"""Seconds within which a hosting node has written whom it serves."""
+DESCRIPTORS = 1 << 20
+"""As many descriptors as anybody needs; the kernel's own limit may be a thousand times that."""
+STORE_LIMIT = timedelta(seconds=1)
+"""What a store waits where it cannot be told otherwise."""
+
+
+@define(eq=False)
+class C10dBackend:
+    """How one node reaches the store of its job, or hosts it."""
+
+    job: Job
+    name: str = field(init=False)
+    host: str = field(init=False)
+    port: int = field(init=False)
+    _path: str | None = field(init=False, default=None)
+    """The FileStore's file."""
+    _temporary: bool = field(init=False, default=False)
+    _word: str = field(init=False, factory=lambda: secrets.token_hex(8))
+    _server: Any = field(init=False, default=None)
+    """The TCPStore that serves, for as long as it lives."""
+    _inner: Address | None = field(init=False, default=None)
+    """Where this very process reaches its server."""
+    _local: str | None = field(init=False, default=None)
+    _attempts: dict[tuple[str, int], Limited[StoreExchange]] = field(init=False, default=Factory(dict))
+
+    def __attrs_post_init__(self) -> None:
+        self.name = self.job.backend
+        self.host, self.port = "localhost", 0
+        if self.job.store_type == "file":
+            if not self.job.endpoint and self.job.max_nodes > 1:
+                why = "store_type='file' needs the path of a file that all nodes see"
+                raise ConfigError(f"rdzv_endpoint='' names no file: {why}")
+            if self.job.is_host is not None:
+                raise ConfigError(f"is_host={self.job.is_host} has no meaning with store_type='file': leave it out")
+            self._path = self.job.endpoint or None
+        elif self.job.store_type == "tcp":
+            self.host, self.port = parse_rendezvous_endpoint(self.job.endpoint, DEFAULT_PORT)
+        else:
+            raise ConfigError(f"store_type={self.job.store_type!r} is none of 'tcp' and 'file'")
+
+    @property
+    def endpoint(self) -> str:
+        """Where the store is, with the true port once it is bound."""
+        return self._path or "" if self.job.store_type == "file" else spell(self.host, self.port)
+
+    def serve(self, deadline: float) -> bool:
+        """
+        Become the store's host if this machine is it; whether this process hosts it now.
+
+        Raises `RendezvousConnectionError` where a later try may succeed (the name is not known yet, the port is
+        taken), `ConfigError` where none can. *deadline* is monotonic.
+        """
+        if self._server is not None:
+            return True
+        if self.job.store_type == "file" or self._must_host is False:
+            return False
+        addresses = resolve(self.host, self.port, min(LOOK_UP, deadline - time.monotonic()))
+        bound = bind_endpoint(self.host, self.port, addresses)
+        if isinstance(bound, socket.socket):
+            self._start(bound, addresses)
+            return True
+        if not self._must_host:
+            return False
+        if isinstance(bound, Elsewhere):
+            # The endpoint may still lead here: a forwarded port, a service's address.
+            self._serve_behind(bound, addresses, deadline)
+            return True
+        raise self._taken(bound)
+
+    def dial(self, timeout: float) -> Exchange:
+        """One attempt to reach the store, for about *timeout* s; `RendezvousConnectionError` says what was wrong."""
+        deadline = time.monotonic() + timeout
+        if self.job.store_type == "file":
+            return self._open_file()
+        if self.port == 0:
+            raise ConfigError(f"rdzv_endpoint={self.job.endpoint!r} has port 0: no other node could find the store")
+        if self._inner is not None:
+            answer = probe(self.host, self.port, [self._inner], timeout)
+        else:
+            addresses = resolve(self.host, self.port, timeout)
+            answer = probe(self.host, self.port, addresses, deadline - time.monotonic())
+        exchange = self._talk(answer, deadline)
+        self._local = answer.local
+        return exchange
+
+    def address(self) -> str | None:
+        """After a dial: address of this machine that peers should use; None where that is not known."""
+        if self._local and is_loopback(self._local) and self.job.store_type != "file" and not is_loopback(self.host):
+            return outward_address()  # the host's own way to its store is shorter than that of its peers
+        return self._local
+
+    def host_and_port(self) -> tuple[str, int]:
+        """The endpoint's parts, with the true port once it is bound."""
+        return self.host, self.port
+
+    def served_run(self, exchange: Exchange) -> str | None:
+        """Run id of the job whose node hosts the store; None for a store that no job serves."""
+        return exchange.served_run if isinstance(exchange, StoreExchange) else None
+
+    def claim(self, exchange: Exchange) -> bool:
+        """
+        Whether this node is to coordinate its job on a store that serves another one, or none: the first that asks.
+
+        Raises `RendezvousClosedError` for a file in which a job has ended.
+        """
+        assert isinstance(exchange, StoreExchange)
+        if exchange.add("claims", 1) == 1:
+            exchange.write({"claimant": sign()})
+            return True
+        if isinstance(exchange.store, PolledFileStore) and exchange.wait("claimant", 1.0):
+            [claimant] = exchange.read(["claimant"])
+            if claimant and is_stale(claimant):
+                raise exchange.store.ended()
+        return False
+
+    def close(self) -> None:
+        """End the server, if there is one; may come twice."""
+        self._server = self._inner = None
+        if self._temporary and self._path:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    @property
+    def _must_host(self) -> bool | None:
+        if self.job.is_host is None and self.job.backend == "static":
+            return self.job.node_rank == 0
+        return self.job.is_host
+
+    @property
+    def _reason(self) -> str:
+        """Why this node must host the store, as the user put it."""
+        return "is_host=1" if self.job.is_host else "node_rank=0"
+
+    def _taken(self, bound: Taken) -> RendezvousConnectionError:
+        why = f"another node of the job was given {self._reason} too, or another program uses the port"
+        return RendezvousConnectionError(f"{self._reason}, but {bound.why}: {why}")
+
+    def _serve_behind(self, elsewhere: Elsewhere, addresses: list[Address], deadline: float) -> None:
+        bound = listen(ANYWHERE, self.port)
+        if isinstance(bound, Taken):
+            raise self._taken(bound)
+        if isinstance(bound, Elsewhere) or self.port == 0:
+            raise ConfigError(f"{self._reason}, but {elsewhere.why}")
+        self._start(bound, [])
+        limit = min(time.monotonic() + 3.0, deadline)
+        with suppress(RendezvousConnectionError):
+            found = self._talk(probe(self.host, self.port, addresses, limit - time.monotonic()), limit)
+            word = found.root(SERVER, 1.0)
+            found.close()
+            if word == self._word.encode():
+                return
+        self.close()
+        raise ConfigError(
+            f"{self._reason}, but {elsewhere.why}, nor does a connection to it lead here: "
+            f"give {self._reason} to the node at {spell(self.host, self.port)} alone, or mend the endpoint"
+        )
+
+    def _start(self, listener: socket.socket, addresses: list[Address]) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        here, self.port = listener.getsockname()[:2]
+        self._inner = Address(listener.family, here)
+        if here in ("::", "0.0.0.0"):
+            known = [each for each in addresses if not is_loopback(each.host) and is_here(each)]
+            self._inner = known[0] if known else Address(socket.AF_INET, "127.0.0.1")
+        where, word, run_id = self._inner.host, self._word, self.job.run_id
+
+        def start() -> Any:
+            with listener:
+                server = _server(TCPStore, where, self.port, listener)
+            server.set(SERVER, word)
+            server.set(SERVES, run_id)
+            server.check([SERVES])
+            return server
+
+        try:
+            self._server = Limited[Any]().run(start, START)
+        except TimeoutError as error:
+            self._inner = None
+            why = f"a name server of this machine is silent, and RES_OPTIONS={QUIET_LOOKUPS} is not set"
+            raise RendezvousConnectionError(
+                f"the store at {self.endpoint} did not start in {START:.0f} s: {why}"
+            ) from error
+
+    def _talk(self, answer: Answer, deadline: float) -> StoreExchange:
+        host, port, where = answer.address.host, self.port, spell(self.host, self.port)
+
+        limit = max(deadline - time.monotonic(), 0.1)
+
+        def connect(timeout: float) -> Store:
+            return _client(host, port, where, timeout)
+
+        def clone() -> Store:
+            try:
+                return Limited[Store]().run(lambda: connect(CLONE), CLONE)
+            except TimeoutError as error:
+                raise RendezvousConnectionError(f"the store at {where} does not answer any more") from error
+
+        def talk() -> StoreExchange:
+            exchange = StoreExchange(connect(limit), clone, self.job.run_id, where)
+            announced = exchange.root(SERVES, ANNOUNCED)
+            exchange.served_run = None if announced is None else announced.decode(errors="replace")
+            return exchange
+
+        try:
+            return self._attempts.setdefault((host, port), Limited()).run(talk, limit)
+        except TimeoutError as error:
+            why = "another program listens there, or the store's process is stopped"
+            raise RendezvousConnectionError(f"{where} ({host}) answers, but is no store: {why}") from error
+
+    def _open_file(self) -> Exchange:
+        if self._path is None:
+            handle, self._path = tempfile.mkstemp(prefix="elasticlib_")
+            os.close(handle)
+            self._temporary = True
+        path = self._path
+        self._local = "127.0.0.1"
+        return StoreExchange(PolledFileStore.open(path), lambda: PolledFileStore.open(path), self.job.run_id, path)
+
+
+def _server(make: Any, host: str, port: int, listener: socket.socket) -> Any:
+    """A TCPStore that serves on *listener* and owns it from then on."""
+    facts = {
+        "world_size": None,
+        "is_master": True,
+        "timeout": timedelta(seconds=10),
+        "wait_for_workers": False,
+    }
+    handle = os.dup(listener.fileno())
+    try:
+        try:
+            return make(host, port, master_listen_fd=handle, use_libuv=True, **facts)
+        except RuntimeError as error:
+            if "libuv" not in str(error):
+                raise
+            return make(host, port, master_listen_fd=handle, use_libuv=False, **facts)
+    except RuntimeError as error:
+        raise RendezvousConnectionError(f"the store at {spell(host, port)} did not start: {error}") from error
+
+
+def _client(host: str, port: int, where: str, limit: float) -> Store:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    once = timedelta(seconds=max(1.0, limit / 2))  # it tries twice
+    try:
+        store = TCPStore(host, port, world_size=None, is_master=False, timeout=once, wait_for_workers=False)
+    except RuntimeError as error:
+        what = str(error).partition("\n")[0]
+        raise RendezvousConnectionError(f"{where} ({host}) answers, but is no store: {what}") from error
+    store.set_timeout(STORE_LIMIT)
+    return cast(Store, store)
+
+
+__all__ = ["DEFAULT_PORT", "C10dBackend", "RefusedError"]

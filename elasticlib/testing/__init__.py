@@ -1,0 +1,66 @@
+"""
+For tests of jobs: faults as data, and a cluster that is simulated.
+
+Rules of this house: importing it loads neither torch nor hypothesis; `strategies` needs hypothesis, and is
+imported by those who have it.
+"""
+
+from elasticlib.rendezvous._coordinator import Rules
+from elasticlib.testing._cluster import SimulatedCluster
+from elasticlib.testing._faults import (
+    Break,
+    Cut,
+    FailWorker,
+    Fault,
+    FaultPlan,
+    Join,
+    Kill,
+    Leave,
+    Pause,
+    PauseStore,
+    Skew,
+    Slow,
+    Stubborn,
+)
+from elasticlib.testing._history import (
+    AgentStarted,
+    Ended,
+    Fenced,
+    Gone,
+    Happened,
+    Record,
+    Sealed,
+    Started,
+    Took,
+    Verdict,
+)
+from elasticlib.testing._invariants import InvariantBroken
+
+__all__ = [
+    "AgentStarted",
+    "Break",
+    "Cut",
+    "Ended",
+    "FailWorker",
+    "Fault",
+    "FaultPlan",
+    "Fenced",
+    "Gone",
+    "Happened",
+    "InvariantBroken",
+    "Join",
+    "Kill",
+    "Leave",
+    "Pause",
+    "PauseStore",
+    "Record",
+    "Rules",
+    "Sealed",
+    "SimulatedCluster",
+    "Skew",
+    "Slow",
+    "Started",
+    "Stubborn",
+    "Took",
+    "Verdict",
+]

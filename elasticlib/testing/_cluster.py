@@ -1,0 +1,370 @@
+"""
+A whole job on simulated machines: real decisions, simulated everything else.
+
+    cluster = SimulatedCluster(Rules(2, 3, heartbeat=10.0), nodes=3, plan=FaultPlan([Kill(1, at=5.0)]))
+    cluster.run()
+    print(cluster.history, cluster.verdicts)
+
+Real in it are the coordinator, each node's judgement of its contact, and each agent's policy. Nothing waits: a
+minute of the job takes milliseconds. The same arguments give the same history, always.
+
+Rules of this file: wiring, and what a fault does; no decision of the job's.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from attrs import define, field
+
+from elasticlib.errors import ConfigError
+from elasticlib.rendezvous import _coordinator
+from elasticlib.rendezvous._contact import Limits
+from elasticlib.rendezvous._coordinator import Rules, State
+from elasticlib.rendezvous._messages import Descriptor, Final, Seat, Terms, encode
+from elasticlib.testing._candidate import Candidate
+from elasticlib.testing._faults import (
+    Break,
+    Cut,
+    FailWorker,
+    Fault,
+    FaultPlan,
+    Join,
+    Kill,
+    Leave,
+    Pause,
+    PauseStore,
+    Skew,
+    Slow,
+    Stubborn,
+)
+from elasticlib.testing._history import AgentStarted, Ended, Happened, Record, Sealed, Took, Verdict
+from elasticlib.testing._host import Host, Journal
+from elasticlib.testing._invariants import InvariantBroken, Watch, over
+from elasticlib.testing._machine import Machine
+from elasticlib.testing._member import Member
+from elasticlib.testing._node import Group, Node
+from elasticlib.testing._store import Link, Network, Store
+from elasticlib.testing._timeline import Process, Timeline
+
+NO_FAULTS = FaultPlan(())
+COORDINATORS = ("fixed", "elected")
+PARTING = 2.0
+"""Seconds that a rendezvous process tries to send what it has still to say."""
+FLAP = 60.0
+"""Seconds that a node which lost its store seeks it again."""
+
+
+@define(eq=False)
+class SimulatedCluster:
+    """
+    A job on *nodes* machines, to which *plan* happens. `run` it.
+
+    With a *fixed* coordinator it and the store live on the first node's machine; an *elected* one may be any
+    node, and the store is elsewhere. Workers of a round succeed after *work* seconds. Raises `ConfigError`.
+    """
+
+    rules: Rules
+    nodes: int = 3
+    plan: FaultPlan = NO_FAULTS
+    coordinator: str = "fixed"
+    seed: int = 0
+    work: float = 60.0
+    slots: int = 1
+    """Workers of each node; a node has one more for each further place if `uneven`."""
+    uneven: bool = True
+    logic: Any = _coordinator
+    """What decides: a module or object with the coordinator's functions."""
+    count_bytes: bool = False
+    history: list[Record] = field(factory=list, init=False)
+    timeline: Timeline = field(factory=Timeline, init=False)
+    watches: dict[str, Watch] = field(factory=dict, init=False)
+    """One for each job: who comes back to a machine whose store is gone begins another job."""
+    machines: dict[int, Machine] = field(factory=dict, init=False)
+    network: Network = field(init=False)
+    store: Store | None = field(default=None, init=False)
+    members: list[Node] = field(factory=list, init=False)
+    _chance: random.Random = field(init=False)
+    _hosts: dict[str, Host | Candidate] = field(factory=dict, init=False)
+    _state: State | None = field(default=None, init=False)
+    _left: int = field(default=0, init=False)
+    """Agents that have not ended and faults that have not happened."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.coordinator not in COORDINATORS:
+            raise ConfigError(f"coordinator={self.coordinator!r}: give one of {', '.join(COORDINATORS)}")
+        self._chance = random.Random(self.seed)
+        self.network = Network(self.timeline, random.Random(self.seed + 1))
+        if self.coordinator == "elected":
+            self._build_store(Process("store"), Link(-1))
+        for fault in sorted(self.plan, key=lambda fault: fault.at):  # stable
+            if isinstance(fault, Skew):
+                machine = self._machine(fault.node)
+                machine.skew, machine.drift = fault.seconds, fault.drift
+            else:
+                self._left += 1
+                self._later(fault)
+        for number in range(self.nodes):
+            # No two machines start a program at the same moment.
+            moment = self._chance.random() * 0.05 if number else 0.0
+            self._left += 1
+            self.timeline.at(moment, None, lambda number=number: self._start_agent(number))  # type: ignore[misc]
+
+    # What users ask for.
+
+    @property
+    def now(self) -> float:
+        """Seconds since the job's start."""
+        return self.timeline.now
+
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """How the part of each agent ended, by its name."""
+        return {node.name: node.verdict for node in self.members if node.verdict is not None}
+
+    @property
+    def state(self) -> State | None:
+        """The coordinator's last state that counted."""
+        return self._state
+
+    @property
+    def running(self) -> list[Group]:
+        """The workers that run."""
+        return [group for node in self.members for group in node.groups if not group.gone]
+
+    def patience(self) -> float:
+        """When everything must be over: no wait of any node, one after the other, is longer in total."""
+        rules = self.rules
+        one = rules.patience + rules.last_call + FLAP + 3 * rules.heartbeat + 40.0 + self.work
+        return self.plan.last + (len(self.plan) + 3) * one
+
+    def run(self, until: float | None = None) -> SimulatedCluster:
+        """
+        Let it happen: until that moment, or until every agent has ended and no fault is to come.
+
+        Raises `InvariantBroken` as soon as a rule is broken, and when an agent waits for ever.
+        """
+        try:
+            limit = self.patience() if until is None else until
+            while (soon := self.timeline.next_at()) is not None and soon <= limit:
+                if until is None and not self._left and not self.running:
+                    break
+                self.timeline.step()
+            if until is None:
+                over(self.members)
+            else:
+                self.timeline.now = max(self.timeline.now, until)
+        except InvariantBroken as broken:
+            raise InvariantBroken(f"{broken}\n{self.describe()}") from None
+        return self
+
+    def describe(self) -> str:
+        """The call that makes it happen again, and what happened."""
+        arguments = f"{self.rules!r}, nodes={self.nodes}, plan={self.plan!r}, coordinator={self.coordinator!r}"
+        call = f"SimulatedCluster({arguments}, seed={self.seed}, work={self.work})"
+        return "\n".join([call, *(f"  {record}" for record in self.history)])
+
+    # What nodes need.
+
+    def note(self, record: Record) -> None:
+        """Remember it."""
+        self.history.append(record)
+
+    def started(self, group: Group) -> None:
+        """Workers run."""
+        self._watch(group.node.member.nonce).started(group)
+
+    def seated(self, node: Node, seat: Seat) -> None:
+        """An agent takes a seat."""
+        self._watch(node.member.nonce).seated(node, seat)
+
+    def told(self, node: Node, final: Final) -> None:
+        """An agent is told the end."""
+        self._watch(node.member.nonce).told(node, final)
+
+    def finished(self, node: Node) -> None:
+        """An agent has ended."""
+        self._left -= 1
+
+    def leaves(self, node: Node, why: str) -> bool:
+        """Whether the job ends because this node goes."""
+        host = self._hosts.get(node.name)
+        if not isinstance(host, Host):
+            return False
+        if host.state.final is None and not host.over:
+            host.abandon(f"node {node.name}, which hosts the job's store, left: {why}", node.name)
+        return True
+
+    def part(self, node: Node, linger: float) -> None:
+        """The rendezvous process ends, after what it hosts."""
+        host = self._hosts.get(node.name)
+        if host is None or (isinstance(host, Host) and host.over):
+            self.timeline.after(PARTING, node.rendezvous, lambda: self.end_process(node))
+            return
+        if isinstance(host, Candidate):
+            host.gone = lambda: self.timeline.after(PARTING, node.rendezvous, lambda: self.end_process(node))
+        # What the member has to say comes first.
+        self.timeline.after(0.01, node.rendezvous, lambda: host.close(linger))
+
+    def died(self, node: Node) -> None:
+        """An agent was killed."""
+        self._left -= node.verdict is None
+
+    def end_process(self, node: Node) -> None:
+        """A rendezvous process is gone, and with it the store, if it was there."""
+        node.rendezvous.alive = False
+        if self.store is not None and self.store.process is node.rendezvous:
+            self.store.end()
+
+    # Its parts.
+
+    def _watch(self, nonce: str) -> Watch:
+        job = nonce if self.coordinator == "fixed" else ""
+        if job not in self.watches:
+            self.watches[job] = Watch(self.rules, self.timeline)
+            self._state = None
+        return self.watches[job]
+
+    def _build_store(self, process: Process, link: Link) -> Store:
+        size_of = (lambda message: len(message if isinstance(message, bytes) else encode(message))) if (
+            self.count_bytes
+        ) else None  # fmt: skip
+        self.store = Store(process, link, self.network, size_of)
+        self.store.on_save = self._saved
+        return self.store
+
+    def _machine(self, number: int) -> Machine:
+        if number not in self.machines:
+            self.machines[number] = Machine(number, Link(number))
+        return self.machines[number]
+
+    def _start_agent(self, number: int) -> None:
+        machine = self._machine(number)
+        if not machine.link.alive:
+            machine.link = Link(number)
+        name = f"n{number}/{100 + len(machine.nodes)}-{self._chance.getrandbits(32):08x}"
+        agent = Process(f"agent {name}", machine.skew, machine.drift)
+        rendezvous = Process(f"rendezvous {name}", machine.skew, machine.drift)
+        rules = self.rules
+        limits = Limits(rules.patience, FLAP, 0.0, moves=self.coordinator == "elected")
+        terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
+        first = self.coordinator == "fixed" and number == 0
+        slots = self.slots + (number % 3 if self.uneven else 0)
+        ports = iter(range(20000, 60000))
+
+        def describe() -> Descriptor:
+            index = number if rules.fixed_places else None
+            role = "reader" if self.uneven and number % 2 else "trainer"
+            node.descriptor = Descriptor(slots, role, (f"10.0.0.{number}",), next(ports), index, first)
+            return node.descriptor
+
+        member = Member(
+            name, rendezvous, machine.link, self.timeline, self._dialled, limits, terms, describe,
+            lambda word: node.pass_on(word), lambda why: node.give_up(why),
+        )  # fmt: skip
+        node = Node(number, name, self, agent, rendezvous, member, lambda: machine.resists)
+        machine.nodes.append(node)
+        self.members.append(node)
+        self.note(AgentStarted(self.now, name))
+        if first and (self.store is None or not self.store.process.alive or not self.store.link.alive):
+            self._host_on(node, machine)
+        elif self.coordinator == "elected":
+            self._campaign_on(node, machine)
+        node.start()
+
+    def _dialled(self) -> Store:
+        if self.store is None:
+            # Nobody listens yet: a machine that is there refuses.
+            nobody = Process("nobody", alive=False)
+            return Store(nobody, self._machine(0).link, self.network)
+        return self.store
+
+    def _host_on(self, node: Node, machine: Machine) -> None:
+        store = self._build_store(node.rendezvous, machine.link)
+        host = self._new_host(node, machine, store, None, lambda why: self._host_ended(node))
+        self._hosts[node.name] = host
+        host.start()
+
+    def _host_ended(self, node: Node) -> None:
+        if node.closes:
+            self.end_process(node)
+
+    def _new_host(self, node: Node, machine: Machine, store: Store, term: int | None, ended: Any) -> Host:
+        nonce = f"{self._chance.getrandbits(64):016x}"
+        self.note(Took(self.now, node.name))
+        return Host(
+            node.name, node.rendezvous, machine.link, self.timeline, store, self.rules, nonce,
+            lambda state: self._decided(nonce, state), ended, term, self.logic,
+        )  # fmt: skip
+
+    def _campaign_on(self, node: Node, machine: Machine) -> None:
+        assert self.store is not None
+        store, link = self.store, machine.link
+        lease = max(2.0, self.rules.heartbeat / 2)
+
+        def make(term: int, ended: Any) -> Host:
+            return self._new_host(node, machine, store, term, ended)
+
+        candidate = Candidate(node.name, node.rendezvous, link, self.timeline, store, make, lease)
+        self._hosts[node.name] = candidate
+        candidate.start()
+
+    def _saved(self, journal: Journal) -> None:
+        for state in journal.way:
+            self._decided(journal.nonce, state)
+
+    def _decided(self, nonce: str, state: State) -> None:
+        watch = self._watch(nonce)
+        before, self._state = self._state, state
+        new = watch.decided(state)
+        if new is not None:
+            assert state.round is not None
+            why = state.round.seats[0].why
+            self.note(Sealed(self.now, state.round.number, tuple(new.entries), state.restarts, why))
+        end = state.round.end if state.round else None
+        known = before.round.end if before is not None and before.round else None
+        if end is not None and (known is None or known.round != end.round):
+            self.note(Ended(self.now, end.round, end.why, end.restart))
+
+    # What goes wrong.
+
+    def _later(self, fault: Fault) -> None:
+        def happen() -> None:
+            self._left -= 1
+            self.note(Happened(self.now, fault))
+            self._bring_about(fault)
+
+        self.timeline.at(fault.at, None, happen)
+
+    def _bring_about(self, fault: Fault) -> None:
+        if isinstance(fault, PauseStore):
+            if self.store is not None and self.coordinator == "elected":
+                self.store.process.thaws_at = self.now + fault.seconds
+            return
+        machine = self._machine(fault.node)
+        link, timeline = machine.link, self.timeline
+        match fault:
+            case Kill(what=what):
+                machine.kill(what, self)
+            case Pause(seconds=seconds, what=what):
+                machine.pause(what, seconds)
+            case Cut(seconds=seconds):
+                link.cut_until = max(link.cut_until, timeline.now + seconds)
+            case Break():
+                for connection in list(link.connections):
+                    if connection.link is not connection.store.link:
+                        connection.reset("connection reset by peer")
+            case Slow(seconds=seconds, delay=delay):
+                link.slow_until, link.delay = timeline.now + seconds, delay
+            case FailWorker(secondary=secondary):
+                for node in machine.present()[-1:]:
+                    node.fail_workers(secondary)
+            case Stubborn(seconds=seconds):
+                machine.resists = seconds
+            case Leave():
+                for node in machine.present()[-1:]:
+                    timeline.at(self.now, node.agent, node.leave)
+            case Join():
+                self._left += 1
+                self._start_agent(fault.node)

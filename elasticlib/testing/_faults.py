@@ -1,0 +1,204 @@
+"""
+What goes wrong, and when: plans of faults, as data.
+
+Rules of this file: a fault is a small frozen class that prints as the code that makes it and travels as JSON; it
+says what happens, never how a simulator or a test with real processes brings it about. Nodes are numbered from 0;
+times are seconds from the start of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+from attrs import NOTHING, Attribute, asdict, field, fields, frozen
+from attrs.validators import ge, in_
+
+from elasticlib.errors import ConfigError
+
+VERSION = 1
+PARTS = ("machine", "agent", "rendezvous")
+"""What of a node a fault can hit: all of it, the agent alone, or its rendezvous process alone."""
+
+
+def _moment(owner: Any, attribute: Attribute[float], value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ConfigError(f"{type(owner).__name__}.{attribute.name}={value!r}: give a number of seconds, 0 or more")
+
+
+class _Printed:
+    """Prints as the shortest code that makes it."""
+
+    def __repr__(self) -> str:
+        parts = []
+        for each in fields(type(self)):  # type: ignore[arg-type]  # every fault is an attrs class
+            value = getattr(self, each.name)
+            if each.default is NOTHING:
+                parts.append(repr(value))
+            elif value != each.default:
+                parts.append(f"{each.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+@frozen(repr=False)
+class Kill(_Printed):
+    """SIGKILL: to the whole machine (nothing of it answers any more), or to one process on it."""
+
+    node: int = field(validator=ge(0))
+    at: float = field(validator=_moment)
+    what: str = field(default="machine", validator=in_(PARTS))
+
+
+@frozen(repr=False)
+class Pause(_Printed):
+    """SIGSTOP, and SIGCONT after *seconds*: all processes of the machine, workers included, or one of them."""
+
+    node: int = field(validator=ge(0))
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+    what: str = field(default="machine", validator=in_(PARTS))
+
+
+@frozen(repr=False)
+class Cut(_Printed):
+    """The machine's link is down for *seconds*: nothing is refused, nothing arrives."""
+
+    node: int = field(validator=ge(0))
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+
+
+@frozen(repr=False)
+class Break(_Printed):
+    """Every connection of the machine is reset: what was on its way is lost, and nobody knows how much of it."""
+
+    node: int = field(validator=ge(0))
+    at: float = field(validator=_moment)
+
+
+@frozen(repr=False)
+class Slow(_Printed):
+    """For *seconds* everything that the machine sends or gets takes *delay* seconds more."""
+
+    node: int = field(validator=ge(0))
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+    delay: float = field(default=0.5, validator=_moment)
+
+
+@frozen(repr=False)
+class FailWorker(_Printed):
+    """A worker of the node fails, if one runs; *secondary*: as one does that lost its peer."""
+
+    node: int = field(validator=ge(0))
+    at: float = field(validator=_moment)
+    secondary: bool = False
+
+
+@frozen(repr=False)
+class Stubborn(_Printed):
+    """From *at* on the node's workers go on for *seconds* after SIGTERM."""
+
+    node: int = field(validator=ge(0))
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+
+
+@frozen(repr=False)
+class Leave(_Printed):
+    """The operator stops the node's agent by SIGTERM."""
+
+    node: int = field(validator=ge(0))
+    at: float = field(validator=_moment)
+
+
+@frozen(repr=False)
+class Join(_Printed):
+    """Another agent is started on the node's machine, which is switched on if it is not."""
+
+    node: int = field(validator=ge(0))
+    at: float = field(validator=_moment)
+
+
+@frozen(repr=False)
+class Skew(_Printed):
+    """From the start the machine's clocks are *seconds* ahead, and gain *drift* seconds each second."""
+
+    node: int = field(validator=ge(0))
+    seconds: float
+    drift: float = field(default=0.0, validator=[ge(-0.1)])
+
+    @property
+    def at(self) -> float:
+        """A skew is there from the start."""
+        return 0.0
+
+
+@frozen(repr=False)
+class PauseStore(_Printed):
+    """A store that is on no node of the job answers nobody for *seconds*."""
+
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+
+
+Fault: TypeAlias = Kill | Pause | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore
+
+KINDS: tuple[type[Any], ...] = (
+    Kill, Pause, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore,
+)  # fmt: skip
+_BY_NAME = {kind.__name__: kind for kind in KINDS}
+
+
+def _as_tuple(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    return tuple(faults)
+
+
+@frozen(repr=False)
+class FaultPlan(_Printed):
+    """Faults in any order; those of the same moment happen in the order in which they stand here."""
+
+    faults: tuple[Fault, ...] = field(converter=_as_tuple)
+
+    @faults.validator
+    def _are_faults(self, _: object, value: tuple[Any, ...]) -> None:
+        for each in value:
+            if not isinstance(each, KINDS):
+                raise ConfigError(f"{each!r:.80} is no fault: give {', '.join(_BY_NAME)}")
+
+    def __iter__(self) -> Iterator[Fault]:
+        return iter(self.faults)
+
+    def __len__(self) -> int:
+        return len(self.faults)
+
+    @property
+    def last(self) -> float:
+        """When the last fault is over."""
+        return max((each.at + getattr(each, "seconds", 0.0) for each in self if not isinstance(each, (Skew, Stubborn))),
+                   default=0.0)  # fmt: skip
+
+    def to_json(self) -> str:
+        """As JSON; `from_json` makes an equal plan of it."""
+        faults = [{"fault": type(each).__name__, **asdict(each)} for each in self]
+        return json.dumps({"v": VERSION, "faults": faults}, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> FaultPlan:
+        """The plan that *text* holds; raises `ConfigError` for anything else."""
+        try:
+            body = json.loads(text)
+            if not isinstance(body, dict) or body.get("v") != VERSION or not isinstance(body.get("faults"), list):
+                raise ValueError(f"it is no plan of version {VERSION}")
+            return cls(_fault(each) for each in body["faults"])
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigError(f"no fault plan can be read from {text[:80]!r}: {error}") from error
+
+
+def _fault(body: Any) -> Fault:
+    if not isinstance(body, dict) or body.get("fault") not in _BY_NAME:
+        raise ValueError(f"{body!r:.80} is no fault")
+    made: Fault = _BY_NAME[body["fault"]](**{name: value for name, value in body.items() if name != "fault"})
+    return made

@@ -1,0 +1,106 @@
+"""
+What happened in a simulated cluster: typed records, each with the moment in seconds of the simulation.
+
+Rules of this file: a record holds facts, and names nodes by their agents' names; no record tells what a clock
+showed, so two runs that differ in their clocks alone have the same history.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from attrs import frozen
+
+from elasticlib.testing._faults import Fault
+
+
+@frozen
+class Happened:
+    """A fault of the plan."""
+
+    at: float
+    fault: Fault
+
+
+@frozen
+class AgentStarted:
+    """An agent began to seek its job."""
+
+    at: float
+    node: str
+
+
+@frozen
+class Took:
+    """A node began to coordinate."""
+
+    at: float
+    node: str
+
+
+@frozen
+class Sealed:
+    """The coordinator made a round, its nodes in the order of their group ranks."""
+
+    at: float
+    round: int
+    nodes: tuple[str, ...]
+    restarts: int
+    why: str
+
+
+@frozen
+class Ended:
+    """The coordinator ended a round."""
+
+    at: float
+    round: int
+    why: str
+    restart: bool
+
+
+@frozen
+class Started:
+    """A node started its workers."""
+
+    at: float
+    node: str
+    round: int
+    group_rank: int
+    ranks: tuple[int, ...]
+    master: tuple[tuple[str, ...], int]
+
+
+@frozen
+class Gone:
+    """No worker of a node's round runs any more."""
+
+    at: float
+    node: str
+    round: int
+    how: str
+    """``succeeded``, ``failed``, ``stopped``, ``killed`` or ``died``."""
+
+
+@frozen
+class Fenced:
+    """A node was told that contact is lost."""
+
+    at: float
+    node: str
+    why: str
+
+
+@frozen
+class Verdict:
+    """An agent's part ended; nothing comes after it."""
+
+    at: float
+    node: str
+    kind: str
+    """``succeeded``; a kind of `Final`: ``failed``, ``timeout``, ``closed``, ``refused``, ``left``; or ``lost``:
+    an error instead of a verdict, because the job was not found or contact did not come back."""
+    why: str
+
+
+Record: TypeAlias = Happened | AgentStarted | Took | Sealed | Ended | Started | Gone | Fenced | Verdict

@@ -1,0 +1,167 @@
+"""
+What must hold in every cluster after every step, whatever goes wrong.
+
+Rules of this file: it looks at what the coordinator decided, at what agents were told, and at which workers run;
+whatever breaks a rule is raised at once, with the history that led there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import Factory, define, frozen
+
+from elasticlib.rendezvous._coordinator import Entry, Rules, State
+from elasticlib.rendezvous._messages import Final, Seat
+from elasticlib.testing._node import Group, Node
+from elasticlib.testing._timeline import Timeline
+
+WAKING = 0.1
+"""Seconds that workers of a machine which was frozen as a whole may run on after it wakes, whoever took their ranks."""
+PERSONAL = ("left", "refused", "closed")
+
+
+class InvariantBroken(AssertionError):  # noqa: N818 - it names what happened
+    """A rule of the rendezvous was broken in a simulated cluster."""
+
+
+@frozen
+class Sealed:
+    """A round as it was when it was made."""
+
+    entries: Mapping[str, Entry]
+    seats: tuple[Seat, ...]
+    by_node: Mapping[str, Seat]
+
+
+@define(eq=False)
+class Begun:
+    """Workers of one round, as they were started."""
+
+    groups: list[Group] = Factory(list)
+    ranks: dict[int, str] = Factory(dict)
+    agreed: tuple[object, ...] | None = None
+
+
+@define(eq=False)
+class Watch:
+    """Checks, as it happens."""
+
+    rules: Rules
+    timeline: Timeline
+    rounds: dict[int, Sealed] = Factory(dict)
+    restarts: int = 0
+    final: Final | None = None
+    begun: dict[int, Begun] = Factory(dict)
+    newest: int = -1
+    """Number of the newest round whose workers were started anywhere."""
+
+    def _demand(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise InvariantBroken(f"at {self.timeline.now:.6f} s: {what}")
+
+    def decided(self, state: State) -> Sealed | None:
+        """The coordinator's state counts now; returns the round if it is new."""
+        current, rules, new = state.round, self.rules, None
+        if current is not None:
+            known = self.rounds.get(current.number)
+            if known is None:
+                self._demand(current.number == len(self.rounds), "a round number was left out")
+                by_node = dict(zip(current.entries, current.seats, strict=True))
+                new = self.rounds[current.number] = Sealed(current.entries, current.seats, by_node)
+                self._check_seats(new, current.number)
+            else:
+                same = known.seats is current.seats or known.seats == current.seats
+                same = same and (known.entries is current.entries or known.entries.keys() == current.entries.keys())
+                self._demand(same, "a sealed round has changed")
+            self._demand(current.number == len(self.rounds) - 1, "a former round is open again")
+        self._demand(self.restarts <= state.restarts <= rules.max_restarts, f"{state.restarts} restarts were spent")
+        self.restarts = state.restarts
+        if self.final is not None:
+            self._demand(state.final == self.final, f"the verdict {self.final} became {state.final}")
+        self.final = state.final
+        return new
+
+    def _check_seats(self, sealed: Sealed, number: int) -> None:
+        rules, seats = self.rules, sealed.seats
+        self._demand(rules.min_nodes <= len(seats) <= rules.max_nodes, f"round {number} has {len(seats)} nodes")
+        self._demand(len(seats) == len(sealed.entries), f"round {number} has seats for others than its nodes")
+        base = 0
+        world = sum(entry.descriptor.slots for entry in sealed.entries.values())
+        first = next(iter(sealed.entries.values())).descriptor
+        for place, (entry, seat) in enumerate(zip(sealed.entries.values(), seats, strict=True)):
+            here = (seat.round, seat.group_rank, seat.group_world_size, seat.rank_base, seat.world_size)
+            there = (number, place, len(seats), base, world)
+            self._demand(here == there, f"{entry.node} has seat {here} instead of {there}")
+            master = (seat.master_addresses, seat.master_port)
+            self._demand(master == (first.addresses, first.store_port), f"{entry.node} has the master {master}")
+            base += entry.descriptor.slots
+
+    def seated(self, node: Node, seat: Seat) -> None:
+        """An agent was given a seat."""
+        sealed = self.rounds.get(seat.round)
+        own = sealed.by_node.get(node.name) if sealed else None
+        self._demand(seat == own, f"{node.name} holds {seat}, the coordinator decided on {own}")
+
+    def told(self, node: Node, final: Final) -> None:
+        """An agent was told how its job ended."""
+        if final != self.final:
+            personal = not final.succeeded and final.kind in PERSONAL
+            self._demand(personal, f"{node.name} was told {final}, the verdict is {self.final}")
+
+    def started(self, group: Group) -> None:
+        """Workers run from now on."""
+        number = group.seat.round
+        if number < self.newest:
+            self._is_late(group)
+            return
+        self.newest = number
+        for round, begun in self.begun.items():
+            if round < number:
+                begun.groups = [other for other in begun.groups if not other.gone]
+                for other in begun.groups:
+                    self._outlives(other, number)
+        self.begun = {round: begun for round, begun in self.begun.items() if round == number or begun.groups}
+        self._agrees(group, self.begun.setdefault(number, Begun()))
+
+    def _is_late(self, group: Group) -> None:
+        node = group.node
+        what = f"{node.name} starts round {group.seat.round} after {self.newest} has begun"
+        self._is_waking(group, min(node.agent.thaws_at, node.rendezvous.thaws_at), what)
+
+    def _outlives(self, group: Group, number: int) -> None:
+        what = f"workers of {group.node.name} in round {group.seat.round} run beside those of round {number}"
+        self._is_waking(group, group.process.thaws_at, what)
+
+    def _is_waking(self, group: Group, thaws_at: float, what: str) -> None:
+        """Nobody can act while the whole machine is frozen; it must at once when it wakes."""
+        awake = thaws_at + WAKING if thaws_at else 0.0
+        self._demand(awake > self.timeline.now, what)
+
+        def check() -> None:
+            self._demand(group.gone or group.process.thaws_at > self.timeline.now, f"woken, {what}")
+
+        self.timeline.at(awake, None, check)
+
+    def _agrees(self, group: Group, begun: Begun) -> None:
+        seat, name = group.seat, group.node.name
+        ranks = range(seat.rank_base, seat.rank_base + group.node.descriptor.slots)
+        for rank in ranks:
+            other = begun.ranks.setdefault(rank, name)
+            self._demand(other == name, f"{name} and {other} both have rank {rank} of round {seat.round}")
+        self._demand(ranks.stop <= seat.world_size, f"{name} has {ranks} of {seat.world_size} ranks")
+        sizes = (seat.world_size, seat.group_world_size, seat.restart_count)
+        ours = (*sizes, seat.master_addresses, seat.master_port)
+        begun.agreed = begun.agreed or ours
+        self._demand(begun.agreed == ours, f"{name} was told {ours}, others of round {seat.round} {begun.agreed}")
+        begun.groups.append(group)
+
+
+def over(nodes: list[Node]) -> None:
+    """Nothing happens any more: nobody may be left."""
+    left = [node.name for node in nodes if any(not group.gone for group in node.groups)]
+    silent = [node.name for node in nodes if node.agent.alive and node.verdict is None]
+    if left:
+        raise InvariantBroken(f"workers of {', '.join(left)} were never reaped")
+    if silent:
+        raise InvariantBroken(f"{', '.join(silent)} wait for ever")

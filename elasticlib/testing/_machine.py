@@ -1,0 +1,82 @@
+"""
+A simulated machine: its link, its clocks, the agents on it, and how it dies or stands still.
+
+Rules of this file: what a kill or a pause hits, nothing about what follows from it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from attrs import Factory, define
+
+from elasticlib.testing._node import Node
+from elasticlib.testing._store import Link
+
+
+class Owner(Protocol):
+    """The cluster, as a machine sees it."""
+
+    def died(self, node: Node) -> None:
+        """An agent was killed."""
+
+    def end_process(self, node: Node) -> None:
+        """A rendezvous process is gone."""
+
+
+@define(eq=False)
+class Machine:
+    """A machine and the agents on it."""
+
+    number: int
+    link: Link
+    skew: float = 0.0
+    drift: float = 0.0
+    resists: float = 0.0
+    nodes: list[Node] = Factory(list)
+
+    def present(self) -> list[Node]:
+        """Agents that live and have not ended."""
+        return [node for node in self.nodes if node.agent.alive and node.verdict is None]
+
+    def kill(self, what: str, owner: Owner) -> None:
+        """The machine is gone, or a process of its latest agent is."""
+        if what == "machine":
+            self.link.alive = False
+            for node in self.nodes:
+                self._kill_agent(node, owner)
+                node.rendezvous.alive = False
+                if node.group is not None and not node.group.gone:
+                    node.group.end("died")
+            return
+        for node in self.present()[-1:]:
+            if what == "agent":
+                self._kill_agent(node, owner)
+                node.agent_dies()
+            elif node.rendezvous.alive:
+                owner.end_process(node)
+                for connection in list(self.link.connections):
+                    if connection.client is node.rendezvous:
+                        connection.reset("connection reset")
+                node.rendezvous_dies()
+
+    def _kill_agent(self, node: Node, owner: Owner) -> None:
+        if node.agent.alive:
+            node.agent.alive = False
+            owner.died(node)
+
+    def pause(self, what: str, seconds: float) -> None:
+        """All processes of the machine stand still, or one of each agent."""
+        for node in self.nodes:
+            workers = [node.group.process] if node.group is not None else []
+            parts = {
+                "machine": [node.agent, node.rendezvous, *workers],
+                "agent": [node.agent],
+                "rendezvous": [node.rendezvous],
+            }
+            for process in parts[what]:
+                process.thaws_at = max(process.thaws_at, node.cluster.timeline.now + seconds)
+            if what == "agent":
+                node.agent_freezes(seconds)
+            elif what == "rendezvous":
+                node.rendezvous_freezes(seconds)

@@ -1,0 +1,396 @@
+"""
+A simulated node: an agent with its workers, and the rendezvous process beside it.
+
+Rules of this file: the agent does what the real `agent._policy` says; its shell mirrors `agent._agent`, in which a
+stop blocks; the rendezvous process mirrors `rendezvous._process`: it lets the beats of a frozen agent rest, kills
+workers that outlive the contact, and speaks for an agent that died.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from attrs import Factory, define, field, frozen
+
+from elasticlib.agent import _policy
+from elasticlib.rendezvous._contact import FENCE, GRACE
+from elasticlib.rendezvous._coordinator import Rules
+from elasticlib.rendezvous._messages import (
+    ContactLost,
+    Descriptor,
+    Failed,
+    FailureNote,
+    Final,
+    Leave,
+    Notice,
+    Seat,
+    Stopped,
+    Succeeded,
+)
+from elasticlib.testing._history import Fenced, Gone, Record, Started, Verdict
+from elasticlib.testing._member import Member
+from elasticlib.testing._timeline import Process, Timeline
+
+CHANNEL = 0.0002
+"""Seconds between agent and rendezvous process."""
+END = 0.01
+"""Seconds that a process takes to end."""
+LADDER = 30.0
+"""Seconds from SIGTERM to SIGKILL."""
+WITNESS = 5.0
+"""Seconds that a rendezvous process outlives its agent at most."""
+SILENCE = 0.1
+"""Share of the heartbeat time after which the beats of a silent agent rest."""
+DEAF = FENCE
+"""Share after which an agent whose rendezvous process is silent counts itself as cut off."""
+CLOSING = 30.0
+"""Seconds that the store's host waits for others to read how the job ended."""
+
+
+@frozen
+class Stopping:
+    """Event of the agent's queue: its part is over without a verdict."""
+
+    why: str
+
+
+class Surroundings(Protocol):
+    """What a node needs of its cluster."""
+
+    timeline: Timeline
+    rules: Rules
+    work: float
+
+    def note(self, record: Record) -> None:
+        """Remember what happened."""
+
+    def started(self, group: Group) -> None:
+        """Workers run."""
+
+    def seated(self, node: Node, seat: Seat) -> None:
+        """A node was given a seat."""
+
+    def told(self, node: Node, final: Final) -> None:
+        """A node was told how the job ended."""
+
+    def finished(self, node: Node) -> None:
+        """An agent's part ended."""
+
+    def part(self, node: Node, linger: float) -> None:
+        """A rendezvous process is about to end: what of the job it hosts must end, too."""
+
+    def leaves(self, node: Node, why: str) -> bool:
+        """Whether the job ends because this node goes."""
+
+
+@define(eq=False)
+class Group:
+    """A node's workers of one round."""
+
+    node: Node
+    seat: Seat
+    process: Process
+    failed_at: float | None = None
+    secondary: bool = False
+    gone: bool = False
+
+    def end(self, how: str) -> None:
+        """None of them runs any more."""
+        if not self.gone:
+            self.gone = True
+            cluster = self.node.cluster
+            cluster.note(Gone(cluster.timeline.now, self.node.name, self.seat.round, how))
+
+
+@define(eq=False)
+class Node:
+    """One agent and its two processes beside it, from its start to its end."""
+
+    number: int
+    name: str
+    cluster: Surroundings
+    agent: Process
+    rendezvous: Process
+    member: Member
+    stubborn: Callable[[], float]
+    """How long a worker goes on after SIGTERM, now."""
+    closes: bool = False
+    verdict: Verdict | None = None
+    group: Group | None = None
+    groups: list[Group] = Factory(list)
+    descriptor: Descriptor = field(init=False)
+    policy: _policy.State = field(init=False)
+    _queue: deque[_policy.Event | Stopping] = Factory(deque)
+    _channel: deque[Notice | ContactLost | Stopping] = Factory(deque)
+    """What the rendezvous process has sent and the agent has not read."""
+    _busy: bool = False
+    _guarded: Group | None = None
+    _running: bool = False
+    _round: int | None = None
+    _held: bool = False
+
+    def start(self) -> None:
+        """The agent begins."""
+        self.member.start()
+        self.policy, actions = _policy.begin()
+        self._perform(deque(actions))
+
+    # The agent's process.
+
+    def _soon(self, do: Callable[[], None]) -> None:
+        """In the rendezvous process, which the agent tells something."""
+        self.cluster.timeline.after(CHANNEL, self.rendezvous, do)
+
+    def hear(self, event: _policy.Event | Stopping) -> None:
+        """Something happened, as the agent sees it."""
+        if self.verdict is None:
+            self._queue.append(event)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        while self._queue and not self._busy and self.verdict is None:
+            event = self._queue.popleft()
+            if isinstance(event, Stopping):
+                self._busy = True
+                self._stop_workers(LADDER, functools.partial(self._end, "lost", event.why))
+                return
+            if isinstance(event, Seat):
+                self.cluster.seated(self, event)
+            if isinstance(event, ContactLost):
+                self.cluster.note(Fenced(self.cluster.timeline.now, self.name, event.why))
+            if isinstance(event, Final):
+                self.cluster.told(self, event)
+            self.policy, actions = _policy.step(self.policy, event)
+            self._perform(deque(actions))
+
+    def _perform(self, actions: deque[_policy.Action]) -> None:
+        while actions:
+            action = actions.popleft()
+            match action:
+                case _policy.Join():
+                    self._soon(self._join)
+                case _policy.Start(seat):
+                    self._start_workers(seat)
+                case _policy.Stop(grace=grace):
+                    self._busy = True
+                    self._stop_workers(LADDER if grace is None else grace, functools.partial(self._stopped, actions))
+                    return
+                case _policy.TellFailed(number):
+                    self._soon(functools.partial(self.member.report, Failed(self.name, number, self._notes())))
+                case _policy.TellStopped(number):
+                    self._soon(functools.partial(self._tell_stopped, number, self._notes()))
+                case _policy.TellSucceeded(number):
+                    self._soon(functools.partial(self._tell_succeeded, number))
+                case _policy.Leave(why, number):
+                    self._soon(functools.partial(self._tell_left, why, number))
+                case _policy.Finish(succeeded, why, signum, final):
+                    kind = "left" if signum is not None else "succeeded" if succeeded else final.kind if final else "?"
+                    self._end(kind, why)
+                    return
+
+    def _stopped(self, rest: deque[_policy.Action]) -> None:
+        self._busy = False
+        self._perform(rest)
+        self._queue.append(_policy.WorkersGone())
+        self._go_on()
+
+    def _start_workers(self, seat: Seat) -> None:
+        if any(isinstance(event, ContactLost) for event in self._queue):
+            return  # an agent that was frozen wakes to a seat which others have by now
+        timeline = self.cluster.timeline
+        process = Process(f"workers of {self.name}", thaws_at=0.0)
+        self.group = group = Group(self, seat, process)
+        self.groups.append(group)
+        ranks = tuple(range(seat.rank_base, seat.rank_base + self.descriptor.slots))
+        master = (seat.master_addresses, seat.master_port)
+        self.cluster.note(Started(timeline.now, self.name, seat.round, seat.group_rank, ranks, master))
+        self.cluster.started(group)
+        self._soon(lambda: self._guard(group))
+        timeline.after(self.cluster.work, process, lambda: self._succeed(group))
+
+    def _succeed(self, group: Group) -> None:
+        if not group.gone and group.failed_at is None:
+            group.end("succeeded")
+            timeline = self.cluster.timeline
+            # Seen by an agent that is not busy with ordering their stop.
+            timeline.after(
+                CHANNEL, self.agent, lambda: self.hear(_policy.WorkersSucceeded()) if self._is(group) else None
+            )
+
+    def _is(self, group: Group) -> bool:
+        return self.group is group and not self._busy
+
+    def fail_workers(self, secondary: bool) -> None:
+        """A worker fails; its brothers go on."""
+        group = self.group
+        if (
+            group is None
+            or group.gone
+            or group.failed_at is not None
+            or group.process.thaws_at > self.cluster.timeline.now
+        ):
+            return
+        group.failed_at, group.secondary = self.agent.clock(self.cluster.timeline.now), secondary
+        self._tell_agent_of_failure(group)
+
+    def _tell_agent_of_failure(self, group: Group) -> None:
+        timeline = self.cluster.timeline
+        why = _policy.WorkersFailed("a worker failed")
+        timeline.after(CHANNEL, self.agent, lambda: self.hear(why) if self._is(group) else None)
+
+    def _notes(self) -> tuple[FailureNote, ...]:
+        group = self.group
+        if group is None or group.failed_at is None:
+            return ()
+        age = max(0.0, self.agent.clock(self.cluster.timeline.now) - group.failed_at)
+        message = f"{self.name} failed in round {group.seat.round}"
+        return (FailureNote(group.seat.rank_base, 0, 1, 1, message, secondary=group.secondary, age=age),)
+
+    def _stop_workers(self, grace: float, then: Callable[[], None]) -> None:
+        group, timeline = self.group, self.cluster.timeline
+        if group is None or group.gone:
+            timeline.after(CHANNEL, self.agent, then)
+            return
+        resists = self.stubborn()
+        how = "killed" if resists >= grace else "stopped"
+
+        def ended() -> None:
+            group.end(how)
+            timeline.after(CHANNEL, self.agent, then)
+
+        timeline.after(min(resists, grace) + END, group.process, ended)
+
+    def _hurry(self, grace: float) -> None:
+        """Workers that are being stopped must be gone sooner."""
+        group = self.group
+        if group is not None and not group.gone:
+            kill = lambda: group.end("killed")  # noqa: E731 - the end of the ladder finds them gone
+            self.cluster.timeline.after(grace + END, group.process, kill)
+
+    def leave(self) -> None:
+        """SIGTERM to the agent."""
+        self.hear(_policy.StopRequested(15))
+
+    def _end(self, kind: str, why: str) -> None:
+        timeline = self.cluster.timeline
+        self.verdict = Verdict(timeline.now, self.name, kind, why)
+        self.cluster.note(self.verdict)
+        self._queue.clear()
+        self._soon(lambda: self.close(CLOSING))
+        self.cluster.finished(self)
+
+    # The rendezvous process.
+
+    def pass_on(self, word: Notice | ContactLost) -> None:
+        """A word of the member goes to the agent."""
+        if isinstance(word, Seat):
+            self._running, self._round = True, word.round
+        self._send(word)
+
+    def _send(self, word: Notice | ContactLost | Stopping) -> None:
+        timeline = self.cluster.timeline
+
+        def arrive() -> None:
+            self._channel.append(word)
+            timeline.after(0.0, self.agent, self._read_channel)
+
+        timeline.after(CHANNEL, None, arrive)
+
+    def _read_channel(self) -> None:
+        """Take all that has come."""
+        if self.verdict is not None:
+            return
+        for word in self._channel:
+            if isinstance(word, ContactLost) and self._busy:
+                self._hurry(word.grace)
+        self._queue.extend(self._channel)
+        self._channel.clear()
+        self._go_on()
+
+    def give_up(self, why: str) -> None:
+        """The member's part is over."""
+        self._send(Stopping(why))
+
+    def _join(self) -> None:
+        self._running = False
+        self.member.join()
+
+    def _tell_stopped(self, number: int, notes: tuple[FailureNote, ...]) -> None:
+        self._running = False
+        self.member.report(Stopped(self.name, number, notes))
+
+    def _tell_succeeded(self, number: int) -> None:
+        self._running = False
+        self.member.report(Succeeded(self.name, number))
+
+    def _tell_left(self, why: str, number: int | None) -> None:
+        if not self.cluster.leaves(self, why):
+            self.member.report(Leave(self.name, why, number))
+
+    def _guard(self, group: Group) -> None:
+        self._guarded = group
+        self._watch_over(group)
+
+    def _watch_over(self, group: Group) -> None:
+        """Kill the workers when they outlive the contact."""
+        due = self.member.kill_at()
+        if self._guarded is not group or not self._running or group.gone or due is None:
+            return
+        if self.member.clock() >= due:
+            self.cluster.timeline.after(END, None, lambda: self._die(group))
+        else:
+            self.member.at(due, lambda: self._watch_over(group))
+
+    def _die(self, group: Group) -> None:
+        if not group.gone:
+            group.end("killed")
+            if group.failed_at is None:
+                group.failed_at = self.agent.clock(self.cluster.timeline.now)
+            self._tell_agent_of_failure(group)
+
+    def agent_freezes(self, seconds: float) -> None:
+        """The agent is stopped for *seconds*: its beats must rest soon, and again be heard when it is back."""
+        timeline, silence = self.cluster.timeline, SILENCE * self.cluster.rules.heartbeat
+        if silence and seconds > silence:
+            timeline.after(silence, self.rendezvous, lambda: self.member.hold(self.agent.thaws_at > timeline.now))
+        timeline.after(seconds + CHANNEL, self.rendezvous, lambda: self.member.hold(self.agent.thaws_at > timeline.now))
+
+    def rendezvous_freezes(self, seconds: float) -> None:
+        """The rendezvous process is stopped: the agent counts itself as cut off."""
+        timeline, heartbeat = self.cluster.timeline, self.cluster.rules.heartbeat
+        if heartbeat and seconds > DEAF * heartbeat:
+            silent = "contact with the job is lost: the rendezvous process of this node does not answer"
+            word = ContactLost(silent, GRACE * heartbeat)
+            timeline.after(DEAF * heartbeat, self.agent, lambda: self._send(word))
+
+    def rendezvous_dies(self) -> None:
+        """The rendezvous process was killed: the agent ends its part, quickly."""
+        why = "the rendezvous process of this node ended unexpectedly"
+        heartbeat = self.cluster.rules.heartbeat
+        self._send(ContactLost(why, GRACE * heartbeat))
+        self._send(Stopping(why))
+
+    def agent_dies(self) -> None:
+        """The agent was killed: its guardian kills the workers, its rendezvous process bears witness."""
+        timeline, group = self.cluster.timeline, self.group
+        self._queue.clear()
+        if group is not None and not group.gone:
+            timeline.after(END, None, lambda: group.end("died"))
+        timeline.after(2 * END, self.rendezvous, self._bear_witness)
+
+    def _bear_witness(self) -> None:
+        self._tell_left("its agent died", None)
+        self.close(1.0)
+
+    def close(self, linger: float) -> None:
+        """Part from the job; then the process ends."""
+        if self.closes:
+            return
+        self.closes = True
+        if not self.member.final and self.verdict is not None and self.verdict.kind == "lost":
+            self._tell_left("its agent went without a word", None)
+        self.member.close()
+        self.cluster.part(self, linger)

@@ -1,0 +1,334 @@
+"""
+A simulated store and the network to it.
+
+Rules of this file: a connection carries its requests and answers in order and each after a delay; what is on its
+way when the connection breaks is lost, acknowledged or not; what is on its way when a link is cut arrives after
+the link is back, even if its sender has given up on it. The store does what the contract of `Exchange` says, plus
+a lease and one document for the journal of a coordinator that may be any node.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import Factory, define, field, frozen
+
+from elasticlib.rendezvous._exchange import Posted
+from elasticlib.testing._timeline import Process, Timeline
+
+Then = Callable[[Any], None]
+LOST = object()
+"""Answer to whoever writes with a lease that is over."""
+
+
+@define(eq=False)
+class Link:
+    """How one machine hangs on the network."""
+
+    number: int
+    alive: bool = True
+    cut_until: float = 0.0
+    slow_until: float = 0.0
+    delay: float = 0.0
+    connections: list[Connection] = Factory(list)
+
+
+@define(eq=False)
+class Network:
+    """Delays, drawn from the cluster's seed."""
+
+    timeline: Timeline
+    chance: random.Random
+    fastest: float = 0.0001
+    slowest: float = 0.002
+
+    def delay(self, *links: Link) -> float:
+        """Seconds that a message takes."""
+        if len(links) == 1:
+            return self.fastest
+        slow = sum(link.delay for link in links if self.timeline.now < link.slow_until)
+        return self.fastest + (self.slowest - self.fastest) * self.chance.random() + slow
+
+    def opens(self, *links: Link) -> float:
+        """When nothing is cut between them: now, or later."""
+        return max((self.timeline.now, *(link.cut_until for link in links if len(links) > 1)))
+
+
+@define(eq=False)
+class _Way:
+    """One direction of a connection."""
+
+    network: Network
+    links: tuple[Link, ...]
+    last: float = 0.0
+    queue: deque[tuple[Process, Callable[[], None]]] = Factory(deque)
+
+    def send(self, to: Process, do: Callable[[], None]) -> None:
+        self.queue.append((to, do))
+        self.last = max(self.last, self.network.timeline.now + self.network.delay(*self.links))
+        self.network.timeline.at(self.last, None, self._arrives)
+
+    def _arrives(self) -> None:
+        if not self.queue or not all(link.alive for link in self.links):
+            self.queue.clear()
+            return
+        timeline = self.network.timeline
+        opens = self.network.opens(*self.links)
+        if opens > timeline.now:
+            # The kernel tries again at growing intervals.
+            timeline.at(opens + self.network.chance.random(), None, self._arrives)
+            return
+        to, do = self.queue.popleft()
+        timeline.at(timeline.now, to, do)
+
+
+@define(eq=False)
+class Connection:
+    """One client's connection; *on_break* is called once if it breaks, and never after `close`."""
+
+    store: Store
+    client: Process
+    link: Link
+    on_break: Callable[[str], None]
+    open: bool = True
+    """The client's side: whether answers are still wanted."""
+    there: _Way = field(init=False)
+    back: _Way = field(init=False)
+    received: int = 0
+    """Number of the last inbox entry that this connection was given."""
+    term: int | None = None
+    """Number of the lease without which this connection may change nothing."""
+
+    def __attrs_post_init__(self) -> None:
+        links = (self.link, self.store.link) if self.link is not self.store.link else (self.link,)
+        self.there, self.back = _Way(self.store.network, links), _Way(self.store.network, links)
+        self.link.connections.append(self)
+        self.store.link.connections.append(self)
+
+    def call(self, kind: str, *arguments: Any, then: Then) -> None:
+        """Ask the store; *then* gets the answer, if one ever comes."""
+
+        def answer(result: Any) -> None:
+            self.back.send(self.client, lambda: then(result) if self.open else None)
+
+        def arrive() -> None:
+            self.store.handle(self, kind, arguments, answer)
+
+        if self.open:
+            self.there.send(self.store.process, arrive)
+
+    def close(self) -> None:
+        """Want no answer any more; what was sent may still arrive."""
+        self.open = False
+        self._forget()
+
+    def reset(self, why: str) -> None:
+        """It breaks now, and everything on its way is lost."""
+        self.there.queue.clear()
+        self.back.queue.clear()
+        if self.open:
+            self.open = False
+            self._forget()
+            timeline = self.store.network.timeline
+            timeline.after(0.0, self.client, lambda: self.on_break(why))
+
+    def _forget(self) -> None:
+        for link in (self.link, self.store.link):
+            if self in link.connections:
+                link.connections.remove(self)
+
+
+@frozen
+class Lease:
+    """Who coordinates."""
+
+    holder: str
+    term: int
+    until: float
+
+
+@define(eq=False)
+class Use:
+    """What the store was asked to do: calls, the keys and entries they touched, and bytes if they are counted."""
+
+    calls: Counter[str] = Factory(Counter)
+    touched: int = 0
+    bytes: int = 0
+
+
+@define(eq=False)
+class Store:
+    """The server."""
+
+    process: Process
+    link: Link
+    network: Network
+    size_of: Callable[[Any], int] | None = None
+    """Bytes of a stored value; None: they are not counted."""
+    values: dict[str, Any] = Factory(dict)
+    inbox: dict[int, Any] = Factory(dict)
+    posted: int = 0
+    waiters: dict[str, list[tuple[Connection, Then]]] = Factory(dict)
+    receivers: list[tuple[Connection, Then]] = Factory(list)
+    use: Use = Factory(Use)
+    lease: Lease | None = None
+    candidates: list[tuple[Connection, str, float, Then]] = Factory(list)
+    terms: int = 0
+    document: Any = None
+    on_save: Callable[[Any], None] = lambda document: None
+
+    def connect(
+        self, client: Process, link: Link, on_open: Callable[[Connection], None], on_break: Callable[[str], None]
+    ) -> Connection:
+        """A connection whose *on_open* is called once the store has answered; refused: *on_break*."""
+        connection = Connection(self, client, link, on_break)
+
+        def knock() -> None:
+            # The kernel accepts for a process that is frozen, and refuses for one that is dead.
+            if self.process.alive:
+                connection.back.send(client, lambda: on_open(connection) if connection.open else None)
+            else:
+                connection.back.send(client, lambda: connection.reset("connection refused"))
+
+        connection.there.send(Process("kernel"), knock)
+        return connection
+
+    def end(self) -> None:
+        """The server's process is gone; its machine, if that lives, says so."""
+        self.process.alive = False
+        for connection in list(self.link.connections):
+            if connection.store is self and connection.link.cut_until <= self.network.timeline.now:
+                connection.reset("connection reset by peer")
+
+    # --- what it is asked to do
+
+    def handle(self, connection: Connection, kind: str, arguments: Sequence[Any], answer: Then) -> None:
+        """Do what *kind* says; *answer* at once or later."""
+        if self.size_of is not None:
+            self._count(kind, arguments)
+        if connection.term is not None and kind in ("write", "discard") and not self._is_held(connection.term):
+            answer(LOST)
+            return
+        getattr(self, f"_{kind}")(connection, *arguments, answer)
+
+    def _count(self, kind: str, arguments: Sequence[Any]) -> None:
+        use, size_of = self.use, self.size_of
+        use.calls[kind] += 1
+        assert size_of is not None
+        if kind == "write":
+            values: Mapping[str, Any] = arguments[0]
+            use.touched += len(values)
+            use.bytes += sum(len(key) + size_of(value) for key, value in values.items())
+        elif kind == "post":
+            use.touched += 1
+            use.bytes += size_of(arguments[0])
+        elif kind in ("read", "delete", "discard"):
+            use.touched += len(arguments[0])
+            found = (self.values.get(key) for key in arguments[0]) if kind == "read" else ()
+            use.bytes += sum(len(str(key)) for key in arguments[0]) + sum(size_of(each) for each in found if each)
+        elif kind != "receive":
+            use.touched += 1
+            use.bytes += len(arguments[0]) if isinstance(arguments[0], str) else 0
+
+    def _post(self, _: Connection, data: Any, answer: Then) -> None:
+        self.posted += 1
+        self.inbox[self.posted] = data
+        receivers, self.receivers = self.receivers, []
+        for connection, then in receivers:
+            if connection.open:
+                self._give(connection, then)
+        answer(None)
+
+    def _receive(self, connection: Connection, answer: Then) -> None:
+        if self.posted > connection.received:
+            self._give(connection, answer)
+        else:
+            self.receivers.append((connection, answer))
+
+    def _give(self, connection: Connection, answer: Then) -> None:
+        new = range(connection.received + 1, self.posted + 1)
+        first = min(self.inbox, default=self.posted + 1)
+        found = [Posted(number, self.inbox[number]) for number in new if number >= first and number in self.inbox]
+        connection.received = self.posted
+        if self.size_of is not None:
+            self.use.touched += len(found)
+            self.use.bytes += sum(self.size_of(each.data) for each in found)
+        answer(found)
+
+    def _discard(self, _: Connection, numbers: Sequence[int], answer: Then) -> None:
+        for number in numbers:
+            self.inbox.pop(number, None)
+        answer(None)
+
+    def _write(self, _: Connection, values: Mapping[str, Any], answer: Then) -> None:
+        self.values.update(values)
+        for key in values:
+            for connection, then in self.waiters.pop(key, ()):
+                if connection.open:
+                    then(True)
+        answer(None)
+
+    def _read(self, _: Connection, keys: Sequence[str], answer: Then) -> None:
+        answer([self.values.get(key) for key in keys])
+
+    def _wait(self, connection: Connection, key: str, answer: Then) -> None:
+        if key in self.values:
+            answer(True)
+        else:
+            self.waiters.setdefault(key, []).append((connection, answer))
+
+    def _delete(self, _: Connection, keys: Sequence[str], answer: Then) -> None:
+        for key in keys:
+            self.values.pop(key, None)
+        answer(None)
+
+    # --- the lease and the journal
+
+    def _campaign(self, connection: Connection, name: str, seconds: float, answer: Then) -> None:
+        self.candidates.append((connection, name, seconds, answer))
+        self._elect()
+
+    def _keep(self, _: Connection, term: int, seconds: float, answer: Then) -> None:
+        if self.lease is not None and self.lease.term == term:
+            self.lease = Lease(self.lease.holder, term, self.network.timeline.now + seconds)
+            self._watch_lease(self.lease)
+        answer(self._is_held(term))
+
+    def _resign(self, _: Connection, term: int, answer: Then) -> None:
+        if self.lease is not None and self.lease.term == term:
+            self.lease = None
+            self._elect()
+        answer(None)
+
+    def _load(self, _: Connection, answer: Then) -> None:
+        answer(self.document)
+
+    def _save(self, _: Connection, term: int, document: Any, answer: Then) -> None:
+        held = self._is_held(term)
+        if held:
+            self.document = document
+            self.on_save(document)
+        answer(held)
+
+    def _is_held(self, term: int) -> bool:
+        return self.lease is not None and self.lease.term == term
+
+    def _elect(self) -> None:
+        while self.lease is None and self.candidates:
+            connection, name, seconds, answer = self.candidates.pop(0)
+            if connection.open:
+                self.terms += 1
+                self.lease = Lease(name, self.terms, self.network.timeline.now + seconds)
+                self._watch_lease(self.lease)
+                answer(self.terms)
+
+    def _watch_lease(self, lease: Lease) -> None:
+        def over() -> None:
+            if self.lease == lease:
+                self.lease = None
+                self._elect()
+
+        self.network.timeline.at(lease.until, self.process, over)

@@ -1,0 +1,80 @@
+"""
+Hypothesis strategies for fault plans and clusters. Needs hypothesis.
+
+Rules of this file: moments lie on a grid of milliseconds, so that examples shrink to numbers that people read;
+what is drawn first is what matters least, so that examples shrink to few faults.
+"""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from elasticlib.rendezvous._coordinator import Rules
+from elasticlib.testing._faults import (
+    Break,
+    Cut,
+    FailWorker,
+    Fault,
+    FaultPlan,
+    Join,
+    Kill,
+    Leave,
+    Pause,
+    PauseStore,
+    Skew,
+    Slow,
+    Stubborn,
+)
+
+PARTS = ("agent", "machine", "rendezvous")
+
+
+def moments(most: float = 60.0) -> st.SearchStrategy[float]:
+    """Seconds, from 0 to *most*: early ones, when rounds are made, as often as all others."""
+    fine = st.integers(0, 400).map(lambda thousandths: thousandths / 1000)
+    coarse = st.integers(0, int(most * 8)).map(lambda eighths: eighths / 8)
+    return fine | coarse
+
+
+def spans(most: float = 40.0) -> st.SearchStrategy[float]:
+    """How long something lasts."""
+    return st.integers(1, int(most * 4)).map(lambda quarters: quarters / 4)
+
+
+def faults(nodes: int = 3, most: float = 60.0) -> st.SearchStrategy[Fault]:
+    """One fault of a cluster of so many nodes, at most so many seconds after the start."""
+    node, at, seconds = st.integers(0, nodes - 1), moments(most), spans()
+    parts = st.sampled_from(PARTS)
+    return st.one_of(
+        st.builds(FailWorker, node, at, st.booleans()),
+        st.builds(Break, node, at),
+        st.builds(Join, node, at),
+        st.builds(Leave, node, at),
+        st.builds(Kill, node, at, parts),
+        st.builds(Cut, node, at, seconds),
+        st.builds(Pause, node, at, seconds, parts),
+        st.builds(Slow, node, at, seconds, st.sampled_from((0.1, 0.5, 2.0))),
+        st.builds(Stubborn, node, at, st.sampled_from((0.5, 3.0, 12.0, 60.0))),
+        st.builds(PauseStore, at, seconds),
+        st.builds(Skew, node, st.sampled_from((60.0, -60.0, 1e5)), st.sampled_from((0.0, 0.01, -0.01))),
+    )
+
+
+def fault_plans(nodes: int = 3, most: float = 60.0, size: int = 6) -> st.SearchStrategy[FaultPlan]:
+    """Plans of at most *size* faults."""
+    return st.lists(faults(nodes, most), max_size=size).map(FaultPlan)
+
+
+@st.composite
+def rules(draw: st.DrawFn, most_nodes: int = 4) -> Rules:
+    """What a job may ask for, with short waits."""
+    least = draw(st.integers(1, most_nodes - 1))
+    return Rules(
+        least,
+        draw(st.integers(least, most_nodes)),
+        draw(st.integers(0, 3)),
+        last_call=draw(st.sampled_from((0.0, 2.0, 30.0))),
+        join_timeout=draw(st.sampled_from((60.0, 20.0, 0.0))),
+        heartbeat=10.0,
+        wait_for=draw(st.sampled_from(("quiet", "min", "max"))),
+    )

@@ -1,0 +1,73 @@
+"""
+Search for a plan of faults that breaks a rule: ``python -m tests.benchmarks.cluster_search --examples N --seed S``.
+
+For nights. Plans are larger than in the tests; what is found is shrunk and printed as code that a test can keep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from elasticlib.testing import FaultPlan, InvariantBroken, Rules, SimulatedCluster, strategies
+from tests.sim.promises import must_succeed, verdicts_of_steady_nodes
+
+NODES = 5
+
+
+def search(examples: int, number: int, coordinators: tuple[str, ...]) -> tuple[int, AssertionError | None]:
+    """How many clusters were run, and the smallest history that breaks a rule, if one does."""
+    runs = 0
+
+    @seed(number)
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        rules=strategies.rules(NODES),
+        nodes=st.integers(1, NODES),
+        plan=strategies.fault_plans(NODES, size=10),
+        coordinator=st.sampled_from(coordinators),
+        chance=st.integers(0, 1000),
+        work=st.sampled_from((5.0, 20.0, 60.0)),
+    )
+    def holds(rules: Rules, nodes: int, plan: FaultPlan, coordinator: str, chance: int, work: float) -> None:
+        nonlocal runs
+        runs += 1
+        cluster = SimulatedCluster(rules, nodes, plan, coordinator, chance, work).run()
+        if must_succeed(cluster):
+            kinds = [verdict.kind if verdict else "none" for verdict in verdicts_of_steady_nodes(cluster)]
+            if set(kinds) != {"succeeded"}:
+                raise InvariantBroken(f"the job had to succeed, but: {cluster.verdicts}\n{cluster.describe()}")
+
+    try:
+        holds()
+    except AssertionError as found:
+        return runs, found
+    return runs, None
+
+
+def main() -> int:
+    """Search; 0 when nothing was found, 1 when something was."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.cluster_search", description=main.__doc__)
+    parser.add_argument("--examples", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--coordinator", nargs="+", default=("fixed", "elected"), choices=("fixed", "elected"))
+    options = parser.parse_args()
+    began = time.monotonic()
+    runs, found = search(options.examples, options.seed, tuple(options.coordinator))
+    print(f"{runs} clusters in {time.monotonic() - began:.0f} s with seed {options.seed}: ", end="")
+    print("no rule was broken" if found is None else f"a rule was broken\n{found}")
+    return 0 if found is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""Servers that back ends are tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from elasticlib.errors import ConfigError
+from elasticlib.rendezvous.etcd_server import EtcdServer, find_etcd
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    """A server with both of etcd's APIs."""
+    try:
+        find_etcd()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    with EtcdServer() as server:
+        yield server

@@ -1,0 +1,291 @@
+"""Who coordinates on a real etcd server, by each of its APIs: one at a time, and the last one remembers."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous._election import Candidate
+from elasticlib.rendezvous._etcd_exchange import EtcdExchange
+from elasticlib.rendezvous._etcd_keys import Hold, Keys
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._journal import Journal, LeadershipLost
+from elasticlib.rendezvous.etcd import EtcdBackend
+from elasticlib.rendezvous.etcd_server import EtcdServer
+
+pytestmark = pytest.mark.slow
+
+LONG = 30.0
+TTL = 2.0
+
+
+class Node:
+    """A candidate, and what it was told."""
+
+    def __init__(self, job: TestElection, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.elected: queue.Queue[Journal] = queue.Queue()
+        self.lost: queue.Queue[str] = queue.Queue()
+        self.silent = threading.Event()
+        self.backend = job.backend
+        connect = self.connect
+        self.candidate = Candidate(connect, job.backend._root, name, TTL, self.elected.put, self.lost.put, clock)
+        self.candidate.start()
+        job.nodes.append(self)
+
+    def connect(self, timeout: float) -> Keys:
+        keys = self.backend.connect(timeout)
+        renew = keys.renew
+
+        def silently(hold: Hold) -> bool:
+            return self.silent.is_set() or renew(hold)
+
+        keys.renew = silently  # type: ignore[method-assign]
+        return keys
+
+    def win(self) -> Journal:
+        return self.elected.get(timeout=LONG)
+
+
+@pytest.mark.parametrize("name", ["etcd-v2", "etcd-v3"])
+class TestElection:
+    @pytest.fixture(autouse=True)
+    def job(self, etcd: EtcdServer, name: str) -> Iterator[None]:
+        self.nodes: list[Node] = []
+        job = Job(run_id=uuid.uuid4().hex, node="n", backend=name, endpoint=etcd.get_endpoint(), heartbeat=10.0)
+        self.backend = EtcdBackend(job)
+        yield
+        for node in self.nodes:
+            node.candidate.close()
+
+    def exchange(self) -> EtcdExchange:
+        return self.backend.dial(LONG)
+
+    def test_one_of_several_is_elected(self) -> None:
+        nodes = [Node(self, name) for name in "abc"]
+        winner = next(iter(_first(nodes)))
+        others = [node for node in nodes if node is not winner]
+
+        assert all(node.elected.empty() for node in others)
+        assert "it resigned" == _after_close(winner)
+        assert len(list(_first(others))) == 1
+
+    def test_who_resigns_is_replaced_before_the_lease_ends(self) -> None:
+        first = Node(self, "a")
+        first.win()
+        second = Node(self, "b")
+
+        began = time.monotonic()
+        first.candidate.close()
+        second.win()
+
+        assert time.monotonic() - began < TTL / 2
+        assert first.lost.empty()
+
+    def test_who_falls_silent_is_replaced_and_told(self) -> None:
+        first = Node(self, "a")
+        first.win()
+        second = Node(self, "b")
+        first.silent.set()
+        # What this one is told by its own clock may come before or after: it believes to be renewed.
+        second.win().load()
+
+        first.silent.clear()
+        assert first.lost.get(timeout=LONG)
+
+    def test_a_holder_is_renewed_for_as_long_as_it_lives(self) -> None:
+        first = Node(self, "a")
+        journal = first.win()
+        journal.load()
+        second = Node(self, "b")
+
+        with pytest.raises(queue.Empty):
+            second.elected.get(timeout=1.5 * TTL)
+        journal.save(b"{}")
+
+    def test_a_successor_loads_what_was_saved_last(self) -> None:
+        first = Node(self, "a")
+        journal = first.win()
+        assert journal.load() is None
+        journal.save(b"1")
+        journal.save(b"2")
+        first.candidate.close()
+
+        assert b"2" == Node(self, "b").win().load()
+
+    @pytest.mark.parametrize("data", [b"{}" * 400_000, b"zlib:", bytes(range(256)) * 300])
+    def test_any_state_comes_back_as_it_was(self, data: bytes) -> None:
+        first = Node(self, "a")
+        journal = first.win()
+        journal.load()
+        journal.save(data)
+        first.candidate.close()
+
+        assert data == Node(self, "b").win().load()
+
+    def test_a_holder_that_was_paused_past_its_lease_changes_nothing(self) -> None:
+        paused = Node(self, "a", clock=lambda: 0.0)  # for it, no time has passed
+        old = paused.win()
+        old.load()
+        old.save(b"old")
+        exchange = old.exchange()
+        exchange.write({"key": b"old"})
+        paused.silent.set()
+        new = Node(self, "b").win()
+        assert b"old" == new.load()
+
+        with pytest.raises(LeadershipLost):
+            exchange.write({"key": b"late"})
+        with pytest.raises(LeadershipLost):
+            exchange.delete(["key"])
+        with pytest.raises(LeadershipLost):
+            old.save(b"late")
+        with pytest.raises(LeadershipLost):
+            old.purge()
+
+        new.save(b"new")
+        assert [b"old"] == self.exchange().read(["key"])
+
+    def test_a_successor_that_saved_nothing_yet_is_a_successor(self) -> None:
+        paused = Node(self, "a", clock=lambda: 0.0)
+        old = paused.win()
+        old.load()
+        paused.silent.set()
+        assert Node(self, "b").win().load() is None
+
+        with pytest.raises(LeadershipLost):
+            old.save(b"late")
+
+    def test_a_lease_that_ended_by_the_own_clock_is_over_whatever_the_store_says(self) -> None:
+        now = [0.0]
+        node = Node(self, "a", clock=lambda: now[0])
+        journal = node.win()
+        journal.load()
+        now[0] = 2 * TTL
+
+        with pytest.raises(LeadershipLost, match=r"not renewed for 2 s"):
+            journal.save(b"late")
+
+    def test_a_save_whose_answer_was_lost_is_settled(self) -> None:
+        journal = Node(self, "a").win()
+        journal.load()
+        keys = journal._keys  # type: ignore[attr-defined]
+        swap = keys.swap
+
+        def answer_lost(*args: object) -> int | None:
+            swap(*args)
+            raise RendezvousConnectionError("the connection broke")
+
+        keys.swap = answer_lost
+        journal.save(b"1")
+        journal.save(b"2")
+
+        assert [b"2"] == [item and item.data for item in self.exchange()._keys.read([journal._state])[0]]  # type: ignore[attr-defined]
+
+    def test_a_save_that_did_not_arrive_is_sent_again(self) -> None:
+        journal = Node(self, "a").win()
+        journal.load()
+
+        def broken(*args: object) -> int | None:
+            raise RendezvousConnectionError("the connection broke")
+
+        journal._keys.swap = broken  # type: ignore[attr-defined]
+        journal.save(b"1")
+
+        assert [b"1"] == [item and item.data for item in self.exchange()._keys.read([journal._state])[0]]  # type: ignore[attr-defined]
+
+    def test_a_state_that_a_stranger_changed_is_a_clear_error(self) -> None:
+        journal = Node(self, "a").win()
+        journal.load()
+        journal.save(b"1")
+        self.exchange()._keys.delete([journal._state])  # type: ignore[attr-defined]
+
+        with pytest.raises(RendezvousStateError, match="changed by somebody else"):
+            journal.save(b"2")
+        journal.save(b"3")
+
+    def test_a_state_that_a_stranger_deleted_is_a_clear_error_for_a_successor(self) -> None:
+        first = Node(self, "a")
+        journal = first.win()
+        journal.load()
+        journal.save(b"1")
+        journal.exchange().write({"hello": b"{}"})
+        self.exchange()._keys.delete([journal._state])  # type: ignore[attr-defined]
+        first.candidate.close()
+
+        with pytest.raises(RendezvousStateError, match="deleted from the store"):
+            Node(self, "b").win().load()
+
+    @pytest.mark.parametrize("garbage", [b"zlib:", b"zlib:xxx", b"zlib:\x78\x9c"])
+    def test_a_state_that_cannot_be_unpacked_is_a_clear_error(self, garbage: bytes) -> None:
+        journal = Node(self, "a").win()
+        self.exchange()._keys.write({journal._state: garbage})  # type: ignore[attr-defined]
+
+        with pytest.raises(RendezvousStateError, match="destroyed"):
+            journal.load()
+        journal.save(b"1")
+
+    def test_after_a_purge_nothing_is_left_and_nobody_is_elected_by_it(self) -> None:
+        node = Node(self, "a")
+        journal = node.win()
+        journal.load()
+        journal.save(b"1")
+        exchange = journal.exchange()
+        exchange.write({"key": b"1"})
+        exchange.post(b"1")
+        journal.purge()
+
+        node.candidate._thread.join(LONG)
+        root = self.backend._root
+        keys = self.exchange()._keys
+        items, _ = keys.read([f"{root}/leader", f"{root}/state", f"{root}/keys/key"])
+        assert [None] * 3 == items
+        assert [] == keys.entries(f"{root}/inbox", 0)[0]
+        assert node.lost.empty()
+
+    def test_a_candidate_whose_start_fails_leaves_the_place_to_others(self) -> None:
+        def fail(journal: Journal) -> None:
+            failed.set()
+            raise RendezvousStateError("no")
+
+        failed = threading.Event()
+        bad = self.backend.candidate("bad", fail, lambda why: None, TTL)
+        bad.start()
+        assert failed.wait(LONG)
+
+        assert Node(self, "good").win()
+        bad.close()
+
+    def test_closing_a_candidate_takes_no_time(self) -> None:
+        Node(self, "a").win()
+        waiting = Node(self, "b")
+        began = time.monotonic()
+        waiting.candidate.close()
+
+        assert not waiting.candidate._thread.is_alive()
+        assert time.monotonic() - began < 1.0
+
+
+def _first(nodes: list[Node]) -> Iterator[Node]:
+    """The one of them that is elected first."""
+    deadline = time.monotonic() + LONG
+    wake = threading.Event()
+    while time.monotonic() < deadline:
+        for node in nodes:
+            if not node.elected.empty():
+                yield node
+                return
+        wake.wait(0.005)
+
+
+def _after_close(node: Node) -> str:
+    journal = node.win()
+    node.candidate.close()
+    with pytest.raises(LeadershipLost) as caught:
+        journal.exchange()
+    return str(caught.value).partition(": ")[2]

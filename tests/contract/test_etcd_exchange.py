@@ -1,0 +1,206 @@
+"""The exchange on a real etcd server, by each of its APIs."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from elasticlib.errors import RendezvousConnectionError
+from elasticlib.rendezvous._etcd_exchange import EtcdExchange
+from elasticlib.rendezvous._etcd_keys import Keys
+from elasticlib.rendezvous._exchange import Exchange
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous.etcd import EtcdBackend
+from elasticlib.rendezvous.etcd_server import EtcdServer
+from tests.contract.test_exchange import LONG, ExchangeContract, texts
+
+pytestmark = pytest.mark.slow
+
+
+class EtcdContract(ExchangeContract):
+    backend_name: str
+
+    @pytest.fixture(autouse=True)
+    def server(self, etcd: EtcdServer) -> None:
+        self.endpoint = etcd.get_endpoint()
+
+    def backend(self, run_id: str) -> EtcdBackend:
+        return EtcdBackend(Job(run_id=run_id, node="n", backend=self.backend_name, endpoint=self.endpoint))
+
+    def connect(self) -> EtcdExchange:
+        return self.backend(uuid.uuid4().hex).dial(LONG)
+
+    @pytest.fixture
+    def keys(self) -> Iterator[Keys]:
+        keys = self.backend("any").connect(LONG)
+        yield keys
+        keys.close()
+
+    def test_two_jobs_of_one_server_stay_apart(self) -> None:
+        names = [uuid.uuid4().hex + tail for tail in ("", "/a", "/a/..", "%2Fa", " ", "_", "ä")]
+        exchanges = [self.backend(name).dial(LONG) for name in names]
+        for name, exchange in zip(names, exchanges, strict=True):
+            exchange.write({"key": name.encode()})
+            exchange.post(name.encode())
+
+        for name, exchange in zip(names, exchanges, strict=True):
+            assert [name.encode()] == exchange.read(["key"])
+            assert [name.encode()] == texts(list(exchange.receive(LONG)))
+
+    def test_a_closed_connection_is_a_clear_error(self, exchange: Exchange) -> None:
+        exchange.close()
+
+        with pytest.raises(RendezvousConnectionError, match=r"closed$"):
+            exchange.read(["key"])
+
+    def test_a_wait_ends_when_another_thread_closes_the_connection(self, exchange: EtcdExchange) -> None:
+        exchange.read(["key"])
+        with ThreadPoolExecutor(1) as pool:
+            waiter = pool.submit(exchange.wait, "key", None)
+            stopper = threading.Timer(0.1, exchange.close)
+            stopper.start()
+
+            with pytest.raises(RendezvousConnectionError, match=r"closed"):
+                waiter.result(LONG)
+        stopper.join()
+
+    def test_an_idle_connection_that_the_server_closed_is_made_anew(self, keys: Keys) -> None:
+        keys.write({"/some/key": b"1"})
+        line = keys._line  # type: ignore[attr-defined]
+        line._kept.sock.shutdown(2)
+
+        (item,), _ = keys.read(["/some/key"])
+
+        assert item is not None
+        assert b"1" == item.data
+
+    def test_a_key_is_swapped_only_at_its_version(self, keys: Keys) -> None:
+        path = f"/swap/{uuid.uuid4().hex}"
+
+        first = keys.swap(path, b"1", 0)
+        assert first is not None
+        assert keys.swap(path, b"2", 0) is None
+        second = keys.swap(path, b"2", first)
+        assert second is not None
+        assert second > first
+        assert keys.swap(path, b"3", first) is None
+
+        (item,), _ = keys.read([path])
+        assert item is not None
+        assert (b"2", second) == (item.data, item.version)
+
+    def test_a_key_that_is_gone_is_not_swapped(self, keys: Keys) -> None:
+        path = f"/swap/{uuid.uuid4().hex}"
+        version = keys.swap(path, b"1", 0)
+        keys.delete([path])
+
+        assert version is not None
+        assert keys.swap(path, b"2", version) is None
+
+    def test_a_held_key_is_held_by_one(self, keys: Keys) -> None:
+        path = f"/hold/{uuid.uuid4().hex}"
+        first = keys.seize(path, "a", 2.0)
+
+        assert first is not None
+        assert keys.seize(path, "b", 2.0) is None
+        assert keys.renew(first)
+        keys.release(first)
+        assert not keys.holds(first)
+        second = keys.seize(path, "a", 2.0)
+        assert second is not None
+        assert not keys.holds(first)
+        assert not keys.renew(first)
+        keys.release(first)
+        assert keys.holds(second)
+        keys.release(second)
+
+    def test_a_held_key_goes_when_nobody_renews_it(self, keys: Keys) -> None:
+        path = f"/hold/{uuid.uuid4().hex}"
+        hold = keys.seize(path, "a", 1.0)
+        assert hold is not None
+        (held,), version = keys.read([path])
+        assert held is not None
+
+        keys.changed(path, version, LONG)
+
+        assert not keys.holds(hold)
+        assert not keys.renew(hold)
+
+    def test_a_folder_is_cleared_with_all_that_it_holds(self, keys: Keys) -> None:
+        root = f"/clear/{uuid.uuid4().hex}"
+        keys.write({f"{root}/a/b": b"1", f"{root}/c": b"2", f"{root}x": b"3"})
+        keys.clear(root)
+
+        items, _ = keys.read([f"{root}/a/b", f"{root}/c", f"{root}x"])
+
+        assert [None, None, b"3"] == [item and item.data for item in items]
+
+    def test_what_the_server_turns_down_is_a_clear_error(self, keys: Keys) -> None:
+        with pytest.raises(RendezvousConnectionError, match=r"http://127\.0\.0\.1:\d+ turned .* down: .*larger?"):
+            keys.write({"/big": b"\xff" * 3_000_000})
+
+
+class TestV2(EtcdContract):
+    backend_name = "etcd-v2"
+
+    def test_plain_text_stays_readable(self, keys: Keys) -> None:
+        keys.write({"/text/a": b'{"v":1}', "/text/b": b"base64:e30=", "/text/c": b"\xff"})
+
+        answer = keys._line.call("GET", "/v2/keys/text?sorted=true")  # type: ignore[attr-defined]
+        values = [node["value"] for node in answer.json()["node"]["nodes"]]
+
+        assert ['{"v":1}', "base64:YmFzZTY0OmUzMD0=", "base64:/w=="] == values
+
+    def test_a_change_that_the_server_forgot_ends_the_wait(self, keys: Keys) -> None:
+        (_,), version = keys.read(["/forgotten/key"])
+        keys.write({f"/forgotten/{number}": b"" for number in range(1100)})  # it remembers 1000
+
+        keys.changed("/forgotten/key", version - 1, LONG)
+
+    def test_keys_of_a_job_do_not_stay_for_ever(self, keys: Keys) -> None:
+        keys.keep("/kept")
+        keys.write({"/kept/key": b"1"})
+        keys.keep("/kept")
+
+        answer = keys._line.call("GET", "/v2/keys/kept")  # type: ignore[attr-defined]
+
+        assert 7100 < answer.json()["node"]["ttl"] <= 7200
+
+
+class TestV3(EtcdContract):
+    backend_name = "etcd-v3"
+
+    def test_keys_of_a_job_do_not_stay_for_ever(self, keys: Keys) -> None:
+        keys.write({"/kept/key": b"1"})
+        lease = keys._lease()  # type: ignore[attr-defined]
+
+        reply = keys._call("/kv/lease/timetolive", {"ID": str(lease), "keys": True})  # type: ignore[attr-defined]
+
+        assert "L2tlcHQva2V5" in reply["keys"]
+        assert 7100 < int(reply["TTL"]) <= 7200
+
+    def test_all_connections_of_a_node_share_a_lease(self) -> None:
+        backend = self.backend("any")
+        one, other = backend.connect(LONG), backend.connect(LONG)
+
+        leases = {keys._lease() for keys in (one, other, one.clone())}  # type: ignore[attr-defined]
+
+        assert 1 == len(leases)
+
+    def test_a_lease_that_somebody_revoked_is_replaced(self, keys: Keys) -> None:
+        keys._call("/kv/lease/revoke", {"ID": str(keys._lease())})  # type: ignore[attr-defined]
+
+        with pytest.raises(RendezvousConnectionError, match="requested lease not found"):
+            keys.write({"/lease/key": b"1"})
+        keys.write({"/lease/key": b"1"})
+
+
+class TestWhateverTheServerHas(EtcdContract):
+    backend_name = "etcd"
+
+    def test_it_is_the_v2_api_where_that_is_on(self, keys: Keys) -> None:
+        assert "V2Keys" == type(keys).__name__

@@ -1,0 +1,30 @@
+"""Stands for election and prints what happens; saves each line that it reads: ENDPOINT BACKEND NODE."""
+
+import json
+import queue
+import sys
+
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._journal import Journal, LeadershipLost
+from elasticlib.rendezvous.etcd import EtcdBackend
+
+
+def say(what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+journals: queue.Queue[Journal] = queue.Queue()
+endpoint, backend, node = sys.argv[1:]
+job = Job(run_id="held", node=node, backend=backend, endpoint=endpoint, heartbeat=4.0)
+candidate = EtcdBackend(job).candidate(node, journals.put, lambda why: say(["lost", why]))
+candidate.start()
+journal = journals.get()
+state = journal.load()
+say(["elected", state and state.decode()])
+for line in sys.stdin:
+    try:
+        journal.save(line.strip().encode())
+        say("saved")
+    except LeadershipLost as error:
+        say(["turned down", str(error)])
+candidate.close()

@@ -1,0 +1,70 @@
+"""
+One node of a job, as an agent would be, with a process that sleeps for its workers; says as JSON what it hears.
+
+Its argument is its part in the job as JSON. At each seat it starts its sleeper and has it guarded; when its
+contact is lost it asks for another seat.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+from elasticlib._wire import wait_readable
+from elasticlib.errors import RendezvousError
+from elasticlib.rendezvous import ContactLost, Final, RoundEnd, Seat
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._remote import RemoteMember
+
+member = RemoteMember(Job(**json.loads(sys.argv[1])))
+workers: subprocess.Popen[bytes] | None = None
+
+
+def say(what: str, **facts: object) -> None:
+    print(json.dumps({"what": what, "at": time.monotonic(), "process": member._pid, **facts}), flush=True)
+
+
+def stop() -> None:
+    if workers is not None:
+        workers.kill()
+        workers.wait()
+
+
+def join() -> None:
+    member.join(1, "trainer")
+
+
+try:
+    join()
+    number = -1
+    while True:
+        wait_readable([member], member.patience())
+        for word in member.take():
+            match word:
+                case Seat():
+                    number = word.round
+                    workers = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, start_new_session=True)
+                    member.guard(workers.pid)
+                    say("seat", round=number, size=word.group_world_size, workers=workers.pid)
+                case RoundEnd():
+                    say("end", why=word.why)
+                    stop()
+                    member.stopped(number)
+                    join()
+                case ContactLost():
+                    say("lost", why=word.why)
+                    stop()
+                    member.stopped(number)
+                    join()
+                case Final():
+                    say("final", kind=word.kind, why=word.why)
+                    stop()
+                    member.close()
+                    raise SystemExit(0)
+except RendezvousError as error:
+    say("error", kind=type(error).__name__, why=str(error))
+    stop()
+    member.close()
+    raise SystemExit(1) from error

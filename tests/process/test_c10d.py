@@ -1,0 +1,421 @@
+"""Stores of torch that freeze, die, are not what they seem, or are shared with strangers."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import (
+    ConfigError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousStateError,
+)
+from elasticlib.rendezvous import c10d
+from elasticlib.rendezvous._binding import Elsewhere
+from elasticlib.rendezvous._dial import RefusedError
+from elasticlib.rendezvous._endpoint import spell
+from elasticlib.rendezvous._exchange import Exchange
+from elasticlib.rendezvous._file_store import sign
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._resolver import QUIET_LOOKUPS, resolve
+from elasticlib.rendezvous._store_exchange import StoreExchange
+from elasticlib.rendezvous.c10d import C10dBackend
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).parent / "scripts" / "c10d_host.py"
+LONG = 30.0
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RES_OPTIONS", QUIET_LOOKUPS)
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+
+def job(**facts: Any) -> Job:
+    return Job(**{"run_id": "run", "node": "n", "backend": "c10d"} | facts)
+
+
+Open = Callable[..., C10dBackend]
+
+
+@pytest.fixture
+def backend() -> Iterator[Open]:
+    opened = []
+
+    def open_backend(endpoint: str, run_id: str = "run", **facts: Any) -> C10dBackend:
+        opened.append(C10dBackend(job(endpoint=endpoint, run_id=run_id, **{"max_nodes": 9} | facts)))
+        return opened[-1]
+
+    yield open_backend
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def host() -> Iterator[subprocess.Popen[str]]:
+    """Another process that hosts a store; `endpoint` of it is its first line."""
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), "localhost:0", "run"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    with process:
+        yield process
+        process.kill()
+
+
+def endpoint_of(host: subprocess.Popen[str]) -> str:
+    assert host.stdout is not None
+    return host.stdout.readline().strip()
+
+
+def served(backend: C10dBackend) -> C10dBackend:
+    assert backend.serve(time.monotonic() + LONG)
+    return backend
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def seconds(call: Callable[[], object]) -> float:
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
+
+
+def freeze(pid: int) -> None:
+    """Stop a process, and come back when all its threads have stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + LONG
+    while not all(
+        stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class TestWhoHosts:
+    def test_of_many_on_one_machine_exactly_one_hosts_and_all_meet(self, backend: Open) -> None:
+        endpoint = f"localhost:{free_port()}"
+        nodes = [backend(endpoint) for _ in range(8)]
+        start = threading.Barrier(8)
+
+        def take_part(node: C10dBackend) -> tuple[bool, Exchange]:
+            start.wait(LONG)
+            return node.serve(time.monotonic() + LONG), node.dial(LONG)
+
+        with ThreadPoolExecutor(8) as pool:
+            outcomes = list(pool.map(take_part, nodes))
+
+        assert [True] == [hosts for hosts, _ in outcomes if hosts]
+        outcomes[0][1].write({"key": b"1"})
+        assert [[b"1"]] * 8 == [exchange.read(["key"]) for _, exchange in outcomes]
+
+    @pytest.mark.parametrize("endpoint", ["localhost:0", "127.0.0.1:0", "[::1]:0"])
+    def test_a_free_port_is_told(self, backend: Open, endpoint: str) -> None:
+        node = served(backend(endpoint))
+
+        other = backend(node.endpoint)
+
+        assert node.port != 0
+        assert not other.serve(time.monotonic() + LONG)
+        assert other.served_run(other.dial(LONG)) == "run"
+        assert other.address() == ("::1" if "::1" in endpoint else "127.0.0.1")
+
+    def test_a_loopback_endpoint_listens_on_loopback_alone(self, backend: Open) -> None:
+        node = served(backend("localhost:0"))
+
+        with pytest.raises(RefusedError):
+            backend(f"127.0.0.2:{node.port}").dial(LONG)
+
+    def test_our_own_name_in_the_hosts_file_is_served_to_all(
+        self, backend: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(c10d, "resolve", lambda host, port, timeout: resolve("127.0.1.1", port, timeout))
+        node = served(backend(f"{socket.gethostname()}:0"))
+
+        assert backend(f"127.0.0.2:{node.port}").dial(LONG)
+        node.dial(LONG)
+        assert not (node.address() or "").startswith("127.")
+
+    @pytest.mark.parametrize("facts", [{"is_host": False}, {"backend": "static", "node_rank": 1}])
+    def test_who_must_not_host_does_not(self, facts: dict[str, Any]) -> None:
+        node = C10dBackend(job(**{"endpoint": "localhost:0"} | facts))
+
+        assert not node.serve(time.monotonic() + LONG)
+
+    @pytest.mark.parametrize(
+        ("facts", "why"),
+        [
+            ({"is_host": True}, "^is_host=1, but somebody listens at 127.0.0.1:"),
+            ({"backend": "static", "node_rank": 0}, "^node_rank=0, but somebody listens at 127.0.0.1:"),
+        ],
+    )
+    def test_who_must_host_and_cannot_says_who_is_in_the_way(self, facts: dict[str, Any], why: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            endpoint = spell(*server.getsockname())
+            node = C10dBackend(job(**{"endpoint": endpoint} | facts))
+
+            with pytest.raises(RendezvousConnectionError, match=why):
+                node.serve(time.monotonic() + LONG)
+
+    def test_who_must_host_elsewhere_is_refused(self, backend: Open) -> None:
+        node = backend(f"192.0.2.7:{free_port()}", is_host=True)
+
+        with pytest.raises(ConfigError, match=r"^is_host=1, but 192.0.2.7 is no address of this machine"):
+            node.serve(time.monotonic() + 1)
+
+    def test_who_must_host_behind_a_forwarded_address_does(
+        self, backend: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(c10d, "bind_endpoint", lambda *_: Elsewhere("it is forwarded"))
+        node = served(backend(f"127.0.0.3:{free_port()}", is_host=True))
+
+        assert backend(node.endpoint).dial(LONG)
+
+    @pytest.mark.parametrize(
+        ("facts", "why"),
+        [
+            ({"store_type": "udp"}, "store_type='udp'"),
+            ({"store_type": "file", "endpoint": ""}, "needs the path of a file"),
+            ({"store_type": "file", "endpoint": "/x", "is_host": True}, "is_host=True has no meaning"),
+            ({"endpoint": "host:99999"}, "port '99999'"),
+        ],
+    )
+    def test_what_contradicts_itself_is_refused_before_anything_waits(self, facts: dict[str, Any], why: str) -> None:
+        with pytest.raises(ConfigError, match=why):
+            C10dBackend(job(**{"endpoint": "host", "max_nodes": 2} | facts))
+
+
+class TestDial:
+    def test_an_unknown_name_is_told_apart(self, backend: Open) -> None:
+        with pytest.raises(RendezvousConnectionError, match=r"^name not found: 'nosuchhost\.invalid'"):
+            backend("nosuchhost.invalid:29400").dial(LONG)
+
+    def test_a_refusal_is_told_apart(self, backend: Open) -> None:
+        with pytest.raises(RefusedError, match="nobody listens there"):
+            backend(f"localhost:{free_port()}").dial(LONG)
+
+    def test_who_accepts_and_says_nothing_is_no_store(self, backend: Open) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            node = backend(spell(*server.getsockname()))
+
+            def dial() -> None:
+                with pytest.raises(RendezvousConnectionError, match=r"\(127.0.0.1\) answers, but is no store: another"):
+                    node.dial(0.5)
+
+            assert seconds(dial) < 3
+
+    def test_who_speaks_something_else_is_no_store(self, backend: Open) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+
+            def answer() -> None:
+                for _ in range(2):  # the one that finds out who listens, and torch's
+                    with server.accept()[0] as stranger:
+                        stranger.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+            thread = threading.Thread(target=answer, daemon=True)
+            thread.start()
+
+            with pytest.raises(RendezvousConnectionError, match="answers, but is no store"):
+                backend(spell(*server.getsockname())).dial(2.0)
+
+    def test_a_frozen_host_breaks_no_time_limit(
+        self, backend: Open, host: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(c10d, "CLONE", 0.5)
+        node = backend(endpoint_of(host))
+        exchange = node.dial(LONG)
+        freeze(host.pid)
+
+        def dial() -> None:
+            with pytest.raises(RendezvousConnectionError, match="the store's process is stopped"):
+                node.dial(0.5)
+
+        def clone() -> None:
+            with pytest.raises(RendezvousConnectionError, match="does not answer any more"):
+                exchange.clone()
+
+        assert seconds(dial) < 3
+        assert seconds(clone) < 3
+        host.send_signal(signal.SIGCONT)
+        assert node.served_run(node.dial(LONG)) == "run"
+
+    def test_a_dead_host_is_noticed_at_once(self, backend: Open, host: subprocess.Popen[str]) -> None:
+        node = backend(endpoint_of(host))
+        exchange, waiting = node.dial(LONG), node.dial(LONG)
+        with ThreadPoolExecutor(1) as pool:
+            waiter = pool.submit(waiting.wait, "key", None)
+            host.kill()
+            host.wait()
+
+            def read() -> None:
+                with pytest.raises(RendezvousConnectionError, match=f"^lost the store at {node.endpoint}: "):
+                    exchange.read(["key"])
+
+            assert seconds(read) < 1
+            with pytest.raises(RendezvousConnectionError, match=r"^lost the store"):
+                waiter.result(5)
+        with pytest.raises(RefusedError):
+            node.dial(LONG)
+
+
+class TestStrangers:
+    def test_two_jobs_on_one_endpoint_stay_apart(self, backend: Open) -> None:
+        first = served(backend("localhost:0", "a"))
+        second, third = backend(first.endpoint, "a/b"), backend(first.endpoint, "a/b")
+        mine, theirs = first.dial(LONG), second.dial(LONG)
+        mine.write({"b/key": b"1"})
+        mine.post(b"1")
+
+        assert [None, None] == theirs.read(["key", "b/key"])
+        assert [] == list(theirs.receive(0.0))
+        assert "a" == first.served_run(mine) == second.served_run(theirs)
+        assert [True, False] == [node.claim(node.dial(LONG)) for node in (second, third)]
+
+    def test_bytes_that_are_no_request_kill_nobody(self, backend: Open) -> None:
+        node = served(backend("localhost:0"))
+        exchange = node.dial(LONG)
+        for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4000, secrets.token_bytes(4000), b""):
+            with socket.create_connection(("127.0.0.1", node.port)) as stranger:
+                stranger.sendall(junk)
+
+        exchange.write({"key": b"1"})
+        assert [b"1"] == node.dial(LONG).read(["key"])
+
+    def test_what_strangers_write_under_our_keys_is_only_bytes(self, backend: Open) -> None:
+        node = served(backend("localhost:0"))
+        exchange = node.dial(LONG)
+        junk = secrets.token_bytes(1000)
+        scribble(node, "elasticlib/run/key", junk)
+        scribble(node, "elasticlib/serves", b"\xff")
+
+        assert [junk] == exchange.read(["key"])
+        assert "\ufffd" == node.served_run(node.dial(LONG))
+
+    @pytest.mark.parametrize("lie", [b"garbage", b"", b"-5", b"1000000000", b"9" * 30, b"\xff"])
+    def test_a_destroyed_counter_is_a_clear_error(self, backend: Open, lie: bytes) -> None:
+        node = served(backend("localhost:0"))
+        exchange = node.dial(LONG)
+        exchange.post(b"1")
+        exchange.receive(LONG)
+        scribble(node, "elasticlib/run/inbox", lie)
+
+        with pytest.raises(RendezvousStateError, match="inbox counter was destroyed"):
+            exchange.receive(0.0)
+
+    def test_deleting_the_counter_is_a_clear_error(self, backend: Open) -> None:
+        node = served(backend("localhost:0"))
+        exchange = node.dial(LONG)
+        exchange.post(b"1")
+        exchange.receive(LONG)
+        raw(node).delete_key("elasticlib/run/inbox")
+
+        with pytest.raises(RendezvousStateError, match="it says 0 after 1"):
+            exchange.receive(0.0)
+
+    def test_keys_of_workers_are_cleared_and_ours_are_not(self, backend: Open) -> None:
+        node = served(backend("localhost:0"))
+        exchange = node.dial(LONG)
+        exchange.write({"key": b"1"})
+        for number in range(100):
+            raw(node).set(f"worker/{number}", b"x")
+        raw(node).add("counter", 1)
+
+        exchange.clear_foreign()
+
+        assert all(key.startswith("elasticlib/") for key in raw(node).list_keys())
+        assert [b"1"] == exchange.read(["key"])
+        assert "run" == node.served_run(node.dial(LONG))
+
+    def test_a_poster_that_was_stopped_too_long_does_not_rely_on_its_entry(self, backend: Open) -> None:
+        node = served(backend("localhost:0"))
+        exchange = node.dial(LONG)
+        assert isinstance(exchange, StoreExchange)
+        times = iter([0.0, 45.0])
+        exchange._clock = lambda: next(times)
+
+        with pytest.raises(RendezvousConnectionError, match="took so long"):
+            exchange.post(b"1")
+
+
+class TestFile:
+    def open(self, path: Path | str, **facts: Any) -> C10dBackend:
+        return C10dBackend(job(endpoint=str(path), store_type="file", **{"max_nodes": 2} | facts))
+
+    def test_nobody_hosts_and_the_first_coordinates(self, tmp_path: Path) -> None:
+        nodes = [self.open(tmp_path / "store") for _ in range(3)]
+
+        assert not any(node.serve(time.monotonic() + LONG) for node in nodes)
+        assert [True, False, False] == [node.claim(node.dial(LONG)) for node in nodes]
+        assert {"127.0.0.1"} == {node.address() for node in nodes}
+
+    def test_a_file_that_holds_an_ended_job_is_a_clear_error(self, tmp_path: Path) -> None:
+        with subprocess.Popen(["true"]) as gone:
+            pass
+        exchange = self.open(tmp_path / "store").dial(LONG)
+        exchange.post(b"1")
+        node = self.open(tmp_path / "store")
+        assert node.claim(node.dial(LONG))
+        exchange.write({"claimant": sign().replace(b"%d " % os.getpid(), b"%d " % gone.pid)})
+
+        late = self.open(tmp_path / "store")
+
+        with pytest.raises(RendezvousClosedError, match="remove that file, or name another one"):
+            late.claim(late.dial(LONG))
+
+    @pytest.mark.parametrize("mishap", ["removed", "replaced"])
+    def test_a_file_that_vanishes_is_a_lost_store(self, tmp_path: Path, mishap: str) -> None:
+        path = tmp_path / "store"
+        exchange = self.open(path).dial(LONG)
+        if mishap == "removed":
+            path.unlink()
+        else:
+            (tmp_path / "other").touch()
+            (tmp_path / "other").rename(path)
+
+        with pytest.raises(RendezvousConnectionError, match="lost the store"):
+            exchange.write({"key": b"1"})
+
+    def test_a_file_that_cannot_be_written_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="No such file or directory"):
+            self.open(tmp_path / "nowhere" / "store").dial(LONG)
+
+    def test_a_job_of_one_node_may_leave_the_file_to_us(self) -> None:
+        node = self.open("", max_nodes=1)
+        node.dial(LONG).write({"key": b"1"})
+        path = Path(node.endpoint)
+
+        assert path.exists()
+        node.close()
+        assert not path.exists()
+
+
+def raw(node: C10dBackend) -> Any:
+    """torch's own store, as any process that reaches the port may open it."""
+    return node._server
+
+
+def scribble(node: C10dBackend, key: str, value: bytes) -> None:
+    """Write what no job wrote, and come back when it is there."""
+    raw(node).set(key, value)
+    raw(node).check([key])

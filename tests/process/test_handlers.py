@@ -1,0 +1,337 @@
+"""Handlers between real processes: ours over real stores, and torch's own given to our agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+LIMIT = 90.0
+"""Seconds that anything waited for may take."""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Nodes:
+    """Processes with a handler each, all of one job."""
+
+    def __init__(self, *arguments: str, backend: str = "c10d") -> None:
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        self.backend, self.arguments = backend, arguments
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, **options: Any) -> int:
+        command = [sys.executable, str(SCRIPTS / "handler_node.py"), self.endpoint, self.backend, *self.arguments]
+        self.processes.append(
+            subprocess.Popen(
+                [*command, json.dumps(options)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                bufsize=1,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+        )
+        return len(self.processes) - 1
+
+    def order(self, node: int, *words: str) -> None:
+        stream = self.processes[node].stdin
+        assert stream is not None
+        stream.write(" ".join(words) + "\n")
+
+    def answer(self, node: int) -> Any:
+        stream = self.processes[node].stdout
+        assert stream is not None
+        assert select.select([stream], [], [], LIMIT)[0], f"node {node} gave no answer within {LIMIT:g} s"
+        return json.loads(stream.readline())
+
+    def ask(self, node: int, *words: str) -> Any:
+        self.order(node, *words)
+        return self.answer(node)
+
+    def meet(self, *nodes: int) -> list[Any]:
+        for node in nodes:
+            self.order(node, "next")
+        return [self.answer(node) for node in nodes]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def started() -> Iterator[list[Nodes]]:
+    started: list[Nodes] = []
+    yield started
+    for nodes in started:
+        nodes.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not come within {LIMIT:g} s"
+        time.sleep(0.02)
+
+
+def test_nodes_meet_over_a_real_store_again_and_again_with_fresh_keys(started: list[Nodes]) -> None:
+    nodes = Nodes("2", "2")
+    started.append(nodes)
+    a, b = nodes.start(), nodes.start()
+
+    ports = []
+    for number in range(3):
+        places = nodes.meet(a, b)
+        stale = nodes.ask(b, "get", "key")
+        nodes.ask(a, "set", "key", str(number))
+        ports.append(places[0][2][1])
+
+        assert [0, 1] == sorted(rank for rank, _, _ in places)
+        assert places[0][1:] == places[1][1:]
+        assert (None, str(number)) == (stale, nodes.ask(b, "get", "key"))
+    assert 3 == len(set(ports))
+
+
+def test_a_killed_node_is_noticed_and_the_others_meet_without_it(started: list[Nodes]) -> None:
+    nodes = Nodes("1", "2")
+    started.append(nodes)
+    options = {"last_call_timeout": 2, "heartbeat_timeout": 2}
+    host = nodes.start(is_host=True, **options)
+    other = nodes.start(is_host=False, **options)
+    sizes = [size for _, size, _ in nodes.meet(host, other)]
+    nodes.processes[other].send_signal(signal.SIGKILL)
+
+    wait_until(lambda: nodes.ask(host, "num_nodes_waiting") > 0)
+    [alone] = nodes.meet(host)
+
+    assert ([2, 2], 1) == (sizes, alone[1])
+
+
+def test_a_closed_job_is_closed_for_all_and_for_late_nodes(started: list[Nodes]) -> None:
+    nodes = Nodes("2", "2")
+    started.append(nodes)
+    a, b = nodes.start(is_host=True), nodes.start(is_host=False)
+    nodes.meet(a, b)
+
+    nodes.ask(b, "set_closed")
+    wait_until(lambda: bool(nodes.ask(a, "is_closed")))
+    [late] = nodes.meet(nodes.start(is_host=False))
+
+    assert "RendezvousClosedError" == late[0]
+    assert [True, True] == [nodes.ask(node, "shutdown") for node in (a, b)]
+
+
+def test_static_nodes_have_their_given_ranks_and_one_port_without_stale_keys(started: list[Nodes]) -> None:
+    nodes = Nodes("2", "2", backend="static")
+    started.append(nodes)
+    second, first = nodes.start(rank=1), nodes.start(rank=0)
+
+    places = nodes.meet(second, first)
+    nodes.ask(first, "set", "key", "old")
+    again = nodes.meet(second, first)
+
+    assert [1, 0] == [rank for rank, _, _ in places] == [rank for rank, _, _ in again]
+    assert [nodes.endpoint] * 4 == [f"{host}:{port}" for _, _, (host, port) in (*places, *again)]
+    assert nodes.ask(second, "get", "key") is None
+    assert [0, False] == [nodes.ask(first, "num_nodes_waiting"), nodes.ask(first, "is_closed")]
+
+
+def agents(tmp_path: Path, restarts: int, failures: int) -> list[Any]:
+    """The verdicts of two agents that met by torch's c10d handler, by group rank."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    agent = [sys.executable, str(SCRIPTS / "foreign_agent.py"), endpoint, str(restarts)]
+    command = [*agent, str(SCRIPTS / "foreign_worker.py"), str(tmp_path), str(failures)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for _ in range(2)
+    ]
+    try:
+        ends = [process.communicate(timeout=LIMIT) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+    assert [0, 0] == [process.returncode for process in running], "\n".join(error for _, error in ends)
+    return sorted((json.loads(out.splitlines()[-1]) for out, _ in ends), key=lambda verdict: int(verdict[1]))
+
+
+def test_our_agents_meet_by_torchs_handler_restart_together_and_agree_on_the_end(tmp_path: Path) -> None:
+    verdicts = agents(tmp_path, restarts=2, failures=1)
+
+    notes = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert [["SUCCEEDED", 0, {}], ["SUCCEEDED", 1, {}]] == verdicts
+    assert {"0-0", "0-1", "1-0", "1-1"} == set(notes)
+    assert [3] * 4 == [note["sum"] for note in notes.values()]
+    for attempt in "01":
+        assert notes[f"{attempt}-0"] == notes[f"{attempt}-1"]
+    assert notes["0-0"]["MASTER_PORT"] != notes["1-0"]["MASTER_PORT"]
+
+
+def test_without_a_restart_left_both_agents_name_the_same_root_cause(tmp_path: Path) -> None:
+    verdicts = agents(tmp_path, restarts=0, failures=1)
+
+    assert ["FAILED", "FAILED"] == [state for state, _, _ in verdicts]
+    assert ["attempt 0 was doomed"] * 2 == [failures["1"].split(": ")[-1] for _, _, failures in verdicts]
+
+
+def real_store(kind: str, folder: Path) -> Any:
+    from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]
+
+    if kind == "tcp":
+        return server()
+    return FileStore(str(folder / "store"), 1) if kind == "file" else HashStore()
+
+
+def server() -> Any:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file", "hash"])
+class TestStateBackend:
+    """What is promised of a shared state, on each of torch's stores."""
+
+    def test_there_is_no_state_at_first(self, kind: str, tmp_path: Path) -> None:
+        backend = C10dRendezvousBackend(real_store(kind, tmp_path), "job")
+
+        assert backend.get_state() is None
+        assert backend.set_state(b"late", b"token of nothing") is None
+
+    def test_the_first_writer_without_a_token_wins(self, kind: str, tmp_path: Path) -> None:
+        store = real_store(kind, tmp_path)
+        one, other = C10dRendezvousBackend(store, "job"), C10dRendezvousBackend(store, "job")
+
+        first, second = one.set_state(b"same"), other.set_state(b"same")
+
+        assert first is not None and second is not None
+        assert (b"same", True) == (first[0], first[2])
+        assert (*first[:2], False) == second
+        assert first[:2] == other.get_state()
+
+    def test_a_write_needs_the_token_of_the_present_state(self, kind: str, tmp_path: Path) -> None:
+        backend = C10dRendezvousBackend(real_store(kind, tmp_path), "job")
+        first = backend.set_state(b"1")
+        assert first is not None
+        second = backend.set_state(b"2", first[1])
+        stale = backend.set_state(b"3", first[1])
+        nonsense = backend.set_state(b"3", 17)
+
+        assert second is not None
+        assert (b"2", True) == (second[0], second[2])
+        assert (*second[:2], False) == stale == nonsense
+
+    def test_jobs_are_apart(self, kind: str, tmp_path: Path) -> None:
+        store = real_store(kind, tmp_path)
+        C10dRendezvousBackend(store, "one").set_state(b"1")
+
+        assert C10dRendezvousBackend(store, "two").get_state() is None
+
+    @pytest.mark.parametrize("scribble", ["x", "x.y", "=.=", "gASV"])
+    def test_a_scribble_is_a_state_error(self, kind: str, tmp_path: Path, scribble: str) -> None:
+        store = real_store(kind, tmp_path)
+        store.set("elasticlib/state/job", scribble)
+
+        with pytest.raises(RendezvousStateError, match="which is no state"):
+            C10dRendezvousBackend(store, "job").get_state()
+
+
+def test_a_state_in_a_store_that_is_gone_is_a_connection_error() -> None:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    hosted = server()
+    backend = C10dRendezvousBackend(TCPStore("127.0.0.1", hosted.port, wait_for_workers=False), "job")
+    del hosted
+
+    with pytest.raises(RendezvousConnectionError, match="shared state failed"):
+        backend.get_state()
+
+
+PLUGIN = """
+    import torch.distributed as dist
+    from elasticlib.rendezvous import RendezvousInfo, RendezvousStoreInfo
+
+    class Alone:
+        use_agent_store = False
+
+        def __init__(self, params):
+            self.params, self.closed = params, False
+
+        def get_backend(self):
+            return "alone"
+
+        def get_run_id(self):
+            return self.params.run_id
+
+        def next_rendezvous(self):
+            store = dist.PrefixStore("round", dist.HashStore())
+            return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, "127.0.0.1"))
+
+        def is_closed(self):
+            return self.closed
+
+        def set_closed(self):
+            self.closed = True
+
+        def num_nodes_waiting(self):
+            return 0
+
+        def shutdown(self):
+            self.closed = True
+            return True
+
+    def creator():
+        return Alone
+"""
+
+
+def test_a_launch_takes_a_plug_ins_handler_by_its_name_and_says_which_one_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(textwrap.dedent(PLUGIN))
+    info = tmp_path / "alone-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: alone\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[torchrun.handlers]\nalone = alone:creator\nbroken = alone:absent\n")
+    script = tmp_path / "work.py"
+    script.write_text(
+        "import os\n"
+        "facts = [os.environ[name] for name in ('TORCHELASTIC_RUN_ID', 'RANK', 'WORLD_SIZE')]\n"
+        "os.write(1, (' '.join(facts) + '\\n').encode())\n"
+    )
+    options = ["--rdzv-backend", "alone", "--rdzv-endpoint", "nowhere:1", "--rdzv-id", "j1", "--nproc-per-node", "2"]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticlib.run", *options, "--preload", "", str(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+    assert 0 == done.returncode, done.stderr
+    assert ["j1 0 2", "j1 1 2"] == sorted(done.stdout.splitlines())
+    assert 1 == done.stderr.count("rendezvous plug-in 'broken' (alone:absent) is left out")

@@ -1,0 +1,253 @@
+"""The rendezvous process with a real store: it goes with its launcher, and sees workers end that nobody else can."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticlib._wire import wait_readable
+from elasticlib.errors import ConfigError, RendezvousError
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._remote import RemoteMember
+
+pytestmark = pytest.mark.slow
+
+LIMIT = 30.0
+HEARTBEAT = 3.0
+HERE = Path(__file__).parent
+
+
+class Node:
+    """A launcher with its rendezvous process and a process for its workers (scripts/node.py)."""
+
+    def __init__(self, port: int, name: str, host: bool, sizes: tuple[int, int]) -> None:
+        job = Job(
+            run_id="job",
+            node=f"{name}/1-a",
+            backend="c10d",
+            endpoint=f"127.0.0.1:{port}",
+            min_nodes=sizes[0],
+            max_nodes=sizes[1],
+            heartbeat=HEARTBEAT,
+            is_host=host,
+            last_call=0.5,
+            reconnect_timeout=5.0,
+            close_timeout=5.0,
+        )
+        path = os.pathsep.join([str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
+        self.popen = subprocess.Popen(
+            [sys.executable, str(HERE / "scripts" / "node.py"), json.dumps(job.plain())],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        self.said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.pids: set[int] = set()
+        self.process = 0
+        self.workers = 0
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        with self.popen.stdout as lines:
+            for line in lines:
+                self.said.put(json.loads(line))
+
+    def hears(self, *wanted: str) -> dict[str, Any]:
+        """The next thing of these kinds that it hears."""
+        deadline = time.monotonic() + LIMIT
+        while True:
+            said = self.said.get(timeout=max(0.0, deadline - time.monotonic()))
+            self.process = said["process"]
+            self.workers = said.get("workers", self.workers)
+            self.pids |= {self.process, self.workers} - {0}
+            if said["what"] in wanted:
+                return said
+
+    def stop_process(self, signum: int) -> None:
+        os.kill(self.process, signum)
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        self._reader.join()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                said = self.said.get_nowait()
+                self.pids |= {said["process"], said.get("workers", said["process"])}
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+Start = Callable[..., Node]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts nodes of one job; the first one hosts its store."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    nodes: list[Node] = []
+
+    def new(*, least: int = 1, most: int = 2) -> Node:
+        nodes.append(Node(port, f"n{len(nodes)}", not nodes, (least, most)))
+        return nodes[-1]
+
+    yield new
+    for node in nodes:
+        node.close()
+
+
+def gone_within(pid: int, limit: float) -> bool:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(wait_readable([handle], limit))
+    finally:
+        os.close(handle)
+
+
+def pair(start: Start) -> tuple[Node, Node]:
+    """Two nodes that are seated together."""
+    host, other = start(least=1), start(least=1)
+    while host.hears("seat")["size"] != 2:
+        pass
+    while other.hears("seat")["size"] != 2:
+        pass
+    return host, other
+
+
+def test_a_launcher_that_is_killed_leaves_neither_workers_nor_its_rendezvous_process(start: Start) -> None:
+    _, other = pair(start)
+
+    other.popen.kill()
+
+    assert gone_within(other.workers, 5.0)
+    assert gone_within(other.process, 5.0)
+
+
+def test_the_others_hear_of_a_killed_launcher_at_once_and_go_on(start: Start) -> None:
+    host, other = pair(start)
+
+    began = time.monotonic()
+    other.popen.kill()
+    seat = host.hears("seat")
+
+    assert seat["size"] == 1
+    assert seat["at"] - began < HEARTBEAT
+
+
+def test_the_others_hear_of_the_death_of_the_stores_host_and_name_it(start: Start) -> None:
+    host, other = pair(start)
+
+    host.popen.kill()
+    said = other.hears("final", "error")
+
+    assert "n0" in said["why"]
+
+
+def test_workers_of_a_launcher_that_stands_still_die_before_others_take_their_place(start: Start) -> None:
+    host, other = pair(start)
+    workers = other.workers
+
+    os.kill(other.popen.pid, signal.SIGSTOP)
+    seat = host.hears("seat")
+
+    assert seat["size"] == 1
+    assert gone_within(workers, 0.0)
+
+
+def test_a_launcher_that_wakes_up_asks_for_a_seat_again(start: Start) -> None:
+    host, other = pair(start)
+    os.kill(other.popen.pid, signal.SIGSTOP)
+    host.hears("seat")
+
+    os.kill(other.popen.pid, signal.SIGCONT)
+
+    assert other.hears("lost", "seat", "error")["what"] == "lost"
+    assert other.hears("seat", "error")["size"] == 2
+
+
+def test_a_short_pause_of_a_launcher_costs_nothing(start: Start) -> None:
+    host, other = pair(start)
+    os.kill(other.popen.pid, signal.SIGSTOP)
+    assert not gone_within(other.workers, 0.25 * HEARTBEAT)
+
+    os.kill(other.popen.pid, signal.SIGCONT)
+
+    assert not gone_within(other.workers, 1.5 * HEARTBEAT)
+    assert host.said.empty() and other.said.empty()
+
+
+def test_a_rendezvous_process_that_is_killed_is_lost_contact_and_then_an_error(start: Start) -> None:
+    _, other = pair(start)
+
+    other.stop_process(signal.SIGKILL)
+
+    assert "ended unexpectedly" in other.hears("lost", "error")["why"]
+    assert other.hears("lost", "error")["kind"] == "RendezvousConnectionError"
+    assert other.popen.wait(LIMIT) == 1
+
+
+def test_a_rendezvous_process_that_stands_still_is_lost_contact_before_others_take_the_place(start: Start) -> None:
+    host, other = pair(start)
+    other.stop_process(signal.SIGSTOP)
+
+    lost, seat = other.hears("lost"), host.hears("seat")
+
+    assert "does not answer" in lost["why"]
+    assert lost["at"] < seat["at"]
+    assert gone_within(other.workers, 0.0)
+
+
+def test_what_a_scheduler_sends_to_every_process_does_not_end_it(start: Start) -> None:
+    host, other = pair(start)
+
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        other.stop_process(signum)
+
+    assert not gone_within(other.process, 0.5)
+    assert host.said.empty() and other.said.empty()
+
+
+def test_a_job_that_cannot_work_is_refused_as_over_there() -> None:
+    member = RemoteMember(Job(run_id="job", node="n/1-a", backend="c10d", endpoint="127.0.0.1:99999"))
+    member.join(1, "trainer")
+    try:
+        with pytest.raises((ConfigError, RendezvousError), match="99999"):
+            while True:
+                assert wait_readable([member], LIMIT)
+                member.take()
+    finally:
+        member.close()
+
+
+def test_a_member_that_parts_leaves_no_process(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    member = RemoteMember(Job(run_id="job", node="n/1-a", backend="c10d", endpoint=endpoint))
+    member.join(1, "trainer")
+    assert wait_readable([member], LIMIT)
+
+    began = time.monotonic()
+    member.close()
+
+    assert time.monotonic() - began < 5.0
+    with pytest.raises(ProcessLookupError):
+        os.kill(member._pid, 0)

@@ -1,0 +1,1 @@
+"""Jobs on simulated machines: whatever goes wrong, the rules of the rendezvous hold."""

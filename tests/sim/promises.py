@@ -1,0 +1,70 @@
+"""What a job owes to its user under a plan of faults, beyond the invariants that always hold."""
+
+from __future__ import annotations
+
+from elasticlib.testing import (
+    Break,
+    Cut,
+    FailWorker,
+    FaultPlan,
+    Join,
+    Kill,
+    Leave,
+    Pause,
+    PauseStore,
+    Rules,
+    SimulatedCluster,
+    Skew,
+    Slow,
+    Stubborn,
+    Verdict,
+)
+from elasticlib.testing._node import LADDER
+
+HARMLESS = (Break, FailWorker, Join, Skew, Stubborn)
+"""Faults after which a node is still where it was."""
+DISTURBING = (Cut, Kill, Leave, Pause, Slow)
+
+
+def disturbed(plan: FaultPlan) -> frozenset[int]:
+    """Nodes that may be taken for dead, or are."""
+    return frozenset(fault.node for fault in plan if isinstance(fault, DISTURBING))
+
+
+def must_succeed(cluster: SimulatedCluster) -> bool:
+    """Whether enough nodes stay undisturbed, and restarts are left, so that the job must end well."""
+    plan, rules = cluster.plan, cluster.rules
+    steady = frozenset(range(cluster.nodes)) - disturbed(plan)
+    costly = sum(isinstance(fault, (FailWorker, Cut, Kill, Pause, Slow)) for fault in plan)
+    outages = sum(isinstance(fault, PauseStore) for fault in plan)
+    if cluster.coordinator == "fixed" and (0 not in steady or any(isinstance(f, Join) and f.node == 0 for f in plan)):
+        return False
+    if cluster.coordinator == "elected" and outages:
+        return False
+    return len(steady) >= rules.min_nodes and costly <= rules.max_restarts
+
+
+def verdicts_of_steady_nodes(cluster: SimulatedCluster) -> list[Verdict | None]:
+    """How the first agent of each undisturbed machine ended."""
+    steady = frozenset(range(cluster.nodes)) - disturbed(cluster.plan)
+    return [cluster.machines[number].nodes[0].verdict for number in sorted(steady)]
+
+
+def admission_limit(rules: Rules) -> float:
+    """Seconds after the last fault by which everybody is in: found, lost, stopped, waited for."""
+    to_find = 1.3 * rules.heartbeat + 8.0
+    return to_find + LADDER + rules.patience + rules.last_call
+
+
+def left_out(cluster: SimulatedCluster) -> list[str]:
+    """Agents without a seat and without a reason for it."""
+    state = cluster.state
+    present = [node for node in cluster.members if node.agent.alive and node.verdict is None]
+    if state is None or state.final is not None:
+        return []
+    current = state.round
+    if current is None or current.end is not None:
+        return [node.name for node in present]
+    if current.succeeded or len(current.entries) == state.rules.max_nodes:
+        return []
+    return [node.name for node in present if node.name not in current.entries]

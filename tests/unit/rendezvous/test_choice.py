@@ -1,0 +1,215 @@
+"""Which rendezvous a launch means, as a table, and what contradicts itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import ConfigError
+from elasticlib.rendezvous._choice import Choice, PlugIn, Private, choose, scheduler_index
+from elasticlib.rendezvous._job import Job
+from elasticlib.spec import LaunchConfig
+
+NODE = "here/7-abcdef01"
+
+
+def chosen(*, token: str | None = None, index: int | None = None, **asked: Any) -> tuple[Choice, tuple[str, ...]]:
+    config = LaunchConfig(**{"run_id": "job7", **asked})
+    return choose(config, node=NODE, fresh_id="fresh", token=token, index=index)
+
+
+def job(*, token: str | None = None, index: int | None = None, **asked: Any) -> Job:
+    made, _ = chosen(token=token, index=index, **asked)
+    assert isinstance(made, Job)
+    return made
+
+
+C10D: dict[str, Any] = {"max_nodes": 2, "rdzv_endpoint": "node0:29400"}
+STATIC: dict[str, Any] = {
+    "min_nodes": 2,
+    "max_nodes": 2,
+    "rdzv_backend": "static",
+    "rdzv_endpoint": "node0:29500",
+    "node_rank": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, Private("job7", "c10d")),
+        ({"run_id": ""}, Private("fresh", "c10d")),
+        ({"run_id": "none"}, Private("none", "c10d")),
+        ({"rdzv_endpoint": "localhost:0"}, Private("job7", "c10d")),
+        ({"rdzv_endpoint": " [::1]:0 "}, Private("job7", "c10d")),
+        ({"rdzv_backend": "static"}, Private("job7", "static")),
+        ({"rdzv_backend": "static", "rdzv_endpoint": "node0:29511"}, Private("job7", "static", 29511)),
+        ({"rdzv_backend": "static", "rdzv_endpoint": "node0:0", "node_rank": 0}, Private("job7", "static")),
+        ({"rdzv_configs": {"store_type": "file"}}, Private("job7", "c10d")),
+        ({"rdzv_configs": {"join_timeout": 3}}, Private("job7", "c10d")),
+        ({"rdzv_backend": "mine"}, PlugIn("job7", "mine")),
+        ({"rdzv_backend": "mine", "max_nodes": 3}, PlugIn("job7", "mine")),
+    ],
+)
+def test_a_launch_that_needs_no_other_node_asks_none(asked: dict[str, Any], expected: Choice) -> None:
+    """Rows 021, 023 and 149."""
+    assert (expected, ()) == chosen(**asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "backend", "endpoint"),
+    [
+        (C10D, "c10d", "node0:29400"),
+        ({"max_nodes": 2, "rdzv_endpoint": " node0 "}, "c10d", "node0"),
+        ({"rdzv_endpoint": "node0:29400"}, "c10d", "node0:29400"),
+        ({"max_nodes": 2, "rdzv_endpoint": "/f", "rdzv_configs": {"store_type": "file"}}, "c10d", "/f"),
+        ({**C10D, "rdzv_backend": "etcd", "rdzv_endpoint": "e1:2379,e2:2379"}, "etcd", "e1:2379,e2:2379"),
+        ({"rdzv_backend": "etcd-v3", "rdzv_endpoint": "e1"}, "etcd-v3", "e1"),
+        (STATIC, "static", "node0:29500"),
+    ],
+)
+def test_a_launch_among_others_gets_a_place_in_a_job(asked: dict[str, Any], backend: str, endpoint: str) -> None:
+    made, warnings = chosen(**asked)
+
+    assert isinstance(made, Job)
+    assert (backend, endpoint, "job7", NODE) == (made.backend, made.endpoint, made.run_id, made.node)
+    assert () == warnings
+
+
+def test_a_job_has_all_that_was_asked_for() -> None:
+    made = job(
+        **{**C10D, "max_nodes": 4, "min_nodes": 2},
+        max_restarts=9,
+        local_addr="10.0.0.7",
+        token="secret",
+        wait_for="min",
+        rdzv_configs={"join_timeout": 1, "last_call_timeout": 2, "heartbeat_timeout": 3, "close_timeout": 4}
+        | {"reconnect_timeout": 5, "is_host": "1", "read_timeout": 6},
+    )
+
+    assert (2, 4, 9) == (made.min_nodes, made.max_nodes, made.max_restarts)
+    assert ("10.0.0.7", "secret", "min") == (made.local_addr, made.token, made.wait_for)
+    assert (1, 2, 3, 4, 5) == (
+        made.join_timeout,
+        made.last_call,
+        made.heartbeat,
+        made.close_timeout,
+        made.reconnect_timeout,
+    )
+    assert (True, {"read_timeout": 6}) == (made.is_host, made.options)
+
+
+def test_static_takes_its_timeout_for_joining() -> None:
+    """Row 030."""
+    assert 900 == job(**STATIC).join_timeout
+    assert 20 == job(**STATIC, rdzv_timeout=20).join_timeout
+
+
+@pytest.mark.parametrize(("rank", "hosts"), [(0, True), (1, False)])
+def test_the_node_with_rank_0_hosts_a_static_job(rank: int, hosts: bool) -> None:
+    """Row 025."""
+    made = job(**{**STATIC, "node_rank": rank}, index=5)
+
+    assert (rank, hosts) == (made.node_rank, made.is_host)
+
+
+def test_a_static_rank_may_stand_in_the_configs_as_in_torch() -> None:
+    made = job(**{**STATIC, "node_rank": None, "rdzv_configs": {"rank": "1"}})
+
+    assert 1 == made.node_rank
+
+
+def test_a_schedulers_number_orders_the_nodes_of_an_elastic_job() -> None:
+    assert 5 == job(**C10D, index=5).node_rank
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"max_nodes": 2}, "rdzv_endpoint='': 2 nodes need a place to meet.*node0:29400"),
+        ({**STATIC, "rdzv_endpoint": ""}, "rdzv_endpoint='': .*node0:29500"),
+        ({"rdzv_backend": "etcd"}, "rdzv_endpoint='': rdzv_backend='etcd' needs its servers"),
+        ({"max_nodes": 2, "rdzv_endpoint": ":29400"}, "rdzv_endpoint=':29400'.* host is missing"),
+        ({**C10D, "rdzv_endpoint": "node0:70000"}, "rdzv_endpoint='node0:70000'.*70000"),
+        ({**C10D, "rdzv_endpoint": "node0:http"}, "rdzv_endpoint='node0:http'"),
+        ({**C10D, "rdzv_endpoint": "a b:1"}, "rdzv_endpoint='a b:1'"),
+        ({"rdzv_endpoint": "node0:x"}, "rdzv_endpoint='node0:x'"),
+        ({**STATIC, "rdzv_endpoint": "node0"}, "rdzv_endpoint='node0' has no port"),
+        ({**STATIC, "rdzv_endpoint": "node0:0"}, "free port"),
+        ({"min_nodes": 2, "max_nodes": 2, "rdzv_endpoint": "localhost:0"}, "free port.*min_nodes=2"),
+        ({**STATIC, "min_nodes": 1}, "min_nodes=1 and max_nodes=2 differ"),
+        ({**STATIC, "node_rank": None}, "node_rank=None: .* from 0 to 1"),
+        ({**STATIC, "node_rank": 2}, "node_rank=2 is out of range for 2 nodes: give a number from 0 to 1"),
+        ({"rdzv_backend": "static", "node_rank": 1}, "node_rank=1 is out of range for 1 node:"),
+        ({**STATIC, "rdzv_configs": {"rank": 0}}, r"node_rank=1 and rdzv_configs\['rank'\]=0 differ"),
+        ({**C10D, "wait_for": "min", "rdzv_configs": {"wait_for": "max"}}, "wait_for='min' and .*'max' differ"),
+        ({**C10D, "run_id": ""}, "run_id=''"),
+        ({**C10D, "rdzv_configs": {"last_call": 3}}, "did you mean last_call_timeout"),
+        ({"rdzv_configs": {"last_call": 3}}, "did you mean last_call_timeout"),
+        ({"local_addr": "10.0.0.7:22/x"}, "local_addr='10.0.0.7:22/x' must be a host's name"),
+        ({"local_addr": ""}, "local_addr=''"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_waits(asked: dict[str, Any], named: str) -> None:
+    """Rows 024 to 026 and 033, and contradictions."""
+    with pytest.raises(ValueError, match=named):
+        chosen(**asked)
+
+
+def test_a_token_that_would_keep_nobody_out_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError, match="cannot keep strangers out") as caught:
+        chosen(rdzv_backend="mine", token="s3cret")
+
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"node_rank": 0}, "node_rank=0 is ignored"),
+        ({**C10D, "node_rank": 1}, "node_rank=1 is ignored"),
+        ({"rdzv_backend": "mine", "node_rank": 1}, "node_rank=1 is ignored"),
+        ({"rdzv_backend": "mine", "wait_for": "min"}, "wait_for='min' has no meaning"),
+        ({"max_nodes": 4, "rdzv_endpoint": "localhost:0"}, "stays at one node of max_nodes=4"),
+        ({**C10D, "run_id": "none"}, "give each job an id of its own"),
+        ({"rdzv_endpoint": "node0:29400", "run_id": ""}, "this job is called fresh"),
+    ],
+)
+def test_what_works_otherwise_than_it_looks_is_said(asked: dict[str, Any], named: str) -> None:
+    """Rows 027 and 165."""
+    (warning,) = chosen(**asked)[1]
+
+    assert named in warning
+
+
+def test_jobs_on_fixed_ports_may_share_the_default_id() -> None:
+    assert () == chosen(**STATIC, run_id="none")[1]
+
+
+def test_a_private_launch_stays_at_one_node_on_a_free_port() -> None:
+    assert Private("job7", "c10d") == chosen(max_nodes=4, rdzv_endpoint="localhost:0")[0]
+
+
+def test_a_job_does_not_show_its_token() -> None:
+    assert "s3cret" not in repr(job(**C10D, token="s3cret"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "index"),
+    [
+        ({}, None),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, 3),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None),
+        ({"SLURM_PROCID": "3"}, None),
+        ({"SLURM_PROCID": "x", "SLURM_NTASKS": "8"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "JOB_COMPLETION_INDEX": "2"}, 2),
+        ({"JOB_COMPLETION_INDEX": "0"}, 0),
+        ({"JOB_COMPLETION_INDEX": "-1"}, None),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, 1),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, 1),
+        ({"AWS_BATCH_JOB_NODE_INDEX": "1", "AWS_BATCH_JOB_NUM_NODES": "2"}, 1),
+    ],
+)
+def test_a_schedulers_number_counts_where_it_numbers_several(environ: dict[str, str], index: int | None) -> None:
+    assert index == scheduler_index(environ)

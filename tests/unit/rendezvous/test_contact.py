@@ -1,0 +1,194 @@
+"""When a node beats, fences itself, tries again and gives up: decided without a clock or a store."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from elasticlib.rendezvous._contact import (
+    Acknowledged,
+    Action,
+    Broken,
+    Connect,
+    Contact,
+    Event,
+    Fence,
+    GiveUp,
+    Greeted,
+    Limits,
+    Tick,
+    begin,
+    kill_at,
+    step,
+    wake_at,
+)
+
+LIMITS = Limits(join_timeout=100.0, reconnect_timeout=60.0)
+
+
+def live(heartbeat: float = 10.0, now: float = 0.0, *, moves: bool = False) -> Contact:
+    contact, _ = begin(evolve(LIMITS, moves=moves), now)
+    contact, _ = step(contact, Greeted(heartbeat), now)
+    return contact
+
+
+def play(contact: Contact, *events: tuple[float, Event]) -> tuple[Contact, list[Action]]:
+    done: list[Action] = []
+    for now, event in events:
+        contact, actions = step(contact, event, now)
+        done += actions
+    return contact, done
+
+
+def test_a_node_connects_at_once() -> None:
+    _, actions = begin(LIMITS, 5.0)
+
+    assert (Connect(),) == actions
+
+
+def test_an_attempt_that_failed_is_followed_by_another_after_a_growing_pause() -> None:
+    contact, _ = begin(LIMITS, 0.0)
+    pauses = []
+    now = 0.0
+    for _ in range(8):
+        contact, _ = step(contact, Broken("refused", gone=True), now)
+        wake = wake_at(contact)
+        assert wake is not None
+        pauses.append(round(wake - now, 3))
+        now = wake
+        contact, actions = step(contact, Tick(), now)
+        assert (Connect(),) == actions
+
+    assert [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0] == pauses
+
+
+def test_before_the_first_contact_refusals_are_borne_until_the_join_time_is_over() -> None:
+    contact, _ = begin(LIMITS, 0.0)
+    contact, done = play(contact, *((float(second), Broken("refused", gone=True)) for second in range(100)))
+    assert not [action for action in done if isinstance(action, GiveUp)]
+
+    _, actions = step(contact, Tick(), 100.0)
+
+    assert [GiveUp("the job was not found, and 100 s of trying did not help: refused", closed=False)] == list(actions)
+
+
+def test_beats_that_are_acknowledged_keep_a_node_in() -> None:
+    contact = live()
+
+    contact, done = play(contact, *((3.0 * beat, Acknowledged(3.0 * beat, beat)) for beat in range(1, 50)))
+
+    assert [] == done
+    assert contact.live
+
+
+def test_a_node_fences_itself_before_others_may_take_its_place() -> None:
+    contact, _ = play(live(), (3.0, Acknowledged(3.0, 1)))
+    wake = wake_at(contact)
+
+    assert 9.0 == wake
+    contact, actions = step(contact, Tick(), wake)
+
+    fence, connect = actions
+    assert isinstance(fence, Fence)
+    assert Connect() == connect
+    assert wake + fence.grace < kill_at(contact) < 13.0  # type: ignore[operator]
+
+
+def test_the_fence_counts_from_the_sending_of_the_beat_and_not_from_its_answer() -> None:
+    contact, _ = play(live(), (8.0, Acknowledged(3.0, 1)))
+
+    assert 9.0 == wake_at(contact)
+
+
+def test_a_late_answer_on_the_old_connection_counts_no_less() -> None:
+    contact, done = play(live(), (1.0, Broken("reset")), (1.5, Acknowledged(0.9, 1)))
+
+    assert [Connect()] == done
+    assert 0.9 == contact.acknowledged
+
+
+def test_a_fenced_node_is_told_once() -> None:
+    _, done = play(live(), *((second, Tick()) for second in (6.0, 6.5, 7.0, 9.0)))
+
+    assert 1 == len([action for action in done if isinstance(action, Fence)])
+
+
+def test_contact_that_came_back_is_watched_anew() -> None:
+    contact, _ = play(live(), (6.0, Tick()), (8.0, Greeted(10.0)), (8.1, Acknowledged(8.05, 3)))
+
+    assert not contact.fenced
+    _, actions = step(contact, Tick(), 14.1)
+    assert [Fence] == [type(action) for action in actions if not isinstance(action, Connect)]
+
+
+def test_a_broken_connection_is_renewed_at_once_and_fences_nobody() -> None:
+    contact, done = play(live(), (2.0, Broken("reset", gone=True)), (2.1, Greeted(10.0)), (2.2, Acknowledged(2.1, 1)))
+
+    assert [Connect()] == done
+    assert contact.live
+
+
+def test_a_host_that_refuses_again_and_again_after_contact_is_gone() -> None:
+    contact = live()
+    now, done = 1.0, []
+    for _ in range(4):
+        contact, actions = step(contact, Broken("node1:29400 refused", gone=True), now)
+        done += actions
+        now += 1.0
+        contact, actions = step(contact, Tick(), now)
+        done += actions
+
+    (end,) = (action for action in done if isinstance(action, GiveUp))
+    assert "the host of the job's store is gone: node1:29400 refused" == end.why
+
+
+def test_where_the_coordination_moves_a_refusal_is_no_end() -> None:
+    contact, done = play(
+        live(moves=True), *((1.0 + n, Broken("refused", gone=True)) for n in range(20)), (22.0, Greeted(10.0))
+    )
+
+    assert not [action for action in done if isinstance(action, GiveUp)]
+    assert contact.live
+
+
+def test_a_silent_store_is_sought_for_the_reconnect_time() -> None:
+    contact, _ = play(live(), (6.0, Tick()), (7.0, Broken("timed out")))
+    early, _ = play(contact, (65.9, Tick()))
+    assert not early.over
+
+    contact, actions = step(contact, Tick(), 66.0)
+
+    assert contact.over
+    assert GiveUp("contact with the job was lost, and 60 s of trying did not help: timed out", True) in actions
+
+
+def test_a_coordinator_that_is_silent_though_its_store_answers_fences_too() -> None:
+    _, done = play(live(), *((3.0 * beat, Acknowledged(3.0 * beat, 1)) for beat in range(1, 5)), (13.0, Tick()))
+
+    assert [Fence] == [type(action) for action in done if not isinstance(action, Connect)]
+
+
+def test_where_the_coordination_moves_a_silent_coordinator_fences_nobody() -> None:
+    _, done = play(live(moves=True), *((3.0 * beat, Acknowledged(3.0 * beat, 1)) for beat in range(1, 50)))
+
+    assert [] == done
+
+
+@pytest.mark.parametrize("skew", [-1e6, 0.0, 1e6])
+def test_only_differences_of_time_count(skew: float) -> None:
+    contact, done = play(live(now=skew), (skew + 3.0, Acknowledged(skew + 3.0, 1)), (skew + 9.0, Tick()))
+
+    assert [Fence, Connect] == [type(action) for action in done]
+    assert skew + 11.5 == kill_at(contact)
+
+
+def test_without_a_heartbeat_nothing_is_awaited() -> None:
+    assert wake_at(live(heartbeat=0.0)) is None
+
+
+def test_after_the_end_nothing_changes() -> None:
+    contact, _ = begin(LIMITS, 0.0)
+    contact, _ = step(contact, Tick(), 100.0)
+
+    assert (contact, ()) == step(contact, Greeted(10.0), 101.0)
+    assert wake_at(contact) is None

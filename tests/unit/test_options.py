@@ -1,0 +1,222 @@
+"""The keys of ``rdzv_configs``: who takes which, what values mean, what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.errors import ConfigError
+from elasticlib.rendezvous._options import ALL, KEYS, Options, parse_conf, read
+
+GOOD = {
+    "wait_for": "max",
+    "store_type": "file",
+    "is_host": "yes",
+    "protocol": "https",
+    **dict.fromkeys(("ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix"), "/a"),
+}
+"""A good value of each key that is no number."""
+
+
+def test_nothing_said_means_torchs_defaults_and_10_s_of_silence() -> None:
+    options = read("c10d", {})
+
+    assert (600.0, 30.0, 30.0) == (options.join_timeout, options.last_call, options.close_timeout)
+    assert (10.0, 60.0) == (options.heartbeat, options.reconnect_timeout)
+    assert (None, None, "tcp", None, {}) == (
+        options.wait_for,
+        options.is_host,
+        options.store_type,
+        options.rank,
+        options.others,
+    )
+
+
+@pytest.mark.parametrize(("backend", "name"), [(each, name) for name in KEYS for each in sorted(KEYS[name].backends)])
+def test_no_key_is_taken_and_then_ignored(backend: str, name: str) -> None:
+    value = GOOD.get(name, "7")
+    context = {"protocol": "https"} if "cert" in name or name in ("key", "protocol") else {}
+
+    assert read(backend, {**context, name: value}) != read(backend, {})
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("5", 5.0), (5, 5.0), (0.5, 0.5), (" 1.5 ", 1.5)])
+def test_numbers_come_as_text_or_typed(value: Any, seconds: float) -> None:
+    """Row 139."""
+    assert seconds == read("c10d", {"last_call_timeout": value}).last_call
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "last_call_timeout",
+        "close_timeout",
+        "heartbeat_timeout",
+        "keep_alive_interval",
+        "keep_alive_max_attempt",
+        "reconnect_timeout",
+        "read_timeout",
+    ],
+)
+@pytest.mark.parametrize("value", [0, "0", -1, "-1", "soon", "", "nan", math.inf, True, [], 10**400])
+def test_a_time_that_is_not_above_0_is_refused(name: str, value: Any) -> None:
+    """Row 139."""
+    with pytest.raises(ValueError, match=name):
+        read("c10d", {name: value})
+
+
+def test_no_time_to_join_means_that_nobody_is_replaced() -> None:
+    assert 0 == read("c10d", {"join_timeout": "0"}).join_timeout
+
+
+def test_a_negative_time_to_join_is_refused() -> None:
+    with pytest.raises(ConfigError, match="join_timeout must be a number of seconds, 0 or more"):
+        read("c10d", {"join_timeout": -1})
+
+
+def test_a_count_must_be_whole() -> None:
+    with pytest.raises(ConfigError, match="keep_alive_max_attempt must be a whole number"):
+        read("c10d", {"keep_alive_max_attempt": "1.5"})
+
+
+@pytest.mark.parametrize(
+    ("configs", "seconds"),
+    [
+        ({"heartbeat_timeout": 4}, 4),
+        ({"keep_alive_interval": 2}, 6),
+        ({"keep_alive_max_attempt": 4}, 20),
+        ({"keep_alive_interval": "1", "keep_alive_max_attempt": "2"}, 2),
+        ({"keep_alive_interval": 2, "heartbeat_timeout": 99}, 6),
+    ],
+)
+def test_silence_is_interval_times_attempts_else_the_heartbeat_timeout(configs: dict[str, Any], seconds: float) -> None:
+    """Rows 135 and 139."""
+    assert seconds == read("c10d", configs).heartbeat
+
+
+@pytest.mark.parametrize(
+    ("backend", "configs", "seconds"),
+    [
+        ("static", {"timeout": 900}, 900),
+        ("etcd", {"timeout": 900}, 900),
+        ("c10d", {"timeout": 900}, 600),
+        ("etcd-v2", {"timeout": 900}, 600),
+        ("c10d", {"timeout": 20}, 20),
+        ("static", {"timeout": 20, "join_timeout": 30}, 30),
+        ("c10d", {"timeout": 20, "join_timeout": 30}, 30),
+    ],
+)
+def test_timeout_is_the_older_name_of_join_timeout(backend: str, configs: dict[str, Any], seconds: float) -> None:
+    """Row 030; a launch's default of 900 counts where torch looks at it."""
+    assert seconds == read(backend, configs).join_timeout
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        *[(value, True) for value in ("1", "TRUE", "t", "Yes", "y", True, 1)],
+        *[(value, False) for value in ("0", "False", "f", "NO", "n", False, 0)],
+        (None, None),
+    ],
+)
+def test_whether_this_node_hosts_is_a_word_or_a_truth_value(value: Any, expected: bool | None) -> None:
+    assert expected is read("c10d", {"is_host": value}).is_host
+
+
+@pytest.mark.parametrize("value", ["maybe", "", 2, "on", 1.5])
+def test_another_word_for_hosting_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="is_host must be 1 or 0"):
+        read("c10d", {"is_host": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("join_timout", "join_timeout"),
+        ("last_call", "last_call_timeout"),
+        ("ishost", "is_host"),
+        ("heartbeat", "heartbeat_timeout"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(name: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is unknown: did you mean {near}") as caught:
+        read("c10d", {name: "1"})
+
+    assert "store_type" in str(caught.value)
+    assert "ca_cert" not in str(caught.value)
+
+
+def test_an_unknown_key_that_is_like_no_other_is_refused_with_all_known_ones() -> None:
+    with pytest.raises(ConfigError, match="zzz is unknown: rdzv_backend='static' takes join_timeout, "):
+        read("static", {"zzz": "1"})
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "others"),
+    [("c10d", "ssl_cert", "etcd, etcd-v2, etcd-v3"), ("etcd", "is_host", "c10d"), ("c10d", "rank", "static")],
+)
+def test_a_key_of_another_back_end_says_which_one_has_it(backend: str, name: str, others: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} has no meaning for rdzv_backend='{backend}', only for {others}"):
+        read(backend, {name: "1"})
+
+
+def test_names_of_tls_files_are_the_same_for_all_etcd_back_ends() -> None:
+    configs = {"protocol": "https", "cert": "/c", "key": "/k", "cacert": "/a"}
+
+    others = read("etcd", configs).others
+
+    assert {"protocol": "https", "ssl_cert": "/c", "ssl_cert_key": "/k", "ca_cert": "/a"} == others
+
+
+def test_two_names_of_one_tls_file_may_not_differ() -> None:
+    with pytest.raises(ConfigError, match="give one of them"):
+        read("etcd", {"protocol": "https", "cert": "/c", "ssl_cert": "/d"})
+
+
+def test_tls_files_without_tls_are_refused() -> None:
+    with pytest.raises(ConfigError, match="ssl_cert without protocol=https"):
+        read("etcd-v2", {"ssl_cert": "/c"})
+
+
+@given(
+    backend=st.sampled_from(sorted(ALL)),
+    configs=st.dictionaries(
+        st.sampled_from(sorted(KEYS)) | st.text(max_size=20),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.none()),
+    ),
+)
+def test_whatever_is_said_is_taken_or_refused_with_a_config_error(backend: str, configs: dict[str, Any]) -> None:
+    try:
+        found: Options | None = read(backend, configs)
+    except ConfigError:
+        found = None
+
+    assert found is None or (found.heartbeat > 0 and found.join_timeout >= 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        ("  ", {}),
+        (" a = 1 , b=2 ", {"a": "1", "b": "2"}),
+        ("a=x=y", {"a": "x=y"}),
+    ],
+)
+def test_pairs_are_parted_by_commas_and_their_first_equals_sign(text: str, expected: dict[str, str]) -> None:
+    """Row 028."""
+    assert expected == parse_conf(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("a", "a no value"), ("a=", "a no value"), ("=1", "pairs"), ("a=1,", "pairs"), ("a=1,a=2", "twice")],
+)
+def test_what_is_no_pair_is_refused(text: str, named: str) -> None:
+    """Row 029."""
+    with pytest.raises(ValueError, match=named):
+        parse_conf(text)

@@ -1,0 +1,72 @@
+"""Faults are data: they print as code, travel as JSON, and say what is wrong with them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+
+import elasticlib.testing
+from elasticlib.errors import ConfigError
+from elasticlib.testing import Cut, FaultPlan, Kill, Pause, strategies
+
+
+@given(plan=strategies.fault_plans())
+def test_a_plan_prints_as_the_code_that_makes_it(plan: FaultPlan) -> None:
+    assert plan == eval(repr(plan), vars(elasticlib.testing))
+
+
+@given(plan=strategies.fault_plans())
+def test_a_plan_travels_as_json(plan: FaultPlan) -> None:
+    assert plan == FaultPlan.from_json(plan.to_json())
+
+
+def test_defaults_are_not_printed() -> None:
+    plan = FaultPlan([Kill(1, at=12.0), Pause(0, at=3.0, seconds=20.0, what="agent")])
+
+    assert "FaultPlan((Kill(1, 12.0), Pause(0, 3.0, 20.0, what='agent')))" == repr(plan)
+
+
+def test_a_plan_is_over_when_its_last_fault_is() -> None:
+    assert 23.0 == FaultPlan([Cut(1, at=3.0, seconds=20.0), Kill(0, at=9.0)]).last
+
+
+@pytest.mark.parametrize("at", [-1.0, float("nan"), float("inf"), "soon", None, True])
+def test_a_moment_is_a_number_of_seconds(at: object) -> None:
+    with pytest.raises(ConfigError, match=r"Kill\.at"):
+        Kill(1, at=at)  # type: ignore[arg-type]
+
+
+def test_a_plan_holds_faults_only() -> None:
+    with pytest.raises(ConfigError, match="'crash' is no fault"):
+        FaultPlan(["crash"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"v": 2, "faults": []}',
+        '{"v": 1, "faults": 3}',
+        '{"v": 1, "faults": [3]}',
+        '{"v": 1, "faults": [{"fault": "Explode", "node": 1, "at": 2.0}]}',
+        '{"v": 1, "faults": [{"fault": "Kill", "node": 1}]}',
+        '{"v": 1, "faults": [{"fault": "Kill", "node": -1, "at": 2.0}]}',
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_plan_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no fault plan can be read"):
+        FaultPlan.from_json(text)
+
+
+def test_importing_the_package_loads_neither_torch_nor_hypothesis() -> None:
+    code = "import elasticlib.testing, sys; print({'torch', 'hypothesis', 'numpy'} & set(sys.modules))"
+
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert "set()" == out.strip()

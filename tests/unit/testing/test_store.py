@@ -1,0 +1,149 @@
+"""The simulated network loses, delays and repeats what a real one may, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from elasticlib.testing._store import LOST, Connection, Link, Network, Store
+from elasticlib.testing._timeline import Process, Timeline
+
+
+class Scene:
+    """A store, a client, and what the client was told."""
+
+    def __init__(self) -> None:
+        self.timeline = Timeline()
+        self.client = Process("client")
+        self.link = Link(1)
+        self.store = Store(Process("store"), Link(0), Network(self.timeline, random.Random(0)))
+        self.told: list[Any] = []
+        self.connection = self.connect()
+        self.go_on()
+
+    def connect(self) -> Connection:
+        return self.store.connect(self.client, self.link, lambda _: None, self.told.append)
+
+    def call(self, kind: str, *arguments: Any, connection: Connection | None = None) -> None:
+        (connection or self.connection).call(kind, *arguments, then=self.told.append)
+
+    def go_on(self, until: float = float("inf")) -> None:
+        while (soon := self.timeline.next_at()) is not None and soon <= until:
+            self.timeline.step()
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_requests_of_a_connection_keep_their_order(scene: Scene) -> None:
+    for number in range(20):
+        scene.call("write", {"key": number})
+    scene.call("read", ["key"])
+    scene.go_on()
+
+    assert [19] == scene.told[-1]
+
+
+def test_a_broken_connection_may_have_written_what_it_did_not_acknowledge(scene: Scene) -> None:
+    scene.call("write", {"key": 1})
+    while "key" not in scene.store.values:
+        scene.timeline.step()
+    scene.connection.reset("reset")
+    scene.go_on()
+
+    assert ["reset"] == scene.told
+
+
+def test_what_is_on_its_way_when_a_connection_breaks_is_lost(scene: Scene) -> None:
+    scene.call("write", {"key": 1})
+    scene.connection.reset("reset")
+    scene.go_on()
+
+    assert ({}, ["reset"]) == (scene.store.values, scene.told)
+
+
+def test_a_cut_link_delays_and_loses_nothing(scene: Scene) -> None:
+    scene.link.cut_until = scene.timeline.now + 20.0
+    scene.call("write", {"key": 1})
+
+    scene.go_on(until=19.9)
+    assert {} == scene.store.values
+    scene.go_on()
+    assert {"key": 1} == scene.store.values
+
+
+def test_what_a_client_has_given_up_still_arrives(scene: Scene) -> None:
+    scene.call("write", {"key": 1})
+    scene.connection.close()
+    scene.go_on()
+
+    assert ({"key": 1}, []) == (scene.store.values, scene.told)
+
+
+def test_a_frozen_store_answers_when_it_wakes(scene: Scene) -> None:
+    scene.store.process.thaws_at = 30.0
+    scene.call("read", ["key"])
+    scene.go_on()
+
+    assert [[None]] == scene.told
+    assert scene.timeline.now >= 30.0
+
+
+def test_a_dead_process_refuses_and_a_dead_machine_is_silent(scene: Scene) -> None:
+    scene.store.end()
+    scene.connect()
+    scene.go_on()
+    assert ["connection reset by peer", "connection refused"] == scene.told
+
+    scene.store.link.alive = False
+    scene.connect()
+    scene.go_on()
+    assert 2 == len(scene.told)
+
+
+def test_a_wait_ends_with_the_write(scene: Scene) -> None:
+    scene.call("wait", "key")
+    scene.go_on()
+    assert [] == scene.told
+
+    other = scene.connect()
+    scene.call("write", {"key": 1}, connection=other)
+    scene.go_on()
+    assert [True, None] == sorted(scene.told, key=str, reverse=True)
+
+
+def test_entries_stay_until_they_are_discarded(scene: Scene) -> None:
+    scene.call("post", "letter")
+    scene.call("receive")
+    scene.go_on()
+    other = scene.connect()
+    scene.call("receive", connection=other)
+    scene.go_on()
+
+    assert ["letter"] == [entry.data for entry in scene.told[-1]]
+
+
+def test_a_lease_goes_to_the_next_when_it_is_not_kept(scene: Scene) -> None:
+    scene.call("campaign", "one", 5.0)
+    scene.call("campaign", "two", 5.0)
+    scene.go_on(until=6.0)
+
+    assert [1, 2] == scene.told
+    assert scene.store.lease is not None and "two" == scene.store.lease.holder
+
+
+def test_who_held_the_lease_before_changes_nothing(scene: Scene) -> None:
+    scene.call("campaign", "one", 5.0)
+    scene.call("campaign", "two", 5.0)
+    scene.go_on(until=6.0)
+    scene.connection.term = 1
+    scene.call("save", 1, "old")
+    scene.call("write", {"key": "old"})
+    scene.go_on(until=6.5)
+
+    assert [False, LOST] == scene.told[2:]
+    assert ({}, None) == (scene.store.values, scene.store.document)
