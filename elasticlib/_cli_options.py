@@ -21,10 +21,11 @@ _SAID_OTHERWISE = ("rank", "timeout", "wait_for", "cert", "key", "cacert")
 
 
 def _nodes(text: str) -> tuple[int, int]:
-    parts = text.split(":")
-    if len(parts) > 2:
-        raise ConfigError(f"{text!r} is neither a number of nodes nor a range such as 1:4")
-    return int(parts[0]), int(parts[-1])
+    try:
+        least, most = text.split(":") if ":" in text else (text, text)
+        return int(least), int(most)
+    except ValueError:
+        raise ConfigError(f"{text!r} is neither a number of nodes nor a range such as 1:4") from None
 
 
 def _number_or_word(text: str) -> int | str:

@@ -21,6 +21,7 @@ from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.rendezvous import Rules, _choice, open_local, open_remote
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
 from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._names import host_name, node_name
 from elasticlib.spec import TOKEN_VARIABLE, Entrypoint, LaunchConfig, WorkerSpec, entrypoint_name
 from elasticlib.state import RunResult
 from elasticlib.workers import _devices
@@ -114,7 +115,7 @@ def _choose(config: LaunchConfig) -> Choice:
     """Which rendezvous *config* means on this machine; what its user should know is logged."""
     choice, warnings = _choice.choose(
         config,
-        node=f"{_host(config)}/{os.getpid()}-{uuid.uuid4().hex[:8]}",
+        node=node_name(config.local_addr),
         fresh_id=uuid.uuid4().hex,
         token=config.token or os.environ.get(TOKEN_VARIABLE) or None,
         index=_choice.scheduler_index(os.environ),
@@ -124,17 +125,13 @@ def _choose(config: LaunchConfig) -> Choice:
     return choice
 
 
-def _host(config: LaunchConfig) -> str:
-    return config.local_addr or os.uname().nodename
-
-
 @contextlib.contextmanager
 def _opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
     """What the agent meets the other nodes through, for the length of the block."""
     match choice:
         case Private(run_id, backend, port):
             rules = Rules(1, 1, config.max_restarts)
-            with open_local(run_id, rules, backend=backend, node=_host(config), port=port) as rendezvous:
+            with open_local(run_id, rules, backend=backend, node=host_name(config.local_addr), port=port) as rendezvous:
                 yield rendezvous
         case Job():
             with open_remote(choice) as rendezvous:

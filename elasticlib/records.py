@@ -75,6 +75,19 @@ class WorkersStopping:
 
 
 @frozen
+class NotNeeded:
+    """The job ended well while this node waited for a seat."""
+
+    node: str
+    why: str
+
+    level = logging.WARNING
+
+    def __str__(self) -> str:
+        return f"node {self.node} was not needed, so none of its workers has a result: {self.why}"
+
+
+@frozen
 class WorkersSurvived:
     """Processes that even SIGKILL did not end: they sit in a system call that cannot be interrupted."""
 
@@ -128,7 +141,14 @@ class LogsKept:
 
 
 Record: TypeAlias = (
-    RoundStarted | RoundEnded | WorkersStopping | WorkersSurvived | ThreadsChosen | PreloadSkipped | LogsKept
+    RoundStarted
+    | RoundEnded
+    | WorkersStopping
+    | NotNeeded
+    | WorkersSurvived
+    | ThreadsChosen
+    | PreloadSkipped
+    | LogsKept
 )
 Sink: TypeAlias = Callable[[Record], None]
 

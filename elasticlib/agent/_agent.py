@@ -32,6 +32,7 @@ from elasticlib.errors import (
     StartError,
     root_cause,
 )
+from elasticlib.rendezvous._coordinated import CoordinatedHandler
 from elasticlib.rendezvous._foreign import checked
 from elasticlib.rendezvous._handler_member import HandlerMember
 from elasticlib.rendezvous._membership import Membership, Word
@@ -154,10 +155,14 @@ class SimpleElasticAgent(ElasticAgent):
 
     @contextlib.contextmanager
     def _meeting(self) -> Iterator[None]:
-        """Somebody else's handler is taken part in for the length of a run; a rendezvous of ours is its opener's."""
+        """A handler's job is taken part in for the length of a run; a rendezvous of ours is its opener's."""
         spec = self._worker_group.spec
         if isinstance(spec.rdzv_handler, Rendezvous):
             yield
+            return
+        if isinstance(spec.rdzv_handler, CoordinatedHandler):
+            with spec.rdzv_handler.lend(spec.max_restarts, spec.local_addr) as self._member:
+                yield
             return
         self._member = HandlerMember(
             spec.rdzv_handler,
@@ -216,6 +221,8 @@ class SimpleElasticAgent(ElasticAgent):
         match action:
             case _policy.Join():
                 self._seated = False
+                # A seat that was taken in already answers an earlier wish: with this one it is given up.
+                self._events = deque(event for event in self._events if not isinstance(event, Seat))
                 member.join(group.spec.local_world_size, group.spec.role)
             case _policy.Start(seat):
                 self._take_seat(seat)
@@ -318,6 +325,8 @@ class SimpleElasticAgent(ElasticAgent):
             raise kind(f"process {os.getpid()} got {name}: its workers were stopped", signal.Signals(end.signum))
         if end.succeeded:
             group.state = WorkerState.SUCCEEDED
+            if not self._seated:
+                self._sink(records.NotNeeded(self._member.node, end.why))
             return RunResult(WorkerState.SUCCEEDED, self._result.return_values if self._seated else {})
         group.state = WorkerState.FAILED
         if (error := error_of(end.final)) is not None:

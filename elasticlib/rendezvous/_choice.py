@@ -15,7 +15,7 @@ from attrs import frozen
 
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _options
-from elasticlib.rendezvous._endpoint import parse_rendezvous_endpoint
+from elasticlib.rendezvous._endpoint import address_of, parse_rendezvous_endpoint
 from elasticlib.rendezvous._job import Job
 from elasticlib.spec import LaunchConfig
 
@@ -71,7 +71,7 @@ def choose(
     *node* is this node's name in a job, *fresh_id* the id of a job that was given none, *index* the
     scheduler's number for this node. Raises `ConfigError` for what contradicts itself or cannot be found.
     """
-    if config.local_addr is not None and not re.fullmatch(r"[\w.:%-]+", config.local_addr):
+    if config.local_addr is not None and not _is_host(config.local_addr):
         raise ConfigError(f"local_addr={config.local_addr!r} must be a host's name or address, without a port")
     if config.rdzv_backend not in _options.ALL:
         return _plug_in(config, fresh_id, token)
@@ -91,28 +91,24 @@ def choose(
         last = config.max_nodes - 1
         raise ConfigError(f"node_rank=None: with rdzv_backend='static' each node needs its own, from 0 to {last}")
     run_id, more = _run_id(config, fresh_id)
-    job = Job(
+    job = Job.of(
+        options,
         run_id=run_id,
         node=node,
         backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint.strip(),
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        max_restarts=config.max_restarts,
-        token=token,
-        node_rank=rank if static else index,
-        local_addr=config.local_addr,
-        join_timeout=options.join_timeout,
-        last_call=options.last_call,
+        endpoint=config.rdzv_endpoint,
+        nodes=(config.min_nodes, config.max_nodes),
         wait_for=_wait_for(config, options),
-        heartbeat=options.heartbeat,
-        reconnect_timeout=options.reconnect_timeout,
-        close_timeout=options.close_timeout,
-        store_type=options.store_type,
-        is_host=rank == 0 if static else options.is_host,
-        options=options.others,
+        node_rank=rank if static else index,
+        token=token,
+        local_addr=config.local_addr,
+        max_restarts=config.max_restarts,
     )
     return job, warnings + more
+
+
+def _is_host(text: str) -> bool:
+    return bool(re.fullmatch(r"[\w.-]+", text)) or address_of(text) is not None
 
 
 def _plug_in(config: LaunchConfig, fresh_id: str, token: str | None) -> tuple[PlugIn, tuple[str, ...]]:

@@ -15,6 +15,7 @@ seconds, and only differences count.
 
 from __future__ import annotations
 
+import math
 from typing import TypeAlias
 
 from attrs import evolve, frozen
@@ -28,6 +29,7 @@ GRACE = 0.15
 """Share that they have for it."""
 KILL = 0.85
 """Share after which they are killed."""
+NO_PULSE = -1
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _REFUSALS = 4
 """Refused connections in a row, after contact, that say: the host's process is gone."""
@@ -55,10 +57,11 @@ class Greeted:
 
 @frozen
 class Acknowledged:
-    """What was sent at *sent* is in the store; *pulse* is the coordinator's count, where it was read."""
+    """What was sent at *sent* is in the store; *pulse* is the coordinator's count, where it was looked for."""
 
     sent: float
     pulse: int | None = None
+    """`NO_PULSE` where none was found."""
 
 
 @frozen
@@ -115,8 +118,10 @@ class Contact:
     """Whether an attempt is on its way."""
     acknowledged: float = 0.0
     """When the last thing was sent that the store acknowledged."""
-    pulse: int = -1
+    pulse: int = NO_PULSE
     pulse_at: float = 0.0
+    quiet_since: float | None = None
+    """Since when the store acknowledges beats and the coordinator's pulse stands still; None while it grows."""
     fenced: bool = False
     trouble: str = "the first attempt is not over yet"
     refusals: int = 0
@@ -155,7 +160,14 @@ def step(contact: Contact, event: Event, now: float) -> Outcome:
             # What an abandoned connection still acknowledges is as true as anything else.
             contact = evolve(contact, acknowledged=max(sent, contact.acknowledged))
             if pulse is not None and pulse > contact.pulse:
-                contact = evolve(contact, pulse=pulse, pulse_at=now)
+                contact = evolve(contact, pulse=pulse, pulse_at=now, quiet_since=None)
+            elif pulse is not None and contact.limits.heartbeat:
+                # Judged by beats alone: one that did not beat for a while has seen nothing.
+                contact = evolve(contact, quiet_since=now if contact.quiet_since is None else contact.quiet_since)
+                if now >= _silent_at(contact):
+                    quiet = now - (contact.quiet_since or now)
+                    why = f"the store answers, but nobody has coordinated the job for {quiet:.3g} s"
+                    return evolve(contact, over=True), (GiveUp(why, True),)
             if contact.live and now < _fence_at(contact):
                 contact = evolve(contact, fenced=False)
         case Broken(why, gone):
@@ -174,9 +186,16 @@ def wake_at(contact: Contact) -> float | None:
     times = [] if contact.live else [_deadline(contact)]
     if not contact.live and not contact.trying:
         times.append(contact.try_at)
-    if contact.met and not contact.fenced and contact.limits.heartbeat:
+    if contact.met and contact.limits.heartbeat and not contact.fenced:
         times.append(_fence_at(contact))
+    elif contact.live and contact.limits.heartbeat:
+        times.append(_doubt_at(contact))
     return min(times, default=None)
+
+
+def search_ends_at(contact: Contact) -> float | None:
+    """When the search is given up; None while there is contact."""
+    return None if contact.live else _deadline(contact)
 
 
 def kill_at(contact: Contact) -> float | None:
@@ -188,6 +207,17 @@ def _fence_at(contact: Contact) -> float:
     beats = contact.acknowledged + FENCE * contact.limits.heartbeat
     # Two clocks of one interval each lie between two pulses that are seen: this limit is the wider one.
     return beats if contact.limits.moves else min(beats, contact.pulse_at + contact.limits.heartbeat)
+
+
+def _doubt_at(contact: Contact) -> float:
+    """When contact that came back, and acknowledged nothing since, is sought anew."""
+    return contact.began + FENCE * contact.limits.heartbeat
+
+
+def _silent_at(contact: Contact) -> float:
+    """When a coordinator whose pulse stands still, though its store answers, is given up."""
+    quiet = math.inf if contact.quiet_since is None else contact.quiet_since
+    return quiet + contact.limits.heartbeat + contact.limits.reconnect_timeout
 
 
 def _deadline(contact: Contact) -> float:
@@ -220,6 +250,8 @@ def _settle(contact: Contact, now: float) -> Outcome:
         contact = evolve(contact, fenced=True, trouble=why)
         if contact.live:  # a frozen store answers no call on the old connection, but perhaps on a new one
             contact = evolve(contact, live=False, began=now, try_at=now)
+    elif contact.live and contact.fenced and heartbeat and now >= _doubt_at(contact):
+        contact = evolve(contact, live=False, began=now, try_at=now)
     if not contact.live:
         sought = now - contact.began
         if contact.met and contact.refusals >= _REFUSALS and not contact.limits.moves:

@@ -1,74 +1,62 @@
 """
 Our rendezvous for code that calls a handler itself, with torch's methods.
 
-Rules of this file: a node is one place in the round, with one slot. One thread takes what the coordinator says
-and only notes it; the caller's threads read the notes. Nothing is contacted before the first call that needs to.
+Rules of this file: a node is one place in the round, with one slot. A process of its own speaks with the others
+(`_remote`), so that this program may be as busy as it likes. One thread takes what the coordinator says and only
+notes it; the caller's threads read the notes. Nothing is contacted before the first call that needs to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
+
+from attrs import evolve
 
 from elasticlib._clock import monotonic
 from elasticlib._wire import wait_readable
 from elasticlib.errors import (
     ConfigError,
+    ElasticError,
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from elasticlib.rendezvous import _options, _round_store
-from elasticlib.rendezvous._endpoint import parse_rendezvous_endpoint
+from elasticlib.rendezvous import _round_store
 from elasticlib.rendezvous._handlers import (
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
 )
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._membership import Membership, Word
+from elasticlib.rendezvous._membership import Membership, Talk, Word
 from elasticlib.rendezvous._messages import ContactLost, Final, RoundEnd, Seat
 from elasticlib.rendezvous._names import node_name
-from elasticlib.rendezvous._station import Station
+from elasticlib.rendezvous._remote import RemoteMember
+from elasticlib.rendezvous._station import backend_of
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 ROLE = "default"
 NO_SHARING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+STILLNESS = 1.0
+"""Share of the heartbeat time for which no thread of this program may run before its node's beats rest."""
 
 _log = logging.getLogger("elasticlib")
 
 
-class Talk(Membership, Protocol):
-    """What a handler needs besides: closing the job for all."""
+class Connect(Protocol):
+    """Makes a node of a job; `RemoteMember` does, with a process that keeps the contact."""
 
-    def end_job(self, why: str) -> None:
-        """End the job for everybody; `Final` answers."""
-
-    def waiting(self) -> int:
-        """How many nodes wait for a seat while a round runs."""
-
-
-class Place(Protocol):
-    """A node's `Station`, as far as a handler uses it."""
-
-    def start(self) -> None:
-        """Begin to seek contact; `member` is there from then on."""
-
-    @property
-    def member(self) -> Talk:
-        """This node's side of the conversation."""
-
-    def close(self, linger: float) -> None:
-        """End it; a store that is hosted here is kept for *linger* seconds while others still need it."""
+    def __call__(self, job: Job, *, stillness: float | None = None) -> Talk: ...
 
 
 class CoordinatedHandler(RendezvousHandler):
@@ -78,11 +66,19 @@ class CoordinatedHandler(RendezvousHandler):
     Differs from torch's handlers where those fail: each round has a store of its own; a peer that is lost,
     leaves or asks for a new round makes `num_nodes_waiting` positive on all others; spares do not count there.
     With back end ``static`` nobody closes the job: `set_closed` does nothing and `is_closed` is never true.
+
+    The first call that needs the others starts a process that keeps the contact; it ends with this program. A
+    program that stands still for twice the heartbeat time is lost to the others.
+
+    Raises `ConfigError` for a job that cannot work.
     """
 
-    def __init__(self, job: Job, station: Callable[[Job], Place] = Station) -> None:
+    def __init__(self, job: Job, connect: Connect = RemoteMember) -> None:
         self.job = job
-        self._place = station(job)
+        backend_of(job)  # says here and now what cannot work
+        self._connect = connect
+        self._member: Talk | None = None
+        self._lent: Talk | None = None
         self._turned = threading.Condition()
         self._seeking = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -93,7 +89,7 @@ class CoordinatedHandler(RendezvousHandler):
         self._seat: Seat | None = None
         self._ended = False
         self._final: Final | None = None
-        self._error: RendezvousError | None = None
+        self._error: ElasticError | None = None
         # What was said to it:
         self._seeks = False
         self._closed = False
@@ -115,7 +111,8 @@ class CoordinatedHandler(RendezvousHandler):
         """
         Wait for the next round and return this node's place in it. No worker of it may run any more.
 
-        A spare waits until a place is free. Raises as the base class says.
+        A spare waits until a place is free. Raises as the base class says, and `ConfigError` where the store cannot
+        be used as was asked for.
         """
         with self._seeking:
             while True:
@@ -140,18 +137,25 @@ class CoordinatedHandler(RendezvousHandler):
         """
         End the job for all nodes, and return when the coordinator has said so.
 
-        Raises `RendezvousTimeoutError` when it does not within ``close_timeout`` seconds.
+        Raises `RendezvousTimeoutError` when it does not within ``close_timeout`` seconds. While an agent has this
+        node's place, that agent gets the answer.
         """
         if self._fixed:
             return
-        member = self._open()
+        why = f"node {self.job.node} closed it"
         with self._turned:
             if self._final is not None or self._error is not None:
                 self._closed = True
                 self._check()
                 return
+            if self._lent is not None:
+                self._closed = True
+                with contextlib.suppress(RendezvousClosedError):  # the agent is done
+                    self._lent.end_job(why)
+                return
+            member = self._open()
             known = self._seeks or self._seat is not None
-            member.end_job(f"node {self.job.node} closed it")
+            member.end_job(why)
             if not known:
                 member.join(1, ROLE)  # whoever never asked for a seat gets no answer
         if not self._comes(lambda: self._final is not None, self.job.close_timeout):
@@ -171,9 +175,9 @@ class CoordinatedHandler(RendezvousHandler):
             if self._closed or self._final is not None:
                 return 0
             self._check()
-            if self._seat is None or not self._ended:
+            if self._member is None or self._seat is None or not self._ended:
                 return 0
-            return max(1, self._place.member.waiting())
+            return max(1, self._member.waiting())
 
     def shutdown(self) -> bool:
         """
@@ -187,11 +191,35 @@ class CoordinatedHandler(RendezvousHandler):
                 self._part()
             elif self._final is None:
                 self.set_closed()
-        except RendezvousError as error:
+        except ElasticError as error:
             _log.warning("job %r: closing the rendezvous failed: %s", self.job.run_id, error)
             heard = self._fixed
         self._release()
         return heard
+
+    @contextlib.contextmanager
+    def lend(self, max_restarts: int, local_addr: str | None = None) -> Iterator[Membership]:
+        """
+        This node's place in the job, for an agent: it takes part itself, and asks the handler nothing.
+
+        For the others that is a new node each time. How the job ended, the handler knows afterwards. Raises
+        `ConfigError` when the place is taken, and as `next_rendezvous` when the job is over.
+        """
+        with self._turned:
+            self._check_open()
+            if self._member is not None:
+                raise ConfigError(f"this handler of job {self.job.run_id!r} is in use: give the agent a new one")
+            address = local_addr or self.job.local_addr
+            job = evolve(self.job, node=node_name(address), local_addr=address, max_restarts=max_restarts)
+            member = self._lent = self._connect(job)
+        try:
+            yield member
+        finally:
+            member.close()
+            with self._turned:
+                self._lent = None
+                if member.final is not None and member.final.kind != "left":  # without us, the job goes on
+                    self._final = member.final
 
     # Below the methods of the contract.
 
@@ -199,17 +227,24 @@ class CoordinatedHandler(RendezvousHandler):
     def _fixed(self) -> bool:
         return self.job.backend == "static"
 
+    def _check_open(self) -> None:
+        if self._closing:
+            raise RendezvousClosedError(f"this handler of job {self.job.run_id!r} was shut down: make a new one")
+        if self._final is not None:
+            raise _reason(self._final, self.job)
+        if self._lent is not None:
+            raise ConfigError(f"an agent has the place of this handler of job {self.job.run_id!r}: make a new one")
+
     def _open(self) -> Talk:
         with self._turned:
-            if self._closing:
-                raise RendezvousClosedError(f"this handler of job {self.job.run_id!r} was shut down: make a new one")
-            if self._listener is None:
-                self._place.start()
+            self._check_open()
+            if self._member is None:
+                member = self._member = self._connect(self.job, stillness=STILLNESS)
                 self._listener = threading.Thread(
-                    target=self._listen, args=(self._place.member,), name="elasticlib-handler", daemon=True
+                    target=self._listen, args=(member,), name="elasticlib-handler", daemon=True
                 )
                 self._listener.start()
-            return self._place.member
+            return self._member
 
     def _next_seat(self) -> Seat:
         member = self._open()
@@ -222,9 +257,8 @@ class CoordinatedHandler(RendezvousHandler):
             self._seeks = True
             try:
                 while (seat := self._given()) is None:
+                    self._check_open()
                     self._check()
-                    if self._final is not None:
-                        raise _reason(self._final, self.job)
                     if self._ended:  # cut off meanwhile: the others may have crossed us off their list
                         self._ended = False
                         member.join(1, ROLE)
@@ -237,7 +271,8 @@ class CoordinatedHandler(RendezvousHandler):
         return self._seat
 
     def _info(self, seat: Seat) -> RendezvousInfo:
-        listener = self._open().listener() if seat.group_rank == 0 else None
+        assert self._member is not None, "it gave the seat"
+        listener = self._member.listener() if seat.group_rank == 0 else None
         if listener is not None:
             address = seat.master_addresses[0]
             whole = _round_store.serve(listener, _own_address(listener, address))
@@ -270,9 +305,10 @@ class CoordinatedHandler(RendezvousHandler):
             wait_readable([member, self._wake], member.patience())
             try:
                 words = member.take()
-            except RendezvousError as error:
+            except (ElasticError, OSError) as error:
+                broken = RendezvousError(f"the rendezvous of this node broke: {error}")
                 with self._turned:
-                    self._error = error
+                    self._error = error if isinstance(error, ElasticError) else broken
                     self._turned.notify_all()
                 return
             with self._turned:
@@ -292,9 +328,9 @@ class CoordinatedHandler(RendezvousHandler):
 
     def _part(self) -> None:
         """Report this node's work as done; while the store of the others lives here, give them time to finish."""
-        if self._seat is None or self._ended:
+        if self._member is None or self._seat is None or self._ended:
             return
-        self._place.member.succeeded(self._seat.round)
+        self._member.succeeded(self._seat.round)
         if self.job.node_rank == 0:
             self._comes(lambda: self._final is not None, self.job.close_timeout)
 
@@ -307,7 +343,8 @@ class CoordinatedHandler(RendezvousHandler):
         os.eventfd_write(self._wake, 1)
         if self._listener is not None:
             self._listener.join()
-            self._place.close(self.job.close_timeout)
+        if self._member is not None:
+            self._member.close()
         self._stores.clear()
         os.close(self._wake)
 
@@ -324,47 +361,3 @@ def _reason(final: Final, job: Job) -> RendezvousError:
     if final.kind == "timeout":
         return RendezvousTimeoutError(final.why)
     return RendezvousClosedError(f"job {job.run_id!r} is over: {final.why}")
-
-
-def _check_static(params: RendezvousParameters, rank: int | None) -> None:
-    if rank is None or not 0 <= rank < params.max_nodes:
-        last = params.max_nodes - 1
-        raise ConfigError(f"rank={rank}: with rdzv_backend='static' each node needs its own, from 0 to {last}")
-    ports = {parse_rendezvous_endpoint(params.endpoint, default)[1] for default in (1, 2)}
-    if not params.endpoint.strip() or len(ports) > 1 or ports == {0}:
-        raise ConfigError(f"endpoint={params.endpoint!r}: rdzv_backend='static' needs host:port, such as node0:29500")
-
-
-def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
-    """
-    The handler of *params* for one of our own back ends; nothing is contacted yet.
-
-    Raises `ConfigError` for options that the back end does not take, and whatever else breaks a rule.
-    """
-    options = _options.read(params.backend, params.config)
-    fixed = params.backend == "static"
-    if fixed:
-        _check_static(params, options.rank)
-    if not params.run_id:
-        raise ConfigError(f"run_id={params.run_id!r}: nodes find each other's job by its id: give the same one to all")
-    job = Job(
-        run_id=params.run_id,
-        node=node_name(params.local_addr),
-        backend=params.backend,
-        endpoint=params.endpoint.strip(),
-        min_nodes=params.max_nodes if fixed else params.min_nodes,
-        max_nodes=params.max_nodes,
-        token=os.environ.get("ELASTICLIB_TOKEN") or None,
-        node_rank=options.rank,
-        local_addr=params.local_addr,
-        join_timeout=options.join_timeout,
-        last_call=options.last_call,
-        wait_for=options.wait_for or "quiet",
-        heartbeat=options.heartbeat,
-        reconnect_timeout=options.reconnect_timeout,
-        close_timeout=options.close_timeout,
-        store_type=options.store_type,
-        is_host=options.rank == 0 if fixed else options.is_host,
-        options=options.others,
-    )
-    return CoordinatedHandler(job)

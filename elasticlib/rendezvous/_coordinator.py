@@ -73,6 +73,8 @@ def step(state: State, event: Event, now: float) -> Outcome:
     actions: tuple[Action, ...] = ()
     if isinstance(event, Received):
         node, heard = event.report.node, state.heard.get(event.report.node, 0)
+        if not heard and not isinstance(event.report, Join):
+            return _settle(state, now)  # a node that nobody knows any more: of thousands, the oldest are forgotten
         if event.seq > heard + 1:
             state, actions = abandon(state, f"letter {heard + 1} of node {node} was destroyed: {event.seq} came next")
         if event.seq > heard:
@@ -150,7 +152,9 @@ def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
 def _last_word(state: State, final: Final, node: str) -> Final:
     """How the job ended, for one who asks for a seat thereafter: its own verdict, or that it comes too late."""
     current = state.round
-    if node in state.waiting or (current is not None and node in current.entries.keys() - current.left.keys()):
+    if node in state.waiting:
+        return final
+    if current is not None and (node in current.entries.keys() - current.left.keys() or node in current.succeeded):
         return final
     return Final(False, f"the job had ended: {final.why}", kind="closed")
 
@@ -159,7 +163,8 @@ def _refusal(state: State, report: Join) -> str | None:
     rules, node, index = state.rules, report.node, report.descriptor.index
     asked, ours = report.terms, Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
     if asked is not None and asked != ours:
-        return f"node {node} was told {_terms(asked)}, but this job runs with {_terms(ours)}"
+        told = f"node {node} was told {_terms(asked)}, but this job runs with {_terms(ours)}"
+        return f"{told}: tell all nodes the same, or give another job another id"
     if not rules.fixed_places:
         return None
     places = f"0 to {rules.max_nodes - 1}"

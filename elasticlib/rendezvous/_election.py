@@ -110,9 +110,12 @@ class EtcdJournal:
             self._version = version
 
     def exchange(self) -> EtcdExchange:
-        """A new connection, for as long as the term lasts."""
+        """A new connection, for as long as the term lasts; the journal itself goes on with the same server."""
         self._term.check()
-        return EtcdExchange(self._keys.clone(), self._root, self._term.hold, self._term.check)
+        keys = self._connect(self._term.left())  # the former server may be gone, where there are several
+        self._keys.close()
+        self._keys = keys
+        return EtcdExchange(keys.clone(), self._root, self._term.hold, self._term.check)
 
     def purge(self) -> None:
         """Delete all keys of the job."""

@@ -47,7 +47,8 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
     if ":" in host and address_of(host) is None:
         raise _wrong(text, "it holds too many colons; write 'host:port', an IPv6 address as in '[::1]:29400'")
     if not _HOST.fullmatch(host) and address_of(host) is None:
-        raise _wrong(text, f"host {host!r} has other characters than letters, digits, '.', '-' and '_'")
+        more = "; for a file on this machine add store_type=file to rdzv_configs (--rdzv-conf)" if "/" in host else ""
+        raise _wrong(text, f"host {host!r} has other characters than letters, digits, '.', '-' and '_'{more}")
     return host, _port(text, port) if colon else default_port
 
 

@@ -6,13 +6,13 @@ Rules of this file: a store that served workers before is not offered again, for
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Any
 
 from attrs import Factory, define
 
 from elasticlib.rendezvous._messages import Descriptor
+from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._offer import LOOPBACK, BoundOffer
 
 
@@ -29,7 +29,7 @@ class ForeignOffer:
         """For the round that the handler told by *info*; *shares*: workers may use the store of which it tells."""
         self.drop()
         if info.rank != 0:
-            return Descriptor(slots, role, (self.local_addr or os.uname().nodename,), 0)
+            return Descriptor(slots, role, (host_name(self.local_addr),), 0)
         shared = info.bootstrap_store_info
         if shares and shared is not None:
             place = (str(shared.master_addr), int(shared.master_port))

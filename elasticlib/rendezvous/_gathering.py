@@ -72,10 +72,12 @@ def seal(state: State, why: str) -> Outcome:
 
 
 def status(state: State, now: float) -> str:
-    """For whom the job waits and for how long, in words; empty while a round runs and after the end."""
+    """For whom the job waits and for how long, or what spares wait for; empty when nobody waits."""
     rules, current, present = state.rules, state.round, len(state.waiting)
-    if state.final is not None or (current is not None and current.end is None):
+    if state.final is not None or (current is not None and current.end is None and not present):
         return ""
+    if current is not None and current.end is None:
+        return _why_no_seat(current, rules.max_nodes)
     if current is not None and current.has_workers:
         running = current.entries.keys() - current.stopped - current.succeeded
         return f"round {current.number} has ended; its workers still stop on {named(running)}"
@@ -89,6 +91,14 @@ def status(state: State, now: float) -> str:
         return f"{present} {there}; {named(coming(state))} will come back; {max(0.0, deadline - now):.0f} s left"
     left = max(0.0, _due(state, deadline) - now)
     return f"{present} of at most {rules.max_nodes} {there}; they start in {left:.0f} s if nobody else comes"
+
+
+def _why_no_seat(current: Round, most: int) -> str:
+    if len(current.entries) < most:
+        why = f"round {current.number} is about to end well on {named(current.entries)}"
+        return f"{why}; this node takes part in the next one, if there is one"
+    why = f"round {current.number} runs with all {most} nodes that it may have ({named(current.entries)})"
+    return f"{why}; this node is a spare: it takes the place of one that goes"
 
 
 def coming(state: State) -> frozenset[str]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from attrs import evolve
 from typing_extensions import assert_never
 
 from elasticlib._clock import Clock, monotonic
@@ -25,7 +27,19 @@ from elasticlib.rendezvous._document import decode_state, encode_state
 from elasticlib.rendezvous._exchange import HELLO, PULSE, Exchange, Posted, beat_key, box_key, key_place, report_place
 from elasticlib.rendezvous._journal import Journal, LeadershipLost
 from elasticlib.rendezvous._mail import Mail
-from elasticlib.rendezvous._messages import Beat, Bye, Hello, Leave, Letter, Message, Pulse, Terms, decode, encode
+from elasticlib.rendezvous._messages import (
+    Beat,
+    Bye,
+    Final,
+    Hello,
+    Leave,
+    Letter,
+    Message,
+    Pulse,
+    Terms,
+    decode,
+    encode,
+)
 
 _log = logging.getLogger("elasticlib")
 
@@ -47,24 +61,30 @@ class Host:
         key: bytes | None = None,
         clock: Clock = monotonic,
         journal: Journal | None = None,
+        remark: str = "",
     ) -> None:
         self._exchange = exchange
         self._wakes = exchange.clone()
         self._clock = clock
         self._run_id, self._name, self._key = run_id, name, key
         self._journal = journal
+        self._remark = f"; {remark}" if remark else ""
+        """What may explain that nobody comes."""
         self._nonce = uuid.uuid4().hex
         self._epoch = 0
         self._state = State(rules)
         self._mail = Mail()
         self._interval = rules.heartbeat * INTERVAL
         self._greet_at = self._look_at = self._looked = clock()
+        self._next_loss = math.inf
         self._pulses = 0
         self._wake_at: float | None = None
         self._dirty = False
         self._abandon: str | None = None
         self._leaver: str | None = None
         self._missing: dict[str, tuple[int, float]] = {}
+        self._ends: dict[str, tuple[int | None, float]] = {}
+        """Nodes that were told the end: their last count, and since when."""
         self._leave_by: float | None = None
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
@@ -158,11 +178,12 @@ class Host:
 
     def _look(self) -> float:
         """When to read the beats: often enough that a silent node is noticed soon after its time is over."""
-        loss = _coordinator.next_loss(self._state)
-        return self._look_at if loss is None else min(self._look_at, max(loss, self._looked + _SHORTEST_LOOK))
+        return min(self._look_at, self._next_loss)
 
     def _is_done(self) -> bool:
-        return self._leave_by is not None and (not self._mail.unparted or self._clock() >= self._leave_by)
+        if self._leave_by is None:
+            return False
+        return self._clock() >= self._leave_by or not (self._mail.unparted or self._abandon)
 
     def _wake(self) -> None:
         try:
@@ -208,10 +229,24 @@ class Host:
                 self._mail.note(box, beat.read)
                 self._look_for_letters(node, beat.said)
         self._step(_coordinator.Beats(counts))
+        self._bury(counts)
         # Once a beat says that a notice was not read for longer than a beat takes, the store has lost it.
         self._mail.remind(self._clock(), 2 * self._interval)
         self._looked = self._clock()
         self._look_at = self._looked + self._state.rules.heartbeat * LOOK
+        loss = _coordinator.next_loss(self._state)  # who comes later is lost later
+        self._next_loss = math.inf if loss is None else max(loss, self._looked + _SHORTEST_LOOK)
+
+    def _bury(self, counts: Mapping[str, int]) -> None:
+        """Wait no more for nodes that were told the end, and whose beats have stopped since."""
+        now = self._clock()
+        for node in list(self._mail.unparted):
+            count = counts.get(self._mail.box_of(node))
+            seen, since = self._ends.get(node, (None, now))
+            if node not in self._ends or (count is not None and count != seen):
+                self._ends[node] = (count, now)
+            elif now >= since + self._state.rules.heartbeat:
+                self._mail.part(node)
 
     def _look_for_letters(self, node: str, said: int) -> None:
         """A letter that its node saw in the store and that never comes here was removed by somebody."""
@@ -251,6 +286,8 @@ class Host:
         for action in actions:
             match action:
                 case Send(box=box, node=node, notice=notice):
+                    if isinstance(notice, Final) and notice.kind == "timeout":
+                        notice = evolve(notice, why=notice.why + self._remark)
                     index = self._mail.next_index(box)
                     key = box_key(box, index)
                     data = encode(notice, self._key, key_place(self._run_id, self._nonce, key))
@@ -280,6 +317,7 @@ class Host:
         hello = Hello(self._run_id, self._nonce, self._name, terms, rules.heartbeat, signed)
         self._pulses += 1
         status = _coordinator.status(self._state, self._clock())
+        status += self._remark if status else ""
         # A successor's count must be above ours, whatever it is.
         pulse = Pulse((self._epoch << 32) + self._pulses, status, len(self._state.waiting))
         self._greet_at = self._clock() + self._interval
@@ -325,4 +363,6 @@ class Host:
             while not self._is_done():
                 self._turn()
         except RendezvousError as error:
+            if self._thread is None and isinstance(error, (LeadershipLost, RendezvousConnectionError)):
+                raise
             _log.warning("the coordinator of job %r stops: %s", self._run_id, error)

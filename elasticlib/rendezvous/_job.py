@@ -13,6 +13,7 @@ from attrs import Factory, asdict, field, frozen
 
 from elasticlib.rendezvous._coordinator import Rules
 from elasticlib.rendezvous._messages import Terms
+from elasticlib.rendezvous._options import Options
 
 
 @frozen(kw_only=True)
@@ -72,3 +73,42 @@ class Job:
     def plain(self) -> dict[str, Any]:
         """As a JSON object; ``Job(**plain)`` makes it again."""
         return asdict(self)
+
+    @classmethod
+    def of(
+        cls,
+        options: Options,
+        *,
+        run_id: str,
+        node: str,
+        backend: str,
+        endpoint: str,
+        nodes: tuple[int, int],
+        wait_for: str,
+        node_rank: int | None,
+        token: str | None,
+        local_addr: str | None,
+        max_restarts: int = 3,
+    ) -> Job:
+        """The part of *node* in a job for so many *nodes*, at least and at most, with all that *options* say."""
+        return cls(
+            run_id=run_id,
+            node=node,
+            backend=backend,
+            endpoint=endpoint.strip(),
+            min_nodes=nodes[0],
+            max_nodes=nodes[1],
+            max_restarts=max_restarts,
+            token=token,
+            node_rank=node_rank,
+            local_addr=local_addr,
+            join_timeout=options.join_timeout,
+            last_call=options.last_call,
+            wait_for=wait_for,
+            heartbeat=options.heartbeat,
+            reconnect_timeout=options.reconnect_timeout,
+            close_timeout=options.close_timeout,
+            store_type=options.store_type,
+            is_host=node_rank == 0 if backend == "static" else options.is_host,
+            options=options.others,
+        )

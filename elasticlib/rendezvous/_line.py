@@ -24,7 +24,7 @@ from elasticlib.errors import (
     RendezvousError,
     RendezvousStateError,
 )
-from elasticlib.rendezvous._contact import INTERVAL, Acknowledged, Broken, Greeted
+from elasticlib.rendezvous._contact import INTERVAL, NO_PULSE, Acknowledged, Broken, Greeted
 from elasticlib.rendezvous._dial import RefusedError
 from elasticlib.rendezvous._exchange import HELLO, PULSE, Exchange, beat_key, box_key, key_place, report_place
 from elasticlib.rendezvous._messages import (
@@ -49,7 +49,8 @@ Dial: TypeAlias = Callable[[float], Exchange]
 Happening: TypeAlias = Greeted | Acknowledged | Broken | Notice | RendezvousError | ConfigError
 
 _WAKE = b""
-_ATTEMPT = 5.0
+ATTEMPT = 5.0
+"""Seconds for one attempt to connect."""
 _SLICE = 60.0
 _DOUBT = 3.0
 """Seconds for which a greeting that cannot be ours may be someone's scribble; a coordinator renews its own."""
@@ -69,11 +70,15 @@ class Desk:
     box: str = ""
     joined: int = 0
     """Number of the letter that opened the box: until it was said, there is nothing to beat for."""
+    joined_sent: float | None = None
+    """When that letter was sent for the first time: it may have arrived then, though nothing came back."""
     read: int = 0
     beats: int = 0
     held: bool = False
     closed: bool = False
     nonce: str = ""
+    host: str = ""
+    """Who coordinates, for people."""
     status: str = ""
     """For whom the job waits, as the coordinator says."""
     waiting: int = 0
@@ -95,6 +100,7 @@ class Line:
     desk: Desk
     clock: Clock
     tell: Callable[[Line, Happening], None]
+    attempt: float = ATTEMPT
     stale: bool = False
     _exchange: Exchange | None = None
     _watch: Exchange | None = None
@@ -102,6 +108,7 @@ class Line:
     _heartbeat: float = 0.0
     _beat_at: float = 0.0
     _pulse: int = -1
+    _just_joined: bool = False
     _alien_since: float | None = None
     _threads: list[threading.Thread] = field(factory=list)
 
@@ -142,7 +149,7 @@ class Line:
     # The thread that speaks.
 
     def _speak(self) -> None:
-        exchange = self._exchange = self.dial(_ATTEMPT)
+        exchange = self._exchange = self.dial(self.attempt)
         try:
             hello = self._greet(exchange)
             if hello is None:
@@ -183,7 +190,7 @@ class Line:
             raise RendezvousStateError(f"where the greeting of job {desk.run_id!r} should be is {data[:80]!r}")
         if desk.nonce and hello.nonce != desk.nonce:
             raise RendezvousClosedError(f"job {desk.run_id!r} has begun anew on {hello.host}: our part of it is over")
-        desk.nonce = hello.nonce
+        desk.nonce, desk.host = hello.nonce, hello.host
         return hello
 
     def _say(self, exchange: Exchange) -> bool:
@@ -213,15 +220,19 @@ class Line:
         return True
 
     def _send(self, exchange: Exchange, seq: int, make: Callable[[], Report]) -> None:
-        desk, sent = self.desk, self.clock()
+        desk = self.desk
         report = make()
+        sent = self.clock()
+        with desk.turned:
+            if seq == desk.joined:
+                sent = desk.joined_sent = sent if desk.joined_sent is None else desk.joined_sent
         exchange.post(encode(Letter(seq, report), desk.key, report_place(desk.run_id, desk.nonce, desk.node, seq)))
         with desk.turned:
             if desk.letters and desk.letters[0][0] == seq:
                 desk.letters.popleft()
                 desk.said = seq
         if seq == desk.joined:
-            self._beat_at = sent
+            self._beat_at, self._just_joined = self.clock(), True
             self.tell(self, Acknowledged(sent))
 
     def _beats(self) -> bool:
@@ -243,7 +254,7 @@ class Line:
             self._alien_since = sent if self._alien_since is None else self._alien_since
             if sent > self._alien_since + self._heartbeat:
                 raise RendezvousClosedError(f"job {desk.run_id!r} has begun anew: our part of it is over")
-        self.tell(self, Acknowledged(sent, count))
+        self.tell(self, Acknowledged(sent, NO_PULSE if count is None else count))
 
     def _hear_pulse(self, data: bytes | None) -> int | None:
         desk = self.desk
@@ -254,7 +265,9 @@ class Line:
             return None
         if not isinstance(pulse, Pulse):
             return None
-        desk.status, desk.waiting = pulse.status, pulse.waiting
+        # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
+        desk.status, desk.waiting = "" if self._just_joined else pulse.status, pulse.waiting
+        self._just_joined = False
         return pulse.count
 
     def _is_alien(self, data: bytes | None) -> bool:
@@ -319,7 +332,8 @@ def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
     except (ValueError, AttributeError, RecursionError):
         return str(error)
     if version != VERSION:
-        return f"the job's coordinator speaks version {version!r:.40} of our language, this node version {VERSION}"
+        told = f"the job's coordinator speaks version {version!r:.40} of our language, this node version {VERSION}"
+        return f"{told}: install the same elasticlib on all nodes"
     if signed and key is None:
         return "the job runs with a token, and this node has none: give it the same token (ELASTICLIB_TOKEN)"
     if not signed and key is not None:

@@ -76,6 +76,10 @@ class Mail:
             self._told.pop(box, None)
             self._unread.pop(box, None)
 
+    def box_of(self, node: str) -> str:
+        """The latest box of the node; empty when it needs no mail any more."""
+        return self._boxes.get(node, "")
+
     def remind(self, now: float, patience: float) -> None:
         """Write again what was not read for *patience* seconds."""
         for box, notices in self._unread.items():

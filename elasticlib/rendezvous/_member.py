@@ -29,7 +29,7 @@ from elasticlib.errors import (
 from elasticlib.rendezvous import _contact
 from elasticlib.rendezvous._contact import Acknowledged, Broken, Connect, Fence, GiveUp, Greeted, Limits
 from elasticlib.rendezvous._exchange import box_name
-from elasticlib.rendezvous._line import Desk, Dial, Happening, Line
+from elasticlib.rendezvous._line import ATTEMPT, Desk, Dial, Happening, Line
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import (
     Bye,
@@ -88,20 +88,23 @@ class Member:
         limits: Limits | None = None,
         clock: Clock = monotonic,
         on_leave: Callable[[str], bool] = lambda why: False,
+        where: str = "",
     ) -> None:
         self.node = node
         self.round: int | None = None
         """The round of the last seat."""
+        self.final: Final | None = None
+        """How this node's part in the job ended, once `take` has told it."""
         self._dial = dial
         self._offer = offer
         self._terms = terms
         self._clock = clock
         self._on_leave = on_leave
+        self._where = where
         self._desk = Desk(run_id, node, key)
         self._happenings: deque[tuple[Line, Happening]] = deque()
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._line: Line | None = None
-        self._final = False
         self._error: RendezvousError | ConfigError | None = None
         self._waits_since: float | None = None
         self._told = 0
@@ -120,7 +123,7 @@ class Member:
         desk = self._desk
         with desk.turned:
             self._open("a Join")
-            desk.joined = desk.post(report)
+            desk.joined, desk.joined_sent = desk.post(report), None
             desk.box, desk.read = box_name(self.node, desk.joined), 0
             # What came before and was not taken speaks of a seat that this node does not want any more.
             stale = [each for each in self._happenings if isinstance(each[1], (Seat, RoundEnd))]
@@ -175,7 +178,7 @@ class Member:
 
     def is_over(self) -> bool:
         """Whether `Final` came."""
-        return self._final
+        return self.final is not None
 
     def fileno(self) -> int:
         """A descriptor that is readable when `take` has something; it is closed by `close`."""
@@ -183,7 +186,7 @@ class Member:
 
     def patience(self) -> float | None:
         """Seconds until `take` wants to be called though nothing is readable."""
-        times = [_contact.wake_at(self._contact)] if not self._final else []
+        times = [_contact.wake_at(self._contact)] if self.final is None else []
         if self._waits_since is not None:
             times.append(self._waits_since + self._next_telling())
         soonest = min((time for time in times if time is not None), default=None)
@@ -191,7 +194,7 @@ class Member:
 
     def kill_in(self) -> float | None:
         """Seconds until workers that still run here must be killed; None: no need that can be foreseen."""
-        time = None if self._final else _contact.kill_at(self._contact)
+        time = None if self.final is not None else _contact.kill_at(self._contact)
         return None if time is None else time - self._clock()
 
     def take(self) -> list[Word]:
@@ -210,8 +213,11 @@ class Member:
         while self._happenings:
             words += self._hear(*self._happenings.popleft())
         words += self._step(_contact.Tick())
+        if self._contact.fenced and self.final is None:
+            # Its beats were not acknowledged for too long: others may have this seat by now.
+            words = [self._too_late(word) if isinstance(word, Seat) else word for word in words]
         self._tell_of_waiting()
-        if self._error is not None and not self._final:
+        if self._error is not None and self.final is None:
             if not words:
                 raise self._error
             os.eventfd_write(self._ready, 1)
@@ -264,12 +270,12 @@ class Member:
         if isinstance(what, Seat):
             self._waits_since, self.round = None, what.round
         if isinstance(what, Final):
-            self._final, self._waits_since = True, None
+            self.final, self._waits_since = what, None
             self._report(Bye(self.node))
         return [what]
 
     def _step(self, event: _contact.Event) -> list[Word]:
-        if self._final or self._error is not None:
+        if self.final is not None or self._error is not None:
             return []
         self._contact, actions = _contact.step(self._contact, event, self._clock())
         return self._perform(actions)
@@ -282,15 +288,30 @@ class Member:
                     with self._desk.turned:
                         if self._line is not None:
                             self._line.abandon()
-                        self._line = Line(self._dial, self._desk, self._clock, self._happened)
+                        self._line = Line(self._dial, self._desk, self._clock, self._happened, self._attempt())
                     self._line.start()
                 case Fence(why, grace):
                     words.append(ContactLost(why, grace))
                 case GiveUp(why, closed):
                     kind = RendezvousConnectionError if closed else RendezvousTimeoutError
-                    more = f"; {self._desk.status}" if self._desk.status else ""
-                    self._error = kind(f"node {self.node}, job {self._desk.run_id!r}: {why}{more}")
+                    self._error = kind(f"node {self.node}, job {self._desk.run_id!r}{self._place()}: {why}")
         return words
+
+    def _attempt(self) -> float:
+        """Seconds for one attempt to connect: after a loss of contact there are fewer to lose."""
+        heartbeat = self._contact.limits.heartbeat
+        return min(ATTEMPT, max(1.0, _contact.INTERVAL * heartbeat)) if heartbeat else ATTEMPT
+
+    def _place(self) -> str:
+        """Where the job is, as far as is known."""
+        host, status = self._desk.host, self._desk.status
+        if self._contact.met:
+            status = f"coordinated by node {host}"
+        return f" ({'; '.join(filter(None, (self._where, status)))})" if self._where or status else ""
+
+    def _too_late(self, seat: Seat) -> ContactLost:
+        grace = _contact.GRACE * self._contact.limits.heartbeat
+        return ContactLost(f"the seat in round {seat.round} came while contact was lost", grace)
 
     def _next_telling(self) -> float:
         more = self._told - len(_TELL_AFTER)
@@ -300,8 +321,10 @@ class Member:
         if self._waits_since is None or (waited := self._clock() - self._waits_since) < self._next_telling():
             return
         self._told += 1
-        reason = self._desk.status or ("" if self._contact.live else self._contact.trouble)
-        said = reason or "no word from the coordinator"
+        end = _contact.search_ends_at(self._contact)
+        left = "" if end is None else f"; {max(0.0, end - self._clock()):.0f} s left"
+        reason = self._desk.status or (self._contact.trouble + left if left else "")
+        said = reason or "the job is found, but its coordinator has not said yet who is there"
         _log.warning("node %s has waited %.0f s for job %r: %s", self.node, waited, self._desk.run_id, said)
 
 

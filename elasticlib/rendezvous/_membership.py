@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from elasticlib.rendezvous._messages import ContactLost, FailureNote, Notice
+from elasticlib.rendezvous._messages import ContactLost, FailureNote, Final, Notice
 
 if TYPE_CHECKING:
     import socket
@@ -54,3 +54,16 @@ class Membership(Protocol):
 
     def close(self) -> None:
         """End it; may come twice."""
+
+
+class Talk(Membership, Protocol):
+    """What a handler needs besides."""
+
+    final: Final | None
+    """How this node's part in the job ended, once `take` has told it."""
+
+    def end_job(self, why: str) -> None:
+        """End the job for everybody; `Final` answers."""
+
+    def waiting(self) -> int:
+        """How many nodes wait for a seat while a round runs, as of the last beat."""

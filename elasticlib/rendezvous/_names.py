@@ -6,6 +6,11 @@ import os
 import uuid
 
 
+def host_name(local_addr: str | None = None) -> str:
+    """*local_addr*, else this machine's name."""
+    return local_addr or os.uname().nodename
+
+
 def node_name(local_addr: str | None = None) -> str:
-    """``host/process-random``, where the host is *local_addr*, else this machine's name."""
-    return f"{local_addr or os.uname().nodename}/{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    """``host/process-random``, where the host is as in `host_name`."""
+    return f"{host_name(local_addr)}/{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -6,7 +6,6 @@ Rules of this file: wiring only; whatever is opened is closed by `Rendezvous.clo
 
 from __future__ import annotations
 
-import os
 from types import TracebackType
 
 from attrs import frozen
@@ -17,6 +16,7 @@ from elasticlib.rendezvous._host import Host
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._member import Member
 from elasticlib.rendezvous._membership import Membership
+from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._offer import BoundOffer
 from elasticlib.rendezvous._remote import RemoteMember
 from elasticlib.rendezvous.memory import MemoryExchange
@@ -56,7 +56,7 @@ def open_local(
     No socket but that of the workers' store, on loopback and *port* (0: any).
     """
     exchange = MemoryExchange()
-    name = node or os.uname().nodename
+    name = node or host_name()
     host = Host(exchange, rules, run_id=run_id, name=name)
     host.start()
     member = Member(lambda timeout: exchange.clone(), name, BoundOffer(port=port), run_id=run_id)

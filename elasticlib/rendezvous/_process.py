@@ -28,11 +28,22 @@ from elasticlib._programs import CHANNEL_FD
 from elasticlib._wire import Channel, HasDescriptor, Message, wait_readable
 from elasticlib.errors import ElasticError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._membership import Membership
-from elasticlib.rendezvous._messages import ContactLost, Failed, Final, Leave, Seat, Stopped, Succeeded, decode, encode
+from elasticlib.rendezvous._membership import Talk
+from elasticlib.rendezvous._messages import (
+    Close,
+    ContactLost,
+    Failed,
+    Final,
+    Leave,
+    Seat,
+    Stopped,
+    Succeeded,
+    decode,
+    encode,
+)
 
 SILENCE = 0.1
-"""Share of the heartbeat time: a launcher that is silent for so long stands still, and its node's beats rest."""
+"""Share of the heartbeat time: a launcher that is silent for so long stands still, unless it says otherwise."""
 _ANSWER = 0.15
 """Share of the heartbeat time between two answers to the launcher's signs of life."""
 _DEATH_LIMIT = 5
@@ -42,7 +53,7 @@ _OWN_END = 1.0
 _GOODBYE = 1.0
 
 
-class Seated(Membership, Protocol):
+class Seated(Talk, Protocol):
     """A member that can be kept from beating, and knows when workers must be dead."""
 
     def hold(self, held: bool) -> None:
@@ -135,6 +146,8 @@ class Pump:
     launcher: int
     """pidfd; a child of the launcher's may hold a copy of the channel after its death."""
     clock: Clock = monotonic
+    stillness: float = SILENCE
+    """Share of the heartbeat time: the beats of a node whose launcher is silent for longer rest."""
     guarded: Guarded = Factory(Guarded)
     _heard: float = 0.0
     _answered: float = 0.0
@@ -142,6 +155,10 @@ class Pump:
     _due: bool = False
     """The time for workers that still ran has come: whoever is named as their foreman dies, until they are gone."""
     _broken: bool = False
+    _wish: int = 0
+    """Which wish of the agent's the notices answer."""
+    _waiting: int = 0
+    """Nodes that wait for a seat, as the launcher was told."""
 
     def run(self) -> bool:
         """Work until the launcher says goodbye (True) or has died (False)."""
@@ -178,7 +195,7 @@ class Pump:
         """Seconds until `step` has something to do though nothing comes."""
         times = [self._kill_in(), None if self._broken else self.share.member.patience()]
         if self.heartbeat and not self._held:
-            times.append(self._heard + SILENCE * self.heartbeat - self.clock())
+            times.append(self._heard + self.stillness * self.heartbeat - self.clock())
         soonest = min((time for time in times if time is not None), default=None)
         return None if soonest is None else max(0.0, soonest)
 
@@ -190,6 +207,7 @@ class Pump:
         match message["op"]:
             case "join":
                 guarded.running = self._due = False
+                self._wish = message["wish"]
                 member.join(message["slots"], message["role"])
             case "guard":
                 guarded.name(message["pid"])
@@ -213,6 +231,8 @@ class Pump:
                 member.succeeded(number)
             case Leave(why=why, round=number):
                 member.leave(why, number)
+            case Close(why=why):
+                member.end_job(why)
 
     # To the launcher.
 
@@ -233,9 +253,13 @@ class Pump:
                 self.channel.send({"op": "lost", "why": word.why, "grace": word.grace})
             else:
                 self._tell(word)
+        if not self._held and (waiting := self.share.member.waiting()) != self._waiting:
+            self._waiting = waiting
+            self.channel.send({"op": "waiting", "count": waiting})
 
     def _tell(self, notice: Seat | Final | object) -> None:
-        message: Message = {"op": "notice", "notice": encode(notice).decode("ascii")}  # type: ignore[arg-type]
+        text = encode(notice).decode("ascii")  # type: ignore[arg-type]
+        message: Message = {"op": "notice", "notice": text, "wish": self._wish}
         listener = None
         if isinstance(notice, Seat):
             self.guarded.running, self._due = True, False
@@ -249,7 +273,7 @@ class Pump:
     # What nobody else can do in time.
 
     def _judge_silence(self) -> None:
-        held = bool(self.heartbeat) and self.clock() >= self._heard + SILENCE * self.heartbeat
+        held = bool(self.heartbeat) and self.clock() >= self._heard + self.stillness * self.heartbeat
         if held is not self._held:
             self._held = held
             self.share.member.hold(held)
@@ -303,6 +327,8 @@ def main(make: Callable[[Job], Share] = _open) -> NoReturn:
         share = make(job)
         share.start()
         pump = Pump(channel, share, job.heartbeat, lines, launcher)
+        if (stillness := first[0]["stillness"]) is not None:
+            pump.stillness = stillness
         if pump.run():
             _part(pump, job.close_timeout)
         else:

@@ -33,10 +33,11 @@ from elasticlib.errors import (
     RendezvousError,
     RendezvousTimeoutError,
 )
-from elasticlib.rendezvous._contact import FENCE, GRACE
+from elasticlib.rendezvous._contact import FENCE, GRACE, INTERVAL
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import (
+    Close,
     ContactLost,
     Failed,
     FailureNote,
@@ -76,19 +77,35 @@ class RemoteMember:
     """
     This node's place in *job*, kept by a process of its own that starts now; fulfils `Membership`.
 
+    This program counts as standing still, and its node's beats rest, when no thread of it runs for a tenth of the
+    heartbeat time, or *stillness* times the heartbeat time where that is given: for a program that supervises
+    no workers, whatever keeps its other threads from running does not make it dead.
+
     Raises `StartError` when the process cannot be started; what it finds wrong later comes from `take`.
     """
 
-    def __init__(self, job: Job, *, program: str = _PROGRAM, clock: Clock = monotonic) -> None:
+    def __init__(
+        self, job: Job, *, stillness: float | None = None, program: str = _PROGRAM, clock: Clock = monotonic
+    ) -> None:
         self.node = job.node
+        self.final: Final | None = None
+        """How this node's part in the job ended, once `take` has told it."""
         self._heartbeat = job.heartbeat
         self._parting = job.close_timeout
         self._clock = clock
         self._owner = os.getpid()
+        self._answer_limit = (FENCE - INTERVAL / 2 + (stillness or 0.0)) * job.heartbeat
+        """Seconds within which the process answers, though this program stood still meanwhile. Shorter than what it
+        allows its store: its last beat may be as old as the interval between two when it falls silent."""
+        self._waiting = 0
+        self._wishes = 0
+        """How often a seat was asked for: an answer to an earlier wish is none any more."""
         self._listener: socket.socket | None = None
         self._error: ElasticError | None = None
         self._mute = False
         """Whether the process was found to be silent, and the agent was told."""
+        self._mute_since = 0.0
+        self._reconnect_limit = job.reconnect_timeout
         self._gone = False
         self._closed = False
         ours, theirs = Channel.pair()
@@ -108,7 +125,7 @@ class RemoteMember:
         """Whether the process has said anything: its imports take a while."""
         self._birth_limit = job.join_timeout or _BIRTH
         self._turned = threading.Condition()
-        self._letters: deque[Message] = deque([{"op": "job", "job": job.plain()}])
+        self._letters: deque[Message] = deque([{"op": "job", "job": job.plain(), "stillness": stillness}])
         self._sending = True
         """Whether the thread has something in hand: what comes then must wait for its turn."""
         self._sender = threading.Thread(target=self._send, name="elasticlib-rendezvous", daemon=True)
@@ -118,7 +135,8 @@ class RemoteMember:
 
     def join(self, slots: int, role: str) -> None:
         """Ask for a seat in the next round, for *slots* workers. No worker of this node may run any more."""
-        self._say({"op": "join", "slots": slots, "role": role})
+        self._wishes += 1
+        self._say({"op": "join", "slots": slots, "role": role, "wish": self._wishes})
 
     def failed(self, round: int, failures: tuple[FailureNote, ...]) -> None:
         """Say at once that workers failed; `stopped` follows when all are gone."""
@@ -135,6 +153,10 @@ class RemoteMember:
     def leave(self, why: str, round: int | None = None) -> None:
         """Say that this node goes; with the *round* if workers of it still run (`stopped` follows then)."""
         self._report(Leave(self.node, why, round))
+
+    def end_job(self, why: str) -> None:
+        """End the job for everybody; `Final` answers."""
+        self._report(Close(self.node, why))
 
     def guard(self, pid: int) -> None:
         """Name the process whose death ends all workers: it is killed when they outlive lost contact."""
@@ -179,6 +201,10 @@ class RemoteMember:
         found, self._listener = self._listener, None
         return found
 
+    def waiting(self) -> int:
+        """How many nodes wait for a seat while a round runs, as of the last beat."""
+        return self._waiting
+
     def fileno(self) -> int:
         """A descriptor that is readable when `take` has something; -1 once closed."""
         return self._link.fileno()
@@ -207,7 +233,6 @@ class RemoteMember:
                 self._heard, self._begun, self._mute = self._clock(), True, False
                 words += self._hear(*received)
         if (deadline := self._deadline()) is not None and self._clock() >= deadline:
-            self._mute = True
             words += self._note_silence()
         if self._error is not None and not words:
             raise self._error
@@ -215,13 +240,20 @@ class RemoteMember:
 
     def _deadline(self) -> float | None:
         """When the process should have said something."""
-        if self._gone or self._mute:
+        if self._gone or self._error is not None:
             return None
+        if self._mute:
+            return self._mute_since + self._reconnect_limit
         if not self._begun:
             return self._heard + self._birth_limit
-        return self._heard + FENCE * self._heartbeat if self._heartbeat else None
+        return self._heard + self._answer_limit if self._heartbeat else None
 
     def _note_silence(self) -> list[Word]:
+        if self._mute:
+            why = f"its rendezvous process has not answered for {self._reconnect_limit:g} s more"
+            self._error = RendezvousConnectionError(f"node {self.node}: contact with the job was lost, and {why}")
+            return []
+        self._mute, self._mute_since = True, self._clock()
         if self._begun:
             return [self._cut_off("the rendezvous process of this node does not answer")]
         why = f"its rendezvous process did not begin within {self._birth_limit:g} s"
@@ -247,7 +279,14 @@ class RemoteMember:
                 if descriptors:
                     self._drop_listener()
                     self._listener = socket.socket(fileno=descriptors[0])
+                if message["wish"] != self._wishes and not isinstance(notice, Final):
+                    self._drop_listener()
+                    return []
+                if isinstance(notice, Final):
+                    self.final = notice
                 return [notice]
+            case "waiting":
+                self._waiting = message["count"]
             case "lost":
                 return [ContactLost(message["why"], message["grace"])]
             case "error":

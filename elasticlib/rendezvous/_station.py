@@ -28,6 +28,17 @@ _log = logging.getLogger("elasticlib")
 _AGAIN = 0.5
 
 
+def backend_of(job: Job) -> Any:
+    """What carries *job*; nothing is contacted. Raises `ConfigError` for a job that cannot work."""
+    if job.backend.startswith("etcd"):
+        from elasticlib.rendezvous.etcd import EtcdBackend
+
+        return EtcdBackend(job)
+    from elasticlib.rendezvous.c10d import C10dBackend
+
+    return C10dBackend(job)
+
+
 class Station:
     """
     The node's share of *job*: `member` speaks for it from `start` on. `close` it when done.
@@ -45,18 +56,11 @@ class Station:
         self._met = False
         self._host: Host | None = None
         self._candidate: Any = None
-        self._closing = False
+        self._closing = self._witnessed = False
         self._leads = False
         self._pause = threading.Event()
         self._lock = threading.Lock()
-        if job.backend.startswith("etcd"):
-            from elasticlib.rendezvous.etcd import EtcdBackend
-
-            self._backend: Any = EtcdBackend(job)
-        else:
-            from elasticlib.rendezvous.c10d import C10dBackend
-
-            self._backend = C10dBackend(job)
+        self._backend = backend_of(job)
 
     def start(self) -> None:
         """Begin to seek the job."""
@@ -70,9 +74,10 @@ class Station:
             run_id=job.run_id,
             terms=job.terms,
             key=self._key,
-            limits=Limits(job.join_timeout or 600.0, job.reconnect_timeout, 0.0, moves=moves),
+            limits=Limits(job.rules.patience, job.reconnect_timeout, 0.0, moves=moves),
             clock=self._clock,
             on_leave=self._left,
+            where=f"{job.backend} at {job.endpoint}",
         )
 
     @property
@@ -82,6 +87,7 @@ class Station:
 
     def witness(self, why: str, workers_gone: bool) -> None:
         """The agent is dead: say so in its place."""
+        self._witnessed = True
         with contextlib.suppress(RendezvousError):
             self.member.leave(why, None if workers_gone else self.member.round)
 
@@ -91,12 +97,15 @@ class Station:
             if self._closing:
                 return
             self._closing = True
-        if not self.member.is_over():
+        # Said once: a second word, which knows of no workers, would have others take their ranks.
+        if not self.member.is_over() and not self._witnessed:
             with contextlib.suppress(RendezvousError):
                 self.member.leave("its agent went without a word")
         self.member.close()
         if self._host is not None:
             self._host.close(linger)
+            if self.hosts_store and self._host.is_over():
+                self._backend.forget_job()
         if self._candidate is not None:
             self._candidate.close()
         self._pause.set()
@@ -117,11 +126,11 @@ class Station:
         if not self.hosts_store:
             return False
         assert self._host is not None
-        if not self._host.is_over():
-            self._host.abandon(f"node {self.job.node}, which hosts the job's store, left: {why}", self.job.node)
+        # After the job's end, too: this node is not to be waited for.
+        self._host.abandon(f"node {self.job.node}, which hosts the job's store, left: {why}", self.job.node)
         return True
 
-    def _new_host(self, exchange: Exchange, journal: Journal | None = None) -> Host:
+    def _new_host(self, exchange: Exchange, journal: Journal | None = None, remark: str = "") -> Host:
         job = self.job
         return Host(
             exchange,
@@ -131,6 +140,7 @@ class Station:
             key=self._key,
             clock=self._clock,
             journal=journal,
+            remark=remark,
         )
 
     def _attempt(self, timeout: float) -> Exchange:
@@ -142,21 +152,23 @@ class Station:
     def _dial_c10d(self, timeout: float) -> Exchange:
         """Connect; before the first contact, become the store's host if this machine is it."""
         backend = self._backend
-        if not self._met and not self._host and backend.serve(self._began + self.job.join_timeout):
+        if not self._met and not self._host and backend.serve(self._began + self.job.rules.patience):
             self._coordinate(self._attempt(timeout))
         exchange = self._attempt(timeout)
         # The store of another job on this endpoint serves this one as well: the first who comes coordinates.
-        if self._host is None and not self._met and backend.served_run(exchange) != self.job.run_id:
+        job, served = self.job, backend.served_run(exchange)
+        if self._host is None and not self._met and served != job.run_id:
             if backend.claim(exchange):
-                self._coordinate(exchange.clone())
+                remark = f"the store at {job.endpoint} was opened for job {served!r}, this is job {job.run_id!r}"
+                self._coordinate(exchange.clone(), f"{remark}: is its id right?" if served else "")
         self._met = True
         return exchange
 
-    def _coordinate(self, exchange: Exchange) -> None:
+    def _coordinate(self, exchange: Exchange, remark: str = "") -> None:
         with self._lock:
             if self._closing:
                 raise RendezvousConnectionError("the rendezvous was closed while it connected")
-            self._host = self._new_host(exchange)
+            self._host = self._new_host(exchange, remark=remark)
             self._host.start()
 
     # etcd

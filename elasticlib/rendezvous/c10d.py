@@ -19,13 +19,14 @@ from typing import Any, cast
 
 from attrs import Factory, define, field
 
-from elasticlib.errors import ConfigError, RendezvousConnectionError
+from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._binding import ANYWHERE, Elsewhere, Taken, bind_endpoint, is_here, listen, outward_address
 from elasticlib.rendezvous._dial import Answer, Limited, RefusedError, probe
 from elasticlib.rendezvous._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
-from elasticlib.rendezvous._exchange import Exchange
+from elasticlib.rendezvous._exchange import HELLO, Exchange, key_place
 from elasticlib.rendezvous._file_store import PolledFileStore, is_stale, sign
 from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._messages import Hello, decode, key_of
 from elasticlib.rendezvous._resolver import QUIET_LOOKUPS, Address, resolve
 from elasticlib.rendezvous._store_exchange import SERVER, SERVES, Store, StoreExchange
 
@@ -35,10 +36,15 @@ START = 20.0
 """Seconds for the start of a store, which takes a thousandth of that unless it looks names up."""
 CLONE = 10.0
 """Seconds for one more connection to a store that has just answered."""
-ANNOUNCED = 0.5
-"""Seconds within which a hosting node has written whom it serves."""
+ANNOUNCED = 3.0
+"""Seconds within which a hosting node has written whom it serves, however busy it is: who finds nothing then takes
+the store for one without a job, and coordinates its own there."""
 DESCRIPTORS = 1 << 20
 """As many descriptors as anybody needs; the kernel's own limit may be a thousand times that."""
+PREDECESSOR = 10.0
+"""Seconds for which the store of a node that was killed may outlive it at most."""
+GREETING = 2.0
+"""Seconds for asking who hosts the store where this node should."""
 STORE_LIMIT = timedelta(seconds=1)
 """What a store waits where it cannot be told otherwise."""
 
@@ -60,6 +66,8 @@ class C10dBackend:
     _inner: Address | None = field(init=False, default=None)
     """Where this very process reaches its server."""
     _local: str | None = field(init=False, default=None)
+    _taken_since: float | None = field(init=False, default=None)
+    """When this node, which must host the store, first found somebody else in its place."""
     _attempts: dict[tuple[str, int], Limited[StoreExchange]] = field(init=False, default=Factory(dict))
 
     def __attrs_post_init__(self) -> None:
@@ -104,7 +112,7 @@ class C10dBackend:
             # The endpoint may still lead here: a forwarded port, a service's address.
             self._serve_behind(bound, addresses, deadline)
             return True
-        raise self._taken(bound)
+        raise self._taken(bound, addresses)
 
     def dial(self, timeout: float) -> Exchange:
         """One attempt to reach the store, for about *timeout* s; `RendezvousConnectionError` says what was wrong."""
@@ -152,6 +160,12 @@ class C10dBackend:
                 raise exchange.store.ended()
         return False
 
+    def forget_job(self) -> None:
+        """Make the endpoint free for the next job, now that this one is over for all: a file outlives its users."""
+        if self.job.store_type == "file" and self._path:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
+
     def close(self) -> None:
         """End the server, if there is one; may come twice."""
         self._server = self._inner = None
@@ -168,16 +182,38 @@ class C10dBackend:
     @property
     def _reason(self) -> str:
         """Why this node must host the store, as the user put it."""
-        return "is_host=1" if self.job.is_host else "node_rank=0"
+        return "node_rank=0" if self.job.backend == "static" else "is_host=1"
 
-    def _taken(self, bound: Taken) -> RendezvousConnectionError:
-        why = f"another node of the job was given {self._reason} too, or another program uses the port"
-        return RendezvousConnectionError(f"{self._reason}, but {bound.why}: {why}")
+    def _taken(self, bound: Taken, addresses: list[Address]) -> RendezvousConnectionError | ConfigError:
+        """The error for a node that must host and cannot: final once a predecessor of this node would be gone."""
+        now = time.monotonic()
+        self._taken_since = now if self._taken_since is None else self._taken_since
+        other = self._present_host(addresses)
+        if other is None:
+            why = f"another node of the job was given {self._reason} too, or another program uses the port"
+            return RendezvousConnectionError(f"{self._reason}, but {bound.why}: {why}")
+        why = f"{self._reason} was given twice: node {other} hosts job {self.job.run_id!r} there already, and "
+        why += f"node {self.job.node} is to host it as well"
+        return ConfigError(why) if now >= self._taken_since + PREDECESSOR else RendezvousConnectionError(why)
+
+    def _present_host(self, addresses: list[Address]) -> str | None:
+        """Name of the node that hosts this very job at the endpoint; None where that cannot be found out."""
+        limit = time.monotonic() + GREETING
+        with suppress(RendezvousConnectionError, RendezvousStateError):
+            exchange = self._talk(probe(self.host, self.port, addresses, GREETING), limit)
+            try:
+                [data] = exchange.read([HELLO])
+            finally:
+                exchange.close()
+            key = key_of(self.job.token) if self.job.token else None
+            hello = decode(data or b"", key, key_place(self.job.run_id, "", HELLO))
+            return hello.host if isinstance(hello, Hello) else None
+        return None
 
     def _serve_behind(self, elsewhere: Elsewhere, addresses: list[Address], deadline: float) -> None:
         bound = listen(ANYWHERE, self.port)
         if isinstance(bound, Taken):
-            raise self._taken(bound)
+            raise self._taken(bound, addresses)
         if isinstance(bound, Elsewhere) or self.port == 0:
             raise ConfigError(f"{self._reason}, but {elsewhere.why}")
         self._start(bound, [])

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous import _coordinated
 from elasticlib.rendezvous._handlers import RendezvousHandler, RendezvousParameters
+from elasticlib.rendezvous._own_handlers import create_handler
 
 RendezvousHandlerCreator: TypeAlias = Callable[[RendezvousParameters], RendezvousHandler]
 
@@ -94,7 +94,7 @@ class RendezvousHandlerRegistry:
 
 rendezvous_handler_registry = RendezvousHandlerRegistry(PLUGINS)
 for _name in BUILT_IN:
-    rendezvous_handler_registry.register(_name, _coordinated.create_handler)
+    rendezvous_handler_registry.register(_name, create_handler)
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:

@@ -6,9 +6,10 @@ The rendezvous for nodes with given ranks, made directly.
 
 from __future__ import annotations
 
-from elasticlib.rendezvous._coordinated import CoordinatedHandler, create_handler
+from elasticlib.rendezvous._coordinated import CoordinatedHandler
 from elasticlib.rendezvous._endpoint import spell
 from elasticlib.rendezvous._handlers import RendezvousParameters
+from elasticlib.rendezvous._own_handlers import create_handler
 
 
 class StaticTCPRendezvous(CoordinatedHandler):

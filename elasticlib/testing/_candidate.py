@@ -19,7 +19,7 @@ AGAIN = 0.5
 """Seconds between two campaigns of one node."""
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Candidate:
     """A node that coordinates whenever nobody else does."""
 

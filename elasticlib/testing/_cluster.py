@@ -56,7 +56,7 @@ FLAP = 60.0
 """Seconds that a node which lost its store seeks it again."""
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class SimulatedCluster:
     """
     A job on *nodes* machines, to which *plan* happens. `run` it.

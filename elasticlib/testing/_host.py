@@ -46,7 +46,7 @@ class Journal:
         return decode_state(encode_state(self.state, self.at), now)
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Host:
     """One node's turn as the coordinator, from its start until `stop` or until it may not go on."""
 

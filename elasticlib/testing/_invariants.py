@@ -34,7 +34,7 @@ class Sealed:
     by_node: Mapping[str, Seat]
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Begun:
     """Workers of one round, as they were started."""
 
@@ -43,7 +43,7 @@ class Begun:
     agreed: tuple[object, ...] | None = None
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Watch:
     """Checks, as it happens."""
 

@@ -1,6 +1,10 @@
 """
 A simulated machine: its link, its clocks, the agents on it, and how it dies or stands still.
 
+A node's agent and rendezvous process watch each other, and either ends the workers that the other cannot end any
+more. Nobody does when both are frozen, or one is killed while the other is frozen, and the workers alone go on: no
+program can fence itself then. So the second of two such blows hits the whole machine here.
+
 Rules of this file: what a kill or a pause hits, nothing about what follows from it.
 """
 
@@ -24,7 +28,7 @@ class Owner(Protocol):
         """A rendezvous process is gone."""
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Machine:
     """A machine and the agents on it."""
 
@@ -41,6 +45,8 @@ class Machine:
 
     def kill(self, what: str, owner: Owner) -> None:
         """The machine is gone, or a process of its latest agent is."""
+        if what == "rendezvous" and any(node.agent.thaws_at > node.cluster.timeline.now for node in self.present()):
+            what = "machine"
         if what == "machine":
             self.link.alive = False
             for node in self.nodes:
@@ -67,6 +73,12 @@ class Machine:
 
     def pause(self, what: str, seconds: float) -> None:
         """All processes of the machine stand still, or one of each agent."""
+        now = self.nodes[0].cluster.timeline.now if self.nodes else 0.0
+        for node in self.nodes:
+            guards = {"agent": node.rendezvous, "rendezvous": node.agent}
+            if what != "machine" and (guards[what].thaws_at > now or not guards[what].alive):
+                self.pause("machine", seconds)
+                return
         for node in self.nodes:
             workers = [node.group.process] if node.group is not None else []
             parts = {
@@ -75,7 +87,7 @@ class Machine:
                 "rendezvous": [node.rendezvous],
             }
             for process in parts[what]:
-                process.thaws_at = max(process.thaws_at, node.cluster.timeline.now + seconds)
+                process.thaws_at = max(process.thaws_at, now + seconds)
             if what == "agent":
                 node.agent_freezes(seconds)
             elif what == "rendezvous":

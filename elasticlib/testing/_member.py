@@ -15,7 +15,7 @@ from collections.abc import Callable
 from attrs import Factory, define, field, frozen
 
 from elasticlib.rendezvous import _contact
-from elasticlib.rendezvous._contact import INTERVAL, Acknowledged, Broken, Greeted, Limits
+from elasticlib.rendezvous._contact import INTERVAL, NO_PULSE, Acknowledged, Broken, Greeted, Limits
 from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, box_key, box_name
 from elasticlib.rendezvous._messages import (
     Beat,
@@ -41,7 +41,7 @@ SLICE = 60.0
 WAKE = b""
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Line:
     """One attempt to connect and what becomes of it."""
 
@@ -165,7 +165,7 @@ class Line:
         def acknowledge(found: list[Pulse | None]) -> None:
             self.busy = False
             pulse = found[0]
-            member.happened(self, Acknowledged(sent, pulse.count if pulse else None))
+            member.happened(self, Acknowledged(sent, pulse.count if pulse else NO_PULSE))
             self.say()
 
         self.speak.call("write", {beat_key(member.box): beat}, then=read)
@@ -221,7 +221,7 @@ class Written:
         return Letter(self.seq, self.report())
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Member:
     """A node's membership. *tell* gets what its agent must know; *over* the error that ended its part."""
 
@@ -243,8 +243,6 @@ class Member:
     read: int = 0
     beats: int = 0
     held: bool = False
-    waits: bool = False
-    """Asked for a seat and was told nothing since."""
     wants: bool = False
     """Will ask for a seat as soon as there is contact."""
     closed: bool = False
@@ -282,7 +280,7 @@ class Member:
             return
         self.wants = False
         self.joined = self._post(lambda: Join(self.name, self.describe(), self.terms))
-        self.box, self.read, self.waits = box_name(self.name, self.joined), 0, True
+        self.box, self.read = box_name(self.name, self.joined), 0
         self._turn()
 
     def report(self, report: Report) -> None:
@@ -320,9 +318,7 @@ class Member:
     def hear(self, notice: Notice) -> None:
         """A notice was read."""
         if isinstance(notice, Seat) and self.contact.fenced:
-            self.wants, self.waits = True, False
-            return
-        self.waits = False
+            return  # the agent knows, and asks anew
         if isinstance(notice, Final):
             self.final = True
             self.report(Bye(self.name))
@@ -376,8 +372,6 @@ class Member:
                     self.line = Line(self)
                 case _contact.Fence(why, grace):
                     self.tell(ContactLost(why, grace))
-                    # Whoever takes this node for dead strikes out its wish.
-                    self.wants, self.waits = self.wants or self.waits, False
                 case _contact.GiveUp(why, _):
                     self.failed_with = why
                     self.over(why)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from attrs import Factory, define, field, frozen
 
 from elasticlib.agent import _policy
-from elasticlib.rendezvous._contact import FENCE, GRACE
-from elasticlib.rendezvous._coordinator import Rules
+from elasticlib.rendezvous._contact import FENCE, GRACE, INTERVAL
 from elasticlib.rendezvous._messages import (
     ContactLost,
     Descriptor,
@@ -30,9 +28,10 @@ from elasticlib.rendezvous._messages import (
     Stopped,
     Succeeded,
 )
-from elasticlib.testing._history import Fenced, Gone, Record, Started, Verdict
+from elasticlib.testing._history import Fenced, Gone, Started, Verdict
 from elasticlib.testing._member import Member
-from elasticlib.testing._timeline import Process, Timeline
+from elasticlib.testing._surroundings import Surroundings
+from elasticlib.testing._timeline import Process
 
 CHANNEL = 0.0002
 """Seconds between agent and rendezvous process."""
@@ -44,7 +43,7 @@ WITNESS = 5.0
 """Seconds that a rendezvous process outlives its agent at most."""
 SILENCE = 0.1
 """Share of the heartbeat time after which the beats of a silent agent rest."""
-DEAF = FENCE
+DEAF = FENCE - INTERVAL / 2
 """Share after which an agent whose rendezvous process is silent counts itself as cut off."""
 CLOSING = 30.0
 """Seconds that the store's host waits for others to read how the job ended."""
@@ -57,36 +56,15 @@ class Stopping:
     why: str
 
 
-class Surroundings(Protocol):
-    """What a node needs of its cluster."""
+@frozen
+class Answer:
+    """Event of the agent's queue: a seat, and the number of the wish that it answers."""
 
-    timeline: Timeline
-    rules: Rules
-    work: float
-
-    def note(self, record: Record) -> None:
-        """Remember what happened."""
-
-    def started(self, group: Group) -> None:
-        """Workers run."""
-
-    def seated(self, node: Node, seat: Seat) -> None:
-        """A node was given a seat."""
-
-    def told(self, node: Node, final: Final) -> None:
-        """A node was told how the job ended."""
-
-    def finished(self, node: Node) -> None:
-        """An agent's part ended."""
-
-    def part(self, node: Node, linger: float) -> None:
-        """A rendezvous process is about to end: what of the job it hosts must end, too."""
-
-    def leaves(self, node: Node, why: str) -> bool:
-        """Whether the job ends because this node goes."""
+    wish: int
+    seat: Seat
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Group:
     """A node's workers of one round."""
 
@@ -105,7 +83,7 @@ class Group:
             cluster.note(Gone(cluster.timeline.now, self.node.name, self.seat.round, how))
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Node:
     """One agent and its two processes beside it, from its start to its end."""
 
@@ -123,9 +101,13 @@ class Node:
     groups: list[Group] = Factory(list)
     descriptor: Descriptor = field(init=False)
     policy: _policy.State = field(init=False)
-    _queue: deque[_policy.Event | Stopping] = Factory(deque)
-    _channel: deque[Notice | ContactLost | Stopping] = Factory(deque)
-    """What the rendezvous process has sent and the agent has not read."""
+    _queue: deque[_policy.Event | Stopping | Answer] = Factory(deque)
+    _channel: deque[tuple[int, Notice | ContactLost | Stopping]] = Factory(deque)
+    """What the rendezvous process has sent and the agent has not read, each with the wish that it answers."""
+    _wishes: int = 0
+    """How often the agent has asked for a seat."""
+    _wish: int = 0
+    """Number of the last wish that the rendezvous process heard of."""
     _busy: bool = False
     _guarded: Group | None = None
     _running: bool = False
@@ -157,7 +139,10 @@ class Node:
                 self._busy = True
                 self._stop_workers(LADDER, functools.partial(self._end, "lost", event.why))
                 return
-            if isinstance(event, Seat):
+            if isinstance(event, Answer):
+                if event.wish < self._wishes:
+                    continue  # to a wish that was given up
+                event = event.seat
                 self.cluster.seated(self, event)
             if isinstance(event, ContactLost):
                 self.cluster.note(Fenced(self.cluster.timeline.now, self.name, event.why))
@@ -171,7 +156,8 @@ class Node:
             action = actions.popleft()
             match action:
                 case _policy.Join():
-                    self._soon(self._join)
+                    self._wishes += 1
+                    self._soon(functools.partial(self._join, self._wishes))
                 case _policy.Start(seat):
                     self._start_workers(seat)
                 case _policy.Stop(grace=grace):
@@ -291,10 +277,10 @@ class Node:
         self._send(word)
 
     def _send(self, word: Notice | ContactLost | Stopping) -> None:
-        timeline = self.cluster.timeline
+        timeline, wish = self.cluster.timeline, self._wish
 
         def arrive() -> None:
-            self._channel.append(word)
+            self._channel.append((wish, word))
             timeline.after(0.0, self.agent, self._read_channel)
 
         timeline.after(CHANNEL, None, arrive)
@@ -303,10 +289,10 @@ class Node:
         """Take all that has come."""
         if self.verdict is not None:
             return
-        for word in self._channel:
+        for wish, word in self._channel:
             if isinstance(word, ContactLost) and self._busy:
                 self._hurry(word.grace)
-        self._queue.extend(self._channel)
+            self._queue.append(Answer(wish, word) if isinstance(word, Seat) else word)
         self._channel.clear()
         self._go_on()
 
@@ -314,8 +300,8 @@ class Node:
         """The member's part is over."""
         self._send(Stopping(why))
 
-    def _join(self) -> None:
-        self._running = False
+    def _join(self, wish: int) -> None:
+        self._running, self._wish = False, wish
         self.member.join()
 
     def _tell_stopped(self, number: int, notes: tuple[FailureNote, ...]) -> None:

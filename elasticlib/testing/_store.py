@@ -20,11 +20,13 @@ from elasticlib.rendezvous._exchange import Posted
 from elasticlib.testing._timeline import Process, Timeline
 
 Then = Callable[[Any], None]
+KERNEL = Process("kernel")
+"""Takes what arrives at a machine, and is never frozen."""
 LOST = object()
 """Answer to whoever writes with a lease that is over."""
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Link:
     """How one machine hangs on the network."""
 
@@ -36,7 +38,7 @@ class Link:
     connections: list[Connection] = Factory(list)
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Network:
     """Delays, drawn from the cluster's seed."""
 
@@ -57,7 +59,7 @@ class Network:
         return max((self.timeline.now, *(link.cut_until for link in links if len(links) > 1)))
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class _Way:
     """One direction of a connection."""
 
@@ -85,7 +87,7 @@ class _Way:
         timeline.at(timeline.now, to, do)
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Connection:
     """One client's connection; *on_break* is called once if it breaks, and never after `close`."""
 
@@ -115,10 +117,14 @@ class Connection:
             self.back.send(self.client, lambda: then(result) if self.open else None)
 
         def arrive() -> None:
-            self.store.handle(self, kind, arguments, answer)
+            if self.store.process.alive:
+                timeline = self.store.network.timeline
+                timeline.at(timeline.now, self.store.process, lambda: self.store.handle(self, kind, arguments, answer))
+            else:  # the kernel of a machine that lives answers for a process that does not
+                self.back.send(self.client, lambda: self.reset("connection reset by peer"))
 
         if self.open:
-            self.there.send(self.store.process, arrive)
+            self.there.send(KERNEL, arrive)
 
     def close(self) -> None:
         """Want no answer any more; what was sent may still arrive."""
@@ -150,7 +156,7 @@ class Lease:
     until: float
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Use:
     """What the store was asked to do: calls, the keys and entries they touched, and bytes if they are counted."""
 
@@ -159,7 +165,7 @@ class Use:
     bytes: int = 0
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Store:
     """The server."""
 
@@ -193,7 +199,7 @@ class Store:
             else:
                 connection.back.send(client, lambda: connection.reset("connection refused"))
 
-        connection.there.send(Process("kernel"), knock)
+        connection.there.send(KERNEL, knock)
         return connection
 
     def end(self) -> None:

@@ -19,7 +19,7 @@ UPTIME = 2.0**17
 """What the clocks of all machines show when a job starts: such a clock has never shown less than 0."""
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Process:
     """Something that can be frozen and killed; with a clock of its own."""
 
@@ -41,7 +41,7 @@ class Process:
         return since / (1.0 + self.drift) + 2.0 / GRID if self.drift else since
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Timeline:
     """What is to happen, in order."""
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
+from elasticlib.rendezvous._resolver import QUIET_LOOKUPS
+
 
 @frozen
 class Launcher:
@@ -27,6 +29,12 @@ class Launcher:
     """Fields that `LaunchConfig` needs for one node where the defaults do not do."""
     inner: tuple[str, ...] = ()
     """The processes between launcher and workers, outermost first."""
+    nodes: str = ""
+    """The module that plays many nodes of a c10d job in one process."""
+    most_nodes: int | None = None
+    """How many of them form a round within the patience of whoever measures; None: as many as are asked for."""
+    node_variables: Mapping[str, str] = field(factory=dict)
+    """What the process that keeps a node's rendezvous has in its environment."""
 
 
 ELASTICLIB = Launcher(
@@ -35,6 +43,8 @@ ELASTICLIB = Launcher(
     interface="elasticlib",
     start_method="forkserver",
     inner=("guardian", "template", "foreman"),
+    nodes="tests.benchmarks.jobs.our_nodes",
+    node_variables={"RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"},
 )
 
 TORCHRUN = Launcher(
@@ -43,6 +53,8 @@ TORCHRUN = Launcher(
     interface="torch.distributed.launcher.api",
     start_method="spawn",
     settings={"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "benchmark"},
+    nodes="tests.benchmarks.jobs.torch_nodes",
+    most_nodes=64,
 )
 
 LAUNCHERS = {each.name: each for each in (ELASTICLIB, TORCHRUN)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import socket
 import threading
 import time
 import uuid
@@ -289,3 +291,59 @@ def _after_close(node: Node) -> str:
     with pytest.raises(LeadershipLost) as caught:
         journal.exchange()
     return str(caught.value).partition(": ")[2]
+
+
+class Door:
+    """A way to a server that can be shut, as one server of several can die."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.sock = socket.create_server(("127.0.0.1", 0))
+        self.place = f"127.0.0.1:{self.sock.getsockname()[1]}"
+        self.open: list[socket.socket] = []
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.sock.accept()
+                far = socket.create_connection(("127.0.0.1", self.port))
+                self.open += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self.carry, args=(one, other), daemon=True).start()
+
+    def carry(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+        with contextlib.suppress(OSError):
+            other.shutdown(socket.SHUT_RDWR)
+
+    def shut(self) -> None:
+        for sock in (self.sock, *self.open):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+
+@pytest.mark.parametrize("name", ["etcd-v2", "etcd-v3"])
+def test_a_holder_whose_server_dies_goes_on_by_another_one(etcd: EtcdServer, name: str) -> None:
+    """Its lease goes on by the other server: a journal that stayed with the dead one would hold the office in vain."""
+    first, second = Door(etcd.get_port()), Door(etcd.get_port())
+    job = Job(run_id=uuid.uuid4().hex, node="n", backend=name, endpoint=f"{first.place},{second.place}")
+    elected: queue.Queue[Journal] = queue.Queue()
+    candidate = EtcdBackend(job).candidate("n", elected.put, lambda why: None, TTL)
+    candidate.start()
+    journal = elected.get(timeout=LONG)
+    journal.load()
+    journal.save(b"1")
+    journal.exchange().write({"key": b"1"})
+
+    first.shut()
+    exchange = journal.exchange()
+    loaded = journal.load()
+    exchange.write({"key": b"2"})
+
+    assert b"1" == loaded
+    candidate.close()
+    second.shut()

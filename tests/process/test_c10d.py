@@ -27,9 +27,10 @@ from elasticlib.rendezvous import c10d
 from elasticlib.rendezvous._binding import Elsewhere
 from elasticlib.rendezvous._dial import RefusedError
 from elasticlib.rendezvous._endpoint import spell
-from elasticlib.rendezvous._exchange import Exchange
+from elasticlib.rendezvous._exchange import HELLO, Exchange
 from elasticlib.rendezvous._file_store import sign
 from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._messages import Hello, Terms, encode
 from elasticlib.rendezvous._resolver import QUIET_LOOKUPS, resolve
 from elasticlib.rendezvous._store_exchange import StoreExchange
 from elasticlib.rendezvous.c10d import C10dBackend
@@ -177,6 +178,26 @@ class TestWhoHosts:
 
             with pytest.raises(RendezvousConnectionError, match=why):
                 node.serve(time.monotonic() + LONG)
+
+    @pytest.mark.parametrize(
+        ("facts", "reason"), [({"is_host": True}, "is_host=1"), ({"backend": "static", "node_rank": 0}, "node_rank=0")]
+    )
+    def test_two_nodes_that_must_host_one_job_are_both_named(
+        self, backend: Open, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], reason: str
+    ) -> None:
+        first = served(backend(f"localhost:{free_port()}", **facts))
+        hello = Hello("run", "nonce", "first", Terms(1, 9, 3), 10.0)
+        first.dial(LONG).write({HELLO: encode(hello)})
+        second = backend(first.endpoint, **facts)
+
+        with pytest.raises(RendezvousConnectionError) as at_first:  # the store may be that of a killed predecessor
+            second.serve(time.monotonic() + LONG)
+        monkeypatch.setattr(c10d, "PREDECESSOR", 0.0)
+        with pytest.raises(ConfigError) as later:
+            second.serve(time.monotonic() + LONG)
+
+        why = f"{reason} was given twice: node first hosts job 'run' there already, and node n is to host it as well"
+        assert [why] * 2 == [str(at_first.value), str(later.value)]
 
     def test_who_must_host_elsewhere_is_refused(self, backend: Open) -> None:
         node = backend(f"192.0.2.7:{free_port()}", is_host=True)

@@ -1,4 +1,4 @@
-"""Handlers between real processes: ours over real stores, and torch's own given to our agents."""
+"""Handlers between real processes: ours over real stores, and both ours and torch's own given to our agents."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
+PACKAGES = ("elasticlib", "torch.distributed.elastic")
 LIMIT = 90.0
 """Seconds that anything waited for may take."""
 
@@ -48,7 +49,7 @@ class Nodes:
                 [*command, json.dumps(options)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 text=True,
                 bufsize=1,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -76,10 +77,18 @@ class Nodes:
             self.order(node, "next")
         return [self.answer(node) for node in nodes]
 
+    def end(self, node: int) -> None:
+        stream = self.processes[node].stdin
+        assert stream is not None
+        stream.close()
+
     def close(self) -> None:
         for process in self.processes:
             process.kill()
-            process.communicate()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                assert stream is not None
+                stream.close()
 
 
 @pytest.fixture
@@ -130,6 +139,45 @@ def test_a_killed_node_is_noticed_and_the_others_meet_without_it(started: list[N
     assert ([2, 2], 1) == (sizes, alone[1])
 
 
+def test_a_program_that_ends_without_a_word_ends_well_and_is_missed_at_once(started: list[Nodes]) -> None:
+    nodes = Nodes("1", "2")
+    started.append(nodes)
+    options = {"last_call_timeout": 2, "heartbeat_timeout": 10 * LIMIT}
+    host, other = nodes.start(is_host=True, **options), nodes.start(is_host=False, **options)
+    nodes.meet(host, other)
+
+    nodes.end(other)
+    wait_until(lambda: nodes.ask(host, "num_nodes_waiting") > 0)
+
+    assert 0 == nodes.processes[other].wait(LIMIT)
+
+
+def test_a_program_that_lets_no_thread_run_for_a_while_is_not_missed(started: list[Nodes]) -> None:
+    nodes = Nodes("2", "2")
+    started.append(nodes)
+    host, other = (nodes.start(is_host=each, heartbeat_timeout=4) for each in (True, False))
+    nodes.meet(host, other)
+
+    nodes.ask(other, "hold", "3")
+
+    assert [0, 0] == [nodes.ask(node, "num_nodes_waiting") for node in (other, host)]
+
+
+def test_waiting_says_nothing_on_the_programs_stderr(started: list[Nodes]) -> None:
+    nodes = Nodes("3", "3")
+    started.append(nodes)
+    host, other = nodes.start(is_host=True), nodes.start(is_host=False)
+    for node in (host, other):
+        nodes.order(node, "next")
+
+    streams = [stream for node in (host, other) if (stream := nodes.processes[node].stderr)]
+    said = select.select(streams, [], [], 4.0)[0]
+    third = nodes.meet(nodes.start(is_host=False))
+
+    assert (2, []) == (len(streams), said)
+    assert {0, 1, 2} == {place[0] for place in (*third, nodes.answer(host), nodes.answer(other))}
+
+
 def test_a_closed_job_is_closed_for_all_and_for_late_nodes(started: list[Nodes]) -> None:
     nodes = Nodes("2", "2")
     started.append(nodes)
@@ -159,10 +207,10 @@ def test_static_nodes_have_their_given_ranks_and_one_port_without_stale_keys(sta
     assert [0, False] == [nodes.ask(first, "num_nodes_waiting"), nodes.ask(first, "is_closed")]
 
 
-def agents(tmp_path: Path, restarts: int, failures: int) -> list[Any]:
-    """The verdicts of two agents that met by torch's c10d handler, by group rank."""
+def agents(package: str, tmp_path: Path, restarts: int, failures: int) -> list[Any]:
+    """The verdicts of two agents that met by the c10d handler of *package*, by group rank."""
     endpoint = f"127.0.0.1:{free_port()}"
-    agent = [sys.executable, str(SCRIPTS / "foreign_agent.py"), endpoint, str(restarts)]
+    agent = [sys.executable, str(SCRIPTS / "foreign_agent.py"), package, endpoint, str(restarts)]
     command = [*agent, str(SCRIPTS / "foreign_worker.py"), str(tmp_path), str(failures)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     running = [
@@ -179,8 +227,9 @@ def agents(tmp_path: Path, restarts: int, failures: int) -> list[Any]:
     return sorted((json.loads(out.splitlines()[-1]) for out, _ in ends), key=lambda verdict: int(verdict[1]))
 
 
-def test_our_agents_meet_by_torchs_handler_restart_together_and_agree_on_the_end(tmp_path: Path) -> None:
-    verdicts = agents(tmp_path, restarts=2, failures=1)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_our_agents_meet_by_a_handler_restart_together_and_agree_on_the_end(package: str, tmp_path: Path) -> None:
+    verdicts = agents(package, tmp_path, restarts=2, failures=1)
 
     notes = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
     assert [["SUCCEEDED", 0, {}], ["SUCCEEDED", 1, {}]] == verdicts
@@ -191,8 +240,9 @@ def test_our_agents_meet_by_torchs_handler_restart_together_and_agree_on_the_end
     assert notes["0-0"]["MASTER_PORT"] != notes["1-0"]["MASTER_PORT"]
 
 
-def test_without_a_restart_left_both_agents_name_the_same_root_cause(tmp_path: Path) -> None:
-    verdicts = agents(tmp_path, restarts=0, failures=1)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_without_a_restart_left_both_agents_name_the_same_root_cause(package: str, tmp_path: Path) -> None:
+    verdicts = agents(package, tmp_path, restarts=0, failures=1)
 
     assert ["FAILED", "FAILED"] == [state for state, _, _ in verdicts]
     assert ["attempt 0 was doomed"] * 2 == [failures["1"].split(": ")[-1] for _, _, failures in verdicts]

@@ -9,6 +9,7 @@ import pytest
 from elasticlib import records
 from elasticlib.records import (
     LogsKept,
+    NotNeeded,
     Record,
     RoundEnded,
     RoundStarted,
@@ -34,6 +35,10 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
             "stopping the workers of round 2 with signal 15, 2.5 s: rank 1 failed",
         ),
         (ThreadsChosen(2, 4.5, 2), "OMP_NUM_THREADS=2 in each worker: 4.5 CPUs for 2 workers"),
+        (
+            NotNeeded("n2/1-a", "all 2 nodes succeeded in round 0"),
+            "node n2/1-a was not needed, so none of its workers has a result: all 2 nodes succeeded in round 0",
+        ),
         (LogsKept("/tmp/logs"), "logs and error files are kept in /tmp/logs"),
     ],
 )

@@ -1,5 +1,6 @@
 """A node that uses a handler by orders from stdin: ``ADDRESS BACKEND LEAST MOST OPTIONS``, an answer in JSON each."""
 
+import ctypes
 import json
 import sys
 
@@ -23,6 +24,8 @@ for line in sys.stdin:
             answer = store.check(arguments[:1])  # the answer to it says that the value is there
         elif order == "get":
             answer = store.get(*arguments).decode() if store.check(arguments) else None
+        elif order == "hold":
+            answer = ctypes.PyDLL(None).usleep(int(float(arguments[0]) * 1e6))  # and no other thread runs
         else:
             answer = getattr(handler, order)()
     except RendezvousError as error:

@@ -30,13 +30,19 @@ from elasticlib.rendezvous import (
     ContactLost,
     FailureNote,
     Final,
+    MemoryExchange,
     Rendezvous,
     RoundEnd,
     Rules,
     Seat,
     open_local,
 )
+from elasticlib.rendezvous._coordinated import CoordinatedHandler
+from elasticlib.rendezvous._host import Host
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._member import Member
 from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._offer import BoundOffer
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
 
@@ -415,6 +421,7 @@ def test_a_node_that_was_not_needed_shares_the_success(make: Make) -> None:
     result = run(spare)
 
     assert result.state is WorkerState.SUCCEEDED
+    assert [records.NotNeeded] == [type(record) for record in spare.said]
 
 
 # A membership as the test wants it.
@@ -543,6 +550,19 @@ def test_a_seat_that_comes_together_with_lost_contact_starts_nobody(seated: Seat
 
     assert agent.calls == [END]
     assert member.told == [("join", 2, "trainer"), ("stopped", 0, []), ("join", 2, "trainer")]
+
+
+def test_a_seat_that_came_before_the_next_wish_starts_nobody(seated: Seated) -> None:
+    """Lost contact was answered by another wish: the coordinator takes this seat's workers for gone by then."""
+    agent, member = seated([Final(True, "all succeeded")])
+    together: deque[list[Word]] = deque([[LOST, NODES]])
+    take = member.take
+    member.take = lambda: together.popleft() if together else take()  # type: ignore[method-assign]
+
+    run(agent)
+
+    assert agent.calls == [END]
+    assert member.told == [("join", 2, "trainer"), ("join", 2, "trainer")]
 
 
 def test_a_start_that_fails_because_contact_was_lost_is_no_error(seated: Seated) -> None:
@@ -722,6 +742,32 @@ def test_somebody_elses_handler_is_taken_part_in_for_the_length_of_a_run() -> No
         run(agent)
     assert (before, handler.calls[:1]) == ([], ["next_rendezvous"])
     assert agent._member.take() == []
+
+
+def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> None:
+    asked: list[tuple[Job, float | None]] = []
+
+    def connect(job: Job, *, stillness: float | None = None) -> Member:
+        asked.append((job, stillness))
+        exchange = MemoryExchange()
+        host = Host(exchange.clone(), job.rules, run_id="job", name="a")
+        host.start()
+        host.abandon("the job is over")
+        hosts.append(host)
+        return Member(lambda _: exchange.clone(), job.node, BoundOffer(), run_id=job.run_id, terms=job.terms)
+
+    hosts: list[Host] = []
+    job = Job(run_id="job", node="n1/1-a", backend="c10d", endpoint="n1:29400", heartbeat=0.0)
+    handler = CoordinatedHandler(job, connect)
+    agent = Scripted(WorkerSpec("trainer", 2, handler, entrypoint="train.py", max_restarts=7, local_addr="n2"), [])
+
+    with pytest.raises(RendezvousClosedError, match="the job is over"):
+        run(agent)
+
+    [(taken, stillness)] = asked
+    assert ("n2", 7, None) == (taken.node.split("/")[0], taken.max_restarts, stillness)
+    assert (True, -1) == (handler.is_closed(), agent._member.fileno())
+    hosts[0].close()
 
 
 def test_a_handler_that_is_no_rendezvous_of_ours_is_refused() -> None:

@@ -149,6 +149,7 @@ def test_a_schedulers_number_orders_the_nodes_of_an_elastic_job() -> None:
         ({"rdzv_configs": {"last_call": 3}}, "did you mean last_call_timeout"),
         ({"local_addr": "10.0.0.7:22/x"}, "local_addr='10.0.0.7:22/x' must be a host's name"),
         ({"local_addr": ""}, "local_addr=''"),
+        ({"local_addr": "node1:29400"}, "local_addr='node1:29400' must be a host's name or address, without a port"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_waits(asked: dict[str, Any], named: str) -> None:
@@ -189,6 +190,11 @@ def test_jobs_on_fixed_ports_may_share_the_default_id() -> None:
 
 def test_a_private_launch_stays_at_one_node_on_a_free_port() -> None:
     assert Private("job7", "c10d") == chosen(max_nodes=4, rdzv_endpoint="localhost:0")[0]
+
+
+@pytest.mark.parametrize("address", ["node-1.x_y", "10.0.0.7", "fe80::1%eth0"])
+def test_names_and_numeric_addresses_are_local_addresses(address: str) -> None:
+    assert address == job(**C10D, local_addr=address).local_addr
 
 
 def test_a_job_does_not_show_its_token() -> None:

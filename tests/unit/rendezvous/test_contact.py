@@ -19,6 +19,7 @@ from elasticlib.rendezvous._contact import (
     Tick,
     begin,
     kill_at,
+    search_ends_at,
     step,
     wake_at,
 )
@@ -121,6 +122,16 @@ def test_contact_that_came_back_is_watched_anew() -> None:
     assert [Fence] == [type(action) for action in actions if not isinstance(action, Connect)]
 
 
+def test_contact_that_came_back_and_stays_silent_is_sought_anew() -> None:
+    contact, _ = play(live(), (6.0, Tick()), (8.0, Greeted(10.0)))
+    wake = wake_at(contact)
+
+    assert wake == 14.0
+    contact, actions = step(contact, Tick(), wake)
+    assert (Connect(),) == actions
+    assert not contact.live
+
+
 def test_a_broken_connection_is_renewed_at_once_and_fences_nobody() -> None:
     contact, done = play(live(), (2.0, Broken("reset", gone=True)), (2.1, Greeted(10.0)), (2.2, Acknowledged(2.1, 1)))
 
@@ -130,7 +141,8 @@ def test_a_broken_connection_is_renewed_at_once_and_fences_nobody() -> None:
 
 def test_a_host_that_refuses_again_and_again_after_contact_is_gone() -> None:
     contact = live()
-    now, done = 1.0, []
+    now = 1.0
+    done: list[Action] = []
     for _ in range(4):
         contact, actions = step(contact, Broken("node1:29400 refused", gone=True), now)
         done += actions
@@ -169,9 +181,40 @@ def test_a_coordinator_that_is_silent_though_its_store_answers_fences_too() -> N
 
 
 def test_where_the_coordination_moves_a_silent_coordinator_fences_nobody() -> None:
-    _, done = play(live(moves=True), *((3.0 * beat, Acknowledged(3.0 * beat, 1)) for beat in range(1, 50)))
+    _, done = play(live(moves=True), *((3.0 * beat, Acknowledged(3.0 * beat, 1)) for beat in range(1, 25)))
 
     assert [] == done
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(moves: bool) -> None:
+    """Each new connection finds the old greeting: only the pulse tells that nobody is there."""
+    contact, now = live(moves=moves), 3.0
+    done: list[Action] = []
+    while not contact.over and now < 200.0:
+        for event in (Greeted(10.0), Acknowledged(now, 1), Tick()):
+            contact, actions = step(contact, event, now)
+            done += actions
+        now += 3.0
+
+    (end,) = (action for action in done if isinstance(action, GiveUp))
+    assert end.closed
+    assert "nobody has coordinated the job for" in end.why
+    assert 70.0 < now < 85.0
+
+
+def test_a_coordinator_is_judged_by_beats_alone() -> None:
+    """A node that rested saw nothing, and a letter's answer does not tell of the pulse."""
+    contact, _ = play(
+        live(moves=True),
+        (3.0, Acknowledged(3.0, 1)),
+        (6.0, Acknowledged(6.0, 1)),
+        (200.0, Tick()),
+        (201.0, Acknowledged(201.0)),
+        (202.0, Acknowledged(202.0, 2)),
+    )
+
+    assert not contact.over
 
 
 @pytest.mark.parametrize("skew", [-1e6, 0.0, 1e6])
@@ -192,3 +235,9 @@ def test_after_the_end_nothing_changes() -> None:
 
     assert (contact, ()) == step(contact, Greeted(10.0), 101.0)
     assert wake_at(contact) is None
+
+
+def test_a_search_has_an_end_and_contact_has_none() -> None:
+    seeking, _ = begin(Limits(join_timeout=20.0), 100.0)
+
+    assert (120.0, None) == (search_ends_at(seeking), search_ends_at(live()))

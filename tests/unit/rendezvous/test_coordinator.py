@@ -1039,7 +1039,10 @@ def test_a_node_that_was_told_otherwise_is_refused_and_disturbs_nobody() -> None
     desk = running("a", spare_room=1)
     box = desk.hear(Join("b", offer(), Terms(1, 4, 3)))
 
-    why = "node b was told 1 to 4 nodes and 3 restarts, but this job runs with 1 to 2 nodes and 3 restarts"
+    why = (
+        "node b was told 1 to 4 nodes and 3 restarts, but this job runs with 1 to 2 nodes and 3 restarts: "
+        "tell all nodes the same, or give another job another id"
+    )
     assert [Final(False, why, kind="refused")] == desk.boxes[box]
     assert {"b"} == desk.sent().keys()
     assert {} == desk.state.waiting
@@ -1144,6 +1147,24 @@ def test_it_says_whose_workers_still_stop() -> None:
     desk.hear(Stopped("a", 0, ()))
 
     assert "round 0 has ended; its workers still stop on b" == status(desk.state, desk.now)
+
+
+def test_it_tells_a_spare_why_it_has_no_seat() -> None:
+    desk = running("a", "b")
+    desk.join("c")
+
+    why = "round 0 runs with all 2 nodes that it may have (a, b); this node is a spare: "
+    why += "it takes the place of one that goes"
+    assert why == status(desk.state, desk.now)
+
+
+def test_it_tells_who_comes_at_the_end_what_it_waits_for() -> None:
+    desk = running("a", "b", spare_room=1)
+    desk.hear(Succeeded("a", 0))
+    desk.join("c")
+
+    why = "round 0 is about to end well on a, b; this node takes part in the next one, if there is one"
+    assert why == status(desk.state, desk.now)
 
 
 def test_it_says_nothing_while_a_round_runs_and_after_the_end() -> None:

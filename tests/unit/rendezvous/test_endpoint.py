@@ -55,6 +55,7 @@ def test_an_address_without_brackets_has_no_port(text: str) -> None:
         ("node 1:80", "host 'node 1'"),
         ("a,b:80", "host 'a,b'"),
         ("/tmp/store", "host '/tmp/store'"),
+        ("/tmp/store", "for a file on this machine add store_type=file"),
     ],
 )
 def test_anything_else_is_refused_with_value_and_rule(text: str, rule: str) -> None:

@@ -29,11 +29,14 @@ from elasticlib.rendezvous import (
     _round_store,
 )
 from elasticlib.rendezvous._contact import Limits
-from elasticlib.rendezvous._coordinated import CoordinatedHandler, create_handler
+from elasticlib.rendezvous._coordinated import CoordinatedHandler
 from elasticlib.rendezvous._host import Host
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._member import Member
+from elasticlib.rendezvous._membership import Membership, Talk, Word
+from elasticlib.rendezvous._messages import Final, Seat
 from elasticlib.rendezvous._offer import BoundOffer
+from elasticlib.rendezvous._own_handlers import create_handler
 from elasticlib.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous, create_rdzv_handler
 
 LIMIT = 30.0
@@ -175,6 +178,24 @@ def test_the_options_of_a_handler_reach_its_job() -> None:
     assert (7, 2, 3, False) == (job.join_timeout, job.last_call, job.heartbeat, job.is_host)
 
 
+def test_a_handlers_node_has_the_place_that_its_scheduler_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+
+    assert 3 == create_handler(parameters()).job.node_rank
+
+
+def test_a_handlers_job_has_the_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTICLIB_TOKEN", "h4sh-h4sh")
+
+    assert "h4sh-h4sh" == create_handler(parameters()).job.token
+
+
+def test_an_endpoint_that_cannot_be_is_refused_when_the_handler_is_made() -> None:
+    with pytest.raises(ConfigError, match="99999"):
+        create_handler(RendezvousParameters("c10d", "localhost:99999", "job", 1, 2))
+
+
 def test_two_handlers_are_two_nodes() -> None:
     assert create_handler(parameters()).job.node != create_handler(parameters()).job.node
 
@@ -188,32 +209,6 @@ def test_the_agents_store_is_shared_unless_the_variable_forbids(monkeypatch: pyt
 
 
 # Our handler, with the real coordinator over an exchange in memory.
-
-
-class Station:
-    """A node of a job that lives in this program."""
-
-    member: Member
-
-    def __init__(self, exchange: MemoryExchange, job: Job) -> None:
-        self.exchange = exchange
-        self.job = job
-        self.closed = False
-
-    def start(self) -> None:
-        limits = Limits(self.job.join_timeout, 5.0)
-        self.member = Member(
-            lambda _: self.exchange.clone(),
-            self.job.node,
-            BoundOffer(),
-            run_id=self.job.run_id,
-            terms=self.job.terms,
-            limits=limits,
-        )
-
-    def close(self, linger: float) -> None:
-        self.closed = True
-        self.member.close()
 
 
 class Meeting:
@@ -240,9 +235,18 @@ class Meeting:
         self.handlers: list[CoordinatedHandler] = []
 
     def node(self, name: str) -> CoordinatedHandler:
-        job = evolve(self.job, node=name)
-        self.handlers.append(CoordinatedHandler(job, lambda job: Station(self.exchange, job)))
+        self.handlers.append(CoordinatedHandler(evolve(self.job, node=name), self.connect))
         return self.handlers[-1]
+
+    def connect(self, job: Job, *, stillness: float | None = None) -> Member:
+        return Member(
+            lambda _: self.exchange.clone(),
+            job.node,
+            BoundOffer(),
+            run_id=job.run_id,
+            terms=job.terms,
+            limits=Limits(job.join_timeout, 5.0),
+        )
 
     def close(self) -> None:
         for handler in self.handlers:
@@ -282,6 +286,11 @@ def in_thread(call: Callable[[], Any]) -> Future[Any]:
 
     threading.Thread(target=run, daemon=True).start()
     return outcome
+
+
+def talk(handler: CoordinatedHandler) -> Talk:
+    assert handler._member is not None, "it has asked nothing yet"
+    return handler._member
 
 
 def together(*handlers: RendezvousHandler) -> list[RendezvousInfo]:
@@ -349,7 +358,7 @@ def test_a_spare_disturbs_nobody_and_leaves_by_the_graceful_error_when_the_job_e
     wait_until(lambda: bool(meeting.host._state.waiting))
     seen = a.num_nodes_waiting()
     for handler in (a, b):
-        handler._place.member.succeeded(0)
+        talk(handler).succeeded(0)
 
     with pytest.raises(RendezvousGracefulExitError, match="ended well without this node"):
         waits.result(LIMIT)
@@ -394,8 +403,7 @@ def test_shutting_down_closes_the_job_and_frees_everything(meeting: Meeting) -> 
     down = a.shutdown()
     wait_until(b.is_closed)
 
-    place: Any = a._place
-    assert (True, True, True) == (down, a.is_closed(), place.closed)
+    assert (True, True, -1) == (down, a.is_closed(), talk(a).fileno())
     assert a.shutdown()
     with pytest.raises(RendezvousClosedError, match="was shut down"):
         a.next_rendezvous()
@@ -409,6 +417,18 @@ def test_shutting_down_says_false_when_nobody_coordinates(caplog: pytest.LogCapt
 
     assert not down
     assert "closing the rendezvous failed: job 'job' was not closed in 0.2 s" in caplog.text
+
+
+def test_shutting_down_wakes_a_thread_that_waits_for_a_round() -> None:
+    meeting = Meeting(2, 2, coordinated=False)
+    a = meeting.node("a")
+    waits = in_thread(a.next_rendezvous)
+    wait_until(lambda: a._seeks)
+
+    a.shutdown()
+
+    with pytest.raises(RendezvousClosedError, match="was shut down"):
+        waits.result(LIMIT)
 
 
 def test_too_few_nodes_are_a_timeout() -> None:
@@ -451,7 +471,7 @@ def test_a_store_that_died_with_its_round_makes_the_node_ask_again(
     def reach(addresses: list[str], port: int) -> tuple[str, str]:
         reached.append(port)
         if len(reached) == 1:
-            a._place.member.stopped(0)  # as its successor would: rank 0 has no worker any more
+            talk(a).stopped(0)  # as its successor would: rank 0 has no worker any more
             raise RendezvousConnectionError("refused")
         return "reached", addresses[0]
 
@@ -509,3 +529,108 @@ def test_static_parameters_make_a_static_handler() -> None:
     handler = create_rdzv_handler(RendezvousParameters("static", "[::1]:29500", "job", 1, 2, rank="0"))
 
     assert (0, True, "[::1]:29500") == (handler.job.node_rank, handler.job.is_host, handler.job.endpoint)
+
+
+# Our handler in an agent's hands.
+
+
+def heard(member: Membership, kind: type[Word]) -> Any:
+    """The first word of that kind that *member* has."""
+    found: list[Word] = []
+
+    def came() -> bool:
+        found.extend(word for word in member.take() if isinstance(word, kind))
+        return bool(found)
+
+    wait_until(came)
+    return found[0]
+
+
+def test_an_agent_gets_a_place_with_its_own_number_of_restarts() -> None:
+    meeting = Meeting(1, 1)
+    handler = meeting.node("a")
+
+    with handler.lend(7) as member:
+        member.join(2, "trainer")
+        final = heard(member, Final)
+
+    assert "refused" == final.kind
+    assert "7 restarts" in final.why
+    meeting.close()
+
+
+def test_a_lent_place_is_another_node_each_time_and_knows_its_address(meeting: Meeting) -> None:
+    handler = meeting.node("a")
+
+    names = []
+    for _ in range(2):
+        with handler.lend(3, "10.0.0.1") as member:
+            names.append(member.node)
+
+    assert 3 == len({"a", *names})
+    assert ["10.0.0.1"] * 2 == [name.split("/")[0] for name in names]
+
+
+def test_how_the_job_of_an_agent_ended_its_handler_knows_at_once() -> None:
+    meeting = Meeting(1, 1)
+    handler = meeting.node("a")
+    with handler.lend(3) as member:
+        member.join(2, "trainer")
+        member.succeeded(heard(member, Seat).round)
+        heard(member, Final)
+
+    assert (True, 0, True) == (handler.is_closed(), handler.num_nodes_waiting(), handler.shutdown())
+    assert handler._member is None
+    meeting.close()
+
+
+def test_after_an_agent_that_left_a_handler_still_closes_the_job_for_all(meeting: Meeting) -> None:
+    handler, other = meeting.node("a"), meeting.node("b")
+    with handler.lend(3) as member:
+        member.join(1, "default")
+        waits = in_thread(other.next_rendezvous)
+        round = heard(member, Seat).round
+        member.leave("a signal", round)
+        member.stopped(round)
+        waits.result(LIMIT)
+        left = heard(member, Final)
+
+    closed_before = handler.is_closed()
+    handler.set_closed()
+    wait_until(other.is_closed)
+
+    assert ("left", False) == (left.kind, closed_before)
+
+
+def test_closing_a_handler_tells_the_agent_that_has_its_place(meeting: Meeting) -> None:
+    handler = meeting.node("a")
+    with handler.lend(3) as member:
+        member.join(1, "default")
+        handler.set_closed()
+        final = heard(member, Final)
+
+    assert "closed" == final.kind
+    assert handler.is_closed()
+
+
+def test_a_handler_that_an_agent_has_the_place_of_seeks_no_round(meeting: Meeting) -> None:
+    handler = meeting.node("a")
+
+    with handler.lend(3), pytest.raises(ConfigError, match="an agent has the place"):
+        handler.next_rendezvous()
+
+
+def test_a_handler_that_is_in_use_is_not_lent(meeting: Meeting) -> None:
+    a, b = meeting.node("a"), meeting.node("b")
+    together(a, b)
+
+    with pytest.raises(ConfigError, match="in use"), a.lend(3):
+        pass
+
+
+def test_a_handler_that_was_shut_down_is_not_lent(meeting: Meeting) -> None:
+    handler = meeting.node("a")
+    handler.shutdown()
+
+    with pytest.raises(RendezvousClosedError, match="was shut down"), handler.lend(3):
+        pass

@@ -20,7 +20,7 @@ from elasticlib.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from elasticlib.rendezvous import _line
+from elasticlib.rendezvous import _line, _member
 from elasticlib.rendezvous._contact import Limits
 from elasticlib.rendezvous._exchange import HELLO, PULSE, Exchange, Posted, beat_key, box_key, key_place, report_place
 from elasticlib.rendezvous._member import Member
@@ -548,4 +548,41 @@ def test_with_a_token_everything_is_signed_and_nothing_else_is_believed() -> Non
     stage.tell("a/1", 0, SEAT)
 
     assert [SEAT] == take(member)
+    member.close()
+
+
+def test_one_that_seeks_says_what_is_wrong_and_how_long_it_goes_on(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 100.0
+
+    def dial(timeout: float) -> Exchange:
+        raise RendezvousConnectionError("node0:29400 cannot be reached (10.0.0.9: timed out)")
+
+    member = make(stage, dial=dial, limits=Limits(join_timeout=60.0), clock=lambda: now)
+    member.join(1, "trainer")
+    select.select([member], [], [], LIMIT)
+    now = 106.0
+    member.take()
+    member.close()
+
+    why = "node a has waited 6 s for job 'job': node0:29400 cannot be reached (10.0.0.9: timed out); 54 s left"
+    assert [why] == caplog.messages
+
+
+def test_who_is_there_is_told_from_a_time_after_the_join(
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_member, "_TELL_AFTER", (0.0,) * 1000)
+    stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 1.0))
+    stage.write(PULSE, Pulse(1, "nobody is there"))
+    member = make(stage)
+    member.join(1, "trainer")
+    deadline = time.monotonic() + LIMIT
+    while not any("nobody is there" in message for message in caplog.messages) and time.monotonic() < deadline:
+        select.select([member], [], [], 0.01)
+        member.take()
+
+    assert "not said yet who is there" in " ".join(caplog.messages)
+    assert decode_beat(stage, "a/1").count > 1
     member.close()

@@ -23,7 +23,7 @@ from elasticlib.errors import (
 from elasticlib.rendezvous import ContactLost, FailureNote, Final, RoundEnd, Seat, _remote
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous._messages import Failed, Leave, Notice, Stopped, Succeeded, decode, encode
+from elasticlib.rendezvous._messages import Close, Failed, Leave, Notice, Stopped, Succeeded, decode, encode
 from elasticlib.rendezvous._remote import RemoteMember
 
 LIMIT = 30.0
@@ -59,8 +59,8 @@ class Process:
     def say(self, op: str, *descriptors: int, **facts: object) -> None:
         self.channel.send({"op": op, **facts}, descriptors)
 
-    def tell(self, notice: Notice, *descriptors: int) -> None:
-        self.say("notice", *descriptors, notice=encode(notice).decode())
+    def tell(self, notice: Notice, *descriptors: int, wish: int = 0) -> None:
+        self.say("notice", *descriptors, notice=encode(notice).decode(), wish=wish)
 
     def heard(self) -> Message:
         assert wait_readable([self.channel], LIMIT), "nothing was said"
@@ -150,16 +150,18 @@ def test_reports_go_over_in_their_order(member: RemoteMember, process: Process) 
     member.stopped(0, notes)
     member.succeeded(1)
     member.leave("signal 15", 1)
+    member.end_job("done")
 
-    join, guard, *reports = [process.heard() for _ in range(6)]
+    join, guard, *reports = [process.heard() for _ in range(7)]
 
-    assert join == {"op": "join", "slots": 2, "role": "trainer"}
+    assert join == {"op": "join", "slots": 2, "role": "trainer", "wish": 1}
     assert guard == {"op": "guard", "pid": 4321}
     assert [decode(each["report"].encode()) for each in reports] == [
         Failed("n1/1-a", 0, notes),
         Stopped("n1/1-a", 0, notes),
         Succeeded("n1/1-a", 1),
         Leave("n1/1-a", "signal 15", 1),
+        Close("n1/1-a", "done"),
     ]
 
 
@@ -193,6 +195,24 @@ def test_notices_come_in_their_order(member: RemoteMember, process: Process) -> 
     assert taken(member) == words
 
 
+def test_the_end_is_known_once_it_was_taken(member: RemoteMember, process: Process) -> None:
+    before = member.final
+    process.tell(Final(True, "all succeeded"))
+    taken(member)
+
+    assert (before, member.final) == (None, Final(True, "all succeeded"))
+
+
+def test_how_many_wait_is_known_as_the_process_told_it_last(member: RemoteMember, process: Process) -> None:
+    counts = [member.waiting()]
+    for count in (2, 1):
+        process.say("waiting", count=count)
+        assert taken(member) == []
+        counts.append(member.waiting())
+
+    assert counts == [0, 2, 1]
+
+
 def test_a_seat_brings_the_socket_of_the_workers_store_once(member: RemoteMember, process: Process) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         process.tell(SEAT, bound.fileno())
@@ -216,6 +236,17 @@ def test_a_socket_that_nobody_fetched_is_closed_when_the_next_one_comes(member: 
         assert before is not None and before.fileno() == -1
         assert found is not None and found.getsockname() == second.getsockname()
         found.close()
+
+
+def test_an_answer_to_an_earlier_wish_is_none_any_more(member: RemoteMember, process: Process) -> None:
+    member.join(1, "trainer")
+    member.join(1, "trainer")
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        process.tell(SEAT, bound.fileno(), wish=1)
+    process.tell(SEAT, wish=2)
+
+    assert [SEAT] == taken(member)
+    assert member.listener() is None
 
 
 def test_lost_contact_comes_as_the_process_tells_it(member: RemoteMember, process: Process) -> None:
@@ -304,12 +335,25 @@ def test_a_dead_process_takes_reports_without_a_word(member: RemoteMember, proce
 
 
 def test_a_process_that_does_not_answer_is_lost_contact_once(member: RemoteMember, clock: Clock) -> None:
-    clock.now += 0.6 * HEARTBEAT
+    clock.now += 0.45 * HEARTBEAT
 
     assert member.patience() == 0.0
     (word,) = member.take()
     assert isinstance(word, ContactLost) and "does not answer" in word.why
-    assert (member.take(), member.patience()) == ([], None)
+    assert (member.take(), member.patience()) == ([], 60.0)
+
+
+def test_a_process_that_stays_silent_is_given_up(member: RemoteMember, clock: Clock) -> None:
+    clock.now += HEARTBEAT
+    member.take()
+    clock.now += 59.9
+    before = member.take()
+
+    clock.now += 0.1
+
+    assert before == []
+    with pytest.raises(RendezvousConnectionError, match="rendezvous process has not answered for 60 s more"):
+        member.take()
 
 
 def test_a_process_that_answers_again_is_watched_again(member: RemoteMember, process: Process, clock: Clock) -> None:
@@ -318,9 +362,25 @@ def test_a_process_that_answers_again_is_watched_again(member: RemoteMember, pro
     process.say("alive")
 
     assert taken(member) == []
-    assert member.patience() == pytest.approx(0.6 * HEARTBEAT)
+    assert member.patience() == pytest.approx(0.45 * HEARTBEAT)
     clock.now += HEARTBEAT
     assert [type(word) for word in member.take()] == [ContactLost]
+
+
+def test_a_program_that_may_stand_still_gives_its_process_that_time_too(process: Process, clock: Clock) -> None:
+    member = RemoteMember(job(), stillness=1.0, clock=clock)
+    said = process.heard()
+    process.say("alive")
+    taken(member)
+    clock.now += 1.4 * HEARTBEAT
+    before = member.take()
+
+    clock.now += 0.2 * HEARTBEAT
+
+    assert (said["stillness"], before) == (1.0, [])
+    assert [type(word) for word in member.take()] == [ContactLost]
+    process.end()
+    member.close()
 
 
 def test_answers_that_wait_count_before_silence(member: RemoteMember, process: Process, clock: Clock) -> None:

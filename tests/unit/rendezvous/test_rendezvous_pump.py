@@ -16,9 +16,9 @@ import pytest
 
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import RendezvousTimeoutError
-from elasticlib.rendezvous import ContactLost, FailureNote, RoundEnd, Seat
+from elasticlib.rendezvous import ContactLost, FailureNote, Final, RoundEnd, Seat
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous._messages import Failed, Leave, Report, Stopped, Succeeded, decode, encode
+from elasticlib.rendezvous._messages import Close, Failed, Leave, Report, Stopped, Succeeded, decode, encode
 from elasticlib.rendezvous._process import LogLines, Pump, told
 
 LIMIT = 30.0
@@ -38,6 +38,8 @@ class Member:
         self.ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.bound: socket.socket | None = None
         self.kill_after: float | None = None
+        self.final: Final | None = None
+        self.others = 0
 
     def join(self, slots: int, role: str) -> None:
         self.asked.append(("join", slots, role))
@@ -53,6 +55,12 @@ class Member:
 
     def leave(self, why: str, round: int | None = None) -> None:
         self.asked.append(("leave", why, round))
+
+    def end_job(self, why: str) -> None:
+        self.asked.append(("end_job", why))
+
+    def waiting(self) -> int:
+        return self.others
 
     def hold(self, held: bool) -> None:
         self.asked.append(("hold", held))
@@ -183,11 +191,12 @@ def test_the_first_word_is_a_sign_of_life(desk: Desk) -> None:
 
 
 def test_reports_reach_the_member(desk: Desk) -> None:
-    desk.hear("join", slots=2, role="trainer")
+    desk.hear("join", slots=2, role="trainer", wish=1)
     desk.report(Failed("n1/1-a", 0, (NOTE,)))
     desk.report(Stopped("n1/1-a", 0, (NOTE,)))
     desk.report(Succeeded("n1/1-a", 1))
     desk.report(Leave("n1/1-a", "signal 15", 1))
+    desk.report(Close("n1/1-a", "done"))
 
     assert desk.member.asked == [
         ("join", 2, "trainer"),
@@ -195,6 +204,7 @@ def test_reports_reach_the_member(desk: Desk) -> None:
         ("stopped", 0, (NOTE,)),
         ("succeeded", 1),
         ("leave", "signal 15", 1),
+        ("end_job", "done"),
     ]
 
 
@@ -247,6 +257,25 @@ def test_log_lines_reach_the_launcher(desk: Desk) -> None:
     desk.step()
 
     assert desk.said() == [{"op": "log", "level": logging.WARNING, "text": "waiting for 2 nodes"}]
+
+
+def test_how_many_wait_is_told_when_it_changes(desk: Desk) -> None:
+    for desk.member.others in (0, 2, 2, 0):
+        desk.step()
+
+    assert desk.said() == [{"op": "waiting", "count": 2}, {"op": "waiting", "count": 0}]
+
+
+def test_how_many_wait_is_kept_for_a_launcher_that_stands_still(desk: Desk) -> None:
+    desk.now += HEARTBEAT
+    desk.member.others = 2
+    desk.step()
+    desk.step()
+    untold = desk.said()
+
+    desk.hear("alive")
+
+    assert (untold, desk.said()) == ([], [{"op": "waiting", "count": 2}])
 
 
 def test_signs_of_life_are_answered_now_and_then(desk: Desk) -> None:
@@ -316,6 +345,20 @@ def test_what_a_launcher_said_counts_before_its_silence(desk: Desk) -> None:
     assert desk.member.asked == []
 
 
+def test_a_launcher_that_may_stand_still_keeps_its_beats_for_so_long(desk: Desk) -> None:
+    desk.pump.stillness = 1.0
+    desk.now += 0.9 * HEARTBEAT
+    desk.step()
+    before = list(desk.member.asked)
+
+    patience = desk.pump.patience()
+    desk.now += 0.1 * HEARTBEAT
+    desk.step()
+
+    assert (before, desk.member.asked) == ([], [("hold", True)])
+    assert patience == pytest.approx(0.1 * HEARTBEAT)
+
+
 def test_without_a_heartbeat_no_launcher_is_silent() -> None:
     desk = Desk(0.0)
     desk.now += 1e6
@@ -340,7 +383,7 @@ def test_log_lines_for_a_launcher_that_stands_still_are_dropped(desk: Desk) -> N
 
 
 def run_workers(desk: Desk) -> None:
-    desk.hear("join", slots=2, role="trainer")
+    desk.hear("join", slots=2, role="trainer", wish=1)
     desk.tell(PEERS)
     desk.hear("guard", pid=desk.foreman)
     desk.said()
@@ -378,7 +421,7 @@ def test_workers_that_have_time_left_live(desk: Desk) -> None:
 def test_a_node_without_workers_loses_nobody(desk: Desk, report: Report | None) -> None:
     run_workers(desk)
     if report is None:
-        desk.hear("join", slots=2, role="trainer")
+        desk.hear("join", slots=2, role="trainer", wish=1)
     else:
         desk.report(report)
     desk.member.kill_after = -1.0
@@ -438,7 +481,7 @@ def test_a_new_seat_has_its_own_time(desk: Desk) -> None:
     desk.member.kill_after = -1.0
     desk.step()
     desk.member.kill_after = 5.0
-    desk.hear("join", slots=2, role="trainer")
+    desk.hear("join", slots=2, role="trainer", wish=1)
     desk.tell(PEERS)
     second = os.posix_spawn(shutil.which("sleep") or "sleep", ["sleep", "60"], {})
     desk.sleepers.append(second)

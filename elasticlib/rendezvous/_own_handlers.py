@@ -1,0 +1,55 @@
+"""
+Makes handlers of our own back ends from torch's parameters.
+
+Rules of this file: what is wrong is said here, by the name of the parameter; nothing is contacted.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elasticlib.errors import ConfigError
+from elasticlib.rendezvous import _options
+from elasticlib.rendezvous._choice import scheduler_index
+from elasticlib.rendezvous._coordinated import CoordinatedHandler
+from elasticlib.rendezvous._endpoint import parse_rendezvous_endpoint
+from elasticlib.rendezvous._handlers import RendezvousParameters
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._names import node_name
+from elasticlib.spec import TOKEN_VARIABLE
+
+
+def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
+    """
+    The handler of *params* for one of our own back ends; nothing is contacted yet.
+
+    Raises `ConfigError` for options that the back end does not take, and whatever else breaks a rule.
+    """
+    options = _options.read(params.backend, params.config)
+    fixed = params.backend == "static"
+    if fixed:
+        _check_static(params, options.rank)
+    if not params.run_id:
+        raise ConfigError(f"run_id={params.run_id!r}: nodes find each other's job by its id: give the same one to all")
+    job = Job.of(
+        options,
+        run_id=params.run_id,
+        node=node_name(params.local_addr),
+        backend=params.backend,
+        endpoint=params.endpoint,
+        nodes=(params.max_nodes if fixed else params.min_nodes, params.max_nodes),
+        wait_for=options.wait_for or "quiet",
+        node_rank=options.rank if fixed else scheduler_index(os.environ),
+        token=os.environ.get(TOKEN_VARIABLE) or None,
+        local_addr=params.local_addr,
+    )
+    return CoordinatedHandler(job)
+
+
+def _check_static(params: RendezvousParameters, rank: int | None) -> None:
+    if rank is None or not 0 <= rank < params.max_nodes:
+        last = params.max_nodes - 1
+        raise ConfigError(f"rank={rank}: with rdzv_backend='static' each node needs its own, from 0 to {last}")
+    ports = {parse_rendezvous_endpoint(params.endpoint, default)[1] for default in (1, 2)}
+    if not params.endpoint.strip() or len(ports) > 1 or ports == {0}:
+        raise ConfigError(f"endpoint={params.endpoint!r}: rdzv_backend='static' needs host:port, such as node0:29500")

@@ -1,0 +1,46 @@
+"""
+What a simulated node needs of the cluster around it.
+
+Rules of this file: the contract only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from elasticlib.rendezvous._coordinator import Rules
+from elasticlib.rendezvous._messages import Final, Seat
+from elasticlib.testing._history import Record
+from elasticlib.testing._timeline import Timeline
+
+if TYPE_CHECKING:
+    from elasticlib.testing._node import Group, Node
+
+
+class Surroundings(Protocol):
+    """What a node needs of its cluster."""
+
+    timeline: Timeline
+    rules: Rules
+    work: float
+
+    def note(self, record: Record) -> None:
+        """Remember what happened."""
+
+    def started(self, group: Group) -> None:
+        """Workers run."""
+
+    def seated(self, node: Node, seat: Seat) -> None:
+        """A node was given a seat."""
+
+    def told(self, node: Node, final: Final) -> None:
+        """A node was told how the job ended."""
+
+    def finished(self, node: Node) -> None:
+        """An agent's part ended."""
+
+    def part(self, node: Node, linger: float) -> None:
+        """A rendezvous process is about to end: what of the job it hosts must end, too."""
+
+    def leaves(self, node: Node, why: str) -> bool:
+        """Whether the job ends because this node goes."""

@@ -1,0 +1,301 @@
+"""
+Random schedules of losses and arrivals on real agents, each compared with what the same decisions, simulated, lead to.
+
+A schedule is drawn as a `FaultPlan` and carried out on machines of their own (network namespaces); the simulated
+cluster, which runs the real coordinator, is given the very same plan. In the end the size of the world, the restarts
+and the end of every agent must be those that were foretold; no two rounds may ever have been at work at once, and
+no process may be left. The whole campaign:
+``python -m tests.benchmarks.schedules --count 200 --seed 0 --backend both``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from attrs import define, field, frozen
+
+from elasticlib.testing import Cut, FailWorker, Fault, FaultPlan, Join, Kill, Leave
+from tests.benchmarks import tree
+from tests.benchmarks.forecast import AHEAD, HEARTBEAT, JOIN_TIMEOUT, LAST_CALL, Draft, Forecast, draft, foretell
+from tests.benchmarks.job import new_folder
+from tests.hosts._netns import Host, machines, missing
+from tests.hosts._team import ETCD_PORT, STORE_PORT, Agent, HungError, Line, Team, dynamic, etcd, team
+
+BACKENDS = ("c10d", "etcd")
+RECONNECT_TIMEOUT = 20.0
+BLINK, ABSENCE = 0.3, 7.0
+"""Seconds without a link that nobody may notice, and those that everybody must."""
+_RETURN = 7.0
+"""Seconds in which a node whose link is back finds the job again: one attempt to connect may still be under way."""
+_MORE = 2
+"""Machines without an agent at the start."""
+_LIMIT = 90.0
+"""Seconds for a state that was foretold to come."""
+
+
+@frozen
+class Outcome:
+    """One schedule that was carried out."""
+
+    number: int
+    draft: Draft
+    plan: FaultPlan
+    complaints: tuple[str, ...]
+    report: str
+    seconds: float
+
+
+@define(eq=False)
+class Schedule:
+    """One schedule while it is carried out."""
+
+    draft: Draft
+    draw: random.Random
+    seed: int
+    hosts: tuple[Host, ...]
+    job: Team
+    faults: list[Fault] = field(factory=list)
+    agents: dict[int, list[Agent]] = field(factory=dict)
+    _began: float = 0.0
+
+    def run(self) -> list[str]:
+        """What is wrong with how it went; nothing, when all went as foretold. Raises `HungError`."""
+        for number in range(self.draft.nodes):
+            self._start(number)
+        self.job.at_work(self.draft.nodes, _LIMIT)
+        self._began = time.monotonic() - AHEAD
+        for _ in range(self.draft.steps):
+            if self.draw.random() < 0.5:
+                self._settle()
+            else:
+                time.sleep(self.draw.uniform(0.0, 1.0))  # the gap between two faults is what is drawn
+            if not self._now_foretold().world:
+                break
+            if not self._strike():
+                break
+        for host in self.hosts:
+            if not self._is_off(host):
+                host.heal()
+        return self._compare()
+
+    # What is done.
+
+    def _strike(self) -> bool:
+        """Do something; whether more may follow."""
+        foretold = self._now_foretold()
+        kinds: list[Callable[[], bool]] = [self._fail_worker, self._fail_worker, self._lose, self._lose, self._cut]
+        kinds += [self._join, self._join] if len(foretold.present) <= self.draft.nodes else []  # at most one spare
+        return self.draw.choice(kinds)()
+
+    def _fail_worker(self) -> bool:
+        self._settle()
+        foretold = self._now_foretold()
+        if not foretold.world:
+            return False
+        victim = self.draw.choice(list(self._current(foretold.world).values()))
+        self._note(FailWorker(self._number(victim.host), self._at()))
+        os.kill(victim.pid, signal.SIGKILL)
+        return True
+
+    def _lose(self) -> bool:
+        there = self._present()
+        # Mostly so that enough are left; what happens when too few are takes long to see.
+        if len(there) <= self.draft.min_nodes and self.draw.random() < 0.7:
+            return True
+        number = self.draw.choice(there)
+        agent = next(each for each in self.agents[number] if each.lives)
+        how = self.draw.choice(["agent", "machine", "leave"])
+        match how:
+            case "agent":
+                self._note(Kill(number, self._at(), "agent"))
+                agent.kill()
+            case "machine":
+                self._note(Kill(number, self._at()))
+                agent.host.cut()
+                tree.kill(agent.family())
+                agent.process.wait()
+            case "leave":
+                self._note(Leave(number, self._at()))
+                agent.process.send_signal(signal.SIGTERM)
+        return not self._hosts_store(number)
+
+    def _cut(self) -> bool:
+        number = self.draw.choice(self._present())
+        seconds = self.draw.choice([BLINK, ABSENCE])
+        if self._hosts_store(number):
+            seconds = BLINK  # longer, it ends the job, as losing this machine does
+        self._note(Cut(number, self._at(), seconds))
+        self.hosts[number].cut()
+        time.sleep(seconds)  # this long the link is down
+        self.hosts[number].heal()
+        if seconds == ABSENCE:
+            time.sleep(_RETURN)  # where it becomes a spare, nothing can be seen of it
+        return True
+
+    def _join(self) -> bool:
+        free = sorted(set(range(self.draft.nodes + _MORE)) - set(self._present()))
+        number = self.draw.choice(free)
+        self.hosts[number].heal()
+        self._settle()
+        before = self._world()
+        self._connected(number)
+        self._note(Join(number, self._at()))
+        if self._now_foretold().world == before:
+            # A spare: nothing can be seen of its Join, which it says as soon as it is connected.
+            time.sleep(0.5)
+        return True
+
+    def _connected(self, number: int) -> None:
+        """Start an agent, wait until it speaks and listens: that takes longer here than in the simulation."""
+        port = STORE_PORT if self.draft.backend == "c10d" else ETCD_PORT
+        host = self.hosts[number]
+        held = host.connections(port)
+        agent = self._start(number)
+        self.job.wait_for(lambda: host.connections(port) >= held + 2 or not agent.lives, "a new agent to connect")
+
+    def _start(self, number: int) -> Agent:
+        agent = self.job.start(self.hosts[number])
+        self.agents.setdefault(number, []).append(agent)
+        return agent
+
+    # What is known.
+
+    def _at(self) -> float:
+        return time.monotonic() - self._began
+
+    def _note(self, fault: Fault) -> None:
+        self.faults.append(fault)
+
+    def _present(self) -> list[int]:
+        return sorted(number for number, agents in self.agents.items() if any(each.lives for each in agents))
+
+    def _is_off(self, host: Host) -> bool:
+        last = [each for each in self.faults if isinstance(each, (Kill, Join)) and each.node == self._number(host.name)]
+        return bool(last) and isinstance(last[-1], Kill) and last[-1].what == "machine"
+
+    def _number(self, name: str) -> int:
+        return [host.name for host in self.hosts].index(name)
+
+    def _hosts_store(self, number: int) -> bool:
+        return self.draft.backend == "c10d" and number == 0
+
+    def _now_foretold(self) -> Forecast:
+        return foretell(self.draft, tuple(self.faults), self.seed)
+
+    def _current(self, world: int) -> dict[int, Line]:
+        return self.job.at_work(world, _LIMIT)
+
+    def _world(self) -> int:
+        return next((line.world for line in reversed(self.job.lines()) if line.what == "up"), 0)
+
+    def _settle(self) -> None:
+        """Wait for what must come of all that was done so far."""
+        foretold = self._now_foretold()
+        if foretold.world:
+            self._current(foretold.world)
+
+    # What came of it.
+
+    def _compare(self) -> list[str]:
+        foretold = self._now_foretold()
+        complaints: list[str] = []
+        if foretold.world:
+            last = self._current(foretold.world)
+            restarts = {line.restarts for line in last.values()}
+            if restarts != {foretold.restarts}:
+                complaints.append(f"{foretold.restarts} restarts were foretold, the workers were told {restarts}")
+            self.job.finish()
+        self.job.codes(limit=_LIMIT)
+        codes = sorted(
+            (number, int(agent.process.returncode)) for number, agents in self.agents.items() for agent in agents
+        )
+        if tuple(codes) != foretold.codes:
+            complaints.append(f"machines and exit codes {foretold.codes} were foretold, {tuple(codes)} came")
+        complaints += self.job.faults()
+        complaints += [f"left: {each}" for each in self.job.left()]
+        return complaints
+
+
+def carry_out(number: int, backend: str, seed: int, parent: Path | None = None) -> Outcome:
+    """Schedule *number* of those that *seed* means."""
+    draw = random.Random(f"{seed}/{backend}/{number}")
+    plan = draft(backend, draw)
+    began = time.monotonic()
+    with ExitStack() as stack:
+        hosts = stack.enter_context(machines(plan.nodes + _MORE + 1))
+        store = hosts[0] if backend == "c10d" else hosts[-1]
+        if backend != "c10d":
+            stack.enter_context(etcd(store, parent))
+        options = dynamic(
+            backend,
+            store,
+            f"{plan.min_nodes}:{plan.nodes}",
+            heartbeat_timeout=f"{HEARTBEAT:g}",
+            last_call_timeout=f"{LAST_CALL:g}",
+            join_timeout=f"{JOIN_TIMEOUT:g}",
+            reconnect_timeout=f"{RECONNECT_TIMEOUT:g}",
+        )
+        job = stack.enter_context(team(*options, f"--max-restarts={plan.max_restarts}", parent=parent))
+        schedule = Schedule(plan, draw, seed, hosts, job)
+        try:
+            complaints = schedule.run()
+        except HungError as error:
+            complaints = [str(error).partition(":\n")[0]]
+        report = job.report() if complaints else ""
+    return Outcome(number, plan, FaultPlan(schedule.faults), tuple(complaints), report, time.monotonic() - began)
+
+
+def campaign(
+    count: int, seed: int, backend: str, side_by_side: int = 1, say: Callable[[str], object] | None = None
+) -> list[Outcome]:
+    """Carry out *count* schedules, *side_by_side* at once; *say* hears of each. Those that did not go as foretold."""
+    bad: list[Outcome] = []
+    with new_folder() as folder, ThreadPoolExecutor(side_by_side) as pool:
+        for outcome in pool.map(lambda number: carry_out(number, backend, seed, folder), range(count)):
+            if outcome.complaints:
+                bad.append(outcome)
+            if say is not None:
+                end = "; ".join(outcome.complaints) or "as foretold"
+                what = f"{outcome.draft} {outcome.plan}"
+                say(f"{backend} {outcome.number + 1}/{count}: {what}: {end}, {outcome.seconds:.0f} s")
+                if outcome.report:
+                    say(outcome.report)
+    return bad
+
+
+def main() -> int:
+    """The campaign as a command: 0 when all schedules ended as foretold."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.schedules", description=main.__doc__)
+    parser.add_argument("--count", type=int, default=200, help="schedules of each back end (200)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", choices=[*BACKENDS, "both"], default="both")
+    parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="schedules at a time (1)")
+    options = parser.parse_args()
+    if why := missing():
+        parser.error(why)
+    results = Counter[str]()
+    for backend in BACKENDS if options.backend == "both" else (options.backend,):
+        bad = campaign(
+            options.count,
+            options.seed,
+            backend,
+            options.side_by_side,
+            lambda text: print(text, file=sys.stderr, flush=True),
+        )
+        results["bad"] += len(bad)
+        print(f"{backend}: {options.count - len(bad)} of {options.count} as foretold (seed {options.seed})", flush=True)
+    return 1 if results["bad"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""A fixed, seeded sample of the campaign in `tests.benchmarks.schedules`; the whole one is a command there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks import schedules
+from tests.hosts._netns import missing
+
+pytestmark = pytest.mark.slow
+
+
+def test_random_losses_and_arrivals_end_as_foretold(backend: str) -> None:
+    if why := missing():
+        pytest.skip(why)
+
+    bad = schedules.campaign(1, seed=20, backend=backend)
+
+    assert [] == [(outcome.plan, outcome.complaints, outcome.report) for outcome in bad]
