@@ -14,6 +14,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from attrs import evolve
+
 from elasticlib import records
 from elasticlib.agent import LocalElasticAgent
 from elasticlib.errors import ChildFailedError, ConfigError, root_cause
@@ -74,6 +76,8 @@ def launch_agent(
         logs.check()
     workers = _devices.workers_per_node(config.nproc_per_node)
     choice = _choose(config)
+    if isinstance(choice, Job):
+        choice = evolve(choice, work=entrypoint_name(entrypoint))
     succeeded = False
     try:
         with _opened(choice, config) as rendezvous:

@@ -165,6 +165,14 @@ def _refusal(state: State, report: Join) -> str | None:
     if asked is not None and asked != ours:
         told = f"node {node} was told {_terms(asked)}, but this job runs with {_terms(ours)}"
         return f"{told}: tell all nodes the same, or give another job another id"
+    role, work = report.descriptor.role, report.descriptor.work
+    # One of them tells for all: each was compared when it came.
+    peer = next((each for each in _present(state) if each.descriptor.role == role and each.descriptor.work), None)
+    if peer is not None and work and peer.descriptor.work != work:
+        return (
+            f"node {node} runs {work!r}, but node {peer.node} of this job runs {peer.descriptor.work!r} in the same "
+            f"role {role!r}: if these are two jobs, give each an id of its own (--rdzv-id)"
+        )
     if not rules.fixed_places:
         return None
     places = f"0 to {rules.max_nodes - 1}"

@@ -79,11 +79,11 @@ def _state(body: Any, now: float) -> State:
 
 def _entry(entry: Entry) -> list[Any]:
     its = entry.descriptor
-    return [entry.node, entry.seq, its.slots, its.role, its.addresses, its.store_port, its.index, its.hosts]
+    return [entry.node, entry.seq, its.slots, its.role, its.addresses, its.store_port, its.index, its.hosts, its.work]
 
 
 def _read_entry(value: Any) -> Entry:
-    node, seq, slots, role, addresses, port, index, hosts = value
+    node, seq, slots, role, addresses, port, index, hosts, work = value
     descriptor = Descriptor(
         _read(slots, int),
         _read(role, str),
@@ -91,6 +91,7 @@ def _read_entry(value: Any) -> Entry:
         _read(port, int),
         None if index is None else _read(index, int),
         _read(hosts, bool),
+        _read(work, str),
     )
     return Entry(_read(node, str), box_name(node, _read(seq, int)), seq, descriptor)
 

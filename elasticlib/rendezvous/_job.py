@@ -30,6 +30,8 @@ class Job:
     min_nodes: int = 1
     max_nodes: int = 1
     max_restarts: int = 3
+    work: str = ""
+    """What the workers run: nodes of one role that run something else belong to another job."""
     token: str | None = field(default=None, repr=False)
     node_rank: int | None = None
     """Fixed place of this node (static)."""

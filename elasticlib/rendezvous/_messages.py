@@ -38,6 +38,8 @@ class Descriptor:
     """Place in the order of ranks, where the user or a scheduler fixed one."""
     hosts: bool = False
     """Whether the job's store lives on this node: without fixed places it comes first."""
+    work: str = ""
+    """What its workers run, for telling two jobs of one name apart."""
 
 
 @frozen

@@ -34,6 +34,8 @@ class BoundOffer:
     index: int | None = None
     hosts: Callable[[], bool] = lambda: False
     """Whether the job's store lives here."""
+    work: str = ""
+    """What the workers run."""
     _listener: socket.socket | None = None
 
     def describe(self, slots: int, role: str) -> Descriptor:
@@ -42,7 +44,7 @@ class BoundOffer:
         first = self.address()
         self._listener, others = _listen(first, self.port)
         port = self._listener.getsockname()[1]
-        return Descriptor(slots, role, (first, *others), port, self.index, self.hosts())
+        return Descriptor(slots, role, (first, *others), port, self.index, self.hosts(), self.work)
 
     def listener(self) -> socket.socket | None:
         """The socket that was bound last, once."""
@@ -63,10 +65,11 @@ class FixedOffer:
     port: Callable[[], int]
     index: int | None
     hosts: Callable[[], bool]
+    work: str = ""
 
     def describe(self, slots: int, role: str) -> Descriptor:
         """The same for each round."""
-        return Descriptor(slots, role, (self.address,), self.port(), self.index, self.hosts())
+        return Descriptor(slots, role, (self.address,), self.port(), self.index, self.hosts(), self.work)
 
     def listener(self) -> socket.socket | None:
         """Nothing."""

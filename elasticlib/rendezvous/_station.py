@@ -115,8 +115,8 @@ class Station:
         job = self.job
         if job.backend == "static":
             host, port = self._backend.host_and_port()
-            return FixedOffer(host, lambda: int(port), job.node_rank, lambda: job.node_rank == 0)
-        return BoundOffer(self._address, index=job.node_rank, hosts=lambda: self.hosts_store)
+            return FixedOffer(host, lambda: int(port), job.node_rank, lambda: job.node_rank == 0, job.work)
+        return BoundOffer(self._address, index=job.node_rank, hosts=lambda: self.hosts_store, work=job.work)
 
     def _address(self) -> str:
         return self.job.local_addr or self._backend.address() or LOOPBACK

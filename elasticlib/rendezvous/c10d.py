@@ -23,7 +23,7 @@ from elasticlib.errors import ConfigError, RendezvousConnectionError, Rendezvous
 from elasticlib.rendezvous._binding import ANYWHERE, Elsewhere, Taken, bind_endpoint, is_here, listen, outward_address
 from elasticlib.rendezvous._dial import Answer, Limited, RefusedError, probe
 from elasticlib.rendezvous._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
-from elasticlib.rendezvous._exchange import HELLO, Exchange, key_place
+from elasticlib.rendezvous._exchange import HELLO, PULSE, Exchange, key_place
 from elasticlib.rendezvous._file_store import PolledFileStore, is_stale, sign
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._messages import Hello, decode, key_of
@@ -45,6 +45,8 @@ PREDECESSOR = 10.0
 """Seconds for which the store of a node that was killed may outlive it at most."""
 GREETING = 2.0
 """Seconds for asking who hosts the store where this node should."""
+_FORGETTING = 2.0
+"""Seconds to reach the store once more, at the end."""
 STORE_LIMIT = timedelta(seconds=1)
 """What a store waits where it cannot be told otherwise."""
 
@@ -161,10 +163,13 @@ class C10dBackend:
         return False
 
     def forget_job(self) -> None:
-        """Make the endpoint free for the next job, now that this one is over for all: a file outlives its users."""
+        """Make the job's id free for the next one, now that this one is over for all, in a store that outlives it."""
         if self.job.store_type == "file" and self._path:
             with suppress(FileNotFoundError):
                 os.unlink(self._path)
+        elif self._server is None:
+            with suppress(RendezvousConnectionError):
+                self.dial(_FORGETTING).delete([HELLO, PULSE, "inbox", "claimant", "claims"])
 
     def close(self) -> None:
         """End the server, if there is one; may come twice."""

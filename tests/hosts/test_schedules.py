@@ -7,7 +7,7 @@ import pytest
 from tests.benchmarks import schedules
 from tests.hosts._netns import missing
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled]
 
 
 def test_random_losses_and_arrivals_end_as_foretold(backend: str) -> None:

@@ -313,6 +313,23 @@ class TestStrangers:
         assert "a" == first.served_run(mine) == second.served_run(theirs)
         assert [True, False] == [node.claim(node.dial(LONG)) for node in (second, third)]
 
+    def test_the_id_of_a_guest_that_is_over_is_free_again(self, backend: Open) -> None:
+        first = served(backend("localhost:0", "a"))
+        guest = backend(first.endpoint, "b")
+        exchange = guest.dial(LONG)
+        claimed = guest.claim(exchange)
+        exchange.post(b"1")
+        exchange.write({HELLO: b"{}"})
+        guest.forget_job()
+        follower = backend(first.endpoint, "b")
+        later = follower.dial(LONG)
+
+        assert claimed
+        assert [None] == later.read([HELLO])
+        assert follower.claim(later)
+        later.post(b"2")
+        assert [b"2"] == [entry.data for entry in later.receive(LONG)]
+
     def test_bytes_that_are_no_request_kill_nobody(self, backend: Open) -> None:
         node = served(backend("localhost:0"))
         exchange = node.dial(LONG)

@@ -231,6 +231,24 @@ def test_between_min_and_max_the_quiet_period_counts_from_the_last_join() -> Non
     assert {"a", "b"} == desk.tick(1.0).sent().keys()
 
 
+def test_a_node_of_another_job_with_the_same_id_is_turned_down_and_disturbs_nobody() -> None:
+    desk = running("a", spare_room=1)
+    first = Descriptor(1, "trainer", ("10.0.0.1",), 1, work="train.py")
+    desk.hear(Join("b", first))
+    desk.hear(Join("a", first))
+    seats = {node: seat_of(notice) for node, notice in desk.sent().items()}
+    box = desk.hear(Join("c", Descriptor(1, "trainer", ("10.0.0.2",), 1, work="other.py")))
+    reader = desk.hear(Join("d", Descriptor(1, "reader", ("10.0.0.3",), 1, work="reader.py")))
+
+    (final,) = desk.boxes[box]
+    assert {"a", "b"} == seats.keys()
+    assert isinstance(final, Final)
+    assert "refused" == final.kind
+    assert "node c runs 'other.py', but node " in final.why
+    assert "give each an id of its own (--rdzv-id)" in final.why
+    assert reader not in desk.boxes
+
+
 def test_too_few_nodes_end_the_job_after_the_join_time() -> None:
     desk = Desk(Rules(2, 2, join_timeout=600.0))
     (box,) = desk.join("a")
