@@ -34,16 +34,16 @@ def pytest_configure() -> None:
         signal.signal(signum, signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not HAS_ACCELERATOR:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA device (/dev/nvidiactl) on this machine"))
+    if SAMPLE != "all":
+        _sample(config, items)
 
 
-@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
-def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if SAMPLE == "all":
-        return
+def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     variants: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled"):
