@@ -1,12 +1,13 @@
 """
 What all tests share: Hypothesis profiles, the rule for accelerators, and no silent skips in CI.
 
-`HYPOTHESIS_PROFILE` chooses between dev (50 examples), ci (300) and nightly (5000). Of a test that is marked as sampled
-one variant runs in CI, chosen by the seed `ELASTICLIB_SAMPLE` (0); elsewhere, or with ``all``, all do.
+`HYPOTHESIS_PROFILE` chooses between dev (50 examples), ci (300) and nightly (5000). Of tests that are marked as sampled a
+share runs in CI, one variant of each, chosen by the seed `ELASTICLIB_SAMPLE` (0); elsewhere, or with ``all``, all run.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 import random
@@ -15,6 +16,9 @@ from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Every connection of a TCPStore asks for the name of its peer: where no name server answers, one in thirty takes 5 s.
+os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 IN_CI = os.environ.get("CI") == "true"
 SAMPLE = os.environ.get("ELASTICLIB_SAMPLE", "0" if IN_CI else "all")
@@ -44,13 +48,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    variants: dict[str, list[pytest.Item]] = {}
+    """One variant of each sampled test, and of these the share that the marker names, file by file."""
+    files: dict[pathlib.Path, dict[str, list[pytest.Item]]] = {}
+    shares: dict[pathlib.Path, float] = {}
     for item in items:
-        if item.get_closest_marker("sampled"):
-            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    # Each test draws for itself: another test more or less changes nothing for the others.
-    chosen = {random.Random(f"{SAMPLE}/{name}").choice(found) for name, found in variants.items()}
-    left_out = {item for found in variants.values() for item in found} - chosen
+        marker = item.get_closest_marker("sampled")
+        if marker is not None:
+            files.setdefault(item.path, {}).setdefault(item.nodeid.partition("[")[0], []).append(item)
+            shares[item.path] = marker.args[0] if marker.args else 1.0
+    chosen: set[pytest.Item] = set()
+    for path, tests in files.items():
+        # Each draws for itself: another test more or less changes little for the others.
+        drawn = sorted(tests, key=lambda name: random.Random(f"{SAMPLE}/{name}").random())
+        kept = drawn[: math.ceil(shares[path] * len(drawn))]
+        chosen |= {random.Random(f"{SAMPLE}/{name}/variant").choice(tests[name]) for name in kept}
+    left_out = {item for tests in files.values() for found in tests.values() for item in found} - chosen
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=list(left_out))
 

@@ -266,5 +266,5 @@ def test_twenty_launches_leak_no_descriptor_and_no_process(method: str) -> None:
             (bad if index % 5 == 4 else good)()
 
     # The template reaps a foreman, and closes what it held of it, when the launch is already over.
-    duties.wait_for(lambda: before == held())
-    assert before == held()
+    # What another test left behind in this process may go meanwhile: fewer are no leak.
+    duties.wait_for(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
