@@ -1,7 +1,7 @@
 """
 What all tests share: Hypothesis profiles, the rule for accelerators, and no silent skips in CI.
 
-`HYPOTHESIS_PROFILE` chooses between dev (50 examples), ci (300) and nightly (5000). Of tests that are marked as sampled a
+`HYPOTHESIS_PROFILE` chooses dev (50 examples), ci (300) or nightly (5000). Of tests that are marked as sampled a
 share runs in CI, one variant of each, chosen by the seed `ELASTICLIB_SAMPLE` (0); elsewhere, or with ``all``, all run.
 """
 

@@ -19,7 +19,7 @@ from elasticlib.rendezvous._contact import Limits
 from elasticlib.rendezvous._host import Host
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._member import Member
-from elasticlib.rendezvous._messages import FailureNote, Final, RoundEnd, Seat
+from elasticlib.rendezvous._messages import ContactLost, FailureNote, Final, RoundEnd, Seat
 from elasticlib.rendezvous._offer import BoundOffer
 from elasticlib.rendezvous.c10d import C10dBackend
 
@@ -50,13 +50,13 @@ class Nodes:
             )
             self._members[number] = member
             self._selector.register(member.fileno(), selectors.EVENT_READ, member)
+        numbers = {member: number for number, member in self._members.items()}
         found: dict[int, float] = {}
         while len(found) < len(self._members):
-            self._selector.select(_TICK)
-            for number, member in self._members.items():
-                member.take()
-                if member._contact.live:
-                    found.setdefault(number, time.monotonic())
+            for key, _ in self._selector.select(_TICK):
+                key.data.take()
+                if key.data._contact.live:
+                    found.setdefault(numbers[key.data], time.monotonic())
         return [(at, number) for number, at in found.items()]
 
     def form(self) -> list[tuple[float, int]]:
@@ -97,6 +97,8 @@ class Nodes:
                     found.append((time.monotonic(), word.group_rank))
                 case RoundEnd():
                     member.stopped(word.round)
+                    member.join(1, "default")
+                case ContactLost():  # a thousand members share this process: some may get no turn for seconds
                     member.join(1, "default")
                 case Final():
                     raise SystemExit(f"the job ended: {word.why}")
