@@ -1,7 +1,7 @@
 """
 What all tests share: Hypothesis profiles, the rule for accelerators, and no silent skips in CI.
 
-`HYPOTHESIS_PROFILE` chooses dev (50 examples), ci (300) or nightly (5000). Of tests that are marked as sampled a
+`HYPOTHESIS_PROFILE` chooses dev (50 examples), ci (150) or nightly (5000). Of tests that are marked as sampled a
 share runs in CI, one variant of each, chosen by the seed `ELASTICLIB_SAMPLE` (0); elsewhere, or with ``all``, all run.
 """
 
@@ -24,7 +24,7 @@ IN_CI = os.environ.get("CI") == "true"
 SAMPLE = os.environ.get("ELASTICLIB_SAMPLE", "0" if IN_CI else "all")
 HAS_ACCELERATOR = pathlib.Path("/dev/nvidiactl").exists()
 
-for _name, _examples in {"dev": 50, "ci": 300, "nightly": 5000}.items():
+for _name, _examples in {"dev": 50, "ci": 150, "nightly": 5000}.items():
     settings.register_profile(
         _name, max_examples=_examples, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
     )

@@ -35,7 +35,7 @@ from elasticlib.rendezvous._resolver import QUIET_LOOKUPS, resolve
 from elasticlib.rendezvous._store_exchange import StoreExchange
 from elasticlib.rendezvous.c10d import C10dBackend
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 SCRIPT = Path(__file__).parent / "scripts" / "c10d_host.py"
 LONG = 30.0
 
