@@ -47,11 +47,6 @@ class ForeignStore(Protocol):
         """Whether all keys are there."""
 
 
-def is_handler(candidate: object) -> bool:
-    """Whether it has the methods of a rendezvous handler."""
-    return not _missing(candidate)
-
-
 def checked(handler: Any) -> ForeignHandler:
     """The same handler; raises `ConfigError` when it is none."""
     if missing := _missing(handler):

@@ -36,20 +36,17 @@ from elasticlib.rendezvous._messages import (
     Close,
     ContactLost,
     Descriptor,
-    Failed,
-    FailureNote,
     Final,
     Join,
     Leave,
     Report,
     RoundEnd,
     Seat,
-    Stopped,
-    Succeeded,
     Terms,
     decode,
     encode,
 )
+from elasticlib.rendezvous._reports import Reporter
 
 _log = logging.getLogger("elasticlib")
 
@@ -69,7 +66,7 @@ class Offer(Protocol):
         """What was bound for the last descriptor, now the caller's own; None when there is nothing."""
 
 
-class Member:
+class Member(Reporter):
     """
     The node called *node*, as it speaks with the coordinator of job *run_id*; fulfils `Membership`.
 
@@ -130,18 +127,6 @@ class Member:
             for each in stale:
                 self._happenings.remove(each)
         self._waits_since, self._told = self._clock(), 0
-
-    def failed(self, round: int, failures: tuple[FailureNote, ...]) -> None:
-        """Say at once that workers failed; `stopped` follows when all are gone."""
-        self._report(Failed(self.node, round, failures))
-
-    def stopped(self, round: int, failures: tuple[FailureNote, ...] = ()) -> None:
-        """Say that all workers are gone, with all that failed by themselves."""
-        self._report(Stopped(self.node, round, failures))
-
-    def succeeded(self, round: int) -> None:
-        """Say that all workers ended well; `Final` or `RoundEnd` follows."""
-        self._report(Succeeded(self.node, round))
 
     def leave(self, why: str, round: int | None = None) -> None:
         """

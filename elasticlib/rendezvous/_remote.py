@@ -39,18 +39,15 @@ from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import (
     Close,
     ContactLost,
-    Failed,
-    FailureNote,
     Final,
     Leave,
     Report,
     RoundEnd,
     Seat,
-    Stopped,
-    Succeeded,
     decode,
     encode,
 )
+from elasticlib.rendezvous._reports import Reporter
 from elasticlib.rendezvous._resolver import QUIET_LOOKUPS
 
 _log = logging.getLogger("elasticlib")
@@ -73,7 +70,7 @@ _PROGRAM = (
 )
 
 
-class RemoteMember:
+class RemoteMember(Reporter):
     """
     This node's place in *job*, kept by a process of its own that starts now; fulfils `Membership`.
 
@@ -137,18 +134,6 @@ class RemoteMember:
         """Ask for a seat in the next round, for *slots* workers. No worker of this node may run any more."""
         self._wishes += 1
         self._say({"op": "join", "slots": slots, "role": role, "wish": self._wishes})
-
-    def failed(self, round: int, failures: tuple[FailureNote, ...]) -> None:
-        """Say at once that workers failed; `stopped` follows when all are gone."""
-        self._report(Failed(self.node, round, failures))
-
-    def stopped(self, round: int, failures: tuple[FailureNote, ...] = ()) -> None:
-        """Say that all workers are gone, with all that failed by themselves."""
-        self._report(Stopped(self.node, round, failures))
-
-    def succeeded(self, round: int) -> None:
-        """Say that all workers ended well."""
-        self._report(Succeeded(self.node, round))
 
     def leave(self, why: str, round: int | None = None) -> None:
         """Say that this node goes; with the *round* if workers of it still run (`stopped` follows then)."""

@@ -39,8 +39,6 @@ END = 0.01
 """Seconds that a process takes to end."""
 LADDER = 30.0
 """Seconds from SIGTERM to SIGKILL."""
-WITNESS = 5.0
-"""Seconds that a rendezvous process outlives its agent at most."""
 SILENCE = 0.1
 """Share of the heartbeat time after which the beats of a silent agent rest."""
 DEAF = FENCE - INTERVAL / 2

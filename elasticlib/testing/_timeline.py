@@ -46,7 +46,6 @@ class Timeline:
     """What is to happen, in order."""
 
     now: float = 0.0
-    steps: int = 0
     _heap: list[tuple[float, int, Process | None, Callable[[], None]]] = Factory(list)
     _serial: int = 0
 
@@ -75,5 +74,4 @@ class Timeline:
                 # The serial keeps what waited in its order.
                 heapq.heappush(self._heap, (owner.thaws_at, serial, owner, do))
                 return
-        self.steps += 1
         do()
