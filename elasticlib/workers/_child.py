@@ -14,6 +14,7 @@ import atexit
 import builtins
 import ctypes
 import faulthandler
+import functools
 import importlib.machinery
 import io
 import json
@@ -36,7 +37,7 @@ from multiprocessing.process import current_process
 from typing import Any, NoReturn
 
 from elasticlib._wire import Message
-from elasticlib.workers import _guardian, _report, _results, _tail, _threads
+from elasticlib.workers import _guardian, _report, _results, _serving, _tail, _threads
 from elasticlib.workers.record import with_file
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked
@@ -62,7 +63,7 @@ def enter(order: Message, parent: int, keep: Collection[int], drop: Collection[i
         wanted = signal.SIG_IGN if signum in order["ignored"] else signal.SIG_DFL
         if signal.getsignal(signum) not in (wanted, None):
             signal.signal(signum, wanted)
-    if signal.SIGINT not in order["ignored"]:
+    if signal.SIGINT not in order["ignored"] and order["kind"] != "program":
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_IGN)  # as every Python program has it
@@ -81,8 +82,9 @@ def enter(order: Message, parent: int, keep: Collection[int], drop: Collection[i
             continue  # a limit that the template may not raise again
     try:
         os.sched_setaffinity(0, order["affinity"])
-    except OSError:
-        pass  # the allowed CPUs shrank since the launch began
+    except OSError:  # the allowed CPUs shrank since the launch began
+        if order.get("bound"):
+            raise  # these were asked for, and no others
     os.chdir(order["cwd"])
 
 
@@ -150,7 +152,7 @@ def run_forked(
     parent: int,
     keep: Collection[int],
     drop: Collection[int] | None = None,
-    call: Callable[[], Any] | None = None,
+    call: Callable[..., Any] | None = None,
 ) -> NoReturn:
     """Be the worker of *order* in a process that was just forked; *call* is a function that needed no pickling."""
     try:
@@ -195,10 +197,12 @@ def run_fresh(descriptor: int) -> NoReturn:
     _run(order, None)
 
 
-def _run(order: Message, call: Callable[[], Any] | None) -> NoReturn:
+def _run(order: Message, call: Callable[..., Any] | None) -> NoReturn:
     # A descriptor of our own: the user's stderr may be closed or replaced by the time of a crash.
     faulthandler.enable(file=order["faults"], all_threads=True)
     _tail.install(order["tail"])
+    if "server" in order:
+        _serving.when_torch_comes(order["server"])
     kind = order["kind"]
     if call is None:
         module = [order["entry"]] if kind == "module" else []
@@ -215,6 +219,8 @@ def _run(order: Message, call: Callable[[], Any] | None) -> NoReturn:
         sys.path[:] = order["sys_path"]
         sys.argv[:] = order["argv"]
         finish(_outcome(lambda: _loaded(order)(), order, order["shared"], keeps_result=True))
+    if order.get("args_by_rank"):
+        call = functools.partial(call, order["local_rank"])
     finish(_outcome(call, order, shared=None, keeps_result=True))
 
 
@@ -250,6 +256,8 @@ def _loaded(order: Message) -> Callable[[], Any]:
     content = _report.read_exactly(descriptor, os.fstat(descriptor).st_size)
     unpickler = pickle.Unpickler(io.BytesIO(content))
     (function, args, kwargs), definitions = unpickler.load(), unpickler.load()
+    if order.get("args_by_rank"):
+        args = args[order["local_rank"]]
     main.__dict__.update(definitions)
     if order["definitions"] is not None:
         # Processes that multiprocessing spawns from here import this module as their __main__.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 from elasticlib.errors import SpecError
 from elasticlib.workers import _machine
-from elasticlib.workers._templates import TemplateKey, count_devices, templates
+from elasticlib.workers._templates import TemplateKey, count_devices, list_gpus, templates
 
 
 def workers_per_node(asked: int | str) -> int:
@@ -30,6 +31,25 @@ def workers_per_node(asked: int | str) -> int:
         found = f"{count} of kind {kind!r}" if count else "no accelerator at all"
         raise SpecError(f"nproc_per_node={asked!r}, but torch finds {found} here: give a number, or 'cpu'")
     return count
+
+
+def gpu_addresses(
+    template: TemplateKey | None, environment: Mapping[str, str], search_path: tuple[str, ...]
+) -> list[str]:
+    """
+    PCI addresses of the CUDA or ROCm devices, by index, that workers of a job with *environment* see.
+
+    It asks the job's own *template* where that has loaded torch. Raises `ElasticError` when torch cannot list them.
+    """
+    if not _machine.may_have_accelerators():
+        return []
+    if template is None or "torch" not in template.preload:
+        template, search_path = TemplateKey.of(sys.executable, ("torch",), (), environment), tuple(sys.path)
+    asked = templates.take(template, environment, search_path)
+    try:
+        return list_gpus(asked)
+    finally:
+        templates.give_back(asked)
 
 
 def _accelerators() -> tuple[int, str]:

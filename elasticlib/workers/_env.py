@@ -6,6 +6,10 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from elasticlib.errors import ConfigError
+
+DEVICES = "CUDA_VISIBLE_DEVICES"
+"""Devices that CUDA and ROCm show a process, as a list with commas."""
 THREADS = "OMP_NUM_THREADS"
 
 
@@ -52,6 +56,25 @@ def worker_variables(place: Place, local_rank: int, error_file: str) -> dict[str
         "TORCHELASTIC_ERROR_FILE": error_file,
     }
     return {name: str(value) for name, value in values.items()}
+
+
+def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[dict[str, str], ...]:
+    """
+    For each worker with a virtual local rank the variables that make it see one device only, as number 0.
+
+    Raises `ConfigError` (a ``ValueError``) when the launcher's own list of devices has no entry for one of them.
+    """
+    listed = environment.get(DEVICES)
+    entries = [str(rank) for rank in range(workers)] if listed is None else [each.strip() for each in listed.split(",")]
+    # An empty list hides all devices, from the one worker of a test on CPUs as well; an empty entry is a slip.
+    named = entries if not any(entries) else [each for each in entries if each]
+    if len(named) < workers or named != entries:
+        count = sum(map(bool, entries))
+        raise ConfigError(
+            f"virtual_local_rank=True: {DEVICES}={listed!r} names {count} devices for {workers} workers: "
+            "list one for each worker, with no empty entries, start fewer workers, or leave the option out"
+        )
+    return tuple({"LOCAL_RANK": "0", DEVICES: entry} for entry in entries[:workers])
 
 
 def common_variables(environment: Mapping[str, str], threads: int, signals: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ work, and collects what a worker must find as it is here: environment, folder, s
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import re
 import resource
@@ -16,20 +17,25 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, frozen
 
 from elasticlib._wire import Message
 from elasticlib.errors import ConfigError, EntrypointError
+from elasticlib.numa._apply import attempt
+from elasticlib.numa._cpus import cpus_for
+from elasticlib.numa._sysfs import read_topology
 from elasticlib.spec import DEFAULT_PRELOAD, WorkerSpec
-from elasticlib.workers import _packing
+from elasticlib.workers import _devices, _env, _packing
 from elasticlib.workers._templates import TemplateKey, fresh_command, importable_by
 
+_log = logging.getLogger("elasticlib")
 _LOCAL_RANK = re.compile(r"\$\{local_rank\}|\$local_rank\b")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_OPENMP_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 # Python ignores these two for itself, whatever its parent did.
 _INHERITED = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
@@ -49,7 +55,26 @@ class Job:
     environment: Mapping[str, str]
     search_path: tuple[str, ...]
     """Where the template finds what it preloads."""
-    call: Callable[[], Any] | None = None
+    call: Callable[..., Any] | None = None
+    variables: Sequence[Mapping[str, str]] = ()
+    """By local rank, what beats a worker's usual variables."""
+    affinities: Sequence[frozenset[int]] = ()
+    """By local rank, the CPUs that a worker is bound to; empty leaves all of them on the launcher's."""
+
+    def environment_of(self, local_rank: int, usual: Mapping[str, str]) -> dict[str, str]:
+        """The variables of the worker *local_rank*, which would have the *usual* ones."""
+        return {**usual, **(self.variables[local_rank] if self.variables else {})}
+
+    def order(self, local_rank: int, usual: Mapping[str, str]) -> Message:
+        """What the worker *local_rank* has for itself: more keys, and those that override the common ones."""
+        order: Message = {
+            "local_rank": local_rank,
+            "argv": self.argv(local_rank),
+            "env": self.environment_of(local_rank, usual),
+        }
+        if self.affinities:
+            order |= {"affinity": sorted(self.affinities[local_rank]), "bound": True}
+        return order
 
     def argv(self, local_rank: int) -> list[str]:
         """The command line of the worker *local_rank*."""
@@ -58,10 +83,33 @@ class Job:
 
 def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> Job:
     """
-    The job of *spec* in *environment*. Raises `EntrypointError` or `PicklingError`; starts nothing.
+    The job of *spec* in *environment*. Raises `EntrypointError`, `PicklingError` or another `ConfigError`.
 
-    *threads* is what each worker computes with.
+    It starts no worker, and at most the template, to ask it for the GPUs. *threads* is what each worker computes with.
     """
+    variables = _env.alone_with_a_device(environment, spec.local_world_size) if spec.virtual_local_rank else ()
+    job = _work(spec, start_method, environment, threads)
+    job = evolve(job, variables=variables, affinities=_affinities(spec, job))
+    if job.affinities and job.template is not None and job.template.preload and _openmp_binds(environment):
+        # Loaded ahead, OpenMP would put the workers' threads on places that it found among the template's CPUs.
+        _log.warning(
+            "numa_options=%s: OpenMP binds threads too (OMP_PROC_BIND, OMP_PLACES ...), so each worker imports %s "
+            "itself, on its own CPUs",
+            spec.numa_options.affinity_mode.value if spec.numa_options else None,
+            ", ".join(job.template.preload),
+        )
+        job = without_preload(job)
+    return job
+
+
+def _openmp_binds(environment: Mapping[str, str]) -> bool:
+    """Whether OpenMP will bind each thread to a place, which it looks for when it is loaded."""
+    if environment.get("OMP_PROC_BIND", "").strip().lower() == "false":
+        return False
+    return any(environment.get(name) for name in _OPENMP_PLACES)
+
+
+def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> Job:
     entry = spec.entrypoint
     common: Message = {
         "env": dict(environment),
@@ -87,6 +135,17 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
             f"entrypoint={entry!r}, a {kind}, is no callable, script path, module or program: give one of these"
         )
     return _function(job, spec, entry, start_method)
+
+
+def _affinities(spec: WorkerSpec, job: Job) -> list[frozenset[int]]:
+    """The CPUs of each worker by its real local rank; empty without a binding."""
+    options, found = spec.numa_options, list[frozenset[int]]()
+    if options is not None:
+        with attempt(options):
+            topology = read_topology(_devices.gpu_addresses(job.template, job.environment, job.search_path))
+            allowed = frozenset(job.common["affinity"])
+            found = [cpus_for(options.affinity_mode, rank, topology, allowed) for rank in range(spec.local_world_size)]
+    return found
 
 
 def _cwd() -> str:

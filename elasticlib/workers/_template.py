@@ -168,6 +168,8 @@ def _serve(control: Channel, parent: int, keep: frozenset[int], changed: dict[st
                     (descriptor,) = descriptors
                     if message["op"] == "count":
                         _count_devices(Channel.adopt(descriptor))
+                    if message["op"] == "gpus":
+                        _list_gpus(Channel.adopt(descriptor))
                     _foreman.be_foreman(descriptor, me, keep, changed)
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -193,5 +195,17 @@ def _count_devices(answer: Channel) -> NoReturn:
         answer.send({"count": count, "kind": kind.type if kind is not None else ""})
     except BaseException:
         traceback.print_exc()  # kept with what the template says; the launcher sees the missing answer
+    finally:
+        os._exit(0)
+
+
+def _list_gpus(answer: Channel) -> NoReturn:
+    """Tell where the GPUs sit, in a child that is thrown away with its device context."""
+    try:
+        from elasticlib.numa import _gpus
+
+        answer.send({"addresses": _gpus.addresses_here()})
+    except BaseException as error:
+        answer.send({"why": f"torch cannot list the GPUs: {type(error).__name__}: {error}"})
     finally:
         os._exit(0)

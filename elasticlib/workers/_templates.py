@@ -239,3 +239,15 @@ def count_devices(template: Template) -> tuple[int, str]:
     if received is None or "count" not in received[0]:
         raise template.failure() if received is None else StartError(received[0]["why"])
     return received[0]["count"], received[0]["kind"]
+
+
+def list_gpus(template: Template) -> list[str]:
+    """PCI addresses of the GPUs that torch sees, by index, asked of a child that is thrown away."""
+    answer = template.request("gpus")
+    received = answer.receive()
+    answer.close()
+    if received is None:
+        raise template.failure()
+    if "why" in received[0]:
+        raise StartError(received[0]["why"])
+    return [str(address) for address in received[0]["addresses"]]

@@ -7,7 +7,14 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticlib.workers._env import Place, common_variables, threads_per_worker, worker_variables
+from elasticlib.errors import ConfigError
+from elasticlib.workers._env import (
+    Place,
+    alone_with_a_device,
+    common_variables,
+    threads_per_worker,
+    worker_variables,
+)
 
 PLACE = Place(
     run_id="job-7",
@@ -133,3 +140,40 @@ def test_a_thread_count_of_the_users_is_taken(value: str, threads: int) -> None:
 @pytest.mark.parametrize("value", ["", "0", "-1", "many"])
 def test_a_thread_count_that_is_none_is_computed_as_if_unset(value: str) -> None:
     assert threads_per_worker({"OMP_NUM_THREADS": value}, 8.0, 4) == 2
+
+
+# Virtual local ranks.
+
+
+def test_with_a_virtual_local_rank_each_worker_is_alone_with_its_entry_of_the_list() -> None:
+    """Row 060."""
+    found = alone_with_a_device({"CUDA_VISIBLE_DEVICES": "3, GPU-8a2f ,1"}, 2)
+
+    assert (
+        {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "3"},
+        {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "GPU-8a2f"},
+    ) == found
+
+
+def test_without_a_list_the_device_has_the_number_of_the_real_local_rank() -> None:
+    assert ["0", "1", "2"] == [each["CUDA_VISIBLE_DEVICES"] for each in alone_with_a_device({}, 3)]
+
+
+@pytest.mark.parametrize("listed", ["", " "])
+def test_a_list_that_hides_all_devices_hides_them_from_a_single_worker(listed: str) -> None:
+    assert ({"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": ""},) == alone_with_a_device(
+        {"CUDA_VISIBLE_DEVICES": listed}, 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("listed", "workers", "named"),
+    [("0", 2, 1), ("0,1,2", 4, 3), ("", 2, 0), ("0,,1", 2, 2), ("0,1,", 3, 2), (" ,0", 1, 1)],
+)
+def test_a_list_without_a_device_for_each_worker_is_refused(listed: str, workers: int, named: int) -> None:
+    """Row 061."""
+    with pytest.raises(
+        ValueError, match=rf"CUDA_VISIBLE_DEVICES='{listed}' names {named} devices for {workers} workers: list one for"
+    ) as caught:
+        alone_with_a_device({"CUDA_VISIBLE_DEVICES": listed}, workers)
+    assert isinstance(caught.value, ConfigError)

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from elasticlib.errors import EntrypointError, PicklingError
+from elasticlib.errors import EntrypointError, PicklingError, StartError
+from elasticlib.numa import AffinityMode, BindingError, NumaOptions
+from elasticlib.numa._cpus import Topology
 from elasticlib.spec import WorkerSpec
 from elasticlib.workers import _order
 from elasticlib.workers._order import Job
+from elasticlib.workers._templates import TemplateKey
 
 
 @pytest.fixture
@@ -297,3 +300,132 @@ def test_an_interpreter_of_the_path_is_found_before_it_is_needed(script: str, mo
 
     assert job.template is not None
     assert os.path.isabs(job.template.python)
+
+
+# What each worker has for itself.
+
+
+def test_an_order_tells_who_a_worker_is() -> None:
+    job = plan("/bin/echo", "${local_rank}")
+
+    assert {"local_rank": 1, "argv": ["/bin/echo", "1"], "env": {"RANK": "5"}} == job.order(1, {"RANK": "5"})
+
+
+def test_a_virtual_local_rank_changes_the_environment_and_nothing_else() -> None:
+    """The arguments tell the real one."""
+    environment = {"PATH": os.defpath, "CUDA_VISIBLE_DEVICES": "6,7"}
+
+    order = plan("/bin/echo", "${local_rank}", environment=environment, virtual_local_rank=True).order(
+        1, {"RANK": "5", "LOCAL_RANK": "1"}
+    )
+
+    assert {"RANK": "5", "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "7"} == order["env"]
+    assert (1, ["/bin/echo", "1"]) == (order["local_rank"], order["argv"])
+
+
+def test_a_virtual_local_rank_without_a_device_is_refused_before_the_work_is_looked_at() -> None:
+    with pytest.raises(ValueError, match=r"virtual_local_rank=True: CUDA_VISIBLE_DEVICES='0' names 1 devices"):
+        plan("gone.py", environment={"CUDA_VISIBLE_DEVICES": "0"}, virtual_local_rank=True)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Two NUMA nodes with a GPU each, of which the first is at the second node; who asked for them."""
+    asked: list[Any] = []
+
+    def addresses(template: TemplateKey | None, environment: Mapping[str, str], search_path: object) -> list[str]:
+        asked.append((template, environment))
+        return ["0000:01:00.0", "0000:02:00.0"]
+
+    topology = Topology({0: frozenset({0, 1}), 1: frozenset({2, 3})}, {}, {}, {}, (1, 0))
+    monkeypatch.setattr(_order._devices, "gpu_addresses", addresses)
+    monkeypatch.setattr(_order, "read_topology", lambda addresses: topology)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    return asked
+
+
+NODE = NumaOptions(AffinityMode.NODE)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_workers_are_bound_by_the_gpu_of_their_local_rank(method: str, machine: list[Any]) -> None:
+    job = plan(train, 0.5, method=method, numa_options=NODE)
+
+    assert [([2], True), ([0, 1], True)] == [
+        (order["affinity"], order["bound"]) for order in (job.order(0, {}), job.order(1, {}))
+    ]
+    assert [(job.template, job.environment)] == machine
+
+
+def test_a_virtual_local_rank_is_bound_by_the_real_one(machine: list[Any]) -> None:
+    job = plan(train, 0.5, numa_options=NODE, virtual_local_rank=True)
+
+    assert [("0", [2]), ("0", [0, 1])] == [
+        (order["env"]["LOCAL_RANK"], order["affinity"]) for order in (job.order(0, {}), job.order(1, {}))
+    ]
+
+
+def test_without_the_option_no_gpu_is_asked_for_and_no_worker_bound(machine: list[Any]) -> None:
+    """Row 197."""
+    order = plan(train, 0.5).order(0, {})
+
+    assert [] == machine
+    assert {"affinity", "bound"}.isdisjoint(order)
+
+
+def test_a_binding_that_cannot_be_is_refused(machine: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+
+    with pytest.raises(BindingError, match="numa_options=node: NUMA node 1, where GPU 0 is, has the CPUs 2-3"):
+        plan(train, 0.5, numa_options=NODE)
+
+
+@pytest.mark.parametrize("error", [StartError("no driver"), OSError("no file")])
+def test_where_the_options_allow_it_workers_start_unbound(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*facts: object) -> list[str]:
+        raise error
+
+    monkeypatch.setattr(_order._devices, "gpu_addresses", fail)
+
+    job = plan(train, 0.5, numa_options=NumaOptions(AffinityMode.NODE, True))
+
+    assert {"affinity", "bound"}.isdisjoint(job.order(0, {}))
+    assert [f"numa_options=node: {error}. Nothing is bound to CPUs, as should_fall_back_if_binding_fails allows"] == [
+        record.getMessage() for record in caplog.records
+    ]
+
+
+def test_a_machine_without_a_device_file_is_not_asked_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_order._devices._machine, "may_have_accelerators", lambda: False)
+
+    with pytest.raises(RuntimeError, match=r"numa_options=node: .*torch finds none here.*; or leave the binding out"):
+        plan(train, 0.5, numa_options=NODE)
+
+
+@pytest.mark.parametrize(
+    ("variables", "preloaded"),
+    [
+        ({}, ("torch",)),
+        ({"OMP_PROC_BIND": "close"}, ()),
+        ({"OMP_PLACES": "cores"}, ()),
+        ({"OMP_PLACES": "cores", "OMP_PROC_BIND": " FALSE "}, ("torch",)),
+        ({"GOMP_CPU_AFFINITY": "0-3"}, ()),
+    ],
+)
+@pytest.mark.usefixtures("machine")
+def test_bound_workers_load_an_openmp_that_binds_threads_themselves(
+    variables: dict[str, str], preloaded: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It chooses its places when it is loaded: in the template it would choose among all CPUs."""
+    job = plan(train, 0.5, environment=variables, numa_options=NODE)
+
+    assert job.template is not None and job.template.preload == preloaded
+    assert ("torch itself, on its own CPUs" in caplog.text) == (not preloaded)
+
+
+def test_without_a_binding_openmp_is_left_alone() -> None:
+    job = plan(train, 0.5, environment={"OMP_PROC_BIND": "close"})
+
+    assert job.template is not None and job.template.preload == ("torch",)

@@ -1,0 +1,107 @@
+"""
+Which CPUs a worker gets, from what its machine looks like. PURE: a topology in, a set of CPUs out.
+
+Rules of this file: only CPUs that the launcher itself may use are given out; where there is none, or the machine did
+not tell what a mode needs, a `BindingError` names it and what would mend it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from attrs import frozen
+
+from elasticlib.numa._options import AffinityMode, BindingError
+
+
+@frozen
+class Topology:
+    """A machine's CPUs and GPUs; what the kernel does not tell is left out."""
+
+    nodes: Mapping[int, frozenset[int]]
+    """CPUs of each NUMA node."""
+    packages: Mapping[int, int]
+    """Processor package of each CPU."""
+    cores: Mapping[int, frozenset[int]]
+    """For each CPU those of the same physical core, itself included."""
+    caches: Mapping[int, frozenset[int]]
+    """For each CPU those that share its data cache of the highest level, itself included."""
+    gpu_nodes: tuple[int, ...]
+    """NUMA node of each GPU, by its index."""
+
+
+def cpus_for(mode: AffinityMode, gpu_index: int, topology: Topology, allowed: frozenset[int]) -> frozenset[int]:
+    """
+    CPUs of *allowed* for the worker with GPU *gpu_index*, never none.
+
+    Raises `BindingError` (a ``RuntimeError``) when there is no such GPU, no CPU left, or no core for each GPU.
+    """
+    count = len(topology.gpu_nodes)
+    if count == 0:
+        raise BindingError(
+            "workers are bound by their GPUs, and torch finds none here (CUDA or ROCm): use a machine with GPUs"
+        )
+    if not 0 <= gpu_index < count:
+        raise BindingError(f"worker {gpu_index} has no GPU of its own, torch finds {count} here: start fewer workers")
+    node = topology.gpu_nodes[gpu_index]
+    near = topology.nodes.get(node, frozenset())
+    place = f"NUMA node {node}"
+    if mode is AffinityMode.SOCKET:
+        near, place = _of_package(topology, node)
+    found = near & allowed
+    if not near:
+        raise BindingError(f"{place}, where GPU {gpu_index} is, has no CPUs")
+    if not found:
+        raise BindingError(
+            f"{place}, where GPU {gpu_index} is, has the CPUs {ranges(near)}, but this launch may use only "
+            f"{ranges(allowed)}: start it with a wider affinity (taskset, cpuset)",
+        )
+    peers = [gpu for gpu, its_node in enumerate(topology.gpu_nodes) if its_node == node]
+    if mode is AffinityMode.EXCLUSIVE:
+        return _share(peers.index(gpu_index), len(peers), _by(topology.cores, found, "cores"), node)
+    if mode is AffinityMode.CORE_COMPLEX:
+        caches = _by(topology.caches, found, "shared caches")
+        largest_first = sorted(caches, key=lambda first: (-len(caches[first]), first))
+        return caches[largest_first[peers.index(gpu_index) % len(caches)]]
+    return found
+
+
+def _of_package(topology: Topology, node: int) -> tuple[frozenset[int], str]:
+    """CPUs of all NUMA nodes of the package of *node*, and how to call them."""
+    packages = {number: topology.packages.get(min(cpus)) for number, cpus in topology.nodes.items() if cpus}
+    package = packages.get(node)
+    if node in packages and package is None:
+        raise BindingError(f"this machine does not tell the processor package of NUMA node {node}: choose 'node'")
+    same = [topology.nodes[number] for number, its_package in packages.items() if its_package == package]
+    return frozenset[int]().union(*same), f"the package of NUMA node {node}"
+
+
+def _by(groups: Mapping[int, frozenset[int]], cpus: frozenset[int], what: str) -> dict[int, frozenset[int]]:
+    """*cpus* group by group, in the order of the lowest CPU of the whole group, which is the key."""
+    if silent := cpus - groups.keys():
+        raise BindingError(f"this machine does not tell the {what} of the CPUs {ranges(silent)}: choose 'node'")
+    firsts = sorted({min(groups[cpu]) for cpu in cpus})
+    return {first: frozenset(cpu for cpu in cpus if min(groups[cpu]) == first) for first in firsts}
+
+
+def _share(position: int, gpus: int, cores: Mapping[int, frozenset[int]], node: int) -> frozenset[int]:
+    """The cores of the GPU at *position* among the node's; the first ones get what is left over."""
+    each, left_over = divmod(len(cores), gpus)
+    if each == 0:
+        raise BindingError(
+            f"NUMA node {node} has {len(cores)} cores that this launch may use for {gpus} GPUs: choose 'node'"
+        )
+    start = position * each + min(position, left_over)
+    mine = list(cores.values())[start : start + each + (position < left_over)]
+    return frozenset[int]().union(*mine)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """*numbers* as the kernel writes them: ``0-3,8``; empty for none."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

@@ -1,0 +1,109 @@
+"""
+What the machine looks like, as the kernel tells it in sysfs.
+
+Rules of this file: it only reads, below a root that tests may choose; each cache and core is read once and not once a
+CPU; what a mode may do without (a virtual machine often hides its caches) is left out and not missed here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+
+from elasticlib.numa._cpus import Topology
+from elasticlib.numa._options import BindingError
+
+_NODES = "sys/devices/system/node"
+_CPUS = "sys/devices/system/cpu"
+_DATA_CACHES = ("Data", "Unified")
+
+
+def read_topology(gpu_addresses: Sequence[str], root: str = "/") -> Topology:
+    """
+    The machine whose sysfs lies below *root*; *gpu_addresses* are PCI addresses such as ``0000:dc:00.0``, by index.
+
+    Raises `BindingError` (a ``RuntimeError``) when the NUMA nodes, or that of a GPU, are not told.
+    """
+    nodes = _nodes(os.path.join(root, _NODES))
+    cpus = sorted(frozenset[int]().union(*nodes.values()))
+    folder = os.path.join(root, _CPUS)
+    return Topology(
+        nodes=nodes,
+        packages={cpu: package for cpu in cpus if (package := _package(folder, cpu)) is not None},
+        cores=_groups(cpus, lambda cpu: _list(os.path.join(folder, f"cpu{cpu}/topology/thread_siblings_list"))),
+        caches=_groups(cpus, lambda cpu: _highest_cache(os.path.join(folder, f"cpu{cpu}/cache"))),
+        gpu_nodes=tuple(_gpu_node(address, root) for address in gpu_addresses),
+    )
+
+
+def parse_ranges(text: str) -> frozenset[int]:
+    """The numbers of a list such as ``0-3,8``."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        if part.strip():
+            low, _, high = part.partition("-")
+            found.update(range(int(low), int(high or low) + 1))
+    return frozenset(found)
+
+
+def _nodes(folder: str) -> dict[int, frozenset[int]]:
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise BindingError(f"this machine tells of no NUMA nodes: {error}") from error
+    found = {}
+    for name in names:
+        if match := re.fullmatch(r"node(\d+)", name):
+            cpus = _list(os.path.join(folder, name, "cpulist"))
+            if cpus is not None:
+                found[int(match[1])] = cpus
+    return found
+
+
+def _gpu_node(address: str, root: str) -> int:
+    path = os.path.join(root, "sys/bus/pci/devices", address, "numa_node")
+    text = _read(path)
+    if text is None or not re.fullmatch(r"-?\d+", text):
+        raise BindingError(f"{path} does not tell the NUMA node of a GPU")
+    return max(int(text), 0)  # -1 where there is but one node
+
+
+def _package(folder: str, cpu: int) -> int | None:
+    text = _read(os.path.join(folder, f"cpu{cpu}/topology/physical_package_id"))
+    return None if text is None else int(text)
+
+
+def _highest_cache(folder: str) -> frozenset[int] | None:
+    """CPUs that share the highest level of data cache in *folder*; None where it tells of none."""
+    try:
+        names = [name for name in os.listdir(folder) if re.fullmatch(r"index\d+", name)]
+    except OSError:
+        return None
+    levels: dict[int, frozenset[int]] = {}
+    for name in names:
+        kind, level, shared = (_read(os.path.join(folder, name, fact)) for fact in ("type", "level", "shared_cpu_list"))
+        if kind in _DATA_CACHES and level and shared:
+            levels[int(level)] = parse_ranges(shared)
+    return levels[max(levels)] if levels else None
+
+
+def _groups(cpus: Sequence[int], read: Callable[[int], frozenset[int] | None]) -> dict[int, frozenset[int]]:
+    found: dict[int, frozenset[int]] = {}
+    for cpu in cpus:
+        if cpu not in found and (group := read(cpu)):
+            found.update(dict.fromkeys(group, group))
+    return found
+
+
+def _list(path: str) -> frozenset[int] | None:
+    text = _read(path)
+    return None if text is None else parse_ranges(text)
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None
