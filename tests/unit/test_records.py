@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import logging
+from typing import get_args
 
 import pytest
 
 from elasticlib import records
+from elasticlib.errors import ProcessFailure
 from elasticlib.records import (
+    AgentFailed,
+    AgentSucceeded,
     LogsKept,
     NotNeeded,
+    RanksAssigned,
     Record,
     RoundEnded,
     RoundStarted,
+    RunEnded,
+    SeatMissed,
+    SeatSought,
+    SeatTaken,
+    StateTimed,
+    StepDone,
     ThreadsChosen,
+    WatchdogTold,
+    WorkerEnded,
+    WorkerPlace,
+    WorkersSeen,
     WorkersStopping,
     WorkersSurvived,
+    WorkerStarted,
 )
 
+WORKER = WorkerPlace(1, 3, 3, 4, 1001)
+FAILURE = ProcessFailure(1, 1001, 7, "", message="a bad value")
 STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all 1 nodes are there")
 
 
@@ -40,6 +58,25 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
             "node n2/1-a was not needed, so none of its workers has a result: all 2 nodes succeeded in round 0",
         ),
         (LogsKept("/tmp/logs"), "logs and error files are kept in /tmp/logs"),
+        (SeatSought("n1/7-a"), "node n1/7-a waits for a seat"),
+        (
+            SeatTaken(2, 1, 2, 4, 0, "n0:29500", "all 2 nodes are there", 0.0123),
+            "seat 1 of 2 in round 2 after 0.012 s: all 2 nodes are there",
+        ),
+        (SeatMissed("nobody came", 600.0), "no seat after 600.000 s: nobody came"),
+        (RanksAssigned(2, (2, 3), 0.5), "ranks [2, 3] of round 2 are of this node (0.500 s)"),
+        (WorkerStarted(WORKER), "rank 3 started as 1001"),
+        (WorkerEnded(WORKER, "TERMINATED"), "rank 3 ended as TERMINATED"),
+        (WorkerEnded(WORKER, "FAILED", FAILURE), "rank 3 ended as FAILED: a bad value"),
+        (WorkersSeen("HEALTHY", 2), "workers are HEALTHY, 2 restarts are left"),
+        (StepDone("Agent._start_workers", 0.5, True), "Agent._start_workers took 0.500 s"),
+        (StepDone("Agent._start_workers", 0.5, False), "Agent._start_workers failed after 0.500 s"),
+        (StateTimed("WARM_UP", 2.0), "WARM_UP took 2.000 s"),
+        (RunEnded("FAILED", 1, 3, 2.0), "the agent's run FAILED after 2.000 s, 1 of 3 restarts used"),
+        (AgentSucceeded(), "the agent has done its work"),
+        (AgentFailed("Traceback\n  ...\nValueError: x\n"), "the agent could not do its work: ValueError: x"),
+        (WatchdogTold("watchdog started"), "watchdog started"),
+        (WatchdogTold("timer expired", 7, "a.py#1", 1.0, 9), "timer expired: timer 'a.py#1' of process 7, signal 9"),
     ],
 )
 def test_a_record_tells_its_facts_in_one_line(record: Record, text: str) -> None:
@@ -63,6 +100,10 @@ def test_survivors_are_named_with_what_it_means() -> None:
         (WorkersSurvived((7,)), logging.ERROR),
         (ThreadsChosen(1, 1.0, 1), logging.INFO),
         (LogsKept(""), logging.INFO),
+        (SeatMissed("nobody came", 1.0), logging.DEBUG),
+        (WorkersSeen("HEALTHY", 2), records.FINE),
+        (WatchdogTold("watchdog started"), logging.INFO),
+        (WatchdogTold("timer expired", 7), logging.WARNING),
     ],
     ids=str,
 )
@@ -79,3 +120,42 @@ def test_the_log_gets_each_record_at_its_level(caplog: pytest.LogCaptureFixture)
         ("elasticlib", logging.WARNING, "round 2 ended: rank 1 failed"),
         ("elasticlib", logging.INFO, "logs and error files are kept in /tmp/100%s"),
     ]
+
+
+def test_each_sink_gets_each_record_in_turn() -> None:
+    got: list[tuple[str, Record]] = []
+    sink = records.fan_out(lambda record: got.append(("a", record)), lambda record: got.append(("b", record)))
+
+    sink(STARTED)
+
+    assert got == [("a", STARTED), ("b", STARTED)]
+
+
+def test_a_sink_that_raises_is_logged_once_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    got: list[Record] = []
+
+    def broken(record: Record) -> None:
+        raise OSError("disk full")
+
+    sink = records.fan_out(broken, got.append)
+    sink(STARTED)
+    sink(LogsKept("/tmp/logs"))
+
+    assert got == [STARTED, LogsKept("/tmp/logs")]
+    (entry,) = caplog.records
+    assert "'RoundStarted'; the job goes on" in entry.getMessage()
+    assert entry.exc_info is not None
+
+
+def test_an_interrupt_in_a_sink_is_no_failure_of_it() -> None:
+    def interrupted(record: Record) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        records.fan_out(interrupted)(STARTED)
+
+
+def test_every_record_is_listed() -> None:
+    made = {name for name, each in vars(records).items() if isinstance(each, type)} - {"WorkerPlace"}
+
+    assert {each.__name__ for each in get_args(Record)} == made

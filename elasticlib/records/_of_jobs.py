@@ -1,19 +1,14 @@
 """
-What happened: typed records, each made once and handed to a sink.
+What people should know of a job: its rounds, its logs, and what was odd on the way.
 
-Rules of this file: a record holds facts; its text is made from them, here; a sink never raises into
-the agent's loop. `log` is the default sink.
+Rules of this file: a record holds facts; its text is made from them, here.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TypeAlias
 
 from attrs import frozen
-
-_log = logging.getLogger("elasticlib")
 
 
 @frozen
@@ -140,19 +135,69 @@ class LogsKept:
         return f"logs and error files are kept in {self.folder}"
 
 
-Record: TypeAlias = (
-    RoundStarted
-    | RoundEnded
-    | WorkersStopping
-    | NotNeeded
-    | WorkersSurvived
-    | ThreadsChosen
-    | PreloadSkipped
-    | LogsKept
-)
-Sink: TypeAlias = Callable[[Record], None]
+@frozen
+class WatchdogTold:
+    """The watchdog of countdown timers has something to tell."""
+
+    event: str
+    """``watchdog started``, ``watchdog stopped``, ``timer expired`` or ``kill worker process``."""
+    worker_pid: int | None = None
+    """The worker whose timer it is, where it is about one."""
+    scope_id: str = ""
+    """Name of the timer."""
+    expiration_time: float = 0.0
+    """Unix seconds at which the timer expired."""
+    signum: int = 0
+    """The signal that was to be sent."""
+
+    @property
+    def level(self) -> int:
+        """A worker that hangs deserves a warning."""
+        return logging.INFO if self.worker_pid is None else logging.WARNING
+
+    def __str__(self) -> str:
+        if self.worker_pid is None:
+            return self.event
+        return f"{self.event}: timer {self.scope_id!r} of process {self.worker_pid}, signal {self.signum}"
 
 
-def log(record: Record) -> None:
-    """Write *record* to the ``elasticlib`` logger at its own level."""
-    _log.log(record.level, "%s", record)
+@frozen
+class WorkerAsleep:
+    """A worker was found in uninterruptible sleep (state D), and is watched from now on."""
+
+    pid: int
+    allowed: float
+    """Seconds that this may last."""
+
+    level = logging.WARNING
+
+    def __str__(self) -> str:
+        return f"process {self.pid} is in uninterruptible sleep; after {self.allowed:g} s of it the job is ended"
+
+
+@frozen
+class HealthCheckTold:
+    """The health check of the agent listens, or why it does not."""
+
+    what: str
+    listens: bool
+
+    @property
+    def level(self) -> int:
+        """Whoever asked for it wants to know that there is none."""
+        return logging.INFO if self.listens else logging.WARNING
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@frozen
+class WorkerServersPlaced:
+    """Where each worker of this node offers torch's debug server once it has loaded torch."""
+
+    folder: str
+
+    level = logging.INFO
+
+    def __str__(self) -> str:
+        return f"debug servers of the workers: Unix sockets {self.folder}/<local rank>"

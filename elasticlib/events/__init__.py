@@ -1,0 +1,47 @@
+"""
+Events: what happened to agents and workers, and what you record besides. (torch: ``torch.distributed.elastic.events``)
+
+    from elasticlib import events
+
+    events.record(events.Event("epoch", events.EventSource.WORKER, metadata={"number": 3}), "console")
+
+An agent sends its own to the destination that ``event_log_handler`` names: ``null`` (none are made), ``console``
+(stderr), ``dynamic_rendezvous`` (also how the node finds its round), or one of yours:
+
+    events.add_logging_handler("file", logging.FileHandler("events.jsonl"))
+    elastic_launch(LaunchConfig(event_log_handler="file"), train)()
+
+They are named ``torchelastic.worker.status.<STATE>``: of agents RENDEZVOUS and ASSIGN_WORKER_RANKS (with
+``duration_ms``), SUCCEEDED (it did its work, whether or not workers failed) and FAILED; of workers START, and for the
+last round SUCCEEDED, FAILED or TERMINATED (stopped with the others). The keys of their metadata are torch's. Differs
+from torch: `Event.timestamp` is set; values of the JSON text under ``metadata`` are plain, where torch has lists of one
+element; ``agent_restarts`` counts those of the job; workers that a signal stopped are told as TERMINATED too;
+``dynamic_rendezvous`` shows its events on the console where nobody gave it a handler; a handler that fails ends no job.
+"""
+
+from elasticlib.events._destinations import (
+    add_logging_handler,
+    construct_and_record_rdzv_event,
+    get_logging_handler,
+    record,
+    record_rdzv_event,
+)
+from elasticlib.events._event import Event, EventMetadataValue, EventSource, NodeState, RdzvEvent
+from elasticlib.events._sink import JobFacts, Standing, sinks, status_event
+
+__all__ = [
+    "Event",
+    "EventMetadataValue",
+    "EventSource",
+    "JobFacts",
+    "NodeState",
+    "RdzvEvent",
+    "Standing",
+    "add_logging_handler",
+    "construct_and_record_rdzv_event",
+    "get_logging_handler",
+    "record",
+    "record_rdzv_event",
+    "sinks",
+    "status_event",
+]

@@ -1,0 +1,150 @@
+"""
+Where events go: handlers of `logging` by their names, and a logger for each.
+
+Rules of this file: the table is the program's own and may be changed at any time, from any thread; a logger has the
+handler that the table has now. What a handler raises reaches whoever recorded the event.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import traceback
+from typing import TextIO
+
+from elasticlib.errors import ConfigError, UnknownNameError
+from elasticlib.events._event import Event, NodeState, RdzvEvent
+
+RENDEZVOUS = "dynamic_rendezvous"
+"""The destination of events about a node's way into a round."""
+
+
+class ConsoleHandler(logging.StreamHandler[TextIO]):
+    """Writes each event as a line to what ``sys.stderr`` is by then."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line, at once; a program without stderr shows nothing."""
+        if sys.stderr is not None:
+            self.stream = sys.stderr
+            super().emit(record)
+
+
+handlers: dict[str, logging.Handler] = {
+    "console": ConsoleHandler(),
+    RENDEZVOUS: logging.NullHandler(),
+    "null": logging.NullHandler(),
+}
+"""By name; torch keeps its own in ``torch.distributed.elastic.events.handlers._log_handlers``."""
+
+_in_use: dict[str, logging.Handler] = {}
+_turn = threading.RLock()
+
+
+def get_logging_handler(destination: str = "null") -> logging.Handler:
+    """
+    The handler of *destination*: ``null``, ``console``, ``dynamic_rendezvous``, or one that was added.
+
+    Raises `UnknownNameError` (a ``KeyError``) for any other. (torch:
+    ``torch.distributed.elastic.events.get_logging_handler``)
+    """
+    try:
+        return handlers[destination]
+    except (KeyError, TypeError):
+        known = ", ".join(sorted(handlers))
+        raise UnknownNameError(
+            f"event_log_handler={destination!r} is unknown: give one of {known}, or add it first by "
+            "elasticlib.events.add_logging_handler(name, handler)"
+        ) from None
+
+
+def add_logging_handler(destination: str, handler: logging.Handler) -> None:
+    """Send the events of *destination* to *handler* from now on; a name that is there already gets a new handler."""
+    if not isinstance(destination, str) or not destination:
+        raise ConfigError(f"destination={destination!r} must be a name")
+    if not isinstance(handler, logging.Handler):
+        raise ConfigError(f"handler={handler!r} must be a logging.Handler")
+    handlers[destination] = handler
+
+
+def drops(destination: str) -> bool:
+    """Whether the handler of *destination* throws everything away."""
+    return isinstance(get_logging_handler(destination), logging.NullHandler)
+
+
+def logger_of(destination: str) -> logging.Logger:
+    """
+    The logger ``torchelastic-events-<destination>``, with the handler that is registered now.
+
+    Its level is that of ``LOGLEVEL`` when it is first used, else INFO; nothing reaches the program's other loggers.
+    """
+    handler = get_logging_handler(destination)
+    logger = logging.getLogger(f"torchelastic-events-{destination}")
+    with _turn:
+        former = _in_use.get(destination)
+        if former is not handler:
+            if former is None:
+                logger.propagate = False
+                logger.setLevel(_level())
+            else:
+                logger.removeHandler(former)
+            logger.addHandler(handler)
+            _in_use[destination] = handler
+    return logger
+
+
+def _level() -> int:
+    named = logging.getLevelName(os.environ.get("LOGLEVEL", "INFO"))
+    return named if isinstance(named, int) else logging.INFO
+
+
+def record(event: Event, destination: str = "null") -> None:
+    """
+    Send *event* to *destination*, as JSON at level INFO.
+
+    Raises `UnknownNameError` as `get_logging_handler`. (torch: ``torch.distributed.elastic.events.record``)
+    """
+    logger_of(destination).info(event.serialize())
+
+
+def record_rdzv_event(event: RdzvEvent) -> None:
+    """Send *event* to ``dynamic_rendezvous``. (torch: ``torch.distributed.elastic.events.record_rdzv_event``)"""
+    logger_of(RENDEZVOUS).info(event.serialize())
+
+
+def construct_and_record_rdzv_event(
+    run_id: str,
+    message: str,
+    node_state: NodeState,
+    name: str = "",
+    hostname: str = "",
+    pid: int | None = None,
+    master_endpoint: str = "",
+    local_id: int | None = None,
+    rank: int | None = None,
+) -> None:
+    """
+    Make an event of a rendezvous and record it; does nothing while ``dynamic_rendezvous`` has a ``NullHandler``.
+
+    Left out, *name* is the calling function's, *hostname* this machine's (no name server is asked), *pid* this
+    process'. For FAILED, the exception that is being handled is told with its traceback. (torch:
+    ``torch.distributed.elastic.events.construct_and_record_rdzv_event``)
+    """
+    if drops(RENDEZVOUS):
+        return
+    caller = sys._getframe(1).f_code
+    record_rdzv_event(
+        RdzvEvent(
+            name=f"{os.path.basename(caller.co_filename)}:{name or caller.co_name}",
+            run_id=run_id,
+            message=message,
+            hostname=hostname or os.uname().nodename,
+            pid=pid or os.getpid(),
+            node_state=node_state,
+            master_endpoint=master_endpoint,
+            rank=rank,
+            local_id=local_id,
+            error_trace=traceback.format_exc() if node_state == NodeState.FAILED else "",
+        )
+    )

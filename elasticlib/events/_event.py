@@ -1,0 +1,123 @@
+"""
+What an event is, and how it looks as JSON.
+
+Rules of this file: the fields and their JSON are torch's, byte for byte; nothing here knows where events go.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias, TypeVar
+
+from elasticlib.errors import ConfigError, UnknownNameError
+
+EventMetadataValue: TypeAlias = str | int | float | bool | None
+
+E = TypeVar("E", bound=Enum)
+
+
+class EventSource(str, Enum):
+    """Whom an event is about. (torch: ``torch.distributed.elastic.events.EventSource``)"""
+
+    AGENT = "AGENT"
+    WORKER = "WORKER"
+
+
+class NodeState(str, Enum):
+    """Where a node is in its rendezvous. (torch: ``torch.distributed.elastic.events.NodeState``)"""
+
+    INIT = "INIT"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+
+@dataclass
+class Event:
+    """
+    Something that happened to an agent or to a worker. (torch: ``torch.distributed.elastic.events.Event``)
+
+    `timestamp` is in milliseconds since the epoch; what agents record carries the moment (torch leaves 0 there).
+    """
+
+    name: str
+    source: EventSource
+    timestamp: int = 0
+    metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.serialize()
+
+    def serialize(self) -> str:
+        """The event as JSON; raises TypeError for metadata that JSON has no word for."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def deserialize(data: str | Event) -> Event:
+        """The event that `serialize` wrote, or *data* itself if it is one; `ConfigError` for anything else."""
+        if isinstance(data, Event):
+            return data
+        fields = _fields(data, "source")
+        return _built(Event, data, {**fields, "source": _member(EventSource, fields["source"])})
+
+
+@dataclass
+class RdzvEvent:
+    """Something that happened on a node's way into a round. (torch: ``torch.distributed.elastic.events.RdzvEvent``)"""
+
+    name: str
+    """What it did, as ``file:function``."""
+    run_id: str
+    message: str
+    hostname: str
+    pid: int
+    node_state: NodeState
+    master_endpoint: str = ""
+    rank: int | None = None
+    local_id: int | None = None
+    error_trace: str = ""
+
+    def __str__(self) -> str:
+        return self.serialize()
+
+    def serialize(self) -> str:
+        """The event as JSON."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def deserialize(data: str | RdzvEvent) -> RdzvEvent:
+        """The event that `serialize` wrote, or *data* itself if it is one; `ConfigError` for anything else."""
+        if isinstance(data, RdzvEvent):
+            return data
+        fields = _fields(data, "node_state")
+        return _built(RdzvEvent, data, {**fields, "node_state": _member(NodeState, fields["node_state"])})
+
+
+T = TypeVar("T")
+
+
+def _fields(data: object, key: str) -> dict[str, Any]:
+    if not isinstance(data, str):
+        raise ConfigError(f"data={data!r} is no event: give the text that serialize() returned")
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise ConfigError(f"data={data!r} is no event: it is not JSON ({error})") from error
+    if not isinstance(found, dict) or key not in found:
+        raise UnknownNameError(f"data={data!r} is no event: it has no {key!r}")
+    return found
+
+
+def _built(kind: type[T], data: object, fields: dict[str, Any]) -> T:
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise ConfigError(f"data={data!r} is no {kind.__name__}: {error}") from error
+
+
+def _member(kind: type[E], name: object) -> E:
+    if not isinstance(name, str) or name not in kind.__members__:
+        raise UnknownNameError(f"{name!r} is no {kind.__name__}: it is one of {', '.join(kind.__members__)}")
+    return kind[name]

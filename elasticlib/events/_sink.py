@@ -1,0 +1,266 @@
+"""
+Records as torch-style events.
+
+Rules of this file: an event is made from records alone, and only for a destination that shows something; the names
+and the keys of the metadata are torch's. Where torch leaves no time, or packs values into lists of one element,
+these have the time and the plain value.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from attrs import evolve, frozen
+
+from elasticlib import records
+from elasticlib.errors import ProcessFailure
+from elasticlib.events._destinations import RENDEZVOUS, drops, get_logging_handler, logger_of
+from elasticlib.events._event import Event, EventMetadataValue, EventSource, NodeState, RdzvEvent
+
+PREFIX = "torchelastic.worker.status."
+_NO_ERROR_FILE = {"message": "<NONE>"}
+
+
+@frozen
+class JobFacts:
+    """What stays the same in all events of an agent."""
+
+    run_id: str
+    role: str
+    backend: str
+    """Name of the rendezvous' back end."""
+    entry_point: str
+    hostname: str
+
+
+@frozen
+class Standing:
+    """Where the agent is by now."""
+
+    group_rank: int | None = None
+    group_world_size: int | None = None
+    restart_count: int = 0
+    total_run_time: int = 0
+    """Whole seconds of a run that is over; 0 before."""
+
+
+def status_event(
+    job: JobFacts,
+    standing: Standing,
+    state: str,
+    source: EventSource = EventSource.AGENT,
+    *,
+    worker: records.WorkerPlace | None = None,
+    failure: ProcessFailure | None = None,
+    raw_error: str | None = None,
+    duration: float | None = None,
+    now: float = 0.0,
+) -> Event:
+    """
+    The event ``torchelastic.worker.status.<state>``; *duration* in seconds, *now* in Unix seconds.
+
+    Its metadata has torch's keys; the text under ``metadata`` is JSON with facts of the group and the worker.
+    """
+    more: dict[str, object] = {"group_world_size": standing.group_world_size, "entry_point": job.entry_point}
+    if worker is not None:
+        started = worker.id if isinstance(worker.id, int) else None
+        more["local_rank"] = worker.local_rank
+        more["role_rank"] = worker.role_rank
+        more["role_world_size"] = worker.role_world_size
+        more["exit_code"] = failure.exitcode if failure is not None else (0 if state == "SUCCEEDED" else None)
+        more["worker_pid"] = failure.pid if failure is not None else started
+    metadata = _metadata(job, standing, state, more)
+    metadata["global_rank"] = worker.global_rank if worker is not None else None
+    metadata["worker_id"] = str(worker.id) if worker is not None else None
+    metadata["raw_error"] = raw_error if failure is None else _raw(failure)
+    metadata["duration_ms"] = None if duration is None else duration * 1000
+    return Event(PREFIX + state, source, int(now * 1000), metadata)
+
+
+def watchdog_event(job: JobFacts, standing: Standing, told: records.WatchdogTold, now: float) -> Event:
+    """The event that the watchdog's record makes: its name is torch's for it, its state RUNNING."""
+    more: dict[str, object] = {"watchdog_event": told.event}
+    if told.worker_pid is not None:
+        more["worker_pid"] = str(told.worker_pid)
+        more["scope_id"] = told.scope_id
+        more["expiration_time"] = str(told.expiration_time)
+        more["signal"] = str(told.signum)
+    return Event(told.event, EventSource.AGENT, int(now * 1000), _metadata(job, standing, "RUNNING", more))
+
+
+def _metadata(job: JobFacts, standing: Standing, state: str, more: dict[str, object]) -> dict[str, EventMetadataValue]:
+    return {
+        "run_id": job.run_id,
+        "global_rank": None,
+        "group_rank": standing.group_rank,
+        "worker_id": None,
+        "role": job.role,
+        "hostname": job.hostname,
+        "state": state,
+        "total_run_time": standing.total_run_time,
+        "rdzv_backend": job.backend,
+        "raw_error": None,
+        "metadata": json.dumps(more),
+        "agent_restarts": standing.restart_count,
+    }
+
+
+def _raw(failure: ProcessFailure) -> str:
+    data = failure.error_file_data
+    return json.dumps({"message": failure.message} if data == _NO_ERROR_FILE else data, default=str)
+
+
+class EventSink:
+    """
+    Sends what an agent tells to *destination*, as events.
+
+    How a worker ended is told once, with the end of the run, and for the last round alone, as torch does: whoever sees
+    FAILED or TERMINATED there knows that no restart followed. Raises `UnknownNameError` for a destination that is
+    not known.
+    """
+
+    def __init__(self, job: JobFacts, destination: str, now: Callable[[], float] = time.time) -> None:
+        get_logging_handler(destination)
+        self._job = job
+        self._destination = destination
+        self._now = now
+        self._standing = Standing()
+        self._ended: list[Event] = []
+        self._turn = threading.Lock()
+
+    def __call__(self, told: records.Record) -> None:
+        """Send the events of one record, if it makes any; may be called from any thread."""
+        with self._turn:
+            events = self._events(told)
+        for event in events:
+            _show(event, self._destination)
+
+    def _events(self, told: records.Record) -> list[Event]:
+        match told:
+            case records.SeatTaken():
+                self._ended = []
+                self._standing = Standing(told.group_rank, told.group_world_size, told.restart_count)
+                return [self._event("RENDEZVOUS", duration=told.duration)]
+            case records.SeatMissed():
+                return [self._event("RENDEZVOUS", duration=told.duration)]
+            case records.RanksAssigned():
+                return [self._event("ASSIGN_WORKER_RANKS", duration=told.duration)]
+            case records.StateTimed():
+                return [self._event(told.state, duration=told.duration)]
+            case records.WorkerStarted():
+                return [self._event("START", EventSource.WORKER, worker=told.worker)]
+            case records.WorkerEnded():
+                self._ended.append(
+                    self._event(told.state, EventSource.WORKER, worker=told.worker, failure=told.failure)
+                )
+                return []
+            case records.RunEnded():
+                return self._last(int(told.duration))
+            case records.AgentSucceeded():
+                return [self._event("SUCCEEDED")]
+            case records.AgentFailed():
+                return [self._event("FAILED", raw_error=told.trace)]
+            case records.WatchdogTold():
+                return [watchdog_event(self._job, self._standing, told, self._now())]
+            case _:
+                return []
+
+    def _last(self, seconds: int) -> list[Event]:
+        self._standing = evolve(self._standing, total_run_time=seconds)
+        ended, self._ended = self._ended, []
+        for event in ended:
+            event.metadata["total_run_time"] = seconds
+        return ended
+
+    def _event(
+        self,
+        state: str,
+        source: EventSource = EventSource.AGENT,
+        *,
+        worker: records.WorkerPlace | None = None,
+        failure: ProcessFailure | None = None,
+        raw_error: str | None = None,
+        duration: float | None = None,
+    ) -> Event:
+        return status_event(
+            self._job,
+            self._standing,
+            state,
+            source,
+            worker=worker,
+            failure=failure,
+            raw_error=raw_error,
+            duration=duration,
+            now=self._now(),
+        )
+
+
+class RendezvousSink:
+    """Sends what an agent tells of its way into rounds to ``dynamic_rendezvous``, as `RdzvEvent`."""
+
+    def __init__(self, job: JobFacts) -> None:
+        self._job = job
+        self._rank: int | None = None
+        self._master = ""
+
+    def __call__(self, told: records.Record) -> None:
+        """Send the event of one record, if it makes one."""
+        event = self._event(told)
+        if event is not None:
+            _show(event, RENDEZVOUS)
+
+    def _event(self, told: records.Record) -> RdzvEvent | None:
+        match told:
+            case records.SeatSought():
+                self._rank, self._master = None, ""
+                return self._made("wait_for_seat", NodeState.INIT, told)
+            case records.SeatTaken():
+                self._rank, self._master = told.group_rank, told.master
+                return self._made("take_seat", NodeState.SUCCEEDED, told)
+            case records.SeatMissed():
+                return self._made("wait_for_seat", NodeState.FAILED, told, told.trace)
+            case records.RoundStarted():
+                return self._made("start_round", NodeState.RUNNING, told)
+            case records.RoundEnded():
+                return self._made("end_round", NodeState.RUNNING, told)
+            case _:
+                return None
+
+    def _made(self, name: str, state: NodeState, told: records.Record, trace: str = "") -> RdzvEvent:
+        return RdzvEvent(
+            name=f"agent:{name}",
+            run_id=self._job.run_id,
+            message=str(told),
+            hostname=self._job.hostname,
+            pid=os.getpid(),
+            node_state=state,
+            master_endpoint=self._master,
+            rank=self._rank,
+            error_trace=trace,
+        )
+
+
+def _show(event: Event | RdzvEvent, destination: str) -> None:
+    text = event.serialize()
+    logger_of(destination).info(text)
+    if destination == RENDEZVOUS and drops(destination):
+        logger_of("console").info(text)  # it was asked for, and nobody gave it a handler
+
+
+def sinks(job: Callable[[], JobFacts], destination: str) -> list[records.Sink]:
+    """
+    What sends an agent's records to *destination*; nothing where nobody would see them.
+
+    Events of the rendezvous go to ``dynamic_rendezvous`` alone: where that is *destination*, or has got a handler.
+    Raises `UnknownNameError` for a destination that is not known.
+    """
+    wanted: list[records.Sink] = []
+    if destination == RENDEZVOUS or not drops(destination):
+        wanted.append(EventSink(job(), destination))
+    if destination == RENDEZVOUS or not drops(RENDEZVOUS):
+        wanted.append(RendezvousSink(job()))
+    return wanted

@@ -1,0 +1,6 @@
+"""The names of ``torch.distributed.elastic.events.handlers``, with the table that programs add handlers to."""
+
+from elasticlib.events._destinations import get_logging_handler
+from elasticlib.events._destinations import handlers as _log_handlers
+
+__all__ = ["_log_handlers", "get_logging_handler"]

@@ -1,0 +1,56 @@
+"""
+Measured values: those of the agent, and your own. (torch: ``torch.distributed.elastic.metrics``)
+
+A metric has a group, a name and a value. By default all are dropped; a handler takes those of one group, or of all:
+
+    from elasticlib import metrics
+
+    metrics.configure(metrics.ConsoleMetricHandler())                 # all groups, to stdout
+    metrics.configure(MyHandler(), group="input")                     # one group elsewhere
+
+    metrics.put_metric("rows", 512, "input")
+
+    @metrics.prof(group="input")                                      # success or failure, and duration.ms
+    def load(path): ...
+
+Agents put theirs into the group ``torchelastic``: ``workers.<role>.run_total``, ``run_success_no_retries``,
+``run_success_with_retries``, ``run_failed_no_retries``, ``run_failed_with_retries`` (0 or 1), ``flakiness`` (share of
+the restarts used up, 0 to 100; 100 for a failure), and at each look at the workers ``remaining_restarts`` and
+``workers.<role>.<state>``; besides ``.success`` or ``.failure`` and ``.duration.ms`` of their steps
+(``SimpleElasticAgent._rendezvous``, ``LocalElasticAgent._start_workers``, ...). Differs from torch: restarts are those
+of the whole job, and a local agent looks when something happened, not ten times a second.
+"""
+
+from elasticlib.metrics._config import MetricsConfig, handler_of, initialize_metrics
+from elasticlib.metrics._profiling import get_elapsed_time_ms, prof, profile
+from elasticlib.metrics._sink import MetricSink
+from elasticlib.metrics._streams import (
+    ConsoleMetricHandler,
+    MetricData,
+    MetricHandler,
+    MetricStream,
+    NullMetricHandler,
+    configure,
+    getStream,
+    publish_metric,
+    put_metric,
+)
+
+__all__ = [
+    "ConsoleMetricHandler",
+    "MetricData",
+    "MetricHandler",
+    "MetricSink",
+    "MetricStream",
+    "MetricsConfig",
+    "NullMetricHandler",
+    "configure",
+    "getStream",
+    "get_elapsed_time_ms",
+    "handler_of",
+    "initialize_metrics",
+    "prof",
+    "profile",
+    "publish_metric",
+    "put_metric",
+]

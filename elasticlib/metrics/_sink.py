@@ -1,0 +1,72 @@
+"""
+Records as metrics, with torch's names.
+
+Rules of this file: what is measured is in the records; here it gets its name and its unit, nothing else. While
+nobody listens to the group, nothing is made.
+"""
+
+from __future__ import annotations
+
+from elasticlib import records
+from elasticlib.metrics._streams import AGENTS, MetricHandler, MetricStream, NullMetricHandler, getStream
+
+_AGENT = "SimpleElasticAgent"
+
+
+class MetricSink:
+    """
+    Puts what the agent of *role* tells into the group ``torchelastic``.
+
+    To the handler that the program has configured for it by then, or to *handler*.
+    """
+
+    def __init__(self, role: str, handler: MetricHandler | None = None) -> None:
+        self._workers = f"workers.{role}"
+        self._handler = handler
+
+    def __call__(self, record: records.Record) -> None:
+        """Put the metrics of *record*, if it has any."""
+        stream = getStream(AGENTS) if self._handler is None else MetricStream(AGENTS, self._handler)
+        if isinstance(stream.handler, NullMetricHandler):
+            return
+        for name, value in self.values(record):
+            stream.add_value(name, value)
+
+    def values(self, record: records.Record) -> list[tuple[str, float]]:
+        """Names and values of the metrics that *record* makes."""
+        match record:
+            case records.SeatTaken():
+                return _step(f"{_AGENT}._rendezvous", record.duration, True)
+            case records.SeatMissed():
+                return _step(f"{_AGENT}._rendezvous", record.duration, False)
+            case records.RanksAssigned():
+                return _step(f"{_AGENT}._assign_worker_ranks", record.duration, True)
+            case records.StepDone():
+                return _step(record.step, record.duration, record.succeeded)
+            case records.WorkersSeen():
+                return [
+                    (f"{self._workers}.remaining_restarts", record.remaining_restarts),
+                    (f"{self._workers}.{record.state.lower()}", 1),
+                ]
+            case records.RunEnded() if record.outcome != "RAISED":
+                return self._of_run(record)
+            case _:
+                return []
+
+    def _of_run(self, run: records.RunEnded) -> list[tuple[str, float]]:
+        failed, again = run.outcome == "FAILED", run.restart_count > 0
+        left = max(0, run.max_restarts - run.restart_count)
+        flakiness = 100.0 if failed else 100.0 - 100.0 * (left + 1) / (run.max_restarts + 1)
+        counts = {
+            "flakiness": int(flakiness),
+            "run_total": 1,
+            "run_success_with_retries": int(not failed and again),
+            "run_success_no_retries": int(not failed and not again),
+            "run_failed_with_retries": int(failed and again),
+            "run_failed_no_retries": int(failed and not again),
+        }
+        return [(f"{self._workers}.{name}", value) for name, value in counts.items()]
+
+
+def _step(name: str, seconds: float, succeeded: bool) -> list[tuple[str, float]]:
+    return [(f"{name}.{'success' if succeeded else 'failure'}", 1), (f"{name}.duration.ms", int(seconds * 1000))]

@@ -1,0 +1,206 @@
+"""
+What an agent does for its workers, step by step: seats, ranks, workers, and how its run ends.
+
+Rules of this file: a record holds facts; its text is made from them, here. Durations are seconds of the agent's
+clock.
+"""
+
+from __future__ import annotations
+
+from logging import DEBUG
+from typing import Literal
+
+from attrs import frozen
+
+from elasticlib.errors import ProcessFailure
+
+FINE = 5
+"""Level of what is for sinks rather than for people: below DEBUG."""
+
+
+@frozen
+class SeatSought:
+    """This node asked for a seat in the next round, and waits for it."""
+
+    node: str
+
+    level = DEBUG
+
+    def __str__(self) -> str:
+        return f"node {self.node} waits for a seat"
+
+
+@frozen
+class SeatTaken:
+    """This node has a place in a round; its workers are not started yet."""
+
+    round: int
+    group_rank: int
+    group_world_size: int
+    world_size: int
+    restart_count: int
+    master: str
+    why: str
+    duration: float
+    """From the wish for a seat until now."""
+
+    level = DEBUG
+
+    def __str__(self) -> str:
+        return (
+            f"seat {self.group_rank} of {self.group_world_size} in round {self.round} after "
+            f"{self.duration:.3f} s: {self.why}"
+        )
+
+
+@frozen
+class SeatMissed:
+    """This node asked for a seat and will not get one."""
+
+    why: str
+    duration: float
+    trace: str = ""
+    """Traceback of the error that ended the wait, if one did."""
+
+    level = DEBUG
+
+    def __str__(self) -> str:
+        return f"no seat after {self.duration:.3f} s: {self.why}"
+
+
+@frozen
+class RanksAssigned:
+    """The workers of this node have their ranks, and the store of the round was found."""
+
+    round: int
+    ranks: tuple[int, ...]
+    """Global ranks, by local rank."""
+    duration: float
+
+    level = DEBUG
+
+    def __str__(self) -> str:
+        return f"ranks {list(self.ranks)} of round {self.round} are of this node ({self.duration:.3f} s)"
+
+
+@frozen
+class WorkerPlace:
+    """Which worker a record is about."""
+
+    local_rank: int
+    global_rank: int
+    role_rank: int
+    role_world_size: int
+    id: object
+    """What the agent's `_start_workers` gave: a process id, for a process."""
+
+
+@frozen
+class WorkerStarted:
+    """One worker was started."""
+
+    worker: WorkerPlace
+
+    level = FINE
+
+    def __str__(self) -> str:
+        return f"rank {self.worker.global_rank} started as {self.worker.id}"
+
+
+@frozen
+class WorkerEnded:
+    """One worker is gone, and how: TERMINATED did not fail, but its round was stopped."""
+
+    worker: WorkerPlace
+    state: Literal["SUCCEEDED", "FAILED", "TERMINATED"]
+    failure: ProcessFailure | None = None
+
+    level = FINE
+
+    def __str__(self) -> str:
+        why = f": {self.failure.message}" if self.failure is not None else ""
+        return f"rank {self.worker.global_rank} ended as {self.state}{why}"
+
+
+@frozen
+class WorkersSeen:
+    """The agent looked at its workers."""
+
+    state: str
+    """Name of a `WorkerState`."""
+    remaining_restarts: int
+
+    level = FINE
+
+    def __str__(self) -> str:
+        return f"workers are {self.state}, {self.remaining_restarts} restarts are left"
+
+
+@frozen
+class StepDone:
+    """The agent went through a step of its work, or failed in it."""
+
+    step: str
+    """``Class.method``, as torch calls it."""
+    duration: float
+    succeeded: bool
+
+    level = FINE
+
+    def __str__(self) -> str:
+        return f"{self.step} {'took' if self.succeeded else 'failed after'} {self.duration:.3f} s"
+
+
+@frozen
+class StateTimed:
+    """Somebody measured how long the agent was in a state of his own naming."""
+
+    state: str
+    duration: float
+
+    level = FINE
+
+    def __str__(self) -> str:
+        return f"{self.state} took {self.duration:.3f} s"
+
+
+@frozen
+class RunEnded:
+    """The agent's run is over, and nothing of it is left."""
+
+    outcome: Literal["SUCCEEDED", "FAILED", "RAISED"]
+    """RAISED: there is no result of workers, but an exception."""
+    restart_count: int
+    """Restarts of the job up to the last round of this node."""
+    max_restarts: int
+    duration: float
+
+    level = DEBUG
+
+    def __str__(self) -> str:
+        return (
+            f"the agent's run {self.outcome} after {self.duration:.3f} s, {self.restart_count} of {self.max_restarts} "
+            "restarts used"
+        )
+
+
+@frozen
+class AgentSucceeded:
+    """The agent did its work to its end, whether or not workers failed."""
+
+    level = FINE
+
+    def __str__(self) -> str:
+        return "the agent has done its work"
+
+
+@frozen
+class AgentFailed:
+    """The agent could not do its work: the nodes did not meet, a signal came."""
+
+    trace: str
+
+    level = FINE
+
+    def __str__(self) -> str:
+        return f"the agent could not do its work: {self.trace.strip().rpartition(chr(10))[2]}"
