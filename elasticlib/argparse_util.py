@@ -1,0 +1,90 @@
+"""
+Options of a command line whose defaults come from the environment, for parsers of one's own.
+
+(torch: ``torch.distributed.argparse_util``)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from elasticlib.errors import ConfigError
+
+
+class env(argparse.Action):  # noqa: N801 - torch's name
+    """
+    An option that takes its value from the command line, else from ``PET_<DEST>``, else from *default*.
+
+    ``DEST`` is the name of the option's value in upper case. A value from the environment goes through the
+    option's *type*, must be one of its *choices*, and fulfils *required*. Raises `ConfigError` (a
+    ``ValueError``), as the option is added, for text that is none of the *choices*; torch lets that pass.
+
+        parser.add_argument("-f", "--foo", action=env, default="bar")
+    """
+
+    def __init__(self, dest: str, default: Any = None, required: bool = False, **kwargs: Any) -> None:
+        name = _variable(dest)
+        text = os.environ.get(name)
+        if text is not None:
+            _check_choice(name, text, kwargs.get("type"), kwargs.get("choices"))
+        value = default if text is None else text
+        super().__init__(dest=dest, default=value, required=required and not value, **kwargs)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        """Take the value from the command line."""
+        del parser, option_string
+        setattr(namespace, self.dest, values)
+
+
+class check_env(argparse.Action):  # noqa: N801 - torch's name
+    """
+    A flag that is on when it stands on the command line, or when ``PET_<DEST>`` is a number other than 0.
+
+    Without either it is *default*. Raises `ConfigError` (a ``ValueError``), as the flag is added, when the
+    variable holds something else.
+
+        parser.add_argument("--verbose", action=check_env)
+    """
+
+    def __init__(self, dest: str, default: bool = False, **kwargs: Any) -> None:
+        name = _variable(dest)
+        text = os.environ.get(name, "1" if default else "0")
+        try:
+            is_on = bool(int(text))
+        except ValueError:
+            raise ConfigError(f"{name}={text!r} is neither 1 (on) nor 0 (off): change it, or unset it") from None
+        super().__init__(dest=dest, nargs=0, const=True, default=is_on, **kwargs)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Turn it on."""
+        del parser, values, option_string
+        setattr(namespace, self.dest, self.const)
+
+
+def _variable(dest: str) -> str:
+    return f"PET_{dest.upper()}"
+
+
+def _check_choice(name: str, text: str, read: Any, choices: Any) -> None:
+    if choices is None:
+        return
+    try:
+        value = text if read is None else read(text)
+    except (TypeError, ValueError, argparse.ArgumentTypeError):
+        return  # the parser itself says what is wrong with it
+    if value not in choices:
+        raise ConfigError(f"{name}={text!r} is none of {', '.join(map(str, choices))}: change it, or unset it")
+
+
+__all__ = ["check_env", "env"]

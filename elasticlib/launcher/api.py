@@ -1,0 +1,12 @@
+"""
+The name under which torch's users know the launch of a job: a door only, see `elasticlib.launch`.
+
+(torch: ``torch.distributed.launcher.api``)
+"""
+
+from __future__ import annotations
+
+from elasticlib.launch import elastic_launch, launch_agent
+from elasticlib.spec import LaunchConfig
+
+__all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]

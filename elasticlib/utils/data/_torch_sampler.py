@@ -1,0 +1,63 @@
+"""
+A `DistributedSampler` that can begin in the middle of an epoch.
+
+Rules of this file: it imports torch, so it is imported by whoever uses the sampler, never for its name alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sized
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data.distributed import DistributedSampler
+
+from elasticlib.errors import ConfigError
+
+_T = TypeVar("_T", covariant=True)
+
+
+class ElasticDistributedSampler(DistributedSampler[_T]):
+    """
+    This rank's share of the indices from *start_index* on, shuffled by the epoch.
+
+    The indices are those of ``torch.distributed.elastic.utils.data.ElasticDistributedSampler``: the epoch
+    (`set_epoch`) seeds a permutation of what is left of *dataset*, which is padded from its own start to a
+    multiple of *num_replicas* and dealt out in turn. Without *num_replicas* and *rank* they are those of the
+    process group. What is left may be shorter than one index for each replica: then it is repeated, where
+    torch fails.
+
+    Raises ``TypeError`` for a data set without a length, `ConfigError` (a ``ValueError``) for a *start_index*
+    outside of it.
+    """
+
+    def __init__(
+        self, dataset: Any, num_replicas: int | None = None, rank: int | None = None, start_index: int = 0
+    ) -> None:
+        sized: object = dataset
+        if not isinstance(sized, Sized):
+            raise TypeError(f"dataset={dataset!r:.80} has no length: give one with __len__")
+        super().__init__(dataset, num_replicas=num_replicas, rank=rank)
+        size = len(sized)
+        if not 0 <= start_index < size:
+            raise ConfigError(f"start_index={start_index} must be from 0 to {size - 1}, within the data set's {size}")
+        self.start_index = start_index
+        self.num_samples = -(-(size - start_index) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def __iter__(self) -> Iterator[_T]:
+        """The indices of this rank in this epoch."""
+        order = torch.Generator()
+        order.manual_seed(self.epoch)
+        left = len(self.dataset) - self.start_index  # type: ignore[arg-type]
+        indices = (torch.randperm(left, generator=order) + self.start_index).tolist()
+        padded = itertools.islice(itertools.cycle(indices), self.total_size)
+        return itertools.islice(padded, self.rank, None, self.num_replicas)
+
+    def __len__(self) -> int:
+        """How many indices each rank gets in an epoch."""
+        return self.num_samples
+
+
+ElasticDistributedSampler.__module__ = "elasticlib.utils.data.elastic_distributed_sampler"  # where pickle finds it
