@@ -79,3 +79,32 @@ def destinations(
         plan.filtered_stdout = os.path.join(folder, "filtered_stdout.log")
         plan.filtered_stderr = os.path.join(folder, "filtered_stderr.log")
     return plan
+
+
+def settled(dest: object) -> LogsDest:
+    """
+    What any specification returned, also one written for torch, in our words.
+
+    Elsewhere a stream that stays on the console is an empty path, a tee of nothing is one of `os.devnull`, an error
+    file there is none, and a class of its own may lack the newer fields.
+    """
+
+    def paths(name: str) -> dict[int, str]:
+        return {rank: os.fspath(path) for rank, path in (getattr(dest, name, None) or {}).items() if path}
+
+    def filtered(name: str) -> str:
+        path = os.fspath(getattr(dest, name, None) or "")
+        return "" if os.path.dirname(path) == os.devnull else path
+
+    def files(name: str) -> dict[int, str]:
+        return {rank: path for rank, path in paths(name).items() if path != os.devnull}
+
+    return LogsDest(
+        paths("stdouts"),
+        paths("stderrs"),
+        files("tee_stdouts"),
+        files("tee_stderrs"),
+        files("error_files"),
+        filtered("filtered_stdout"),
+        filtered("filtered_stderr"),
+    )

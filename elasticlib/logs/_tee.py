@@ -22,6 +22,7 @@ from attrs import define, field
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib.logs._console import Sink
+from elasticlib.logs._filters import LineFilter
 from elasticlib.logs._inotify import Inotify
 from elasticlib.logs._lines import LineAssembler
 from elasticlib.spec import Std
@@ -40,7 +41,9 @@ _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 class _Stream:
     fd: int
     std: Std
+    prefix: bytes
     lines: LineAssembler
+    copy: LineFilter | None
     done: threading.Event = field(factory=threading.Event)
     watch: int | None = None
     polled: bool = False
@@ -81,12 +84,12 @@ class Tee:
         self._pause = _LEAST_PAUSE
         self._last_turn = 0.0
 
-    def follow(self, path: str, prefix: bytes, std: Std) -> None:
+    def follow(self, path: str, prefix: bytes, std: Std, *, copy: LineFilter | None = None) -> None:
         """
         Copy the file at *path*, from its first byte on, to the sink of *std*, each line after *prefix*.
 
         The file must be there (OSError) and not be followed yet (ValueError). A file that is cut to nothing
-        meanwhile is followed on from its new start.
+        meanwhile is followed on from its new start. *copy* gets the same lines, also when the sink has failed.
         """
         with self._lock:
             if self._finished:
@@ -95,7 +98,9 @@ class Tee:
                 raise ValueError(f"{path} is followed already")
             if self._thread is None:
                 self._thread = self._start()
-            stream = _Stream(os.open(path, os.O_RDONLY | os.O_CLOEXEC), std, LineAssembler(prefix))
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            held = None if copy is None else copy.hold()
+            stream = _Stream(fd, std, prefix, LineAssembler(prefix), held)
             self._followed[path] = stream
             self._hand_over(stream)
 
@@ -224,16 +229,16 @@ class Tee:
             data = self._read(stream)
             found = found or bool(data)
             if data:
-                blocks[stream.std].append(stream.lines.feed(data, now))
+                self._pass_on(stream, stream.lines.feed(data, now), blocks)
             if stream.end is not None and (not data or stream.position >= stream.end):
-                blocks[stream.std].append(stream.lines.finish())
+                self._pass_on(stream, stream.lines.finish(), blocks)
                 ended.append(stream)
             elif len(data) == stream.block or (data and stream.end is not None):
                 still.add(stream)
                 stream.block = BLOCK
         for stream in self._streams:
             if stream.lines.due is not None:
-                blocks[stream.std].append(stream.lines.tick(now))
+                self._pass_on(stream, stream.lines.tick(now), blocks)
         self._ready = still
         for std, lines in blocks.items():
             self._write(std, b"".join(lines))
@@ -248,8 +253,15 @@ class Tee:
             time.sleep(_BURST)
         self._last_turn = now
 
+    @staticmethod
+    def _pass_on(stream: _Stream, lines: bytes, blocks: dict[Std, list[bytes]]) -> None:
+        blocks[stream.std].append(lines)
+        if stream.copy is not None and lines:
+            stream.copy.copy(lines, stream.prefix)  # before the console, which may take its time
+
     def _read(self, stream: _Stream) -> bytes:
-        if stream.std in self.broken or stream.unreadable:
+        copied = stream.copy is not None and stream.copy.broken is None
+        if (stream.std in self.broken and not copied) or stream.unreadable:
             return b""
         try:
             data = os.pread(stream.fd, stream.block, stream.position)
@@ -279,6 +291,8 @@ class Tee:
             del self._watched[stream.watch]
         self._streams.discard(stream)
         os.close(stream.fd)
+        if stream.copy is not None:
+            stream.copy.release()
         stream.done.set()
 
     def _close(self) -> None:

@@ -1,0 +1,138 @@
+"""
+Log specifications of other packages, by the name under which they are installed.
+
+Rules of this file: entry points of the group ``torchrun.logs_specs`` are the contract, so whatever works with torchrun
+works here; of packages that use one name, the first on the search path wins, as there, but not in silence. ``default``
+is what torch's own distribution declares: here it means our default, torch or no torch.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from elasticlib.errors import ConfigError, LogDirError
+from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.spec import LogsSpecs, Std
+
+GROUP = "torchrun.logs_specs"
+DEFAULT = "default"
+
+logger = logging.getLogger(__name__)
+
+
+def known() -> list[str]:
+    """The names that `load` takes, sorted."""
+    return sorted({DEFAULT, *(point.name for point in entry_points(group=GROUP))})
+
+
+def load(name: str) -> Callable[..., LogsSpecs]:
+    """
+    What makes specifications of this *name* from the keywords log_dir, redirects, tee and local_ranks_filter.
+
+    A class that was written for another launcher gets its streams in that launcher's ``Std``, since it may ask for the
+    type. Raises `ConfigError`: for a name that no installed package has, with those that they have; for a plug-in that
+    cannot be imported, from its own exception; for one that is no class of log specifications. What is returned
+    raises it when the plug-in refuses the values.
+    """
+    # One of each value: a package that is installed twice says the same.
+    points = [*{point.value: point for point in entry_points(group=GROUP) if point.name == name}.values()]
+    if not points and name != DEFAULT:
+        raise ConfigError(
+            f"logs_specs={name!r} is the name of no installed log specification (entry points of the group {GROUP}): "
+            f"give one of {', '.join(known())}, or install the package that has it"
+        )
+    if len(points) > 1:
+        first, *rest = [_source(name, point) for point in points]
+        logger.warning("logs_specs=%r: %s is taken, and not %s", name, first, " or ".join(rest))
+    if not points or _is_torchs(name, points[0]):
+        return DefaultLogsSpecs
+    return functools.partial(_make, name, _checked(name, points[0]))
+
+
+def _make(
+    name: str,
+    kind: Callable[..., Any],
+    *,
+    log_dir: str | None = None,
+    redirects: Std | Mapping[int, Std] = Std.NONE,
+    tee: Std | Mapping[int, Std] = Std.NONE,
+    local_ranks_filter: Iterable[int] | None = None,
+) -> LogsSpecs:
+    std = _std_of(kind)
+    try:
+        specs = kind(
+            log_dir=log_dir,
+            redirects=_as(std, redirects),
+            tee=_as(std, tee),
+            local_ranks_filter=None if local_ranks_filter is None else set(local_ranks_filter),
+        )
+    except ConfigError:
+        raise
+    except Exception as error:
+        refusal = LogDirError if isinstance(error, OSError) else ConfigError
+        raise refusal(
+            f"logs_specs={name!r}: {_title(kind)} cannot be made with log_dir={log_dir!r}, redirects={redirects!r}, "
+            f"tee={tee!r}, local_ranks_filter={local_ranks_filter!r}: {type(error).__name__}: {error}"
+        ) from error
+    _refuse_another_kind(name, specs)
+    return specs  # type: ignore[no-any-return]
+
+
+def _checked(name: str, point: EntryPoint) -> Callable[..., Any]:
+    source = f"logs_specs={name!r}: {_source(name, point)}"
+    try:
+        found = point.load()
+    except Exception as error:
+        raise ConfigError(f"{source} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{source} is {found!r}, and no class")
+    if isinstance(found, type):
+        _refuse_another_kind(name, found)
+        if missing := sorted(getattr(found, "__abstractmethods__", ())):
+            raise ConfigError(f"{source} does not define {', '.join(missing)}")
+    return found  # type: ignore[no-any-return]
+
+
+def _refuse_another_kind(name: str, found: object) -> None:
+    # Static: a property that is not ready before `reify` must not be asked.
+    missing = [each for each in ("reify", "root_log_dir") if inspect.getattr_static(found, each, None) is None]
+    if missing:
+        raise ConfigError(f"logs_specs={name!r}: {_title(found)} lacks {', '.join(missing)}, which a LogsSpecs has")
+
+
+def _std_of(kind: object) -> Callable[[int], Any]:
+    """The ``Std`` that the classes behind *kind* know: ours, unless their modules have another one."""
+    for base in inspect.getmro(kind) if isinstance(kind, type) else ():
+        std = getattr(sys.modules.get(base.__module__), "Std", None)
+        if isinstance(std, type) and issubclass(std, enum.IntFlag):
+            return std
+    return Std
+
+
+def _as(std: Callable[[int], Any], streams: Std | Mapping[int, Std]) -> Any:
+    if isinstance(streams, Mapping):
+        return {rank: std(int(value)) for rank, value in streams.items()}
+    return std(int(streams))
+
+
+def _is_torchs(name: str, point: EntryPoint) -> bool:
+    # Its class keeps torch's faults, and needs torch.
+    return name == DEFAULT and point.value.startswith("torch.distributed.")
+
+
+def _source(name: str, point: EntryPoint) -> str:
+    if _is_torchs(name, point):
+        return "elasticlib's own"
+    return f"{point.value} of {point.dist.name if point.dist is not None else 'an unknown package'}"
+
+
+def _title(found: object) -> str:
+    kind = found if isinstance(found, type) or inspect.isroutine(found) else type(found)
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,115 @@
+"""
+One round's destinations made real: its files are there, and its tee'd ones are followed.
+
+Rules of this file: it is the one way from a `LogsDest`, whoever made it, to the tee; what cannot work is refused
+before a worker of the round is started; a path that several streams share is followed once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from attrs import define, field
+
+from elasticlib.errors import ConfigError, LogDirError
+from elasticlib.logs._filters import LineFilter
+from elasticlib.logs._layout import settled
+from elasticlib.logs._tee import Tee
+from elasticlib.spec import LogsDest, LogsSpecs, Std
+
+logger = logging.getLogger(__name__)
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_NAMES = {Std.OUT: "stdout", Std.ERR: "stderr"}
+
+
+@define
+class Duplicates:
+    """The words of ``duplicate_stdout_filters`` and ``duplicate_stderr_filters`` for all rounds of a launch."""
+
+    stdout: Sequence[str] | None = None
+    stderr: Sequence[str] | None = None
+    _warned: set[Std] = field(factory=set, init=False)
+
+    def words(self, std: Std) -> Sequence[str]:
+        """What a line of *std* must hold one of; empty when nothing is asked for."""
+        return (self.stdout if std == Std.OUT else self.stderr) or ()
+
+    def check(self, dest: LogsDest) -> None:
+        """Raise `ConfigError` when lines are asked for and *dest* has no file for them."""
+        for std, path in ((Std.OUT, dest.filtered_stdout), (Std.ERR, dest.filtered_stderr)):
+            if self.words(std) and not path:
+                raise ConfigError(
+                    f"duplicate_{_NAMES[std]}_filters={list(self.words(std))!r} needs a log folder, and logs_specs "
+                    f"gives no path filtered_{_NAMES[std]}: give a log_dir that is not {os.devnull}, "
+                    "let reify return one, or leave the filters out"
+                )
+
+    def open(self, std: Std, dest: LogsDest) -> LineFilter | None:
+        """What takes the lines of *std* in the round of *dest*; None when none are asked for."""
+        words, files = self.words(std), dest.tee_stdouts if std == Std.OUT else dest.tee_stderrs
+        if not words:
+            return None
+        if not files and std not in self._warned:
+            self._warned.add(std)
+            logger.warning(
+                "duplicate_%s_filters copies lines of tee'd streams, and %s of no shown worker is tee'd: "
+                "give tee=Std.%s (--tee %d, or 3 for both), or leave the filters out",
+                *(_NAMES[std], _NAMES[std], std.name, std),
+            )
+        return LineFilter(dest.filtered_stdout if std == Std.OUT else dest.filtered_stderr, words)
+
+
+def reify(specs: LogsSpecs, envs: Mapping[int, dict[str, str]]) -> LogsDest:
+    """
+    The destinations of a round; what *specs* writes into *envs*, {local rank: environment}, is for the workers.
+
+    Each worker's ``TORCHELASTIC_ERROR_FILE`` is there afterwards, empty when it has none.
+    """
+    dest = settled(specs.reify(envs))
+    for rank, env in envs.items():
+        env[ERROR_FILE] = env.get(ERROR_FILE) or dest.error_files.get(rank, "")
+    return dest
+
+
+def prepare(dest: LogsDest) -> None:
+    """
+    Make the stream files of *dest* that are not there, and empty the others, which are of an earlier round.
+
+    Our own specification gives each round new files; others may not. Devices and pipes are left as they are.
+    Raises `LogDirError`.
+    """
+    for path in {*dest.stdouts.values(), *dest.stderrs.values()}:
+        try:
+            if os.path.lexists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+                continue
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
+        except OSError as error:
+            raise LogDirError(f"{path} cannot take a worker's output: {error}; give another log_dir") from error
+
+
+def follow(tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: Duplicates) -> None:
+    """
+    Copy the tee'd files of *dest* to the console, each line after its rank's prefix, and to the filtered files.
+
+    Raises `ConfigError` where *duplicates* asks for lines and *dest* has no file for them, or where a file to be
+    followed is none.
+    """
+    duplicates.check(dest)
+    seen: set[str] = set()
+    with ExitStack() as held:
+        for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
+            copy = duplicates.open(std, dest)
+            if copy is not None:
+                held.enter_context(copy)
+            for rank, path in files.items():
+                if path in seen:
+                    continue
+                if not os.path.isfile(path):
+                    raise ConfigError(f"tee_{_NAMES[std]}s[{rank}]={path!r} is not the file of a worker's stream")
+                seen.add(path)
+                tee.follow(path, prefixes[rank], std, copy=copy)

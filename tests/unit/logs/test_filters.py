@@ -1,0 +1,107 @@
+"""The second file of matching lines: which lines match, and what becomes of the file."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.errors import LogDirError
+from elasticlib.logs._filters import LineFilter, matching
+
+PREFIX = b"[w0]:"
+texts = st.lists(st.sampled_from([b"a", b"b", b"ab", b"[", b"w0", b"\xff", b"\r", b" "])).map(b"".join)
+
+
+def block(*lines: bytes, prefix: bytes = PREFIX) -> bytes:
+    return b"".join([prefix + line + b"\n" for line in lines])
+
+
+@given(
+    lines=st.lists(texts), words=st.lists(texts, min_size=1, max_size=3), prefix=st.sampled_from([b"", PREFIX, b"a"])
+)
+def test_the_matching_lines_are_those_whose_text_holds_a_word(
+    lines: list[bytes], words: list[bytes], prefix: bytes
+) -> None:
+    expected = [line for line in lines if any(word in line for word in words)]
+
+    assert block(*expected, prefix=prefix) == matching(block(*lines, prefix=prefix), prefix, words)
+
+
+def test_the_prefix_is_no_part_of_the_line() -> None:
+    assert block(b"w0 is here") == matching(block(b"no", b"w0 is here"), PREFIX, [b"w0"])
+
+
+def test_a_prefix_may_hold_a_newline() -> None:
+    assert b"from\n0:hit\n" == matching(b"from\n0:miss\nfrom\n0:hit\n", b"from\n0:", [b"hit"])
+
+
+def test_a_prefix_that_stands_in_a_line_too_ends_no_line() -> None:
+    assert block(b"a [w0]:hit") == matching(block(b"a [w0]:hit", b"miss"), PREFIX, [b"hit"])
+
+
+def test_a_word_may_ask_for_the_end_of_the_line() -> None:
+    assert block(b"all done") == matching(block(b"done yet?", b"all done"), PREFIX, [b"done\n"])
+
+
+def test_the_empty_word_is_in_every_line() -> None:
+    assert block(b"", b"x") == matching(block(b"", b"x"), PREFIX, [b""])
+
+
+def test_lines_of_several_blocks_stand_one_after_the_other_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "filtered"
+
+    with LineFilter(str(path), ["café", "err"]) as lines:
+        lines.copy(block("un café".encode(), b"other"), PREFIX)
+        lines.copy(block(b"error", prefix=b"[w1]:"), b"[w1]:")
+
+    assert "[w0]:un café\n[w1]:error\n" == path.read_text("utf-8")
+
+
+def test_a_filter_without_a_match_leaves_an_empty_file(tmp_path: Path) -> None:
+    with LineFilter(str(tmp_path / "filtered"), ["x"]) as lines:
+        lines.copy(block(b"a"), PREFIX)
+
+    assert b"" == (tmp_path / "filtered").read_bytes()
+
+
+def test_what_the_file_held_stays(tmp_path: Path) -> None:
+    (tmp_path / "filtered").write_bytes(b"earlier\n")
+
+    with LineFilter(str(tmp_path / "filtered"), ["a"]) as lines:
+        lines.copy(block(b"a"), PREFIX)
+
+    assert b"earlier\n[w0]:a\n" == (tmp_path / "filtered").read_bytes()
+
+
+def test_the_last_holder_closes_the_file(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    lines = LineFilter(str(tmp_path / "filtered"), ["a"])
+
+    lines.hold()
+    lines.release()
+    lines.copy(block(b"a"), PREFIX)
+    lines.release()
+
+    assert block(b"a") == (tmp_path / "filtered").read_bytes()
+    assert before == set(os.listdir("/proc/self/fd"))
+
+
+def test_a_file_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(LogDirError, match=r"missing/filtered.* cannot take the duplicated lines"):
+        LineFilter(str(tmp_path / "missing" / "filtered"), ["a"])
+
+
+def test_a_full_disk_ends_the_second_file_with_one_word_and_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with LineFilter("/dev/full", ["a"]) as lines:
+        with caplog.at_level(logging.WARNING):
+            lines.copy(block(b"a"), PREFIX)
+            lines.copy(block(b"a"), PREFIX)
+
+    assert lines.broken is not None
+    assert 1 == len(caplog.records)
+    assert "/dev/full takes no more lines" in caplog.text

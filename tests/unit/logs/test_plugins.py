@@ -1,0 +1,216 @@
+"""Log specifications of other packages: found by name, checked, and made as their class expects."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import ConfigError, LogDirError
+from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.logs._plugins import known, load
+from elasticlib.spec import LogsSpecs, Std
+
+Install = Callable[..., None]
+
+OWN = """
+from elasticlib.logs import DefaultLogsSpecs
+
+class Own(DefaultLogsSpecs):
+    pass
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Install a package of one module, which declares log specifications as name=attribute."""
+    before = set(sys.modules)
+
+    def install(package: str, code: str = OWN, **names: str) -> None:
+        folder = tmp_path / package
+        info = folder / f"{package}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        lines = [f"{name.replace('_', '-')} = {value}" for name, value in names.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[torchrun.logs_specs]", *lines]) + "\n")
+        (folder / f"{package}.py").write_text(textwrap.dedent(code))
+        monkeypatch.syspath_prepend(str(folder))
+
+    yield install
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_plug_in_is_found_by_its_name_and_made_with_the_launchers_wishes(install: Install, tmp_path: Path) -> None:
+    install("ownlogs", own_layout="ownlogs:Own")
+
+    specs = load("own-layout")(log_dir=str(tmp_path), redirects=Std.OUT, tee={1: Std.ALL}, local_ranks_filter=[0])
+
+    kind = importlib.import_module("ownlogs").Own
+    assert type(specs) is kind
+    assert kind(str(tmp_path), Std.OUT, {1: Std.ALL}, {0}) == specs
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones(install: Install) -> None:
+    install("ownlogs", own_layout="ownlogs:Own")
+
+    with pytest.raises(ValueError, match=r"logs_specs='mine' is the name of no installed.*give one of .*own-layout"):
+        load("mine")
+    assert {"default", "own-layout"} <= set(known())
+
+
+def test_the_default_is_ours_though_torch_declares_its_own(install: Install, caplog: pytest.LogCaptureFixture) -> None:
+    install("torch", "raise ImportError('not needed')", default="torch.distributed.elastic:DefaultLogsSpecs")
+
+    assert load("default") is DefaultLogsSpecs
+    assert [] == caplog.records
+
+
+def test_of_two_packages_with_one_name_the_first_on_the_path_wins_and_both_are_named(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("later", same="later:Own")
+    install("sooner", same="sooner:Own")
+
+    with caplog.at_level(logging.WARNING):
+        specs = load("same")()
+
+    assert "sooner" == type(specs).__module__
+    assert "logs_specs='same': sooner:Own of sooner is taken, and not later:Own of later" in caplog.text
+
+
+def test_another_packages_default_wins_over_ours_with_a_word(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("torch", "", default="torch.distributed.elastic:DefaultLogsSpecs")
+    install("theirs", default="theirs:Own")
+
+    with caplog.at_level(logging.WARNING):
+        specs = load("default")()
+
+    assert "theirs" == type(specs).__module__
+    assert "theirs:Own of theirs is taken, and not elasticlib's own" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "value", "reason"),
+    [
+        ("import nowhere_to_be_found", "broken:Own", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("1 / 0", "broken:Own", "ZeroDivisionError"),
+        ("", "broken:Own", "has no attribute 'Own'"),
+        ("Own = 'text'", "broken:Own", "is 'text', and no class"),
+        ("class Own: pass", "broken:Own", "broken.Own lacks reify, root_log_dir"),
+        (
+            "from elasticlib.spec import LogsSpecs\nclass Own(LogsSpecs): pass",
+            "broken:Own",
+            "does not define reify, root_log_dir",
+        ),
+    ],
+)
+def test_a_plug_in_that_is_of_no_use_is_refused_with_the_reason(
+    install: Install, code: str, value: str, reason: str
+) -> None:
+    install("broken", code, mine=value)
+
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load("mine")
+    assert "logs_specs='mine'" in str(caught.value)
+
+
+def test_a_class_that_takes_other_keywords_is_refused_with_the_reason(install: Install) -> None:
+    install(
+        "narrow",
+        """
+        class Own:
+            root_log_dir = ""
+            def __init__(self, log_dir): pass
+            def reify(self, envs): pass
+        """,
+        mine="narrow:Own",
+    )
+
+    with pytest.raises(ConfigError, match=r"narrow\.Own cannot be made .*TypeError.*redirects"):
+        load("mine")()
+
+
+def test_a_class_that_refuses_the_log_folder_raises_what_torch_raises(install: Install) -> None:
+    install(
+        "picky",
+        """
+        from elasticlib.logs import DefaultLogsSpecs
+
+        class Own(DefaultLogsSpecs):
+            def __init__(self, **wishes):
+                raise NotADirectoryError("is a file")
+        """,
+        mine="picky:Own",
+    )
+
+    with pytest.raises(LogDirError, match=r"picky\.Own cannot be made with log_dir='x'"):
+        load("mine")(log_dir="x")
+
+
+def test_a_function_that_makes_specifications_will_do(install: Install) -> None:
+    install(
+        "maker",
+        "from elasticlib.logs import DefaultLogsSpecs\ndef make(**k): return DefaultLogsSpecs(**k)",
+        m="maker:make",
+    )
+
+    assert load("m")(log_dir="/logs") == DefaultLogsSpecs("/logs")
+
+
+def test_a_function_that_makes_something_else_is_refused(install: Install) -> None:
+    install("maker", "def make(**wishes): return 7", m="maker:make")
+
+    with pytest.raises(ConfigError, match=r"builtins\.int lacks reify, root_log_dir"):
+        load("m")()
+
+
+def test_a_property_that_is_not_ready_before_the_first_round_is_not_asked(install: Install) -> None:
+    install(
+        "later",
+        """
+        from elasticlib.logs import DefaultLogsSpecs
+
+        class Own(DefaultLogsSpecs):
+            root_log_dir = property(lambda self: 1 / 0)
+        """,
+        mine="later:Own",
+    )
+
+    assert isinstance(load("mine")(), LogsSpecs)
+
+
+ANOTHER_LAUNCHER = """
+import enum
+
+class Std(enum.IntFlag):
+    NONE, OUT, ERR, ALL = 0, 1, 2, 3
+
+class LogsSpecs:
+    root_log_dir = "/theirs"
+    def __init__(self, log_dir=None, redirects=Std.NONE, tee=Std.NONE, local_ranks_filter=None):
+        self.wishes = {"redirects": redirects, "tee": tee}
+        assert isinstance(redirects, (Std, dict))
+        assert isinstance(tee, (Std, dict))
+    def reify(self, envs):
+        pass
+"""
+
+
+def test_a_class_of_another_launcher_gets_that_launchers_kind_of_streams(install: Install) -> None:
+    install("another", ANOTHER_LAUNCHER)
+    install("plugin", "import another\nclass Own(another.LogsSpecs): pass", mine="plugin:Own")
+
+    specs: Any = load("mine")(redirects=Std.OUT, tee={3: Std.ALL})
+
+    theirs = importlib.import_module("another").Std
+    assert {"redirects": theirs.OUT, "tee": {3: theirs.ALL}} == specs.wishes
+    assert type(specs.wishes["redirects"]) is type(specs.wishes["tee"][3]) is theirs
