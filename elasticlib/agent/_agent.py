@@ -13,15 +13,19 @@ import contextlib
 import os
 import signal
 import socket
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from typing_extensions import assert_never
 
-from elasticlib import records
+from elasticlib import events, records
+from elasticlib._clock import Clock, monotonic
 from elasticlib._wire import HasDescriptor, wait_readable
-from elasticlib.agent import _policy, _signals
+from elasticlib.agent import _policy
+from elasticlib.agent._chronicle import Chronicle
 from elasticlib.agent._verdict import agreed, error_of, notes
 from elasticlib.errors import (
     LaunchInterrupted,
@@ -32,6 +36,7 @@ from elasticlib.errors import (
     StartError,
     root_cause,
 )
+from elasticlib.multiprocessing import _signals
 from elasticlib.rendezvous._coordinated import CoordinatedHandler
 from elasticlib.rendezvous._foreign import checked
 from elasticlib.rendezvous._handler_member import HandlerMember
@@ -67,7 +72,9 @@ class SimpleElasticAgent(ElasticAgent):
     subclass that can tell when there is something to see says so in `_watched` and `_patience`.
 
     *exit_barrier_timeout* is accepted for torch's sake: the end is agreed, so there is no barrier.
-    *shutdown_timeout* is in seconds, from the stop signal to SIGKILL, for every stop.
+    *shutdown_timeout* is in seconds, from the stop signal to SIGKILL, for every stop. What happens goes to *sink*, as
+    events to ``spec.event_log_handler`` and as metrics to the group ``torchelastic``; an event log handler that is not
+    known raises `UnknownNameError` here.
     """
 
     def __init__(
@@ -78,6 +85,7 @@ class SimpleElasticAgent(ElasticAgent):
         *,
         signals_to_handle: str = DEFAULT_SIGNALS,
         sink: records.Sink = records.log,
+        clock: Clock = monotonic,
     ) -> None:
         handler: Any = spec.rdzv_handler
         self._member: Membership
@@ -89,8 +97,9 @@ class SimpleElasticAgent(ElasticAgent):
         self._shutdown_timeout = shutdown_timeout
         self._grace = shutdown_timeout
         """Seconds that `_stop_workers` gives the workers of the present round."""
-        self._sink = sink
         self._worker_group = WorkerGroup(spec)
+        self._chronicle = Chronicle(self._worker_group, self._run_id, sink, clock)
+        self._sink = self._chronicle.sink
         self._signals = _signals.Signals(_signals.parse(signals_to_handle))
         self._events: deque[_policy.Event] = deque()
         self._result = RunResult(WorkerState.INIT)
@@ -146,12 +155,30 @@ class SimpleElasticAgent(ElasticAgent):
         Raises `SignalException` (`LaunchInterrupted`, a ``KeyboardInterrupt``, for SIGINT) when a handled
         signal ended them. Signals are handled in the main thread only; the former handlers are restored.
         """
-        with self._signals, self._meeting():
+        with self._signals, self._meeting(), self._chronicle.run():
             try:
-                return self._run()
+                return self._chronicle.over(self._run())
             finally:
                 self._close_listener()
                 self._shutdown(signal.SIGTERM, self._shutdown_timeout)
+
+    # What is told of it.
+
+    def record_duration(self, state: str) -> AbstractContextManager[None]:
+        """While entered, time passes that an event *state* will tell as ``duration_ms``, however the block ends."""
+        return self._chronicle.timed(state)
+
+    def conclude(self, error: BaseException | None = None) -> None:
+        """Tell that the agent did its work, or what kept it from it; a launch says so after `run`."""
+        self._chronicle.concluded(error)
+
+    def get_event_succeeded(self) -> events.Event:
+        """The event of an agent that did its work, for the caller to record. (torch's method)"""
+        return self._chronicle.last_event("SUCCEEDED")
+
+    def get_event_failed(self) -> events.Event:
+        """The event of an agent that raised what is being handled, for the caller to record. (torch's method)"""
+        return self._chronicle.last_event("FAILED", traceback.format_exc())
 
     @contextlib.contextmanager
     def _meeting(self) -> Iterator[None]:
@@ -205,7 +232,10 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _look(self) -> list[_policy.Event]:
         group = self._worker_group
-        self._result = self._monitor_workers(group)
+        self._result = self._chronicle.measured(self._monitor_workers, group)
+        for rank, failure in self._result.failures.items():
+            failure.rank = rank  # torch's failures, and so those of its users' agents, have none
+        self._chronicle.seen(self._result)
         if self._result.state is WorkerState.HEALTHY:
             return []
         group.state = self._result.state
@@ -223,9 +253,12 @@ class SimpleElasticAgent(ElasticAgent):
                 self._seated = False
                 # A seat that was taken in already answers an earlier wish: with this one it is given up.
                 self._events = deque(event for event in self._events if not isinstance(event, Seat))
+                self._chronicle.sought(member.node)
                 member.join(group.spec.local_world_size, group.spec.role)
             case _policy.Start(seat):
-                self._take_seat(seat)
+                self._chronicle.seated(seat)
+                with self._chronicle.ranking():
+                    self._take_seat(seat)
                 self._begin(seat)
             case _policy.Stop(why, signum, grace):
                 self._stop(why, signum, grace)
@@ -236,7 +269,9 @@ class SimpleElasticAgent(ElasticAgent):
             case _policy.TellFailed(number):
                 member.failed(number, notes(self._failures().values()))
             case _policy.TellStopped(number):
-                member.stopped(number, notes(self._failures().values()))
+                failures = self._failures()
+                member.stopped(number, notes(failures.values()))
+                self._chronicle.stopped(failures)
             case _policy.TellSucceeded(number):
                 member.succeeded(number)
             case _policy.Leave(why, number):
@@ -286,7 +321,7 @@ class SimpleElasticAgent(ElasticAgent):
             return  # this process stood still, and others may have the seat by now
         self._runs = True
         try:
-            ids = self._start_workers(self._worker_group)
+            ids = self._chronicle.measured(self._start_workers, self._worker_group)
         except StartError:
             if self._listen():
                 return  # it stood still until the foreman was killed for it
@@ -299,21 +334,18 @@ class SimpleElasticAgent(ElasticAgent):
         for worker in group.workers:
             worker.id = ids.get(worker.local_rank)
         group.state = WorkerState.HEALTHY
-        pids = {rank: value for rank, value in ids.items() if isinstance(value, int)}
-        master = f"{group.master_addr}:{group.master_port}"
-        sizes = (seat.group_rank, seat.group_world_size, seat.world_size)
-        counts = (seat.restart_count, seat.max_restarts)
-        self._sink(records.RoundStarted(seat.round, *sizes, *counts, master, pids, seat.why))
+        self._chronicle.started(seat, {rank: value for rank, value in ids.items() if isinstance(value, int)})
 
     def _stop(self, why: str, signum: int | None, grace: float | None) -> None:
         group = self._worker_group
         number = signal.SIGTERM if signum is None else signal.Signals(signum)
         self._grace = self._shutdown_timeout if grace is None else min(grace, self._shutdown_timeout)
         self._sink(records.WorkersStopping(group.round, why, number, self._grace))
+        self._chronicle.stopping()
         if signum is not None:
             self._shutdown(number, self._grace)
         elif self._runs:
-            self._stop_workers(group)
+            self._chronicle.measured(self._stop_workers, group)
         self._runs = False
         group.state = WorkerState.STOPPED
 

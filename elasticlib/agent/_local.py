@@ -9,44 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
-import sys
-import time
 from collections.abc import Sequence
-from typing import Any
 
 from elasticlib import records
-from elasticlib._wire import HasDescriptor, Message, wait_readable
+from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _policy
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
-from elasticlib.errors import (
-    ConfigError,
-    ElasticError,
-    PicklingError,
-    PreloadError,
-    ProcessFailure,
-    RendezvousError,
-    StartError,
-)
-from elasticlib.logs._console import console_sink
+from elasticlib.agent._health import HealthCheckServer
+from elasticlib.agent._sockets import Sockets
+from elasticlib.agent._watch import Watch
+from elasticlib.errors import ConfigError, ProcessFailure, RendezvousError
+from elasticlib.logs import _streams
 from elasticlib.logs._layout import DEFAULT_PREFIX, line_prefix
-from elasticlib.logs._tee import Tee
+from elasticlib.multiprocessing._processes import Processes
 from elasticlib.rendezvous._messages import ContactLost
-from elasticlib.spec import (
-    DEFAULT_PRELOAD,
-    DEFAULT_SIGNALS,
-    START_METHODS,
-    LogsDest,
-    LogsSpecs,
-    StartMethod,
-    Std,
-    WorkerSpec,
-)
+from elasticlib.spec import DEFAULT_SIGNALS, START_METHODS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
-from elasticlib.workers import _env, _failure, _machine, _order
-from elasticlib.workers._process import Crew, Exit, Lost, Stopped
-from elasticlib.workers._templates import templates
+from elasticlib.workers import _env, _machine, _order, _serving
 
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _CONSOLE_PATIENCE = 0.2
@@ -61,6 +41,12 @@ class LocalElasticAgent(SimpleElasticAgent):
     (torch: ``torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent``.) The call is
     checked here: raises `ConfigError` and its kinds before anything is started. *log_line_prefix_template*
     beats the environment's ``TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE``.
+
+    With ``TORCHELASTIC_ENABLE_FILE_TIMER=1`` in this environment it runs a watchdog (`elasticlib.timer`) that workers
+    find by ``TORCHELASTIC_TIMER_FILE``; with ``TORCHELASTIC_HEALTH_CHECK_PORT`` it answers there over HTTP whether it
+    is alive. A *health_check_server* that the caller has started takes that one's place, and is stopped with the run.
+    A worker that is in uninterruptible sleep (state D) at every look for *uninterruptible_state_timeout* seconds ends
+    the job without a restart; None takes ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, 0 never looks.
     """
 
     def __init__(
@@ -71,6 +57,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         exit_barrier_timeout: float = 300,
         log_line_prefix_template: str | None = None,
         shutdown_timeout: float = 30,
+        health_check_server: HealthCheckServer | None = None,
+        uninterruptible_state_timeout: float | None = None,
         *,
         signals_to_handle: str = DEFAULT_SIGNALS,
         sink: records.Sink = records.log,
@@ -88,88 +76,74 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._prefix = log_line_prefix_template or caller.get(PREFIX_VARIABLE) or DEFAULT_PREFIX
         self._job = _order.plan(spec, start_method, environment, threads)
         self._logs_specs = logs_specs
-        self._dest = LogsDest()
-        self._crew: Crew | None = None
-        self._exits: dict[int, Exit] = {}
-        self._noticed: dict[int, float] = {}
-        self._stopped = False
-        self._lost: Lost | None = None
-        self._memory_kills = 0
-        self._tee = Tee(console_sink(sys.stdout), console_sink(sys.stderr))
+        duplicates = _streams.Duplicates(spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
+        self._processes = Processes(self._job, spec.local_world_size, sink, duplicates)
+
+        self._watch = Watch(
+            caller,
+            self._run_id,
+            self._sink,
+            health_check_server=health_check_server,
+            uninterruptible_state_timeout=uninterruptible_state_timeout,
+        )
+        self._sockets = Sockets(spec.worker_server)
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """As `SimpleElasticAgent.run`; when it returns, no process, pipe or socket of the run is left."""
+        try:
+            self._watch.open()
+            if (folder := self._sockets.open()) is not None:
+                self._sink(records.WorkerServersPlaced(folder))
+            return super().run(role)
+        finally:
+            self._watch.close()
+            self._sockets.close()
 
     def original_exception(self, rank: int) -> BaseException | None:
         """The exception of the worker with global rank *rank* in the last round, where it can be rebuilt."""
         local = rank - self._worker_group.workers[0].global_rank
-        end = self._exits.get(local)
         if local not in range(len(self._worker_group.workers)):
             return None  # it ran on another node
-        if end is None:
-            return self._lost.cause if self._lost is not None else None
-        return _failure.original_exception(end)
+        return self._processes.original_exception(local)
 
     # The hooks.
 
     def _watched(self) -> Sequence[HasDescriptor]:
-        return () if self._crew is None or self._crew.fileno() < 0 else (self._crew,)
+        return () if self._processes.fileno() < 0 else (self._processes,)
 
     def _patience(self) -> float | None:
-        return None
+        return self._watch.patience(self._worker_group.spec.monitor_interval)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
-        self._exits.clear()
-        self._noticed.clear()
-        self._stopped, self._lost = False, None
-        self._memory_kills = _machine.memory_kills()
         # Rank 0 without a socket: the rendezvous' own store has the port, and no worker could bind it.
         agent_store = self._agent_store or (worker_group.group_rank == 0 and self._listener is None)
-        orders = self._orders(worker_group, agent_store)
+        place = self._place(worker_group, agent_store)
+        ranks = range(worker_group.spec.local_world_size)
+        envs = {rank: self._job.environment_of(rank, _env.worker_variables(place, rank, "")) for rank in ranks}
+        dest = _streams.reify(self._logs_specs, envs)
+        watched = self._watch.start()
+        orders = [self._job.order(rank, envs[rank] | watched) for rank in ranks]
+        for order in orders:
+            if (socket := self._sockets.path(order["local_rank"])) is not None:
+                _serving.ask(order, socket)
         if not agent_store:
             self._close_listener()  # worker 0 will bind this port
-        listener = self._listener
-        number = None if listener is None else listener.fileno()
-        crew = self._crew = self._crew or self._hire()
-        try:
-            return self._start(worker_group, orders, number)
-        except PreloadError as error:
-            if (error.module,) != self._worker_group.spec.preload or error.module not in DEFAULT_PRELOAD:
-                raise
-            # Nobody asked for it: a job without torch, or one whose torch does not bear it, runs all the same.
-            self._sink(records.PreloadSkipped(str(error)))
-            self._job = _order.without_preload(self._job)
-            return self._start(worker_group, orders, number)
-        except StartError:
-            if not (crew.started() or crew.was_warm()):
-                raise
-            # Template or foreman was killed while idle: nothing ran, so this costs no restart.
-            return self._start(worker_group, orders, number)
+        return dict(
+            self._processes.start(
+                worker_group.round,
+                orders,
+                dest,
+                self._prefixes(worker_group),
+                listener=None if self._listener is None else self._listener.fileno(),
+                interrupt=self._signals.fileno(),
+                guard=self._member.guard,  # from then on this process may be stopped
+            )
+        )
 
-    def _start(self, group: WorkerGroup, orders: list[Message], listener: int | None) -> dict[int, object]:
-        if self._crew is None:
-            self._crew = self._hire()
-        try:
-            interrupt = self._signals.fileno()
-            foreman = self._crew.foreman(interrupt)
-            if foreman is None:
-                return {}
-            self._member.guard(foreman)  # before there are workers: from then on this process may be stopped
-            return dict(self._crew.start(group.round, orders, listener, interrupt))
-        except ElasticError:
-            self._dismiss()
-            raise
-
-    def _hire(self) -> Crew:
-        crew = Crew({"common": self._job.common}, self._job.memories)
-        if self._job.template is None:
-            assert self._job.call is not None
-            crew.fork_caller(self._job.call)
-        else:
-            crew.employ(templates.take(self._job.template, self._job.environment, self._job.search_path))
-        return crew
-
-    def _orders(self, group: WorkerGroup, agent_store: bool) -> list[Message]:
+    def _place(self, group: WorkerGroup, agent_store: bool) -> _env.Place:
         spec, first = group.spec, group.workers[0]
         assert group.group_rank is not None and group.group_world_size is not None
-        place = _env.Place(
+        return _env.Place(
             run_id=self._run_id,
             role=spec.role,
             local_world_size=spec.local_world_size,
@@ -185,147 +159,63 @@ class LocalElasticAgent(SimpleElasticAgent):
             master_port=group.master_port or 0,
             agent_store=agent_store,
         )
-        ranks = range(spec.local_world_size)
-        self._dest = self._logs_specs.reify({rank: _env.worker_variables(place, rank, "") for rank in ranks})
-        self._follow(group)
-        return [self._order(place, rank) for rank in ranks]
 
-    def _order(self, place: _env.Place, rank: int) -> Message:
-        dest = self._dest
+    def _prefixes(self, group: WorkerGroup) -> dict[int, bytes]:
         return {
-            "local_rank": rank,
-            "argv": self._job.argv(rank),
-            "env": _env.worker_variables(place, rank, dest.error_files.get(rank, "")),
-            "stdout": dest.stdouts.get(rank),
-            "stderr": dest.stderrs.get(rank),
+            worker.local_rank: line_prefix(
+                self._prefix, role_name=group.spec.role, rank=worker.global_rank, local_rank=worker.local_rank
+            )
+            for worker in group.workers
         }
 
-    def _follow(self, group: WorkerGroup) -> None:
-        dest = self._dest
-        for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
-            for rank, path in files.items():
-                worker = group.workers[rank]
-                prefix = line_prefix(self._prefix, role_name=group.spec.role, rank=worker.global_rank, local_rank=rank)
-                self._tee.follow(path, prefix, std)
-
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._take()
-        ends = self._exits.values()
-        if any(end.exitcode != 0 for end in ends):
+        processes = self._processes
+        processes.take()
+        if processes.any_failed() or processes.gone():
+            self._watch.rest()
+        if processes.any_failed():
             return RunResult(WorkerState.FAILED, {}, self._failures())
-        if len(ends) == len(worker_group.workers) and (self._stopped or self._lost is not None):
-            self._drain()
-            return RunResult(WorkerState.SUCCEEDED, self._return_values())
-        if self._lost is not None:
+        if processes.all_succeeded():
+            processes.drain()
+            return RunResult(WorkerState.SUCCEEDED, processes.return_values(worker_group.workers[0].global_rank))
+        if processes.lost is not None:
             return RunResult(WorkerState.FAILED, {}, self._failures())
+        if self._watch.look([pid for rank, pid in processes.pids.items() if rank not in processes.exits]):
+            return RunResult(WorkerState.UNHEALTHY, {}, self._failures())
         return RunResult(WorkerState.HEALTHY)
 
-    def _take(self) -> None:
-        if self._crew is None:
-            return
-        for event in self._crew.take():
-            match event:
-                case Exit():
-                    self._exits[event.local_rank] = event
-                    self._noticed[event.local_rank] = time.time()
-                case Stopped(survivors):
-                    self._stopped = True
-                    if survivors:
-                        self._sink(records.WorkersSurvived(tuple(survivors)))
-                case Lost():
-                    self._lost = self._lost or event  # the first one knows why
+    def _failures(self) -> dict[int, ProcessFailure]:
+        # Killed because contact was lost, workers have not failed.
+        found = self._processes.failures(self._worker_group.workers[0].global_rank, by_loss=not self._fenced)
+        pids, workers = self._processes.pids, self._worker_group.workers
+        return self._watch.explained(found, {each.global_rank: pids.get(each.local_rank, 0) for each in workers})
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._bring_down(signal.SIGTERM, self._grace)
 
     def _bring_down(self, signum: signal.Signals, grace: float) -> None:
-        """Stop the workers by the foreman's ladder; another signal meanwhile means SIGKILL now."""
-        self._take()
-        crew = self._crew
-        if crew is not None and crew.started() and self._lost is None and not self._stopped:
-            crew.stop(signum, grace)
-            deadline = time.monotonic() + grace
-            while not self._stopped and self._lost is None:
-                deadline = self._watch_stop(crew, signum, deadline)
-        elif crew is not None and not crew.started():
-            self._dismiss()  # a signal came before the template was ready
-        if self._lost is not None:
-            self._dismiss()
-        self._drain()
+        """Stop the workers; another signal meanwhile means SIGKILL now, lost contact less time."""
+        self._watch.rest()
+        self._processes.stop(signum, grace, lambda: self._watch_stop(signum))
 
-    def _watch_stop(self, crew: Crew, signum: signal.Signals, deadline: float) -> float:
-        """Wait for the workers' end, or for a reason to hurry; when they will be killed."""
+    def _watch_stop(self, signum: signal.Signals) -> None:
+        """Wait for the workers' end, or for a reason to hurry."""
         hears = self._broken is None
-        watched: list[HasDescriptor] = [self._signals, crew, *([self._member] if hears else [])]
+        watched: list[HasDescriptor] = [self._signals, self._processes, *([self._member] if hears else [])]
         wait_readable(watched, self._member.patience() if hears else None)
         for came in self._signals.take():
             self._events.append(_policy.StopRequested(came))
-            deadline = 0.0
-            crew.stop(signal.SIGKILL, 0.0)
+            self._processes.hasten(signal.SIGKILL, 0.0)
         with contextlib.suppress(RendezvousError):
             if self._listen():
                 grace = min(event.grace for event in self._events if isinstance(event, ContactLost))
-                if time.monotonic() + grace < deadline:
-                    deadline = time.monotonic() + grace
-                    crew.stop(signum, grace)
-        self._take()
-        return deadline
-
-    def _drain(self) -> None:
-        dest = self._dest
-        self._tee.drain_and_forget([*dest.tee_stdouts.values(), *dest.tee_stderrs.values()])
+                self._processes.hasten(signum, grace)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
         try:
             if WorkerState.is_running(self._worker_group.state):
                 self._bring_down(death_sig, timeout)
         finally:
-            self._dismiss()
-        while not self._tee.finish(_CONSOLE_PATIENCE):
-            if self._signals.take():
-                break  # nobody reads the console, and the operator will not wait for it
-
-    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """As `SimpleElasticAgent.run`; when it returns, no process is left and the console has all lines."""
-        self._tee = Tee(console_sink(sys.stdout), console_sink(sys.stderr))
-        return super().run(role)
-
-    def _dismiss(self) -> None:
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
-
-    # What the workers left behind.
-
-    def _failures(self) -> dict[int, ProcessFailure]:
-        base = self._worker_group.workers[0].global_rank
-        kills = _machine.memory_kills() - self._memory_kills
-        found = {}
-        for rank, end in sorted(self._exits.items()):
-            if _failure.failed(end):
-                error_file, stderr = self._dest.error_files.get(rank, ""), self._dest.stderrs.get(rank)
-                noticed = self._noticed[rank]
-                found[base + rank] = _failure.failure_of(end, base + rank, error_file, stderr, kills, noticed)
-        # Killed because contact was lost, workers have not failed.
-        if not found and self._lost is not None and not self._fenced:
-            for worker in self._worker_group.workers:
-                pid = worker.id if isinstance(worker.id, int) else 0
-                found[worker.global_rank] = ProcessFailure(
-                    worker.local_rank, pid, -signal.SIGKILL, "", message=self._lost.why, rank=worker.global_rank
-                )
-        return found
-
-    def _return_values(self) -> dict[int, Any]:
-        values: dict[int, Any] = {}
-        for worker in self._worker_group.workers:
-            report = self._exits[worker.local_rank].report
-            values[worker.global_rank] = None
-            if report is not None and report.kind == "result":
-                try:
-                    values[worker.global_rank] = pickle.loads(report.payload)
-                except Exception as error:
-                    raise PicklingError(
-                        f"the return value of rank {worker.global_rank} cannot be rebuilt here: "
-                        f"{type(error).__name__}: {error}"
-                    ) from error
-        return values
+            self._processes.dismiss()
+        # Where nobody reads the console, the operator will not wait for it.
+        self._processes.finish(_CONSOLE_PATIENCE, self._signals.take)

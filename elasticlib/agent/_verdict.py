@@ -37,6 +37,7 @@ def notes(failures: Iterable[ProcessFailure]) -> tuple[FailureNote, ...]:
             failure.hint,
             failure.secondary,
             max(0.0, now - failure.timestamp),
+            failure.fatal,
         )
         for failure in failures
     )
@@ -70,6 +71,7 @@ def agreed(own: dict[int, ProcessFailure], final: Final | None, node: str) -> di
         secondary=note.secondary,
         host=host or "",
         root=True,
+        fatal=note.fatal,
     )
     return {**own, note.rank: root}
 

@@ -2,11 +2,12 @@
 From a worker's end to a `ProcessFailure` that says whose fault it is and what the signal means.
 
 Rules of this file: a report that the worker wrote beats its error file, which beats the exit status;
-what cannot be read is left out, never raised.
+what cannot be read is left out, never raised. Who was stopped by us has failed only where it says so itself.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -17,18 +18,20 @@ from elasticlib.workers import _tail
 from elasticlib.workers._process import Exit
 
 _TAIL_BYTES = 8192
+_STAMP_IS_BEHIND = 2.0
+"""Seconds: an error file's own time is in whole ones, so the file's tells who came first."""
 _OWN_FRAME = re.compile(
     rf'^  File "({re.escape(os.path.dirname(__file__))}/|.*/multiprocessing/(process|popen_fork|context)\.py|<string>)'
 )
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
 
 
-def failed(end: Exit) -> bool:
+def failed(end: Exit, error_file: str) -> bool:
     """Whether a worker failed by itself, and was not just stopped by us."""
     if end.exitcode == 0:
         return False
     raised = end.report is not None and end.report.kind == "error"
-    return not end.told or raised or -end.exitcode in _CRASHES
+    return not end.told or raised or -end.exitcode in _CRASHES or _written(error_file) is not None
 
 
 def failure_of(
@@ -41,6 +44,7 @@ def failure_of(
     while it ran; *noticed* is the Unix time of its end, used where it did not say itself.
     """
     report = end.report if end.report is not None and end.report.kind == "error" else None
+    written = _written(error_file) if report is None else None
     failure = ProcessFailure(
         local_rank=end.local_rank,
         pid=end.pid,
@@ -51,18 +55,32 @@ def failure_of(
         timestamp=report.timestamp if report else 0.0,
         exception_type=report.exception_type if report else "",
         traceback=report.traceback if report else "",
-        secondary=report.secondary if report else end.told,
+        secondary=report.secondary if report else end.told and written is None,
         log_tail=_tail.last_lines(_end_of(stderr) if stderr else end.tail),
     )
     if report is None and failure.error_file_data.get("message") == "<NONE>":
         failure.timestamp = noticed
+    elif written is not None and 0 <= written - failure.timestamp < _STAMP_IS_BEHIND:
+        failure.timestamp = written
     if not failure.traceback and end.faults.strip():
         failure.traceback = _user_part(end.faults)
     told = set(failure.traceback.splitlines())
     failure.log_tail = tuple(line for line in failure.log_tail if line not in told)
-    if not (end.told and report):  # stopped by us after it had raised: the signal explains nothing
+    if not (
+        end.told and (report or written is not None)
+    ):  # stopped by us after it had raised: the signal explains nothing
         failure.hint = explain(end.exitcode, memory_kills)
     return failure
+
+
+def _written(error_file: str) -> float | None:
+    """The Unix time at which a worker wrote what failed into its error file; None when there is no word of it."""
+    try:
+        with open(error_file, encoding="utf-8", errors="replace") as file:
+            data = json.load(file)
+            return os.fstat(file.fileno()).st_mtime if isinstance(data, dict) and data.get("message") else None
+    except (OSError, ValueError):
+        return None
 
 
 def _user_part(faults: str) -> str:

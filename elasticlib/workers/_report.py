@@ -168,20 +168,25 @@ def of_exception(error: BaseException, pickled: bytes, formatted: str | None = N
     )
 
 
-def write_error_file(path: str, report: Report) -> None:
+def error_file_content(report: Report) -> dict[str, Any]:
     """
-    Write *report* to *path* in torch's JSON form, whole or not at all; an earlier file is kept.
+    *report* in torch's JSON form.
 
     The seconds are whole since torch's readers take nothing else; the fraction stands beside them.
     """
-    if os.path.exists(path):
-        return
     extra = {
         "py_callstack": report.traceback,
         "timestamp": str(int(report.timestamp)),
         "timestamp_fraction": report.timestamp % 1,
     }
-    write_json(path, {"message": {"message": report.message, "extraInfo": extra}})
+    return {"message": {"message": report.message, "extraInfo": extra}}
+
+
+def write_error_file(path: str, report: Report) -> None:
+    """Write *report* to *path* in torch's JSON form, whole or not at all; an earlier file is kept."""
+    if os.path.exists(path):
+        return
+    write_json(path, error_file_content(report))
 
 
 def write_json(path: str, content: Any) -> None:

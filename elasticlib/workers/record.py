@@ -1,16 +1,25 @@
-"""`record`: the decorator by which a function writes its exception to the error file that its launcher named."""
+"""
+`record`: the decorator by which a function writes its exception to the error file that its launcher named.
+
+Rules of this file: the file is written whole or not at all; what keeps it from being written is said on stderr and
+never takes the place of the exception itself.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import functools
+import json
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from typing_extensions import ParamSpec
 
-from elasticlib.errors import ChildFailedError
+from elasticlib.errors import ChildFailedError, ProcessFailure
 from elasticlib.workers import _report
 
 P = ParamSpec("P")
@@ -18,31 +27,124 @@ R = TypeVar("R")
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
+logger = logging.getLogger(__name__)
 
-def record(function: Callable[P, R]) -> Callable[P, R | None]:
+
+class ErrorHandler:
     """
-    Have *function* write its exception to ``TORCHELASTIC_ERROR_FILE`` before it goes on to its caller.
+    Writes exceptions, in torch's JSON form, to the file that ``TORCHELASTIC_ERROR_FILE`` names.
+
+    Subclasses may override `initialize` and `record_exception`, or `_get_error_file_path` alone. (torch:
+    ``torch.distributed.elastic.multiprocessing.errors.ErrorHandler``)
+    """
+
+    def _get_error_file_path(self) -> str | None:
+        """Where errors are written; None, an empty path or `os.devnull` for nowhere."""
+        return os.environ.get(VARIABLE)
+
+    def initialize(self) -> None:
+        """Have crashes print the stacks of all threads; called before the recorded function runs."""
+        if faulthandler.is_enabled():
+            return  # in our own workers the stacks go to the report
+        try:
+            faulthandler.enable(all_threads=True)
+        except Exception as error:
+            warnings.warn(f"the fault handler cannot be enabled: {type(error).__name__}: {error}", stacklevel=2)
+
+    def record_exception(self, e: BaseException) -> None:
+        """Write *e* to the error file, in place of what is there; nothing where no file is named."""
+        content = _report.error_file_content(_report.of_exception(e, b""))
+        self._with_file(lambda path: _report.write_json(path, content))
+
+    def override_error_code_in_rootcause_data(
+        self, rootcause_error_file: str, rootcause_error: dict[str, Any], error_code: int = 0
+    ) -> None:
+        """
+        Put *error_code* into *rootcause_error*, which was read from *rootcause_error_file*.
+
+        The child cannot have known it when a signal ended it. Data whose message is missing or plain text is left
+        alone, with a warning.
+        """
+        message = rootcause_error.get("message")
+        if isinstance(message, dict):
+            message["errorCode"] = error_code
+        else:
+            logger.warning("%s has no message to put the exit status %d into", rootcause_error_file, error_code)
+
+    def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
+        """
+        Make the child's *rootcause_error_file* this process' own error file, with *error_code* unless that is 0.
+
+        What is there already is logged and replaced. Raises what opening or parsing the child's file raises.
+        """
+        with open(rootcause_error_file, encoding="utf-8") as file:
+            content = json.load(file)
+        if error_code:
+            self.override_error_code_in_rootcause_data(rootcause_error_file, content, error_code)
+        self._replace(content)
+
+    def dump_failure(self, failure: ProcessFailure) -> None:
+        """Make *failure* this process' own error file, by the child's error file or by what is known without it."""
+        try:
+            self.dump_error_file(failure.error_file, failure.exitcode)
+        except (OSError, ValueError, AttributeError):
+            content = dict(failure.error_file_data)
+            if not isinstance(content.get("message"), dict):
+                extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.timestamp))}
+                content["message"] = {"message": failure.message, "extraInfo": extra}
+            if failure.exitcode:
+                content["message"] = {**content["message"], "errorCode": failure.exitcode}
+            self._replace(content)
+
+    def _replace(self, content: dict[str, Any]) -> None:
+        path = self._get_error_file_path()
+        if not path:
+            logger.info("no error file is named for this process, so its child's error goes no further")
+        elif os.path.isfile(path):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                logger.warning("%s is there already and will be replaced; it holds: %s", path, file.read())
+        self._with_file(lambda path: _report.write_json(path, content))
+
+    def _with_file(self, write: Callable[[str], None]) -> None:
+        path = self._get_error_file_path()
+        if not path or path == os.devnull:
+            return
+        try:
+            write(path)
+        except OSError as failure:
+            print(f"elasticlib: the error file was not written: {failure}", file=sys.stderr)
+
+
+def get_error_handler() -> ErrorHandler:
+    """The handler that `record` uses where none is given."""
+    return ErrorHandler()
+
+
+def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R | None]:
+    """
+    Have *fn* write its exception to ``TORCHELASTIC_ERROR_FILE`` before it goes on to its caller.
 
     Under `elastic_launch` workers need no decorator; this one serves code that other launchers start. A
     `ChildFailedError` is recorded as its root cause, so that a launcher within a launcher passes it on.
-    ``SystemExit`` is not recorded; with status 0 the call returns None. (torch:
-    ``torch.distributed.elastic.multiprocessing.errors.record``)
+    ``SystemExit`` is not recorded; with status 0 the call returns None. *error_handler* does the writing.
+    (torch: ``torch.distributed.elastic.multiprocessing.errors.record``)
     """
+    handler = error_handler if error_handler is not None else get_error_handler()
 
-    @functools.wraps(function)
+    @functools.wraps(fn)
     def recorded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        handler.initialize()
         try:
-            return function(*args, **kwargs)
+            return fn(*args, **kwargs)
         except SystemExit as stop:
             if stop.code in (None, 0):
                 return None
             raise
         except ChildFailedError as error:
-            pass_on(error)
+            handler.dump_failure(error.get_first_failure()[1])
             raise
         except Exception as error:
-            entry = _report.of_exception(error, b"")
-            with_file(lambda path: _report.write_error_file(path, entry))
+            handler.record_exception(error)
             raise
 
     return recorded
@@ -50,23 +152,9 @@ def record(function: Callable[P, R]) -> Callable[P, R | None]:
 
 def pass_on(error: ChildFailedError) -> None:
     """Write the root cause of *error* to this process' own error file, in place of what is there."""
-    _, failure = error.get_first_failure()
-    data: dict[str, Any] = dict(failure.error_file_data)
-    message = data.get("message")
-    if not isinstance(message, dict):
-        extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.timestamp))}
-        message = {"message": failure.message, "extraInfo": extra}
-    if failure.exitcode != 0:
-        message = {**message, "errorCode": failure.exitcode}
-    with_file(lambda path: _report.write_json(path, {**data, "message": message}))
+    get_error_handler().dump_failure(error.get_first_failure()[1])
 
 
 def with_file(write: Callable[[str], None]) -> None:
     """Have *write* fill this process' error file, if its launcher named one; a failure is only said."""
-    path = os.environ.get(VARIABLE, "")
-    if not path or path == os.devnull:
-        return
-    try:
-        write(path)
-    except OSError as failure:
-        print(f"elasticlib: the error file was not written: {failure}", file=sys.stderr)
+    ErrorHandler()._with_file(write)

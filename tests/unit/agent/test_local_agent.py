@@ -61,9 +61,9 @@ def ended(rank: int, exitcode: int = 0, report: Report | None = None, *, told: b
 def note(agent: LocalElasticAgent, *ends: Exit, stopped: bool = False, lost: Lost | None = None) -> None:
     """Have *agent* know what its foreman would have told."""
     for end in ends:
-        agent._exits[end.local_rank] = end
-        agent._noticed[end.local_rank] = 1.0
-    agent._stopped, agent._lost = stopped, lost
+        agent._processes.exits[end.local_rank] = end
+        agent._processes._noticed[end.local_rank] = 1.0
+    agent._processes._stopped, agent._processes.lost = stopped, lost
 
 
 def test_an_unknown_start_method_is_refused(make: Make) -> None:
@@ -289,8 +289,8 @@ def start_with(agent: LocalElasticAgent, *crews: Starter, present: Starter | Non
     hired = iter(crews)
     group = agent.get_worker_group()
     group.group_rank, group.group_world_size = 0, 1
-    agent._crew = present  # type: ignore[assignment]
-    agent._hire = lambda: next(hired)  # type: ignore[method-assign, assignment, return-value]
+    agent._processes._crew = present  # type: ignore[assignment]
+    agent._processes._hire = lambda: next(hired)  # type: ignore[method-assign, assignment, return-value]
     with agent._signals:
         return agent._start_workers(group)
 
@@ -457,11 +457,11 @@ def bring_down(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *words
 
     monkeypatch.setattr(agent._member, "take", take)
     monkeypatch.setattr(agent._member, "patience", lambda: 0.0)
-    agent._crew = crew  # type: ignore[assignment]
+    agent._processes._crew = crew  # type: ignore[assignment]
     with agent._signals:
         agent._bring_down(signal.SIGTERM, 30.0)
     crew.close()
-    agent._crew = None
+    agent._processes._crew = None
     return crew
 
 
@@ -488,13 +488,13 @@ def test_a_rendezvous_that_breaks_while_workers_stop_is_an_error_thereafter(
     agent, crew = make(), Ladder()
     monkeypatch.setattr(crew, "take", lambda: [Stopped()] if agent._broken else [])
     monkeypatch.setattr(agent._member, "take", raising(RendezvousConnectionError("gone")))
-    agent._crew = crew  # type: ignore[assignment]
+    agent._processes._crew = crew  # type: ignore[assignment]
     with agent._signals:
         os.eventfd_write(crew.ready, 1)
         agent._bring_down(signal.SIGTERM, 30.0)
     monkeypatch.setattr(agent._member, "take", list)
     crew.close()
-    agent._crew = None
+    agent._processes._crew = None
 
     with pytest.raises(RendezvousConnectionError, match="gone"):
         agent._words()

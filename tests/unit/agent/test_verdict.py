@@ -90,3 +90,13 @@ def test_an_end_that_no_worker_caused_is_an_error_by_its_kind(kind: str, expecte
 @pytest.mark.parametrize("final", [None, Final(True, "all succeeded"), Final(False, "why", THERE, NOTE)])
 def test_a_success_and_failed_workers_are_no_error_of_the_rendezvous(final: Final | None) -> None:
     assert error_of(final) is None
+
+
+def test_that_no_restart_would_help_travels_too() -> None:
+    stuck = failure(4)
+    stuck.fatal = True
+
+    (note,) = notes([stuck])
+    (root,) = agreed({}, Final(False, "it ended", THERE, note), HERE).values()
+
+    assert (True, True) == (note.fatal, root.fatal)

@@ -25,34 +25,59 @@ def describe(end: Exit, *, error_file: str = "", stderr: str | None = None, kill
     return failure_of(end, 5, error_file, stderr, kills, noticed=2000.25)
 
 
+def failed_by_exit(end: Exit) -> bool:
+    return failed(end, "")
+
+
+def recorded(folder: Path, stamp: float, written: float) -> str:
+    """An error file with a time of its own, written at another one."""
+    path = folder / "error.json"
+    extra = {"py_callstack": "Traceback", "timestamp": str(int(stamp))}
+    path.write_text(json.dumps({"message": {"message": "of a decorator", "extraInfo": extra}}))
+    os.utime(path, (written, written))
+    return str(path)
+
+
 # Whether it failed.
 
 
 def test_an_end_with_status_0_is_no_failure() -> None:
-    assert not failed(evolve(END, exitcode=0))
+    assert not failed_by_exit(evolve(END, exitcode=0))
 
 
 @pytest.mark.parametrize("exitcode", [1, 3, -signal.SIGKILL, -signal.SIGTERM])
 def test_whoever_ends_badly_unasked_has_failed(exitcode: int) -> None:
-    assert failed(evolve(END, exitcode=exitcode))
+    assert failed_by_exit(evolve(END, exitcode=exitcode))
 
 
 @pytest.mark.parametrize("exitcode", [1, 143, -signal.SIGTERM, -signal.SIGKILL])
 def test_whoever_ends_badly_after_the_stop_signal_was_only_stopped(exitcode: int) -> None:
-    assert not failed(evolve(END, exitcode=exitcode, told=True))
+    assert not failed_by_exit(evolve(END, exitcode=exitcode, told=True))
 
 
 def test_an_exception_after_the_stop_signal_is_a_failure() -> None:
-    assert failed(evolve(END, told=True, report=ERROR))
+    assert failed_by_exit(evolve(END, told=True, report=ERROR))
+
+
+def test_an_error_file_of_a_worker_that_was_stopped_is_a_failure(tmp_path: Path) -> None:
+    assert failed(evolve(END, told=True), recorded(tmp_path, 900, 900))
+
+
+@pytest.mark.parametrize("content", ["", '{"message": {"mess', "[]", "{}", '{"message": null}'])
+def test_an_error_file_without_a_word_makes_no_failure_of_a_stop(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_text(content)
+
+    assert not failed(evolve(END, told=True), str(path))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL])
 def test_a_crash_after_the_stop_signal_is_a_failure(signum: signal.Signals) -> None:
-    assert failed(evolve(END, exitcode=-signum, told=True))
+    assert failed_by_exit(evolve(END, exitcode=-signum, told=True))
 
 
 def test_a_worker_that_had_returned_and_was_stopped_at_its_exit_has_not_failed() -> None:
-    assert not failed(evolve(END, exitcode=-signal.SIGTERM, told=True, report=Report("result", b"")))
+    assert not failed_by_exit(evolve(END, exitcode=-signal.SIGTERM, told=True, report=Report("result", b"")))
 
 
 # What is known of it.
@@ -83,6 +108,30 @@ def test_the_error_file_beats_the_exit_status(tmp_path: Path) -> None:
     failure = describe(END, error_file=str(path))
 
     assert (failure.message, failure.timestamp) == ("of a decorator", 900.0)
+
+
+@pytest.mark.parametrize(("written", "expected"), [(900.75, 900.75), (901.5, 901.5), (2000.0, 900.0), (850.0, 900.0)])
+def test_the_time_of_an_error_file_is_known_better_than_in_whole_seconds(
+    written: float, expected: float, tmp_path: Path
+) -> None:
+    """A file of another time was copied, or moved, and tells nothing."""
+    assert expected == describe(END, error_file=recorded(tmp_path, 900, written)).timestamp
+
+
+def test_a_worker_that_recorded_its_error_before_it_was_stopped_is_the_root_cause(tmp_path: Path) -> None:
+    first = describe(evolve(END, told=True, exitcode=-15), error_file=recorded(tmp_path, 1999, 1999.5))
+    ended_first = describe(END)
+
+    assert (0, first) == root_cause({0: first, 1: ended_first})
+    assert "" == first.hint
+
+
+def test_a_worker_that_failed_because_it_was_stopped_is_not_the_root_cause(tmp_path: Path) -> None:
+    """Its own stamp, in whole seconds, is before the other's end."""
+    stopped = describe(evolve(END, told=True), error_file=recorded(tmp_path, 2000, 2000.5))
+    ended_first = describe(END)
+
+    assert (1, ended_first) == root_cause({0: stopped, 1: ended_first})
 
 
 def test_without_a_word_of_the_worker_the_time_is_that_of_its_end() -> None:

@@ -12,8 +12,8 @@ from types import FrameType
 import pytest
 
 from elasticlib._wire import wait_readable
-from elasticlib.agent._signals import Signals, parse
-from elasticlib.errors import ConfigError
+from elasticlib.errors import ConfigError, LaunchInterrupted, SignalException
+from elasticlib.multiprocessing._signals import Raising, Signals, interruption, parse
 
 LIMIT = 30.0
 
@@ -171,3 +171,100 @@ def test_leaving_frees_the_descriptor(seen: list[int]) -> None:
     assert signals.fileno() == -1
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(number)
+
+
+# Signals that raise.
+
+
+@pytest.fixture
+def hang_ups() -> Iterator[list[int]]:
+    """Collects SIGHUP where nobody else does."""
+    came: list[int] = []
+    former = signal.signal(signal.SIGHUP, lambda signum, frame: came.append(signum))
+    yield came
+    signal.signal(signal.SIGHUP, former)
+
+
+def raising() -> Raising:
+    handlers = Raising((signal.SIGHUP,), "it tested")
+    handlers.install()
+    return handlers
+
+
+def test_a_signal_is_an_exception_that_says_what_it_came_into(hang_ups: list[int]) -> None:
+    handlers = raising()
+
+    with pytest.raises(SignalException, match="got SIGHUP while it tested") as caught:
+        signal.raise_signal(signal.SIGHUP)
+    handlers.remove()
+
+    assert caught.value.sigval is signal.SIGHUP
+    assert hang_ups == []
+
+
+def test_an_interrupt_is_a_keyboard_interrupt_too() -> None:
+    assert isinstance(interruption(signal.SIGINT, "it tested"), LaunchInterrupted)
+    assert isinstance(interruption(signal.SIGINT, "it tested"), KeyboardInterrupt)
+
+
+def test_removed_handlers_leave_the_programs_own(hang_ups: list[int]) -> None:
+    own = signal.getsignal(signal.SIGHUP)
+    handlers = raising()
+
+    for _ in range(2):
+        handlers.remove()
+
+    assert signal.getsignal(signal.SIGHUP) is own
+
+
+def test_handlers_that_were_removed_in_another_thread_pass_the_signal_on(hang_ups: list[int]) -> None:
+    own = signal.getsignal(signal.SIGHUP)
+    handlers = raising()
+    thread = threading.Thread(target=handlers.remove)
+    thread.start()
+    thread.join()
+
+    signal.raise_signal(signal.SIGHUP)
+
+    assert hang_ups == [signal.SIGHUP]
+    assert signal.getsignal(signal.SIGHUP) is own
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_handlers_upon_handlers_may_be_removed_in_any_order(hang_ups: list[int], first: int) -> None:
+    own = signal.getsignal(signal.SIGHUP)
+    both = raising(), raising()
+
+    for each in (both[first], both[1 - first]):
+        each.remove()
+
+    assert signal.getsignal(signal.SIGHUP) is own
+
+
+def test_the_handler_that_is_left_still_raises(hang_ups: list[int]) -> None:
+    lower, upper = raising(), raising()
+    lower.remove()
+
+    with pytest.raises(SignalException):
+        signal.raise_signal(signal.SIGHUP)
+    upper.remove()
+
+
+def test_a_loop_on_top_collects_what_would_raise(hang_ups: list[int]) -> None:
+    handlers = raising()
+
+    with Signals((signal.SIGHUP,)) as signals:
+        signal.raise_signal(signal.SIGHUP)
+        came = signals.take()
+    handlers.remove()
+
+    assert came == [signal.SIGHUP]
+
+
+def test_in_another_thread_nothing_is_installed(hang_ups: list[int]) -> None:
+    own = signal.getsignal(signal.SIGHUP)
+    thread = threading.Thread(target=raising)
+    thread.start()
+    thread.join()
+
+    assert signal.getsignal(signal.SIGHUP) is own

@@ -1,0 +1,141 @@
+"""
+A small HTTP server by which a cluster's own tools can tell whether the agent of a node is alive.
+
+Rules of this file: it answers from a thread of its own, with nothing but numbers, whatever is asked; it never keeps
+a program from ending.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from elasticlib._wire import wait_readable
+from elasticlib.errors import ConfigError
+
+__all__ = ["HealthCheckServer", "create_healthcheck_server"]
+
+_REQUEST_LIMIT = 5.0
+"""Seconds that a client may take for its question."""
+
+
+class HealthCheckServer:
+    """
+    Answers every GET with status 200 while the agent lives, and with 503 otherwise.
+
+    The agent lives while *alive_callback*, which returns whole seconds since the epoch, names a time that is at most
+    *timeout* seconds ago. The body says so in JSON: ``alive``, ``last_progress`` and ``timeout``. It listens on *port*
+    of every address of this machine, for those who ask are mostly elsewhere; 0 means any free port, which `port` names
+    after `start`. Raises `ConfigError` for a port that is none. (torch:
+    ``torch.distributed.elastic.agent.server.health_check_server.HealthCheckServer``, which listens nowhere)
+    """
+
+    def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+            raise ConfigError(f"port={port!r} must be a whole number from 0 (any free port) to 65535")
+        self._alive_callback = alive_callback
+        self._timeout = timeout
+        self.port = port
+        """Where it listens."""
+        self._wake: int | None = None
+        """Ends the thread that listens, while there is one."""
+        self._thread: threading.Thread | None = None
+
+    @property
+    def alive_callback(self) -> Callable[[], int]:
+        """What is asked for the agent's last progress."""
+        return self._alive_callback
+
+    def start(self) -> None:
+        """Begin to listen. Raises ``OSError`` when the port is in use or may not be used."""
+        if self._wake is not None:
+            return
+        listener = _listen(self.port)
+        self.port = int(listener.getsockname()[1])
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(
+            target=self._serve, args=(listener, self._wake), name="elasticlib-health-check", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Cease to listen; may come at any time, more than once."""
+        wake, self._wake = self._wake, None
+        if wake is not None and self._thread is not None:
+            os.eventfd_write(wake, 1)
+            self._thread.join()
+            os.close(wake)
+
+    def _serve(self, listener: socket.socket, wake: int) -> None:
+        with listener, _Server(self._answer) as server:
+            while wake not in wait_readable([listener, wake], None):
+                try:
+                    server.process_request(*listener.accept())
+                except OSError:
+                    continue  # who asked has gone away again
+
+    def _answer(self) -> tuple[int, dict[str, object]]:
+        try:
+            last = int(self._alive_callback())
+        except Exception as error:
+            return 503, {"alive": False, "error": f"{type(error).__name__}: {error}", "timeout": self._timeout}
+        alive = time.time() - last <= self._timeout
+        return (200 if alive else 503), {"alive": alive, "last_progress": last, "timeout": self._timeout}
+
+
+def create_healthcheck_server(alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer:
+    """A `HealthCheckServer` that is not started yet. (torch: the function of this name)"""
+    return HealthCheckServer(alive_callback, port, timeout)
+
+
+def _listen(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """Answers connections, each in a thread; it does not listen itself."""
+
+    daemon_threads = True
+
+    def __init__(self, answer: Callable[[], tuple[int, dict[str, object]]]) -> None:
+        super().__init__(("", 0), _Handler, bind_and_activate=False)
+        self.answer = answer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: a client that goes away in the middle is no news."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    timeout = _REQUEST_LIMIT
+    server: _Server
+    server_version = "elasticlib"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """Say whether the agent is alive."""
+        self._send(body=True)
+
+    def do_HEAD(self) -> None:
+        """Say so without a body."""
+        self._send(body=False)
+
+    def _send(self, *, body: bool) -> None:
+        status, facts = self.server.answer()
+        content = json.dumps(facts).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: probes come every few seconds."""

@@ -1,0 +1,35 @@
+"""
+Which workers sleep where no signal reaches them, and for how long. PURE.
+
+Rules of this file: a worker counts only as long as it was in state D at every look; one look at which it was not, or
+was gone, and the time begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elasticlib.utils.process_state import is_uninterruptible_state
+
+
+def look(since: Mapping[int, float], states: Mapping[int, str | None], now: float) -> dict[int, float]:
+    """By process id, since when those are asleep that are in state D now; *since* is what the last look gave."""
+    return {pid: since.get(pid, now) for pid, state in states.items() if is_uninterruptible_state(state)}
+
+
+def overdue(since: Mapping[int, float], allowed: float, now: float) -> dict[int, float]:
+    """By process id, the seconds of those that have slept for *allowed* seconds or more."""
+    return {pid: now - begun for pid, begun in since.items() if now - begun >= allowed}
+
+
+def allowed_time(argument: float | None, text: str | None) -> float:
+    """
+    Seconds that a worker may sleep so; 0 for any time.
+
+    A given *argument* beats the *text* of the environment; what is no number, or not above 0, means 0.
+    """
+    try:
+        seconds = float(argument if argument is not None else text or 0)
+    except (TypeError, ValueError):
+        return 0.0
+    return seconds if seconds > 0 else 0.0

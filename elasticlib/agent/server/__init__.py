@@ -1,0 +1,21 @@
+"""
+A door: agents, their workers and their states, under torch's name. (torch: ``torch.distributed.elastic.agent.server``)
+"""
+
+from elasticlib.agent._agent import ElasticAgent, SimpleElasticAgent
+from elasticlib.agent._watchdog import ENABLE as TORCHELASTIC_ENABLE_FILE_TIMER
+from elasticlib.agent._watchdog import FILE as TORCHELASTIC_TIMER_FILE
+from elasticlib.spec import WorkerSpec
+from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
+
+__all__ = [
+    "TORCHELASTIC_ENABLE_FILE_TIMER",
+    "TORCHELASTIC_TIMER_FILE",
+    "ElasticAgent",
+    "RunResult",
+    "SimpleElasticAgent",
+    "Worker",
+    "WorkerGroup",
+    "WorkerSpec",
+    "WorkerState",
+]

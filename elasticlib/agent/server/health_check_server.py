@@ -1,0 +1,9 @@
+"""
+A door: the HTTP server that says whether an agent is alive.
+
+(torch: ``torch.distributed.elastic.agent.server.health_check_server``)
+"""
+
+from elasticlib.agent._health import HealthCheckServer, create_healthcheck_server
+
+__all__ = ["HealthCheckServer", "create_healthcheck_server"]

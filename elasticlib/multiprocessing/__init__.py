@@ -1,0 +1,32 @@
+"""
+Worker processes of this machine, started, watched and ended together.
+
+`start_processes` is the way in; names are those of ``torch.distributed.elastic.multiprocessing``. Rules of this
+room: it knows local ranks only, nothing of rounds between nodes; whatever is started ends with this program.
+"""
+
+from elasticlib.errors import ProcessFailure, SignalException
+from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.multiprocessing._context import (
+    MultiprocessContext,
+    PContext,
+    RunProcsResult,
+    SubprocessContext,
+    start_processes,
+)
+from elasticlib.spec import LogsDest, LogsSpecs, Std, to_map
+
+__all__ = [
+    "DefaultLogsSpecs",
+    "LogsDest",
+    "LogsSpecs",
+    "MultiprocessContext",
+    "PContext",
+    "ProcessFailure",
+    "RunProcsResult",
+    "SignalException",
+    "Std",
+    "SubprocessContext",
+    "start_processes",
+    "to_map",
+]

@@ -1,0 +1,298 @@
+"""
+The worker processes of one launch on this machine: started, heard and stopped, round after round, with their logs.
+
+Rules of this file: ranks are local ones; it decides nothing, and waits for nothing but the workers: who
+wants to be interrupted gives a descriptor, or waits by itself; whatever ends a round, the log files are
+read to their last byte before anything is reported.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from elasticlib import records
+from elasticlib._wire import Message, wait_readable
+from elasticlib.errors import ElasticError, PicklingError, PreloadError, ProcessFailure, StartError
+from elasticlib.logs import _streams
+from elasticlib.logs._console import console_sink
+from elasticlib.logs._layout import settled
+from elasticlib.logs._tee import Tee
+from elasticlib.spec import DEFAULT_PRELOAD, LogsDest
+from elasticlib.workers import _failure, _machine, _order
+from elasticlib.workers._process import Crew, Exit, Lost, Stopped
+from elasticlib.workers._templates import templates
+
+
+class Processes:
+    """The *count* workers of *job*; `start` begins a round, and one round ends before the next begins."""
+
+    def __init__(
+        self,
+        job: _order.Job,
+        count: int,
+        sink: records.Sink = records.log,
+        duplicates: _streams.Duplicates | None = None,
+    ) -> None:
+        self._job = job
+        self._count = count
+        self._sink = sink
+        self._duplicates = duplicates or _streams.Duplicates()
+        self._crew: Crew | None = None
+        self._tee: Tee | None = None
+        self._dest = LogsDest()
+        self._deadline = 0.0
+        """When the workers will be killed, once they are being stopped."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self.exits: dict[int, Exit] = {}
+        """How the workers of this round ended."""
+        self.pids: dict[int, int] = {}
+        self.lost: Lost | None = None
+        """Why all workers are gone at once, and nothing more will be heard of them."""
+        self._noticed: dict[int, float] = {}
+        self._stopped = False
+        self._memory_kills = 0
+
+    # A round begins.
+
+    def start(
+        self,
+        number: int,
+        orders: Sequence[Message],
+        dest: LogsDest,
+        prefixes: Mapping[int, bytes],
+        *,
+        listener: int | None = None,
+        interrupt: int | None = None,
+        guard: Callable[[int], None] | None = None,
+    ) -> dict[int, int]:
+        """
+        Start round *number* and return {local rank: pid}; {} when *interrupt* becomes readable first.
+
+        An order holds ``local_rank``, ``argv`` and ``env`` of one worker, and whatever else differs from the
+        job's common part, such as ``affinity``; its streams come from *dest*. *prefixes* stand before the
+        console lines of tee'd streams. *listener* is the bound socket of the round's store. *guard* gets the
+        process with which all workers will die, before there are any. Raises `StartError` or `PreloadError`;
+        no process is left then.
+        """
+        self._forget()
+        self._memory_kills = _machine.memory_kills()
+        self._dest = settled(dest)
+        _streams.prepare(self._dest)
+        if self._tee is None:
+            self._tee = Tee(console_sink(sys.stdout), console_sink(sys.stderr))
+        _streams.follow(self._tee, self._dest, prefixes, self._duplicates)
+        whole = [self._with_streams(order) for order in orders]
+        crew = self._crew = self._crew or self._hire()
+
+        def begin() -> dict[int, int]:
+            return self._begin(number, whole, listener, interrupt, guard)
+
+        try:
+            self.pids = begin()
+        except PreloadError as error:
+            asked = None if self._job.template is None else self._job.template.preload
+            if (error.module,) != asked or error.module not in DEFAULT_PRELOAD:
+                raise
+            # Nobody asked for it: a job without torch, or one whose torch does not bear it, runs all the same.
+            self._sink(records.PreloadSkipped(str(error)))
+            self._job = _order.without_preload(self._job)
+            self.pids = begin()
+        except StartError:
+            if not (crew.started() or crew.was_warm()):
+                raise
+            # Template or foreman was killed while idle: nothing ran, so this costs no restart.
+            self.pids = begin()
+        return self.pids
+
+    def _begin(
+        self,
+        number: int,
+        orders: list[Message],
+        listener: int | None,
+        interrupt: int | None,
+        guard: Callable[[int], None] | None,
+    ) -> dict[int, int]:
+        if self._crew is None:
+            self._crew = self._hire()
+        try:
+            foreman = self._crew.foreman(interrupt)
+            if foreman is None:
+                return {}
+            if guard is not None:
+                guard(foreman)
+            return self._crew.start(number, orders, listener, interrupt)
+        except ElasticError:
+            self.dismiss()
+            raise
+
+    def _hire(self) -> Crew:
+        crew = Crew({"common": self._job.common}, self._job.memories)
+        if self._job.template is None:
+            assert self._job.call is not None
+            crew.fork_caller(self._job.call)
+        else:
+            crew.employ(templates.take(self._job.template, self._job.environment, self._job.search_path))
+        return crew
+
+    def _with_streams(self, order: Message) -> Message:
+        rank = order["local_rank"]
+        return {**order, "stdout": self._dest.stdouts.get(rank), "stderr": self._dest.stderrs.get(rank)}
+
+    # A round goes on.
+
+    def fileno(self) -> int:
+        """Readable when `take` has something to learn; -1 when nobody is there to tell."""
+        return -1 if self._crew is None else self._crew.fileno()
+
+    def take(self) -> None:
+        """Learn what has happened since the last call; never waits."""
+        if self._crew is None:
+            return
+        for event in self._crew.take():
+            match event:
+                case Exit():
+                    self.exits[event.local_rank] = event
+                    self._noticed[event.local_rank] = time.time()
+                case Stopped(survivors):
+                    self._stopped = True
+                    if survivors:
+                        self._sink(records.WorkersSurvived(tuple(survivors)))
+                case Lost():
+                    self.lost = self.lost or event  # the first one knows why
+
+    def gone(self) -> bool:
+        """Whether no worker of this round, nor what it started, is left."""
+        return self._stopped or self.lost is not None
+
+    def any_failed(self) -> bool:
+        """Whether a worker has ended otherwise than well."""
+        return any(end.exitcode != 0 for end in self.exits.values())
+
+    def all_succeeded(self) -> bool:
+        """Whether all workers have ended well, and what they started is gone too."""
+        return len(self.exits) == self._count and not self.any_failed() and self.gone()
+
+    # A round ends.
+
+    def stop(self, signum: int, grace: float, meanwhile: Callable[[], None] | None = None) -> None:
+        """
+        Bring the workers down, with *signum* and after *grace* s with SIGKILL; return when they are gone.
+
+        *meanwhile* is called again and again until then, in place of waiting for this object alone: it may
+        listen to others too, and `hasten` the end.
+        """
+        self.take()
+        crew = self._crew
+        if crew is not None and crew.started() and not self.gone():
+            self.ask_to_stop(signum, grace)
+            while not self.gone():
+                if meanwhile is None:
+                    wait_readable([self], None)
+                else:
+                    meanwhile()
+                self.take()
+        elif crew is not None and not crew.started():
+            self.dismiss()  # an interrupt came before the template was ready
+        if self.lost is not None:
+            self.dismiss()
+        self.drain()
+
+    def ask_to_stop(self, signum: int, grace: float) -> None:
+        """Begin to bring the workers down, as `stop` does, and return at once."""
+        self._deadline = time.monotonic() + grace
+        if self._crew is not None:
+            self._crew.stop(signum, grace)
+
+    def hasten(self, signum: int, grace: float) -> None:
+        """While workers are being stopped: send them *signum* and leave them *grace* s, unless they have less."""
+        deadline = time.monotonic() + grace
+        if self._crew is not None and deadline < self._deadline:
+            self._deadline = deadline
+            self._crew.stop(signum, grace)
+
+    def drain(self) -> None:
+        """Bring the last lines of this round's workers, which must be gone, to the console."""
+        if self._tee is not None:
+            self._tee.drain_and_forget([*self._dest.tee_stdouts.values(), *self._dest.tee_stderrs.values()])
+
+    def dismiss(self) -> None:
+        """Kill what still runs and let go of the process that starts workers; may come in any state."""
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+
+    def finish(self, patience: float | None = None, impatient: Callable[[], object] = bool) -> None:
+        """Wait for the console to take all lines; every *patience* s *impatient* may say that it is enough."""
+        tee, self._tee = self._tee, None
+        while tee is not None and not tee.finish(patience):
+            if impatient():
+                break
+
+    # What the workers left behind.
+
+    def failures(self, rank_base: int = 0, *, by_loss: bool = True) -> dict[int, ProcessFailure]:
+        """
+        The workers that failed by themselves, by local rank plus *rank_base*.
+
+        When all were lost at once, and none had failed before, that failed them all, unless *by_loss* is False.
+        """
+        kills = _machine.memory_kills() - self._memory_kills
+        found = {
+            rank_base + rank: self._failure(end, rank_base, kills)
+            for rank, end in sorted(self.exits.items())
+            if _failure.failed(end, self._dest.error_files.get(rank, ""))
+        }
+        if not found and self.lost is not None and by_loss:
+            for rank in range(self._count):
+                found[rank_base + rank] = ProcessFailure(
+                    rank, self.pids.get(rank, 0), -signal.SIGKILL, "", message=self.lost.why, rank=rank_base + rank
+                )
+        return found
+
+    def cut_short(self) -> dict[int, ProcessFailure]:
+        """The workers that `stop` ended before they were done, by local rank, or that not even SIGKILL ended."""
+        found = {}
+        for rank in range(self._count):
+            end, pid = self.exits.get(rank), self.pids.get(rank, 0)
+            if end is None:
+                why = f"process {pid} did not end by SIGKILL: it is in uninterruptible sleep"
+                found[rank] = ProcessFailure(rank, pid, -signal.SIGKILL, "", message=why, rank=rank)
+            elif end.exitcode != 0:
+                hint = "stopped by its launcher before it was done"
+                found[rank] = ProcessFailure(rank, end.pid, end.exitcode, "", rank=rank, hint=hint)
+        return found
+
+    def _failure(self, end: Exit, rank_base: int, kills: int) -> ProcessFailure:
+        rank = end.local_rank
+        error_file, stderr = self._dest.error_files.get(rank, ""), self._dest.stderrs.get(rank)
+        return _failure.failure_of(end, rank_base + rank, error_file, stderr, kills, self._noticed[rank])
+
+    def original_exception(self, rank: int) -> BaseException | None:
+        """The exception that ended worker *rank* in this round, where it can be rebuilt."""
+        end = self.exits.get(rank)
+        if end is None:
+            return self.lost.cause if self.lost is not None else None
+        return _failure.original_exception(end)
+
+    def return_values(self, rank_base: int = 0) -> dict[int, Any]:
+        """What the workers returned, by local rank plus *rank_base*; None from programs. Raises `PicklingError`."""
+        values: dict[int, Any] = {}
+        for rank in range(self._count):
+            report = self.exits[rank].report
+            values[rank_base + rank] = None
+            if report is not None and report.kind == "result":
+                try:
+                    values[rank_base + rank] = pickle.loads(report.payload)
+                except Exception as error:
+                    raise PicklingError(
+                        f"the return value of rank {rank_base + rank} cannot be rebuilt here: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+        return values

@@ -1,0 +1,36 @@
+"""
+Countdown timers: a worker that is stuck in a block for too long is killed from outside, so that its group restarts.
+
+A worker says with `expires` how long a block may take at most, through the client that it has configured; the
+server, which runs in another process, kills it when the time is over. With ``TORCHELASTIC_ENABLE_FILE_TIMER=1`` the
+launcher runs a server, and its workers find it at ``TORCHELASTIC_TIMER_FILE``::
+
+    from elasticlib import timer
+
+    timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+    with timer.expires(after=60):
+        torch.distributed.all_reduce(tensor)
+
+(torch: ``torch.distributed.elastic.timer``, whose workers and servers speak the same protocol)
+"""
+
+from elasticlib.timer._fifo_client import FileTimerClient, FileTimerRequest
+from elasticlib.timer._fifo_server import FileTimerServer
+from elasticlib.timer._queue import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
+from elasticlib.timer._requests import RequestQueue, TimerClient, TimerRequest, configure, expires
+from elasticlib.timer._server import TimerServer
+
+__all__ = [
+    "FileTimerClient",
+    "FileTimerRequest",
+    "FileTimerServer",
+    "LocalTimerClient",
+    "LocalTimerServer",
+    "MultiprocessingRequestQueue",
+    "RequestQueue",
+    "TimerClient",
+    "TimerRequest",
+    "TimerServer",
+    "configure",
+    "expires",
+]

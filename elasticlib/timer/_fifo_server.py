@@ -1,0 +1,243 @@
+"""
+The server of timers over a named pipe: the watchdog of the workers of one launcher.
+
+Rules of this file: the pipe is this user's alone; what comes through it is checked, and what is wrong with it costs
+nobody else a timer; an expired timer ends the process that set it, and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from elasticlib._wire import wait_readable
+from elasticlib.errors import ConfigError, TimerError
+from elasticlib.timer._fifo_client import VERSION, FileTimerRequest
+from elasticlib.timer._ledger import Ledger, patience
+from elasticlib.timer._server import checked_interval
+from elasticlib.timer._victims import Victims, is_running
+from elasticlib.timer.debug_info_logging import log_debug_info_for_expired_timers
+
+_log = logging.getLogger("elasticlib")
+_PIECE = 65536
+"""Bytes that are read before deadlines are looked at again: what the kernel keeps for a pipe."""
+_LONGEST_LINE = 65536
+
+LogEvent = Callable[[str, "FileTimerRequest | None"], None]
+"""Is told of ``watchdog started``, ``watchdog stopped``, ``timer expired`` and ``kill worker process``."""
+
+
+class FileTimerServer:
+    """
+    Makes the named pipe *file_path*, in place of a file that is there, and watches the timers that come through it.
+
+    Its clients are `FileTimerClient` s, torch's or ours. A timer that expires has its process killed with the signal
+    that its client chose; of several, the earliest with a signal counts. In difference to torch's server, it never
+    ends its own process, it acts when the timer expires and not up to *max_interval* seconds later, and a process
+    that got the number of one that has ended is left alone.
+
+    *max_interval*, in seconds, is how long its thread may sleep. *log_event* is called in that thread, with what
+    happened and with the timer that it is about. Raises `ConfigError` where the pipe cannot be made.
+    (torch: ``torch.distributed.elastic.timer.FileTimerServer``)
+    """
+
+    def __init__(
+        self,
+        file_path: str | os.PathLike[str],
+        run_id: str,
+        max_interval: float = 10,
+        daemon: bool = True,
+        log_event: LogEvent | None = None,
+    ) -> None:
+        self._file_path = os.fspath(file_path)
+        self._run_id = run_id
+        self._max_interval = checked_interval(max_interval)
+        self._daemon = daemon
+        self._log_event = log_event
+        self._ledger: Ledger[FileTimerRequest] = Ledger()
+        self._victims = Victims()
+        self._rest = b""
+        self._thread: threading.Thread | None = None
+        self._started = self._stopping = self._once = False
+        self._progress = time.time()
+        _make_pipe(self._file_path)
+        # This process writes to it too: with no other client it would read as ended for ever.
+        self._pipe = -1
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def start(self) -> None:
+        """Begin to watch: from now on clients are heard. Raises `TimerError` when that was done before."""
+        if self._started or self._stopping:
+            raise TimerError("this timer server was started before: make a new one")
+        self._started = True
+        self._pipe = os.open(self._file_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._progress = time.time()
+        self._thread = threading.Thread(target=self._watch, name="elasticlib-watchdog", daemon=self._daemon)
+        self._thread.start()
+        self._tell("watchdog started")
+
+    def stop(self) -> None:
+        """Cease to watch and remove the pipe; may come twice."""
+        if self._wake < 0:
+            return
+        self._stopping = True
+        self._end(self._max_interval)
+        self._tell("watchdog stopped")
+
+    def run_once(self) -> None:
+        """Deal with all that clients have asked for by now, then cease to watch and remove the pipe."""
+        if self._wake < 0:
+            return
+        self._once = True
+        self._end(None)
+
+    def get_last_progress_time(self) -> int:
+        """When the watching thread was last seen at work, in seconds since the epoch; now, while there is none."""
+        return int(self._progress if self._thread is not None else time.time())
+
+    @staticmethod
+    def is_process_running(pid: int) -> bool:
+        """Whether there is a process *pid*."""
+        return is_running(pid)
+
+    def register_timers(self, timer_requests: Iterable[FileTimerRequest]) -> None:
+        """Begin timers, and end those whose requests have a negative deadline."""
+        requests = list(timer_requests)
+        self._ledger.register(requests)
+        for request in requests:
+            if request.expiration_time >= 0:
+                self._victims.watch(request.worker_pid)
+        self._victims.keep_only(self._ledger.workers())
+
+    def clear_timers(self, worker_pids: set[int]) -> None:
+        """Forget all timers of these processes, and of those that have ended."""
+        self._ledger.clear(worker_pids | self._victims.gone(self._ledger.workers()))
+        self._victims.keep_only(self._ledger.workers())
+
+    def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
+        """By process id, the timers that expire at *deadline* (seconds since the epoch) or earlier."""
+        return self._ledger.expired(deadline)
+
+    # The thread.
+
+    def _watch(self) -> None:
+        while not self._stopping:
+            once = self._once
+            try:
+                if not once:
+                    wait_readable([self._pipe, self._wake], patience(self._ledger, time.time(), self._max_interval))
+                if not self._stopping:
+                    self._turn(to_the_end=once)
+            except Exception:
+                _log.exception("a turn of the watchdog failed")
+                if not once:
+                    wait_readable([self._wake], min(1.0, self._max_interval))  # most likely the next one fails too
+            if once:
+                return
+            self._progress = time.time()
+
+    def _turn(self, *, to_the_end: bool) -> None:
+        while self._read() and to_the_end:
+            pass
+        expired = self.get_expired_timers(time.time())
+        log_debug_info_for_expired_timers(
+            self._run_id, {pid: [timer.to_json() for timer in timers] for pid, timers in expired.items()}
+        )
+        self.clear_timers({pid for pid, timers in expired.items() if self._settle(pid, timers)})
+
+    def _settle(self, pid: int, timers: list[FileTimerRequest]) -> bool:
+        """Act on the expired timers of a process; whether all of its timers are done with."""
+        deadly = None
+        for timer in timers:
+            self._tell("timer expired", timer)
+            if timer.signal > 0:
+                deadly = timer
+                break
+        if deadly is None:
+            # They are done with, but not the others of a process that lives on.
+            self._ledger.register(FileTimerRequest(pid, timer.scope_id, -1) for timer in timers)
+            return False
+        if not self._victims.kill(pid, deadly.signal):
+            return False
+        _log.info("process %d did not leave %s in time; it got signal %d", pid, deadly.scope_id, deadly.signal)
+        self._tell("kill worker process", deadly)
+        return True
+
+    def _read(self) -> bool:
+        """Take in what waits in the pipe, up to a limit; whether there was something."""
+        try:
+            piece = os.read(self._pipe, _PIECE)
+        except BlockingIOError:
+            return False
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            _log.warning("the timer pipe %s holds %d bytes without a line end: left out", self._file_path, _PIECE)
+            self._rest = b""
+        requests = []
+        for line in lines:
+            try:
+                requests.append(_read_request(line))
+            except ValueError as error:
+                _log.warning("the timer pipe %s holds %.200r, which is no request: %s", self._file_path, line, error)
+        self.register_timers(requests)
+        return True
+
+    # How it begins and ends.
+
+    def _end(self, patience: float | None) -> None:
+        os.eventfd_write(self._wake, 1)
+        if self._thread is not None:
+            self._thread.join(patience)
+            if self._thread.is_alive():
+                _log.warning("the watchdog's thread did not end within %s s", patience)
+                return  # it may still use the descriptors
+            self._thread = None
+        with contextlib.suppress(OSError):
+            os.unlink(self._file_path)
+        if self._pipe >= 0:
+            os.close(self._pipe)
+        os.close(self._wake)
+        self._pipe = self._wake = -1
+        self._victims.keep_only(())
+
+    def _tell(self, name: str, request: FileTimerRequest | None = None) -> None:
+        if self._log_event is None:
+            return
+        try:
+            self._log_event(name, request)
+        except Exception:
+            _log.exception("log_event failed for %r", name)
+
+
+def _make_pipe(path: str) -> None:
+    try:
+        if os.path.lexists(path):
+            os.unlink(path)
+        os.mkfifo(path, 0o600)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"file_path={path!r} cannot become a named pipe: {error}; give another path") from error
+
+
+def _read_request(line: bytes) -> FileTimerRequest:
+    body = json.loads(line)
+    if not isinstance(body, dict):
+        raise ValueError("it is no JSON object")
+    if body.get("version") != VERSION:
+        raise ValueError(f"its version is {body.get('version')!r:.40}, this server knows {VERSION}")
+    pid, scope, deadline, signum = (body.get(name) for name in ("pid", "scope_id", "expiration_time", "signal"))
+    if type(pid) is not int or not 1 < pid < 2**31:
+        raise ValueError("pid is no process id")
+    if not isinstance(scope, str):
+        raise ValueError("scope_id is no text")
+    if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or math.isnan(deadline):
+        raise ValueError("expiration_time is no number")
+    if type(signum) is not int or (signum > 0 and signum not in signal.valid_signals()):
+        raise ValueError("signal is no signal of this system")
+    return FileTimerRequest(pid, scope, deadline, signum)

@@ -1,0 +1,61 @@
+"""
+Which timers run. PURE: requests in, what has expired out.
+
+Rules of this file: a timer is known by its worker and its scope; a second one under the same name takes the first
+one's place. Deadlines are whatever the requests say, in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from elasticlib.timer._requests import TimerRequest
+
+R = TypeVar("R", bound=TimerRequest)
+
+
+class Ledger(Generic[R]):
+    """The timers of a server, by worker and scope."""
+
+    def __init__(self) -> None:
+        self._timers: dict[tuple[Any, str], R] = {}
+
+    def register(self, requests: Iterable[R]) -> None:
+        """Begin timers, or end those whose requests have a negative deadline."""
+        for request in requests:
+            key = (request.worker_id, request.scope_id)
+            if request.expiration_time < 0:
+                self._timers.pop(key, None)
+            else:
+                self._timers[key] = request
+
+    def clear(self, workers: Collection[Any]) -> None:
+        """End all timers of these workers."""
+        self._timers = {key: timer for key, timer in self._timers.items() if key[0] not in workers}
+
+    def expired(self, deadline: float) -> dict[Any, list[R]]:
+        """By worker, the timers whose time is over at *deadline*, the earliest first."""
+        found: dict[Any, list[R]] = {}
+        for timer in sorted(self, key=lambda each: each.expiration_time):
+            if timer.expiration_time <= deadline:
+                found.setdefault(timer.worker_id, []).append(timer)
+        return found
+
+    def workers(self) -> set[Any]:
+        """Who has timers."""
+        return {worker for worker, _ in self._timers}
+
+    def __iter__(self) -> Iterator[R]:
+        return iter(list(self._timers.values()))
+
+
+def patience(timers: Iterable[TimerRequest], now: float, longest: float) -> float:
+    """Seconds until a server must look at these *timers* again, at most *longest*."""
+    first = min((timer.expiration_time for timer in timers), default=math.inf)
+    # What is overdue was looked at just now, and could not be killed: not again at once, and again.
+    return min(longest, first - now if first > now else _RETRY)
+
+
+_RETRY = 1.0

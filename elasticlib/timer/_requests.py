@@ -1,0 +1,122 @@
+"""
+The worker's side of every timer: `expires`, and what a client and a queue of requests must offer.
+
+Rules of this file: a deadline is wall-clock time, since both ends run on one machine and torch's ends say it so;
+a timer is released however its block ends.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import logging
+import math
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from elasticlib.errors import ConfigError, TimerError
+
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
+
+_log = logging.getLogger("elasticlib")
+
+
+class TimerRequest:
+    """
+    Begins the timer *scope_id* of a worker, or releases it when *expiration_time* is negative.
+
+    *worker_id* is whatever client and server agree on, for those of this package a process id. *expiration_time*
+    is in seconds since the epoch. (torch: ``torch.distributed.elastic.timer.TimerRequest``)
+    """
+
+    __slots__ = ("expiration_time", "scope_id", "worker_id")
+
+    def __init__(self, worker_id: Any, scope_id: str, expiration_time: float) -> None:
+        self.worker_id = worker_id
+        self.scope_id = scope_id
+        self.expiration_time = expiration_time
+
+    def _facts(self) -> tuple[object, ...]:
+        return (self.worker_id, self.scope_id, self.expiration_time)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TimerRequest) or type(other) is not type(self):
+            return NotImplemented
+        return self._facts() == other._facts()
+
+    def __hash__(self) -> int:
+        return hash(self._facts())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{self._facts()!r}"
+
+
+class TimerClient(abc.ABC):
+    """Sets and releases the timers of this process. (torch: ``torch.distributed.elastic.timer.TimerClient``)"""
+
+    @abc.abstractmethod
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        """Begin the timer *scope_id*, which expires at *expiration_time* (seconds since the epoch)."""
+
+    @abc.abstractmethod
+    def release(self, scope_id: str) -> None:
+        """End the timer *scope_id*."""
+
+
+class RequestQueue(abc.ABC):
+    """Where a server finds what clients asked for. (torch: ``torch.distributed.elastic.timer.api.RequestQueue``)"""
+
+    @abc.abstractmethod
+    def size(self) -> int:
+        """How many requests wait; until the next `get` there may be more, never fewer."""
+
+    @abc.abstractmethod
+    def get(self, size: int, timeout: float) -> list[TimerRequest]:
+        """Up to *size* requests, waiting for them for at most *timeout* seconds in all."""
+
+    def interrupt(self) -> None:  # noqa: B027 - torch's subclasses have none
+        """Have the `get` that waits return at once. A queue that cannot do so makes its server slow to stop."""
+
+
+_client: TimerClient | None = None
+
+
+def configure(timer_client: TimerClient) -> None:
+    """Have `expires` use *timer_client* in this process, wherever it is not given another one."""
+    global _client
+    _client = timer_client
+    _log.debug("timers of this process go through %s", type(timer_client).__name__)
+
+
+def expires(
+    after: float, scope: str | None = None, client: TimerClient | None = None
+) -> _GeneratorContextManager[None]:
+    """
+    A context manager, and decorator, whose block this process must leave within *after* seconds, or be killed.
+
+    Who kills it is the server that *client* speaks to; None takes what was given to `configure`. *scope* names the
+    timer, by default by the place in the source that called this. Raises `TimerError` (a ``RuntimeError``) on entry
+    when there is no client, `ConfigError` for an *after* that is no number. (torch:
+    ``torch.distributed.elastic.timer.expires``; there, the default scope always names a line of ``contextlib``)
+    """
+    if isinstance(after, bool) or not isinstance(after, (int, float)) or math.isnan(after):
+        raise ConfigError(f"after={after!r} must be a number of seconds")
+    if scope is None:
+        caller = sys._getframe(1)
+        scope = f"{caller.f_code.co_filename}#{caller.f_lineno}"
+    return _countdown(after, scope, client)
+
+
+@contextlib.contextmanager
+def _countdown(after: float, scope: str, client: TimerClient | None) -> Iterator[None]:
+    client = client if client is not None else _client
+    if client is None:
+        raise TimerError("no timer client is configured: call timer.configure(...) first, or give expires a client")
+    client.acquire(scope, time.time() + after)
+    try:
+        yield
+    finally:
+        client.release(scope)

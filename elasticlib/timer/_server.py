@@ -1,0 +1,103 @@
+"""
+The server of any kind of timer: a thread that takes requests and reaps the workers that are overdue.
+
+Rules of this file: it sleeps until a request comes or the next timer is over, and whatever a subclass raises, it
+goes on watching.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from elasticlib.errors import ConfigError, TimerError
+from elasticlib.timer._ledger import patience
+from elasticlib.timer._requests import RequestQueue, TimerRequest
+
+_log = logging.getLogger("elasticlib")
+
+
+class TimerServer(abc.ABC):
+    """
+    Watches the timers that come through *request_queue*, in a thread of this process.
+
+    Subclasses keep the timers and know how to end a worker. *max_interval* is how long, in seconds, the thread may
+    sleep; where all timers are told by `get_expired_timers`, expiry is noticed at once. *daemon* says whether the
+    program may end while the thread runs. (torch: ``torch.distributed.elastic.timer.TimerServer``)
+    """
+
+    def __init__(self, request_queue: RequestQueue, max_interval: float, daemon: bool = True) -> None:
+        self._request_queue = request_queue
+        self._max_interval = checked_interval(max_interval)
+        self._daemon = daemon
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @abc.abstractmethod
+    def register_timers(self, timer_requests: list[Any]) -> None:
+        """Take requests in; one with a negative deadline releases its timer."""
+
+    @abc.abstractmethod
+    def clear_timers(self, worker_ids: set[Any]) -> None:
+        """Forget all timers of these workers."""
+
+    @abc.abstractmethod
+    def get_expired_timers(self, deadline: float) -> dict[Any, list[Any]]:
+        """By worker, the timers whose expiration time is *deadline* or earlier."""
+
+    @abc.abstractmethod
+    def _reap_worker(self, worker_id: Any) -> bool:
+        """End this worker; False to be called again later. A worker whose reaping raises counts as reaped."""
+
+    def start(self) -> None:
+        """Begin to watch. Raises `TimerError` when that was done before."""
+        if self._thread is not None or self._stopping.is_set():
+            raise TimerError("this timer server was started before: make a new one")
+        self._thread = threading.Thread(target=self._watch, name="elasticlib-timers", daemon=self._daemon)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Cease to watch; returns when the thread has ended, and after *max_interval* seconds at the latest."""
+        self._stopping.set()
+        self._request_queue.interrupt()
+        if self._thread is not None:
+            self._thread.join(self._max_interval)
+            self._thread = None
+
+    def _watch(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._turn()
+            except Exception:
+                _log.exception("a turn of %s failed", type(self).__name__)
+                self._stopping.wait(min(1.0, self._max_interval))  # most likely the next one fails too
+
+    def _turn(self) -> None:
+        running = [timer for timers in self.get_expired_timers(math.inf).values() for timer in timers]
+        wait = patience(running, time.time(), self._max_interval)
+        self.register_timers(self._request_queue.get(max(1, self._request_queue.size()), wait))
+        reaped = {
+            worker for worker, timers in self.get_expired_timers(time.time()).items() if self._is_reaped(worker, timers)
+        }
+        self.clear_timers(reaped)
+
+    def _is_reaped(self, worker: Any, timers: Sequence[TimerRequest]) -> bool:
+        scopes = ", ".join(timer.scope_id for timer in timers)
+        _log.warning("worker %s did not leave %s in time and is ended", worker, scopes)
+        try:
+            return self._reap_worker(worker)
+        except Exception:
+            _log.exception("ending worker %s failed; its timers are forgotten", worker)
+            return True
+
+
+def checked_interval(value: float) -> float:
+    """*value*, if it is seconds above 0; raises `ConfigError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ConfigError(f"max_interval={value!r} must be a finite number of seconds above 0")
+    return value

@@ -1,0 +1,86 @@
+"""
+Torch's debug server inside a worker, on a Unix socket, as soon as the worker has loaded torch.
+
+Rules of this file: a worker that never loads torch is left as it is; a server that cannot start is a line on stderr,
+never the end of the worker; one process serves a socket, so what it starts is not told of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from elasticlib._wire import Message
+
+VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
+"""Where a server is wanted."""
+SERVED_VARIABLE = "ELASTICLIB_WORKER_SERVER_SOCKET"
+"""Where this process, or the one that started it, serves already."""
+_running: list[object] = []
+"""The server, kept for the life of the process."""
+
+
+def ask(order: Message, path: str) -> None:
+    """Have the worker of *order* serve *path*, or what it starts, if it is no Python of ours."""
+    order["server"] = path
+    order["env"] = {**order["env"], VARIABLE: path}
+
+
+def when_torch_comes(path: str) -> None:
+    """Serve *path* from now on if torch is loaded, else from when this process loads it."""
+    if "torch" in sys.modules:
+        _serve(path)
+    else:
+        sys.meta_path.insert(0, _Waiter(path))
+
+
+def open_server(path: str) -> Any:
+    """Torch's server on the Unix socket *path*, with a method ``shutdown``; imports torch."""
+    import torch  # noqa: F401 - its compiled part comes with it
+    from torch._C._distributed_c10d import _WorkerServer
+
+    return _WorkerServer(path)
+
+
+def _serve(path: str) -> None:
+    try:
+        _running.append(open_server(path))
+    except Exception as error:
+        print(f"elasticlib: this worker has no debug server at {path}: {error}", file=sys.stderr)
+    # A decorator in the user's script, or a process that it starts, would find the socket taken.
+    os.environ.pop(VARIABLE, None)
+    os.environ[SERVED_VARIABLE] = path
+
+
+class _Waiter:
+    """An importer that imports nothing: it sees torch being imported."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._pid = os.getpid()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Where torch is, as the other importers know it, with a loader that serves thereafter."""
+        if name != "torch" or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        found = find_spec(name)
+        loader: Any = None if found is None else found.loader
+        if loader is None or os.getpid() != self._pid:
+            return found
+        load = loader.exec_module
+
+        def load_and_serve(module: ModuleType) -> None:
+            del loader.exec_module
+            load(module)
+            _serve(self._path)
+
+        loader.exec_module = load_and_serve
+        return found

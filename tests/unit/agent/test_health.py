@@ -1,0 +1,108 @@
+"""The health check: what it answers, and to what."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from elasticlib.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
+from elasticlib.errors import ConfigError
+
+LIMIT = 20.0
+Make = Callable[..., HealthCheckServer]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    with contextlib.ExitStack() as stack:
+
+        def new(alive: Callable[[], int], port: int = 0, timeout: int = 60) -> HealthCheckServer:
+            server = create_healthcheck_server(alive, port, timeout)
+            stack.callback(server.stop)
+            server.start()
+            return server
+
+        yield new
+
+
+def ask(server: HealthCheckServer, method: str = "GET", path: str = "/", host: str = "127.0.0.1") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(host, server.port, timeout=LIMIT)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, content
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/any?thing=1"])
+def test_an_agent_with_recent_progress_is_alive_whatever_is_asked(make: Make, path: str) -> None:
+    now = int(time.time())
+
+    status, content = ask(make(lambda: now), path=path)
+
+    assert (200, {"alive": True, "last_progress": now, "timeout": 60}) == (status, json.loads(content))
+
+
+def test_an_agent_without_recent_progress_is_not(make: Make) -> None:
+    status, content = ask(make(lambda: int(time.time()) - 61))
+
+    assert (503, False) == (status, json.loads(content)["alive"])
+
+
+def test_a_callback_that_raises_is_no_sign_of_life(make: Make) -> None:
+    def raises() -> int:
+        raise KeyError("x")
+
+    status, content = ask(make(raises))
+
+    assert (503, "KeyError: 'x'") == (status, json.loads(content)["error"])
+
+
+def test_head_is_answered_without_a_body_and_other_methods_are_refused(make: Make) -> None:
+    server = make(lambda: int(time.time()))
+
+    assert ((200, b""), 501) == (ask(server, "HEAD"), ask(server, "POST")[0])
+
+
+def test_a_client_that_says_nothing_keeps_no_other_from_its_answer(make: Make) -> None:
+    server = make(lambda: int(time.time()))
+
+    with socket.create_connection(("127.0.0.1", server.port)):
+        assert 200 == ask(server)[0]
+
+
+def test_a_port_in_use_is_an_os_error(make: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError):
+        make(lambda: 0, other.getsockname()[1])
+
+
+@pytest.mark.parametrize("port", [-1, 65536, "8080", 1.5, True])
+def test_what_is_no_port_is_refused(port: Any) -> None:
+    with pytest.raises(ConfigError, match=r"port=.* must be a whole number from 0"):
+        HealthCheckServer(lambda: 0, port, 60)
+
+
+def test_after_the_stop_nobody_listens_and_the_server_may_be_started_again(make: Make) -> None:
+    server = make(lambda: int(time.time()))
+    server.stop()
+    server.stop()
+    with pytest.raises(ConnectionError):
+        ask(server)
+
+    server.start()
+
+    assert 200 == ask(server)[0]
+
+
+def test_the_callback_is_at_hand() -> None:
+    def alive() -> int:
+        return 3
+
+    assert alive is HealthCheckServer(alive, 0, 1).alive_callback

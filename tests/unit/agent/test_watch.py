@@ -1,0 +1,308 @@
+"""What looks after workers: when it is on, what it finds, what it says of failures, and that nothing is left."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import queue
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from elasticlib import records
+from elasticlib.agent._health import HealthCheckServer
+from elasticlib.agent._sockets import Sockets
+from elasticlib.agent._watch import Watch
+from elasticlib.agent._watchdog import ENABLE, FILE
+from elasticlib.errors import ProcessFailure
+from elasticlib.timer import FileTimerClient
+
+LIMIT = 20.0
+PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
+ASLEEP = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+Make = Callable[..., Watch]
+Said = queue.SimpleQueue[records.Record]
+
+
+class Worlds:
+    """The time, and the states that processes are in."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.states: dict[int, str | None] = {}
+
+
+@pytest.fixture
+def said() -> Said:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def world() -> Worlds:
+    return Worlds()
+
+
+@pytest.fixture
+def make(said: Said, world: Worlds) -> Iterator[Make]:
+    made = []
+
+    def new(environment: dict[str, str] | None = None, **options: Any) -> Watch:
+        watch = Watch(
+            environment or {},
+            "job",
+            said.put,
+            read_state=lambda pid: world.states[pid],
+            clock=lambda: world.now,
+            **options,
+        )
+        made.append(watch)
+        return watch
+
+    yield new
+    for watch in made:
+        watch.close()
+
+
+def failure(rank: int = 0, pid: int = 7, exitcode: int = -9, **facts: Any) -> ProcessFailure:
+    return ProcessFailure(rank, pid, exitcode, "", message="it ended", rank=rank, **facts)
+
+
+def test_nothing_is_on_unless_asked_for(make: Make, said: Said, world: Worlds) -> None:
+    watch = make()
+    watch.open()
+
+    assert ({}, None, False) == (watch.start(), watch.patience(0.1), watch.look([7]))
+    assert said.empty()
+
+
+# The watchdog.
+
+
+@pytest.mark.parametrize("value", ["0", "true", ""])
+def test_the_watchdog_is_asked_for_with_1_alone(make: Make, value: str) -> None:
+    assert {} == make({ENABLE: value}).start()
+
+
+def test_workers_find_the_watchdog_in_a_folder_of_its_own_which_goes_with_it(make: Make) -> None:
+    watch = make({ENABLE: "1"})
+
+    path = watch.start()[FILE]
+
+    assert stat.S_ISFIFO(os.stat(path).st_mode)
+    assert 0o700 == stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode)
+    assert {FILE: path} == watch.start(), "the next round's workers use the same"
+    watch.close()
+    assert not os.path.exists(os.path.dirname(path))
+
+
+def test_the_users_own_path_is_used_and_only_the_pipe_removed(make: Make, tmp_path: Any) -> None:
+    watch = make({ENABLE: "1", FILE: str(tmp_path / "mine")})
+
+    assert {FILE: str(tmp_path / "mine")} == watch.start()
+    watch.close()
+    assert [] == os.listdir(tmp_path)
+
+
+def test_a_pipe_that_another_launcher_reads_is_left_to_it(make: Make, tmp_path: Any) -> None:
+    """A worker that launches itself has its launcher's variables."""
+    environment = {ENABLE: "1", FILE: str(tmp_path / "outer")}
+    make(environment).start()
+
+    inner = make(environment).start()
+
+    assert inner[FILE] != environment[FILE]
+    assert os.path.exists(environment[FILE])
+
+
+def test_a_failure_by_an_expired_timer_names_it(make: Make, said: Said) -> None:
+    watch = make({ENABLE: "1"})
+    path = watch.start()[FILE]
+    FileTimerClient(path, signal=signal.SIGKILL).acquire("all_reduce", time.time())  # of this process: it is spared
+    told = [said.get(timeout=LIMIT), said.get(timeout=LIMIT)]
+
+    (explained,) = watch.explained({3: failure(3, os.getpid())}, {3: os.getpid()}).values()
+
+    assert ["watchdog started", "timer expired"] == [record.event for record in told]  # type: ignore[union-attr]
+    assert f"timer 'all_reduce' expired: the watchdog sent SIGKILL to PID {os.getpid()}" == explained.message
+    assert "did not leave the block" in explained.hint
+
+
+def test_a_worker_that_failed_by_itself_keeps_its_own_words(make: Make, said: Said) -> None:
+    watch = make({ENABLE: "1"})
+    FileTimerClient(watch.start()[FILE]).acquire("all_reduce", time.time())
+    said.get(timeout=LIMIT), said.get(timeout=LIMIT)
+
+    raised = failure(0, os.getpid(), exception_type="ValueError")
+    exited = failure(1, os.getpid(), 3)
+    other = failure(2, os.getpid() + 1)
+    found = watch.explained({0: raised, 1: exited, 2: other}, {0: 1, 1: 2, 2: 3})
+
+    assert ["it ended"] * 3 == [each.message for each in found.values()]
+
+
+# Uninterruptible sleep.
+
+
+def test_a_worker_that_sleeps_too_long_is_past_help_and_named(make: Make, said: Said, world: Worlds) -> None:
+    watch = make({ASLEEP: "5"})
+    watch.start()
+    world.states = {7: "S", 8: "D"}
+
+    looks = []
+    for world.now in (100.0, 104.9, 105.0):
+        looks.append(watch.look([7, 8]))
+    found = watch.explained({}, {2: 7, 3: 8})
+
+    assert [False, False, True] == looks
+    assert records.WorkerAsleep(8, 5.0) == said.get_nowait()
+    assert said.empty(), "it is said once"
+    assert [3] == list(found)
+    assert (True, 1, 8, "PID 8 was in uninterruptible sleep (state D) for 5 s") == (
+        found[3].fatal,
+        found[3].local_rank,
+        found[3].pid,
+        found[3].message,
+    )
+
+
+def test_it_looks_at_each_interval_only_where_asked(make: Make) -> None:
+    assert 0.25 == make({ASLEEP: "5"}).patience(0.25)
+    assert 0.25 == make(uninterruptible_state_timeout=5.0).patience(0.25)
+    assert make({ASLEEP: "5"}, uninterruptible_state_timeout=0).patience(0.25) is None
+
+
+def test_a_new_round_knows_nothing_of_the_last_ones_sleepers(make: Make, world: Worlds) -> None:
+    watch = make({ASLEEP: "5"})
+    world.states = {8: "D"}
+    watch.start()
+    watch.look([8])
+    world.now += 5
+
+    watch.start()
+
+    assert (False, {}) == (watch.look([8]), watch.explained({}, {0: 8}))
+
+
+# The health check.
+
+
+def test_the_health_check_listens_on_the_port_of_the_environment(make: Make, said: Said) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    watch = make({PORT: str(port)})
+    watch.open()
+    watch.open()
+
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
+    connection.request("GET", "/")
+    assert 200 == connection.getresponse().status
+    connection.close()
+    watch.close()
+
+    assert records.HealthCheckTold(f"the health check listens on port {port}", listens=True) == said.get_nowait()
+    with pytest.raises(ConnectionError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("text", ["", "http", "70000", "-1", "in use"])
+def test_a_port_of_no_use_is_a_warning_and_no_more(make: Make, said: Said, text: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        make({PORT: str(other.getsockname()[1]) if text == "in use" else text}).open()
+
+    record = said.get_nowait()
+    assert isinstance(record, records.HealthCheckTold)
+    assert (False, True) == (record.listens, "is of no use, so there is no health check" in record.what)
+
+
+def test_a_server_of_the_callers_beats_the_port_and_is_stopped_in_the_end(make: Make, said: Said) -> None:
+    server = HealthCheckServer(lambda: int(time.time()), 0, 60)
+    server.start()
+    watch = make({PORT: "bad"}, health_check_server=server)
+    watch.open()
+
+    watch.close()
+
+    assert said.empty()
+    with pytest.raises(ConnectionError):
+        socket.create_connection(("127.0.0.1", server.port))
+
+
+def test_an_agent_with_workers_is_as_alive_as_its_last_look_at_them(make: Make) -> None:
+    watch = make()
+    watch.start()
+    idle = watch.alive_time()
+    watch.look([])
+    watch._turned = 50.0  # as if that had been long ago
+
+    stuck = watch.alive_time()
+    watch.rest()
+
+    assert (50, True) == (stuck, 50 < idle <= watch.alive_time() <= time.time())
+
+
+def test_an_agent_with_a_watchdog_that_hangs_is_not_alive(make: Make) -> None:
+    watch = make({ENABLE: "1"})
+    watch.start()
+    watch.look([])
+    server = watch._watchdog._server
+    assert server is not None
+
+    server._progress = 50.0
+
+    assert 50 == watch.alive_time()
+
+
+# Debug servers.
+
+
+def test_sockets_are_in_a_private_folder_that_goes_with_them() -> None:
+    sockets = Sockets(wanted=True)
+
+    folder = sockets.open()
+    first, second = sockets.path(0), sockets.path(1)
+
+    assert folder is not None and first is not None and second is not None
+    assert 0o700 == stat.S_IMODE(os.stat(folder).st_mode)
+    assert [f"{folder}/0", f"{folder}/1"] == [first, second]
+    sockets.close()
+    sockets.close()
+    assert not os.path.exists(folder)
+
+
+def test_what_the_last_round_left_in_a_sockets_place_is_removed() -> None:
+    sockets = Sockets(wanted=True)
+    folder = sockets.open()
+    assert folder is not None
+    with open(f"{folder}/0", "w"):
+        pass
+
+    sockets.path(0)
+
+    assert [] == os.listdir(folder)
+    sockets.close()
+
+
+def test_a_long_temporary_folder_does_not_make_the_address_too_long(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
+    os.mkdir(tmp_path / ("x" * 100))
+    sockets = Sockets(wanted=True)
+
+    sockets.open()
+    path = sockets.path(100_000)
+
+    assert path is not None and len(path) < 108
+    assert [] == os.listdir(tmp_path / ("x" * 100))
+    sockets.close()
+
+
+def test_without_the_wish_there_is_no_folder() -> None:
+    sockets = Sockets(wanted=False)
+
+    assert (None, None) == (sockets.open(), sockets.path(0))

@@ -1,0 +1,274 @@
+"""Timers over a named pipe, with server and client in one process: the pipe, the lines, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import queue
+import select
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import ConfigError, TimerError, TimerServerError
+from elasticlib.timer import FileTimerClient, FileTimerRequest, FileTimerServer, _fifo_client
+
+LIMIT = 20.0
+Told = queue.SimpleQueue[tuple[str, FileTimerRequest | None]]
+Make = Callable[..., FileTimerServer]
+
+
+@pytest.fixture
+def told() -> Told:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> str:
+    return str(tmp_path / "timers")
+
+
+@pytest.fixture
+def make(path: str, told: Told) -> Iterator[Make]:
+    made = []
+
+    def new(**options: Any) -> FileTimerServer:
+        server = FileTimerServer(path, "job", log_event=lambda name, request: told.put((name, request)), **options)
+        made.append(server)
+        return server
+
+    yield new
+    for server in made:
+        server.stop()
+
+
+def next_told(told: Told) -> tuple[str, FileTimerRequest | None]:
+    return told.get(timeout=LIMIT)
+
+
+def test_the_pipe_is_this_users_alone_and_takes_the_place_of_a_file(make: Make, path: str) -> None:
+    pathlib.Path(path).write_text("old")
+
+    make()
+
+    mode = os.stat(path).st_mode
+    assert (True, 0o600) == (stat.S_ISFIFO(mode), stat.S_IMODE(mode))
+
+
+@pytest.mark.parametrize("bad", ["no/such/folder/timers", "", "nul\0"])
+def test_a_path_where_no_pipe_can_be_made_is_refused(bad: str) -> None:
+    with pytest.raises(ConfigError, match=r"file_path=.* cannot become a named pipe"):
+        FileTimerServer(bad, "job")
+
+
+@pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), "1", True])
+def test_an_interval_that_is_no_time_is_refused(path: str, bad: Any) -> None:
+    with pytest.raises(ConfigError, match=r"max_interval=.* must be a finite number of seconds above 0"):
+        FileTimerServer(path, "job", max_interval=bad)
+
+
+def test_start_and_stop_are_told_and_leave_no_pipe(make: Make, told: Told, path: str) -> None:
+    server = make()
+
+    server.start()
+    server.stop()
+    server.stop()
+
+    assert ["watchdog started", "watchdog stopped"] == [next_told(told)[0], next_told(told)[0]]
+    assert told.empty()
+    assert not os.path.lexists(path)
+
+
+def test_a_server_that_sleeps_stops_at_once(make: Make) -> None:
+    server = make(max_interval=60)
+    server.start()
+    begun = time.monotonic()
+
+    server.stop()
+
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_server_is_started_once(make: Make, early: bool) -> None:
+    server = make()
+    server.start()
+    if not early:
+        server.stop()
+
+    with pytest.raises(TimerError, match="make a new one"):
+        server.start()
+
+
+def test_an_expired_timer_is_told_at_once_and_without_a_signal_nobody_is_killed(
+    make: Make, told: Told, path: str
+) -> None:
+    server = make(max_interval=60)
+    server.start()
+
+    FileTimerClient(path, signal=0).acquire("step", time.time() + 0.01)
+
+    assert "watchdog started" == next_told(told)[0]
+    name, request = next_told(told)
+    assert request is not None
+    assert ("timer expired", os.getpid(), "step", 0) == (name, request.worker_pid, request.scope_id, request.signal)
+
+
+def test_a_timer_without_a_signal_takes_no_other_of_its_process_with_it(make: Make, told: Told, path: str) -> None:
+    server = make()
+    server.start()
+    FileTimerClient(path, signal=signal.SIGKILL).acquire("runs", time.time() + 1000)
+
+    FileTimerClient(path, signal=0).acquire("report", time.time())
+    assert ["watchdog started", "timer expired"] == [next_told(told)[0], next_told(told)[0]]
+    server.run_once()
+
+    (left,) = server.get_expired_timers(time.time() + 2000)[os.getpid()]
+    assert "runs" == left.scope_id
+    assert told.empty()
+
+
+def test_the_servers_own_process_is_never_killed(make: Make, told: Told, path: str) -> None:
+    server = make()
+    server.start()
+
+    FileTimerClient(path, signal=signal.SIGKILL).acquire("step", time.time())
+
+    assert ["watchdog started", "timer expired"] == [next_told(told)[0], next_told(told)[0]]
+    server.run_once()
+
+
+def test_a_released_timer_does_not_expire(make: Make, told: Told, path: str) -> None:
+    server = make()
+    server.start()
+    client = FileTimerClient(path, signal=0)
+
+    client.acquire("a", time.time() + 1000)
+    client.acquire("b", time.time() + 1000)
+    client.release("a")
+    server.run_once()
+
+    assert ["b"] == [timer.scope_id for timer in server.get_expired_timers(time.time() + 2000)[os.getpid()]]
+
+
+def test_what_waits_in_the_pipe_is_dealt_with_before_run_once_returns(make: Make, told: Told, path: str) -> None:
+    server = make(max_interval=60)
+    server.start()
+    client = FileTimerClient(path, signal=0)
+    for number in range(100):
+        client.acquire(str(number), time.time() - 1)
+
+    server.run_once()
+
+    names = [next_told(told)[0] for _ in range(101)]
+    assert ["watchdog started", *["timer expired"] * 100] == names
+    assert not os.path.lexists(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"no json",
+        b"[]",
+        b'{"version": 1}',
+        b"\xff\xfe",
+        json.dumps({"version": 2, "pid": 5, "scope_id": "a", "expiration_time": 1, "signal": 9}).encode(),
+        json.dumps({"version": 1, "pid": -1, "scope_id": "a", "expiration_time": 1, "signal": 9}).encode(),
+        json.dumps({"version": 1, "pid": 1, "scope_id": "a", "expiration_time": 1, "signal": 9}).encode(),
+        json.dumps({"version": 1, "pid": 2**40, "scope_id": "a", "expiration_time": 1, "signal": 9}).encode(),
+        json.dumps({"version": 1, "pid": 5, "scope_id": 3, "expiration_time": 1, "signal": 9}).encode(),
+        json.dumps({"version": 1, "pid": 5, "scope_id": "a", "expiration_time": float("nan"), "signal": 9}).encode(),
+        json.dumps({"version": 1, "pid": 5, "scope_id": "a", "expiration_time": 1, "signal": 999}).encode(),
+    ],
+)
+def test_a_line_that_is_no_request_costs_no_other_timer(
+    make: Make, told: Told, path: str, line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make()
+    server.start()
+    with open(path, "wb", buffering=0) as pipe:
+        pipe.write(line + b"\n")
+    FileTimerClient(path, signal=0).acquire("good", time.time() - 1)
+
+    server.run_once()
+
+    told_of = [request.scope_id for request in (next_told(told)[1], next_told(told)[1]) if request is not None]
+    assert (["good"], True) == (told_of, told.empty())
+    assert "which is no request" in caplog.text
+
+
+def test_a_callback_that_raises_does_not_end_the_watch(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    def raises(name: str, request: object) -> None:
+        raise OSError("no room")
+
+    server = FileTimerServer(path, "job", log_event=raises)
+    server.start()
+    FileTimerClient(path, signal=0).acquire("a", time.time() - 1)
+    server.run_once()
+
+    assert {} == server.get_expired_timers(time.time())
+    assert "log_event failed for 'timer expired'" in caplog.text
+
+
+def test_timers_of_processes_that_have_ended_are_forgotten(make: Make) -> None:
+    server = make()
+    server.register_timers([FileTimerRequest(2**22 + 1, "a", 5.0), FileTimerRequest(os.getpid(), "b", 5.0)])
+
+    server.clear_timers(set())
+
+    assert {os.getpid()} == server.get_expired_timers(6.0).keys()
+
+
+def test_progress_is_now_until_there_is_a_thread_and_then_its_own(make: Make, path: str) -> None:
+    server = make()
+    idle = server.get_last_progress_time()
+    server._progress = 5.0  # as if it had been made long ago
+
+    assert server.get_last_progress_time() >= idle
+    server.start()
+    assert idle <= server.get_last_progress_time() <= time.time()
+
+
+# The client.
+
+
+def test_a_request_is_one_json_line_as_torchs_servers_read_it(path: str) -> None:
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    client = FileTimerClient(path, signal=signal.SIGTERM)
+
+    client.acquire("step", 12.5)
+    client.release("step")
+    lines = [json.loads(line) for line in os.read(pipe, 65536).decode().splitlines()]
+    os.close(pipe)
+
+    common = {"version": 1, "pid": os.getpid(), "scope_id": "step"}
+    assert [{**common, "expiration_time": 12.5, "signal": 15}, {**common, "expiration_time": -1, "signal": 0}] == lines
+
+
+@pytest.mark.parametrize("there", ["nothing", "a file", "a pipe that nobody reads"])
+def test_without_a_server_the_client_fails_soon_and_says_how_to_get_one(
+    path: str, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_fifo_client, "_PAUSE", 0.0)
+    if there == "a file":
+        pathlib.Path(path).write_text("")
+    elif there != "nothing":
+        os.mkfifo(path)
+
+    with pytest.raises(TimerServerError, match="TORCHELASTIC_ENABLE_FILE_TIMER=1") as caught:
+        FileTimerClient(path).acquire("step", 1.0)
+
+    assert isinstance(caught.value, BrokenPipeError)
+
+
+def test_a_request_that_does_not_fit_into_the_pipe_at_once_is_refused(make: Make, path: str) -> None:
+    make().start()
+
+    with pytest.raises(TimerError, match=f"takes only {select.PIPE_BUF} at once: give the scope a shorter name"):
+        FileTimerClient(path).acquire("x" * select.PIPE_BUF, 1.0)

@@ -1,0 +1,76 @@
+"""Which timers run, which have expired, and when to look again."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from elasticlib.timer import TimerRequest
+from elasticlib.timer._ledger import Ledger, patience
+
+
+def ledger(*requests: TimerRequest) -> Ledger[TimerRequest]:
+    made: Ledger[TimerRequest] = Ledger()
+    made.register(requests)
+    return made
+
+
+def test_a_timer_expires_at_its_deadline_and_not_before() -> None:
+    timers = ledger(TimerRequest(7, "step", 10.0))
+
+    assert {} == timers.expired(9.9)
+    assert {7: [TimerRequest(7, "step", 10.0)]} == timers.expired(10.0)
+
+
+def test_a_negative_deadline_releases_that_timer_alone() -> None:
+    timers = ledger(TimerRequest(7, "a", 1.0), TimerRequest(7, "b", 2.0), TimerRequest(8, "a", 3.0))
+
+    timers.register([TimerRequest(7, "a", -1)])
+
+    assert {7: [TimerRequest(7, "b", 2.0)], 8: [TimerRequest(8, "a", 3.0)]} == timers.expired(math.inf)
+
+
+def test_to_release_what_does_not_run_changes_nothing() -> None:
+    timers = ledger(TimerRequest(7, "a", 1.0))
+
+    timers.register([TimerRequest(7, "other", -1), TimerRequest(9, "a", -1)])
+
+    assert {7} == timers.workers()
+
+
+def test_a_second_timer_of_the_same_name_takes_the_firsts_place() -> None:
+    timers = ledger(TimerRequest(7, "a", 1.0), TimerRequest(7, "a", 5.0))
+
+    assert {} == timers.expired(4.0)
+
+
+def test_expired_timers_of_a_worker_come_by_age() -> None:
+    timers = ledger(TimerRequest(7, "late", 3.0), TimerRequest(7, "early", 1.0))
+
+    assert ["early", "late"] == [timer.scope_id for timer in timers.expired(5.0)[7]]
+
+
+def test_all_timers_of_a_worker_are_cleared_and_no_others() -> None:
+    timers = ledger(TimerRequest(7, "a", 1.0), TimerRequest(7, "b", 1.0), TimerRequest(8, "a", 1.0))
+
+    timers.clear({7})
+
+    assert [TimerRequest(8, "a", 1.0)] == list(timers)
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "expected"),
+    [((), 30.0), ((105.0,), 5.0), ((200.0, 102.0), 2.0), ((math.inf,), 30.0), ((500.0,), 30.0)],
+)
+def test_a_server_sleeps_until_the_first_deadline_and_at_most_as_long_as_it_may(
+    deadlines: tuple[float, ...], expected: float
+) -> None:
+    timers = [TimerRequest(7, str(deadline), deadline) for deadline in deadlines]
+
+    assert expected == patience(timers, 100.0, 30.0)
+
+
+@pytest.mark.parametrize(("longest", "expected"), [(30.0, 1.0), (0.5, 0.5)])
+def test_what_is_still_overdue_after_a_look_does_not_make_the_server_spin(longest: float, expected: float) -> None:
+    assert expected == patience([TimerRequest(7, "a", 99.0)], 100.0, longest)

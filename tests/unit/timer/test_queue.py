@@ -1,0 +1,149 @@
+"""Timers over a queue, and the server of any kind, with workers that are no processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import ConfigError, TimerError
+from elasticlib.timer import (
+    LocalTimerClient,
+    LocalTimerServer,
+    MultiprocessingRequestQueue,
+    RequestQueue,
+    TimerRequest,
+    TimerServer,
+)
+from elasticlib.timer._ledger import Ledger
+
+LIMIT = 20.0
+
+
+class Server(TimerServer):
+    """Reaps by telling so; *outcomes* are what its reaping comes to, one after the other."""
+
+    def __init__(self, requests: RequestQueue, *outcomes: bool | Exception, max_interval: float = 60) -> None:
+        super().__init__(requests, max_interval)
+        self.ledger: Ledger[TimerRequest] = Ledger()
+        self.outcomes = list(outcomes)
+        self.reaped: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.cleared = threading.Event()
+
+    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
+        self.ledger.register(timer_requests)
+
+    def clear_timers(self, worker_ids: set[Any]) -> None:
+        self.ledger.clear(worker_ids)
+        if worker_ids:
+            self.cleared.set()
+
+    def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
+        return self.ledger.expired(deadline)
+
+    def _reap_worker(self, worker_id: Any) -> bool:
+        self.reaped.put(worker_id)
+        outcome = self.outcomes.pop(0) if self.outcomes else True
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+@pytest.fixture
+def pipe() -> Iterator[Any]:
+    made = multiprocessing.get_context("spawn").Queue()
+    yield made
+    made.close()
+    made.join_thread()
+
+
+def test_requests_come_out_as_they_went_in(pipe: Any) -> None:
+    requests = MultiprocessingRequestQueue(pipe)
+    client = LocalTimerClient(pipe)
+
+    client.acquire("a", 5.0)
+    client.release("a")
+
+    assert [TimerRequest(os.getpid(), "a", 5.0), TimerRequest(os.getpid(), "a", -1)] == requests.get(2, LIMIT)
+    assert (0, []) == (requests.size(), requests.get(1, 0.01))
+
+
+def test_no_more_than_asked_for_are_taken(pipe: Any) -> None:
+    client, requests = LocalTimerClient(pipe), MultiprocessingRequestQueue(pipe)
+    for number in range(3):
+        client.acquire(str(number), 5.0)
+
+    assert ["0", "1"] == [request.scope_id for request in requests.get(2, LIMIT)]
+
+
+def test_a_programs_own_kind_of_queue_will_do() -> None:
+    requests = MultiprocessingRequestQueue(own := queue.Queue[TimerRequest]())
+    own.put(TimerRequest(1, "a", 5.0))
+
+    assert [TimerRequest(1, "a", 5.0)] == requests.get(2, 0.01)
+
+
+def test_a_worker_is_reaped_when_its_time_is_over_however_long_the_server_may_sleep(pipe: Any) -> None:
+    server = Server(MultiprocessingRequestQueue(pipe), max_interval=60)
+    server.start()
+
+    pipe.put(TimerRequest("worker", "a", time.time() + 0.05))
+    reaped = server.reaped.get(timeout=LIMIT)
+    server.cleared.wait(LIMIT)
+    server.stop()
+
+    assert ("worker", set()) == (reaped, server.ledger.workers())
+
+
+def test_a_worker_that_could_not_be_reaped_is_tried_again(pipe: Any) -> None:
+    server = Server(MultiprocessingRequestQueue(pipe), False, True, max_interval=0.01)
+    server.start()
+
+    pipe.put(TimerRequest("worker", "a", 1.0))
+
+    assert ["worker", "worker"] == [server.reaped.get(timeout=LIMIT), server.reaped.get(timeout=LIMIT)]
+    server.cleared.wait(LIMIT)
+    server.stop()
+    assert set() == server.ledger.workers()
+
+
+def test_a_reaping_that_raises_counts_as_done(pipe: Any, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(MultiprocessingRequestQueue(pipe), KeyError("x"), max_interval=0.01)
+    server.start()
+
+    pipe.put(TimerRequest("worker", "a", 1.0))
+    server.cleared.wait(LIMIT)
+    server.stop()
+
+    assert set() == server.ledger.workers()
+    assert "its timers are forgotten" in caplog.text
+
+
+def test_a_server_that_sleeps_stops_at_once(pipe: Any) -> None:
+    server = LocalTimerServer(pipe, max_interval=60)
+    server.start()
+    begun = time.monotonic()
+
+    server.stop()
+
+    assert time.monotonic() - begun < 5
+    with pytest.raises(TimerError, match="make a new one"):
+        server.start()
+
+
+def test_an_interval_that_is_no_time_is_refused(pipe: Any) -> None:
+    with pytest.raises(ConfigError, match="max_interval=0 must be"):
+        LocalTimerServer(pipe, max_interval=0)
+
+
+def test_the_servers_own_process_and_one_that_has_ended_count_as_reaped(pipe: Any) -> None:
+    server = LocalTimerServer(pipe)
+    server.register_timers([TimerRequest(os.getpid(), "a", 1.0), TimerRequest(2**22 + 1, "a", 1.0)])
+
+    assert (True, True) == (server._reap_worker(os.getpid()), server._reap_worker(2**22 + 1))
