@@ -73,9 +73,11 @@ class CoordinatedHandler(RendezvousHandler):
     Raises `ConfigError` for a job that cannot work.
     """
 
-    def __init__(self, job: Job, connect: Connect = RemoteMember) -> None:
+    def __init__(
+        self, job: Job, connect: Connect = RemoteMember, check: Callable[[Job], object] = backend_of
+    ) -> None:
         self.job = job
-        backend_of(job)  # says here and now what cannot work
+        check(job)  # says here and now what cannot work
         self._connect = connect
         self._member: Talk | None = None
         self._lent: Talk | None = None

@@ -29,7 +29,9 @@ def end_round(state: State, current: Round, why: str, *, restart: bool) -> Outco
 
 
 def spend(state: State, current: Round, why: str) -> Outcome:
-    """End the running round for a failure: with a restart if one is left."""
+    """End the running round for a failure: with a restart if one is left, and could help."""
+    if any(cause.note.fatal for cause in current.causes):
+        return end_round(state, current, f"{why}; a restart would meet the same", restart=False)
     allowed = state.rules.max_restarts
     if state.restarts < allowed:
         state = evolve(state, restarts=state.restarts + 1)
@@ -86,6 +88,8 @@ def describe(node: str, root: Cause | None) -> str:
     if root is None:
         return f"workers of node {node} failed"
     note = root.note
+    if note.fatal:
+        return f"rank {note.rank} on node {host_of(root.node)} cannot go on ({note.message.strip()})"
     how = f"was ended by signal {-note.exitcode}" if note.exitcode < 0 else f"ended with exit status {note.exitcode}"
     # Without an exception the message of a signal only says so again.
     said = note.message.strip().splitlines() if note.exception_type or note.exitcode >= 0 else []

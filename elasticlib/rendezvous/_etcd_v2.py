@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from elasticlib.errors import RendezvousConnectionError
-from elasticlib.rendezvous._etcd_http import Answer, Line
+from elasticlib.rendezvous._etcd_http import Answer, Line, Site
 from elasticlib.rendezvous._etcd_keys import KEEP, Hold, Item
 from elasticlib.rendezvous._journal import LeadershipLost
 
@@ -34,8 +34,19 @@ class V2Keys:
     must do, and `swap` is safe by the version alone.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, seconds: float = KEEP) -> None:
+        """*seconds*: how long a folder stays after `keep`."""
         self._line = line
+        self._seconds = seconds
+
+    @property
+    def site(self) -> Site:
+        """Where the server is."""
+        return self._line.site
+
+    def lasting(self, seconds: float) -> V2Keys:
+        """Another connection, which keeps folders for so long."""
+        return V2Keys(Line(self._line.site, self._line.limit), seconds)
 
     def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
         items: list[Item | None] = []
@@ -104,13 +115,13 @@ class V2Keys:
         self._call("DELETE", hold.path, query={"prevValue": hold.token}, fine=(_NOT_FOUND, _COMPARE_FAILED))
 
     def keep(self, folder: str) -> None:
-        fields = {"dir": "true", "ttl": str(KEEP)}
+        fields = {"dir": "true", "ttl": str(math.ceil(self._seconds))}
         reply, _ = self._call("PUT", folder, fields, {"prevExist": "true"}, fine=(_NOT_FOUND,))
         if "node" not in reply:
             self._call("PUT", folder, fields, {"prevExist": "false"}, fine=(_EXISTS,))
 
     def clone(self) -> V2Keys:
-        return V2Keys(Line(self._line.site, self._line.limit))
+        return V2Keys(Line(self._line.site, self._line.limit), self._seconds)
 
     def interrupt(self) -> None:
         self._line.interrupt()

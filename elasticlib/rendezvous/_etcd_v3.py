@@ -19,7 +19,7 @@ from typing import Any
 from attrs import Factory, define
 
 from elasticlib.errors import RendezvousConnectionError
-from elasticlib.rendezvous._etcd_http import Line
+from elasticlib.rendezvous._etcd_http import Line, Site
 from elasticlib.rendezvous._etcd_keys import KEEP, Hold, Item
 from elasticlib.rendezvous._journal import LeadershipLost
 
@@ -37,6 +37,8 @@ class Keeper:
     lock: threading.Lock = Factory(threading.Lock)
     lease: int = 0
     renewed: float = 0.0
+    seconds: float = KEEP
+    """Without renewal, after which the lease ends and its keys go."""
 
 
 class V3Keys:
@@ -46,6 +48,15 @@ class V3Keys:
         self._line = line
         self._root = root
         self._keeper = keeper or Keeper()
+
+    @property
+    def site(self) -> Site:
+        """Where the server is."""
+        return self._line.site
+
+    def lasting(self, seconds: float) -> V3Keys:
+        """Another connection, whose keys stay for so long after its last writing, or two thirds of that at least."""
+        return V3Keys(Line(self._line.site, self._line.limit), self._root, Keeper(seconds=seconds))
 
     def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
         items: list[Item | None] = []
@@ -135,9 +146,9 @@ class V3Keys:
         keeper = self._keeper
         with keeper.lock:
             now = time.monotonic()
-            if not keeper.lease or now - keeper.renewed > KEEP / 3:
+            if not keeper.lease or now - keeper.renewed > keeper.seconds / 3:
                 if not keeper.lease or not self._renew(keeper.lease):
-                    keeper.lease = int(self._call("/lease/grant", {"TTL": str(KEEP)})["ID"])
+                    keeper.lease = int(self._call("/lease/grant", {"TTL": str(math.ceil(keeper.seconds))})["ID"])
                 keeper.renewed = now
             return keeper.lease
 

@@ -326,9 +326,10 @@ class HandlerMember:
         if not notes:
             return RoundEnd(number, f"node {self.node} stopped its workers", True)
         why = describe(self.node, min(notes, key=lambda note: (note.secondary, -note.age)))
-        if self._past.restarts < self._max_restarts:
+        fatal = any(note.fatal for note in notes)
+        if self._past.restarts < self._max_restarts and not fatal:
             return RoundEnd(number, f"{why}; restart {self._past.restarts + 1} of {self._max_restarts}", True)
-        return RoundEnd(number, f"{why}; no restart is left", False)
+        return RoundEnd(number, f"{why}; {'a restart would meet the same' if fatal else 'no restart is left'}", False)
 
     def _end(self, word: RoundEnd, spent: int = 0) -> None:
         """End the round by our word, which uses up *spent* restarts, or by that of a node which was faster."""

@@ -59,6 +59,8 @@ class FailureNote:
     """True for a lost connection to a peer: most likely a consequence of another failure."""
     age: float = field(default=0.0, validator=ge(0))
     """Seconds between the failure and the sending of this note."""
+    fatal: bool = False
+    """True where a restart would only meet it again: the job ends, whatever restarts are left."""
 
 
 @frozen

@@ -48,7 +48,8 @@ class Station:
 
     member: Member
 
-    def __init__(self, job: Job, clock: Clock = monotonic) -> None:
+    def __init__(self, job: Job, clock: Clock = monotonic, backend: Any = None) -> None:
+        """*backend* carries the job, such that any node may coordinate it; None: what the job names."""
         self.job = job
         self._clock = clock
         self._key = key_of(job.token) if job.token else None
@@ -60,21 +61,21 @@ class Station:
         self._leads = False
         self._pause = threading.Event()
         self._lock = threading.Lock()
-        self._backend = backend_of(job)
+        self._moves = backend is not None or job.backend.startswith("etcd")
+        self._backend = backend_of(job) if backend is None else backend
 
     def start(self) -> None:
         """Begin to seek the job."""
         job = self.job
-        moves = job.backend.startswith("etcd")
         self._began = self._clock()
         self.member = Member(
-            self._dial_etcd if moves else self._dial_c10d,
+            self._dial_etcd if self._moves else self._dial_c10d,
             job.node,
             self._offer(),
             run_id=job.run_id,
             terms=job.terms,
             key=self._key,
-            limits=Limits(job.rules.patience, job.reconnect_timeout, 0.0, moves=moves),
+            limits=Limits(job.rules.patience, job.reconnect_timeout, 0.0, moves=self._moves),
             clock=self._clock,
             on_leave=self._left,
             where=f"{job.backend} at {job.endpoint}",

@@ -92,6 +92,11 @@ class C10dBackend:
         """Where the store is, with the true port once it is bound."""
         return self._path or "" if self.job.store_type == "file" else spell(self.host, self.port)
 
+    @property
+    def server(self) -> Any:
+        """The TCPStore that this process hosts; None where it does not."""
+        return self._server
+
     def serve(self, deadline: float) -> bool:
         """
         Become the store's host if this machine is it; whether this process hosts it now.

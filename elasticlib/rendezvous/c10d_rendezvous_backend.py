@@ -1,7 +1,8 @@
 """
 A job's shared state in a torch store.
 
-Rules of this file: each write has a mark of its own, so that two writers of the same state are told apart.
+Rules of this file: each write has a mark of its own, so that two writers of the same state are told apart. Who hosts
+the store is found out as for any job, see `c10d`.
 
 (torch: ``torch.distributed.elastic.rendezvous.c10d_rendezvous_backend``)
 """
@@ -10,16 +11,27 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
+import tempfile
+import time
 import uuid
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous import _options
 from elasticlib.rendezvous._endpoint import DEFAULT_PORT
-from elasticlib.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
+from elasticlib.rendezvous._handlers import RendezvousParameters
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._names import node_name
+from elasticlib.rendezvous._state_backend import RendezvousBackend, Token
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
+_READ_TIMEOUT = 60.0
+_AGAIN = 0.1
+"""Seconds between two attempts to find the store."""
 _ABSENT = b"?"
 """Expected of a key that is absent, it is stored nowhere and comes back."""
 
@@ -61,6 +73,69 @@ class C10dRendezvousBackend(RendezvousBackend):
             raise RendezvousConnectionError(why) from error
 
 
+def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
+    """
+    The shared state of ``params.run_id``, and the store that holds it: opened here, or connected to.
+
+    Of the options it reads ``store_type`` (``tcp`` or ``file``: then the endpoint is a path, or a temporary file
+    where it is empty), ``is_host`` (else whoever has the endpoint's address opens the store) and ``read_timeout``
+    (seconds for finding the store, and for its own waits; 60). A server ends with the last reference to the store.
+
+    Raises `ConfigError` (a ``ValueError``) for options that cannot work, `RendezvousConnectionError` when the store
+    is not there in time. (torch: ``torch.distributed.elastic.rendezvous.c10d_rendezvous_backend.create_backend``)
+    """
+    options = _options.read("c10d", params.config)
+    limit = float(options.others.get("read_timeout", _READ_TIMEOUT))
+    if options.store_type == "file":
+        store = _file_store(params.endpoint)
+    else:
+        job = Job.of(
+            options,
+            run_id=params.run_id,
+            node=node_name(params.local_addr),
+            backend="c10d",
+            endpoint=params.endpoint,
+            nodes=(params.min_nodes, params.max_nodes),
+            wait_for="quiet",
+            node_rank=None,
+            token=None,
+            local_addr=params.local_addr,
+        )
+        store = _tcp_store(job, limit)
+    store.set_timeout(timedelta(seconds=limit))
+    return C10dRendezvousBackend(store, params.run_id), store
+
+
+def _tcp_store(job: Job, limit: float) -> Any:
+    from elasticlib.rendezvous.c10d import C10dBackend
+
+    backend = C10dBackend(job)
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            if backend.serve(deadline):
+                return backend.server
+            exchange = backend.dial(max(deadline - time.monotonic(), _AGAIN))
+            return exchange.store  # type: ignore[attr-defined]
+        except RendezvousConnectionError as error:
+            if time.monotonic() >= deadline:
+                raise RendezvousConnectionError(f"{error}; given up after read_timeout={limit:g} s") from error
+            time.sleep(_AGAIN)  # nobody can tell when its host comes
+
+
+def _file_store(endpoint: str) -> Any:
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    path = endpoint
+    if not path:
+        handle, path = tempfile.mkstemp(prefix="elasticlib_")
+        os.close(handle)
+    try:
+        return FileStore(path, -1)
+    except (ValueError, RuntimeError) as error:
+        raise RendezvousConnectionError(f"endpoint={path!r} is no file that a store can be in: {error}") from error
+
+
 def _read(value: bytes) -> tuple[bytes, Token] | None:
     if value in (_ABSENT, b""):
         return None
@@ -73,4 +148,4 @@ def _read(value: bytes) -> tuple[bytes, Token] | None:
         raise RendezvousStateError(f"the store holds {value[:80]!r}, which is no state: {error}") from error
 
 
-__all__ = ["DEFAULT_PORT", "C10dRendezvousBackend"]
+__all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]

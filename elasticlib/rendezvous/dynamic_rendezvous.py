@@ -1,44 +1,25 @@
 """
-A small shared state that is written whole and never over somebody else's change.
+The name under which torch's users know the rendezvous over a shared state: a door only.
 
-Rules of this file: the contract only. Our own nodes do not meet by it (they report to a coordinator, see
-`_coordinator`); it is here for code that keeps a state of its own beside them. What torch builds on it,
-``DynamicRendezvousHandler``, has no counterpart: `get_rendezvous_handler` gives the handlers.
-
-(torch: ``torch.distributed.elastic.rendezvous.dynamic_rendezvous``)
+Its code is in `_state_backend` (what such a state must do), `_dynamic` (the handler) and `_state_keys` (how a job is
+carried by it). (torch: ``torch.distributed.elastic.rendezvous.dynamic_rendezvous``)
 """
 
 from __future__ import annotations
 
-import abc
-from typing import Any, TypeAlias
+from elasticlib.rendezvous._dynamic import (
+    DynamicRendezvousHandler,
+    RendezvousSettings,
+    RendezvousTimeout,
+    create_handler,
+)
+from elasticlib.rendezvous._state_backend import RendezvousBackend, Token
 
-Token: TypeAlias = Any
-"""Stands for one version of the state."""
-
-
-class RendezvousBackend(abc.ABC):
-    """Holds one state, for all nodes that were made for the same job."""
-
-    @property
-    @abc.abstractmethod
-    def name(self) -> str:
-        """The back end's name."""
-
-    @abc.abstractmethod
-    def get_state(self) -> tuple[bytes, Token] | None:
-        """
-        The state and its token; None when there is none yet.
-
-        Raises `RendezvousConnectionError` when the store fails and `RendezvousStateError` when what it holds
-        was not written by such a back end.
-        """
-
-    @abc.abstractmethod
-    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """
-        Write *state* if the present one is that of *token*; without a token, if there is none yet.
-
-        What is there afterwards, its token, and whether that was written by this call. None when nothing was
-        written and there is no state either. Raises as `get_state`.
-        """
+__all__ = [
+    "DynamicRendezvousHandler",
+    "RendezvousBackend",
+    "RendezvousSettings",
+    "RendezvousTimeout",
+    "Token",
+    "create_handler",
+]

@@ -8,29 +8,51 @@ Rules of this file: the token is the version that the server gave the state, so 
 
 from __future__ import annotations
 
-from elasticlib.rendezvous._etcd_keys import Keys, component
-from elasticlib.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
-from elasticlib.rendezvous.etcd import DEFAULT_PREFIX
+from typing import TYPE_CHECKING
+
+from elasticlib.errors import ConfigError
+from elasticlib.rendezvous import _options
+from elasticlib.rendezvous._etcd_keys import KEEP, component
+from elasticlib.rendezvous._etcd_v2 import V2Keys
+from elasticlib.rendezvous._etcd_v3 import V3Keys
+from elasticlib.rendezvous._handlers import RendezvousParameters
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._names import node_name
+from elasticlib.rendezvous._state_backend import RendezvousBackend, Token
+from elasticlib.rendezvous.etcd import DEFAULT_PREFIX, EtcdBackend
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+STATE_PREFIX = "/torch/elastic/rendezvous"
+STORE_PREFIX = "/torch/elastic/store"
+_READ_TIMEOUT = 60.0
 
 
 class EtcdRendezvousBackend(RendezvousBackend):
     """
-    The state of job *run_id* below *key_prefix*, by *client*, such as that of `EtcdServer.get_client`.
+    The state of job *run_id* below *key_prefix*, by *client*: that of `create_backend` or `EtcdServer.get_client`.
 
-    It stays for two hours after it was last written.
+    It stays for *ttl* seconds (two hours) after it was last written, with etcd's v3 API for two thirds of that at
+    least. torch's takes a client of python-etcd, which nobody keeps up; ours speaks both APIs of etcd by itself.
     """
 
-    def __init__(self, client: Keys, run_id: str, key_prefix: str | None = None) -> None:
+    def __init__(
+        self, client: V2Keys | V3Keys, run_id: str, key_prefix: str | None = None, ttl: int | None = None
+    ) -> None:
         if not run_id:
-            raise ValueError(f"run_id={run_id!r}: a state belongs to a job with a name")
-        self._client = client
+            raise ConfigError(f"run_id={run_id!r}: a state belongs to a job with a name")
+        seconds = KEEP if ttl is None else ttl
+        if seconds <= 0:
+            raise ConfigError(f"ttl={ttl} must be a number of seconds above 0; None for {KEEP}")
+        self._client = client.lasting(seconds)
         self._folder = f"/{(key_prefix or DEFAULT_PREFIX).strip('/')}/state_{component(run_id)}".replace("//", "/")
         self._path = f"{self._folder}/state"
 
     @property
     def name(self) -> str:
-        """``etcd``"""
-        return "etcd"
+        """``etcd-v2``, as torch's is called, whichever API carries it."""
+        return "etcd-v2"
 
     def get_state(self) -> tuple[bytes, Token] | None:
         """The state and its token; None when there is none yet."""
@@ -47,3 +69,34 @@ class EtcdRendezvousBackend(RendezvousBackend):
                 return state, written, True
         current = self.get_state()
         return None if current is None else (*current, False)
+
+
+def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, Store]:
+    """
+    The shared state of ``params.run_id`` on the etcd servers at the endpoint, and a store there for all else.
+
+    Of the options it reads ``protocol`` (``http`` or ``https``), ``ssl_cert``, ``ssl_cert_key``, ``ca_cert`` and
+    ``read_timeout`` (seconds for one call, 60). With back end ``etcd-v2`` or ``etcd-v3`` that API is used, else v2
+    where the server has it. Raises `ConfigError` (a ``ValueError``) for options that cannot work,
+    `RendezvousConnectionError` when no server answers. (torch:
+    ``torch.distributed.elastic.rendezvous.etcd_rendezvous_backend.create_backend``)
+    """
+    from elasticlib.rendezvous.etcd_store import EtcdStore
+
+    backend = params.backend if params.backend.startswith("etcd") else "etcd"
+    options = _options.read(backend, params.config)
+    job = Job.of(
+        options,
+        run_id=params.run_id,
+        node=node_name(params.local_addr),
+        backend=backend,
+        endpoint=params.endpoint,
+        nodes=(params.min_nodes, params.max_nodes),
+        wait_for="quiet",
+        node_rank=None,
+        token=None,
+        local_addr=params.local_addr,
+    )
+    keys = EtcdBackend(job).connect(float(options.others.get("read_timeout", _READ_TIMEOUT)))
+    assert isinstance(keys, (V2Keys, V3Keys))
+    return EtcdRendezvousBackend(keys, params.run_id, STATE_PREFIX), EtcdStore(keys, STORE_PREFIX)

@@ -24,6 +24,7 @@ from elasticlib.errors import ConfigError, RendezvousConnectionError, StartError
 from elasticlib.rendezvous import _keeper
 from elasticlib.rendezvous._etcd_http import Line, Site
 from elasticlib.rendezvous._etcd_v3 import V3Keys
+from elasticlib.utils import get_socket_with_port
 
 _HOST = "127.0.0.1"
 _CALL_LIMIT = 5.0
@@ -38,6 +39,20 @@ def find_etcd() -> str:
         where = f"TORCHELASTIC_ETCD_BINARY_PATH={named!r} is no program" if named else "there is no etcd on the PATH"
         raise ConfigError(f"{where}: install it, as with apt-get install etcd-server")
     return found
+
+
+def find_free_port() -> socket.socket:
+    """A bound socket on a free port of this machine; close it before somebody else binds the port."""
+    return get_socket_with_port()
+
+
+def stop_etcd(subprocess: subprocess.Popen[bytes], data_dir: str | None = None) -> None:
+    """End a server that runs as *subprocess*, if it still does, and delete *data_dir* where that is given."""
+    if subprocess.poll() is None:
+        subprocess.terminate()
+        subprocess.wait()
+    if data_dir is not None:
+        shutil.rmtree(data_dir, ignore_errors=True)
 
 
 class EtcdServer:

@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ TTL = 2.0
 class Node:
     """A candidate, and what it was told."""
 
-    def __init__(self, job: TestElection, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, job: ElectionContract, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.elected: queue.Queue[Journal] = queue.Queue()
         self.lost: queue.Queue[str] = queue.Queue()
         self.silent = threading.Event()
@@ -54,19 +55,21 @@ class Node:
         return self.elected.get(timeout=LONG)
 
 
-@pytest.mark.parametrize("name", ["etcd-v2", "etcd-v3"])
-class TestElection:
+class ElectionContract:
+    """What an election must keep, wherever the keys lie; a back end passes by a fixture that sets `backend`."""
+
+    backend: Any
+
     @pytest.fixture(autouse=True)
-    def job(self, etcd: EtcdServer, name: str) -> Iterator[None]:
+    def end(self) -> Iterator[None]:
         self.nodes: list[Node] = []
-        job = Job(run_id=uuid.uuid4().hex, node="n", backend=name, endpoint=etcd.get_endpoint(), heartbeat=10.0)
-        self.backend = EtcdBackend(job)
         yield
         for node in self.nodes:
             node.candidate.close()
 
     def exchange(self) -> EtcdExchange:
-        return self.backend.dial(LONG)
+        exchange: EtcdExchange = self.backend.dial(LONG)
+        return exchange
 
     def test_one_of_several_is_elected(self) -> None:
         nodes = [Node(self, name) for name in "abc"]
@@ -271,6 +274,14 @@ class TestElection:
 
         assert not waiting.candidate._thread.is_alive()
         assert time.monotonic() - began < 1.0
+
+
+@pytest.mark.parametrize("name", ["etcd-v2", "etcd-v3"])
+class TestElection(ElectionContract):
+    @pytest.fixture(autouse=True)
+    def job(self, etcd: EtcdServer, name: str) -> None:
+        job = Job(run_id=uuid.uuid4().hex, node="n", backend=name, endpoint=etcd.get_endpoint(), heartbeat=10.0)
+        self.backend = EtcdBackend(job)
 
 
 def _first(nodes: list[Node]) -> Iterator[Node]:

@@ -1205,3 +1205,18 @@ def test_of_many_nodes_the_first_are_named() -> None:
     desk.join(*(f"n{i}" for i in range(20)))
 
     assert ", n15, and 4 more)" in status(desk.state, 0.0)
+
+
+@pytest.mark.parametrize("kind", [Failed, Stopped])
+def test_a_failure_that_a_restart_would_only_meet_again_ends_the_job(kind: type[Failed] | type[Stopped]) -> None:
+    desk = running("a", "b", max_restarts=3)
+    stuck = evolve(note(1, message="in uninterruptible sleep"), fatal=True)
+
+    desk.hear(kind("a", 0, (stuck,)))
+    ends = desk.sent()
+    desk.hear(Stopped("b", 0, ()), Stopped("a", 0, (stuck,)))
+
+    why = "rank 1 on node a cannot go on (in uninterruptible sleep); a restart would meet the same"
+    assert {"a": RoundEnd(0, why, False), "b": RoundEnd(0, why, False)} == ends
+    assert Final(False, why, "a", stuck) == desk.state.final
+    assert 0 == desk.state.restarts

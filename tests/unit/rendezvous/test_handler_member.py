@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from elasticlib.errors import (
     ConfigError,
@@ -542,3 +542,19 @@ def test_a_scribble_in_the_store_is_a_state_error(cluster: Cluster, scribble: by
 def test_what_is_no_handler_is_refused_by_the_methods_that_it_lacks() -> None:
     with pytest.raises(ConfigError, match="rdzv_handler=3 is no rendezvous handler: it has no next_rendezvous"):
         HandlerMember(3)
+
+
+def test_a_failure_that_a_restart_would_only_meet_again_ends_the_job(cluster: Cluster) -> None:
+    members = pair(cluster, Meeting(2), max_restarts=3)
+    seats = seated(cluster, *members)
+    stuck = evolve(note(1, "in uninterruptible sleep"), fatal=True)
+
+    members[0].failed(seats[0].round, (stuck,))
+    ends = [expect(RoundEnd, member) for member in members]
+    members[1].stopped(seats[1].round, ())
+    members[0].stopped(seats[0].round, (stuck,))
+    finals = [expect(Final, member) for member in members]
+
+    assert [False, False] == [end.restart for end in ends]
+    assert [stuck, stuck] == [final.root for final in finals]
+    assert "in uninterruptible sleep; a restart would meet the same" in finals[0].why

@@ -1,0 +1,154 @@
+"""The helpers that need torch: stores, meetings, samplers."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import ConfigError, RendezvousTimeoutError
+from elasticlib.utils.data import ElasticDistributedSampler
+from elasticlib.utils.distributed import create_c10d_store, get_socket_with_port
+from elasticlib.utils.store import barrier, get_all, store_timeout, synchronize
+
+pytestmark = pytest.mark.slow
+
+LONG = 30.0
+
+
+@pytest.fixture
+def server() -> Any:
+    return create_c10d_store(True, "127.0.0.1", timeout=LONG)
+
+
+def client(server: Any) -> Any:
+    return create_c10d_store(False, "127.0.0.1", server.port, timeout=LONG, wait_for_workers=False)
+
+
+def together(count: int, call: Callable[[int], Any]) -> list[Any]:
+    """What so many threads got, or the exception of each."""
+    results: list[Any] = [None] * count
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = call(rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+    return results
+
+
+def test_the_time_limit_is_as_before_after_a_block_that_raised(server: Any) -> None:
+    server.set_timeout(timedelta(seconds=7))
+
+    with pytest.raises(KeyError), store_timeout(server, 3):
+        assert timedelta(seconds=3) == server.timeout
+        raise KeyError
+    assert timedelta(seconds=7) == server.timeout
+
+
+def test_all_ranks_get_the_data_of_all(server: Any) -> None:
+    def rank(number: int) -> list[bytes]:
+        return synchronize(client(server), str(number).encode(), number, 4, "data/", LONG)
+
+    assert [[b"0", b"1", b"2", b"3"]] * 4 == together(4, rank)
+
+
+def test_data_that_does_not_come_is_an_error(server: Any) -> None:
+    server.set_timeout(timedelta(milliseconds=50))
+    server.set("data/0", "x")
+
+    with pytest.raises(RuntimeError):
+        get_all(server, 0, "data/", 2)
+
+
+def test_every_rank_learns_who_is_missing(server: Any) -> None:
+    def rank(number: int) -> None:
+        barrier(client(server), 5, "meet", 0.2, rank=number, rank_tracing_decoder=lambda each: f"node{each}")
+
+    errors = together(3, rank)
+
+    assert ["missing_ranks=[node3, node4]"] * 3 == [str(error)[-29:-1] for error in errors]
+    assert all(isinstance(error, RuntimeError) for error in errors)
+
+
+def test_at_most_sixteen_missing_ranks_are_named(server: Any) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        barrier(server, 1000, "meet", 0.05, rank=0)
+
+    assert f"missing_ranks=[{', '.join(map(str, range(1, 17)))}]" in str(caught.value)
+
+
+def test_a_barrier_that_failed_leaves_the_stores_own_limit(server: Any) -> None:
+    server.set_timeout(timedelta(seconds=7))
+
+    with pytest.raises(RuntimeError):
+        barrier(server, 2, "meet", 0.05)
+    assert timedelta(seconds=7) == server.timeout
+
+
+def test_a_decoder_needs_a_rank(server: Any) -> None:
+    with pytest.raises(AssertionError, match="needs a rank"):
+        barrier(server, 2, "meet", rank_tracing_decoder=str)
+
+
+def test_callers_of_a_store_wait_for_each_other() -> None:
+    with get_socket_with_port() as free:
+        port = free.getsockname()[1]
+
+    found = together(3, lambda number: create_c10d_store(number == 0, "127.0.0.1", port, 3, LONG))
+
+    assert [1, 2, 3] == [store.add("here", 1) for store in found], found
+
+
+def test_a_caller_that_does_not_come_is_missed() -> None:
+    server = create_c10d_store(True, "127.0.0.1", wait_for_workers=False)
+
+    with pytest.raises(RendezvousTimeoutError, match=r"not all of the 2 callers connected .* within 0.05 s"):
+        create_c10d_store(False, "127.0.0.1", server.port, 2, 0.05)
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+@pytest.mark.parametrize("start", [0, 5, 22])
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+def test_a_sampler_deals_out_what_is_left_in_turn(epoch: int, start: int, replicas: int) -> None:
+    data = list(range(23))
+    samplers = [ElasticDistributedSampler(data, replicas, rank, start) for rank in range(replicas)]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+
+    shares = [list(sampler) for sampler in samplers]
+
+    assert [len(samplers[0])] * replicas == [len(share) for share in shares]
+    dealt = [index for turn in zip(*shares, strict=True) for index in turn]
+    assert set(range(start, 23)) == set(dealt) == set(dealt[: 23 - start])
+    assert dealt[23 - start :] == (dealt[: 23 - start] * replicas)[: len(dealt) - (23 - start)]
+
+
+def test_a_sampler_is_a_distributed_sampler_that_pickles() -> None:
+    from torch.utils.data.distributed import DistributedSampler
+
+    sampler = ElasticDistributedSampler([1, 2, 3], 2, 1)
+
+    assert isinstance(sampler, DistributedSampler)
+    assert list(sampler) == list(pickle.loads(pickle.dumps(sampler)))
+
+
+@pytest.mark.parametrize("start", [-1, 3])
+def test_a_start_outside_of_the_data_is_refused(start: int) -> None:
+    with pytest.raises(ConfigError, match=f"start_index={start} must be from 0 to 2"):
+        ElasticDistributedSampler([1, 2, 3], 2, 1, start)
+
+
+def test_data_without_a_length_are_refused() -> None:
+    with pytest.raises(TypeError, match="has no length"):
+        ElasticDistributedSampler(iter([1]), 2, 1)  # type: ignore[arg-type]

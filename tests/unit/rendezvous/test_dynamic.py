@@ -1,0 +1,111 @@
+"""What a handler over a shared state goes by, and what it refuses; nothing is contacted."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import ConfigError
+from elasticlib.rendezvous import RendezvousParameters
+from elasticlib.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousBackend,
+    RendezvousTimeout,
+    create_handler,
+)
+
+
+class Untouched(RendezvousBackend):
+    def __init__(self, name: str = "mine") -> None:
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def get_state(self) -> Any:
+        raise AssertionError("contacted")
+
+    def set_state(self, state: bytes, token: Any = None) -> Any:
+        raise AssertionError("contacted")
+
+
+STORE: Any = object()
+
+
+def made(run_id: str = "job", least: int = 1, most: int = 2, **more: Any) -> DynamicRendezvousHandler:
+    return DynamicRendezvousHandler.from_backend(run_id, STORE, Untouched(), least, most, **more)
+
+
+def test_times_have_torchs_defaults() -> None:
+    limits = RendezvousTimeout()
+
+    assert [600.0, 30.0, 30.0, 5.0] == [
+        each.total_seconds() for each in (limits.join, limits.last_call, limits.close, limits.heartbeat)
+    ]
+
+
+@pytest.mark.parametrize("name", ["join", "last_call", "close", "heartbeat"])
+@pytest.mark.parametrize("value", [timedelta(0), timedelta(seconds=-1), 5])
+def test_a_time_is_above_0(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name}=.* must be a timedelta above 0"):
+        RendezvousTimeout(**{name: value})
+
+
+def test_the_settings_are_what_was_given() -> None:
+    limits = RendezvousTimeout(join=timedelta(seconds=7))
+
+    handler = made(timeout=limits, keep_alive_interval=2, keep_alive_max_attempt=4)
+
+    settings = handler.settings
+    assert ("job", 1, 2, limits) == (settings.run_id, settings.min_nodes, settings.max_nodes, settings.timeout)
+    assert (timedelta(seconds=2), 4) == (settings.keep_alive_interval, settings.keep_alive_max_attempt)
+    assert ("mine", "job") == (handler.get_backend(), handler.get_run_id())
+    assert (7.0, 8.0) == (handler.job.join_timeout, handler.job.heartbeat)
+
+
+def test_no_node_is_lost_while_one_heartbeat_may_take() -> None:
+    limits = RendezvousTimeout(heartbeat=timedelta(seconds=60))
+
+    assert 60.0 == made(timeout=limits).job.heartbeat
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"run_id": ""}, "run_id=''"),
+        ({"least": 0}, "min_nodes=0 must be at least 1"),
+        ({"least": 3}, "max_nodes=2 is below min_nodes=3"),
+        ({"keep_alive_interval": 0}, "keep_alive_interval=0:00:00 must be above 0"),
+        ({"keep_alive_max_attempt": 0}, "keep_alive_max_attempt=0 must be at least 1"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        made(**arguments)
+
+
+def test_a_back_end_is_not_called_like_nodes_with_given_ranks() -> None:
+    with pytest.raises(ConfigError, match="called 'static'"):
+        DynamicRendezvousHandler.from_backend("job", STORE, Untouched("static"), 1, 2)
+
+
+def test_a_handler_is_made_from_the_options_of_its_parameters() -> None:
+    options = {"join_timeout": "9", "last_call_timeout": 8, "close_timeout": 7, "heartbeat_timeout": 6}
+    params = RendezvousParameters("mine", "", "job", 1, 2, "host7", **options, keep_alive_interval="1")
+
+    job = create_handler(STORE, Untouched(), params).job
+
+    assert (9.0, 8.0, 7.0, 6.0) == (job.join_timeout, job.last_call, job.close_timeout, job.heartbeat)
+    assert "host7" == job.local_addr
+
+
+@pytest.mark.parametrize("name", ["join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"])
+@pytest.mark.parametrize("value", [0, "-1", "soon"])
+def test_an_option_is_whole_seconds_above_0(name: str, value: object) -> None:
+    params = RendezvousParameters("mine", "", "job", 1, 2, **{name: value})
+
+    with pytest.raises(ValueError, match=name):
+        create_handler(STORE, Untouched(), params)
