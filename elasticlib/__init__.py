@@ -21,6 +21,7 @@ if typing.TYPE_CHECKING:
         EntrypointError,
         LaunchInterrupted,
         LogDirError,
+        NodesError,
         PicklingError,
         PreloadError,
         ProcessFailure,
@@ -33,6 +34,9 @@ if typing.TYPE_CHECKING:
         SignalException,
         SpecError,
         StartError,
+        TimerError,
+        TimerServerError,
+        UnknownNameError,
     )
     from elasticlib.launch import elastic_launch, launch_agent
     from elasticlib.logs import DefaultLogsSpecs
@@ -55,6 +59,7 @@ __all__ = [
     "LogDirError",
     "LogsDest",
     "LogsSpecs",
+    "NodesError",
     "PicklingError",
     "PreloadError",
     "ProcessFailure",
@@ -70,6 +75,9 @@ __all__ = [
     "SpecError",
     "StartError",
     "Std",
+    "TimerError",
+    "TimerServerError",
+    "UnknownNameError",
     "Worker",
     "WorkerGroup",
     "WorkerSpec",
@@ -92,6 +100,7 @@ _ROOMS = {
         "EntrypointError",
         "LaunchInterrupted",
         "LogDirError",
+        "NodesError",
         "PicklingError",
         "PreloadError",
         "ProcessFailure",
@@ -104,6 +113,9 @@ _ROOMS = {
         "SignalException",
         "SpecError",
         "StartError",
+        "TimerError",
+        "TimerServerError",
+        "UnknownNameError",
     ),
     "elasticlib.launch": (
         "elastic_launch",

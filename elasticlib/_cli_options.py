@@ -7,28 +7,35 @@ command line or from the environment; the limits of a value are the business of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from attrs import field, frozen
 
-from elasticlib.errors import ConfigError
+from elasticlib.errors import ConfigError, NodesError
 from elasticlib.rendezvous._options import KEYS, parse_conf
 from elasticlib.spec import DEFAULT_SIGNALS, DEVICE_WORDS, START_METHODS, TOKEN_VARIABLE, Std
 
+NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
+EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
 _SAID_OTHERWISE = ("rank", "timeout", "wait_for", "cert", "key", "cacert")
 """Keys of the rendezvous that are options of their own, or other names."""
 
 
-def _nodes(text: str) -> tuple[int, int]:
+def read_nodes(text: str) -> tuple[int, int]:
+    """(least, most) number of nodes from ``N`` or ``MIN:MAX``. Raises `NodesError` or `ConfigError`."""
+    parts = text.split(":")
+    if len(parts) > 2:
+        raise NodesError(f"{text!r} has more than two parts: give a number of nodes or a range such as 1:4")
     try:
-        least, most = text.split(":") if ":" in text else (text, text)
-        return int(least), int(most)
+        return int(parts[0]), int(parts[-1])
     except ValueError:
         raise ConfigError(f"{text!r} is neither a number of nodes nor a range such as 1:4") from None
 
 
-def _number_or_word(text: str) -> int | str:
+def read_workers(text: str) -> int | str:
+    """A number of workers, or the word for it."""
     try:
         return int(text)
     except ValueError:
@@ -37,6 +44,12 @@ def _number_or_word(text: str) -> int | str:
 
 def _ranks(text: str) -> list[int] | None:
     return [int(part) for part in text.split(",")] if text else None
+
+
+def _texts(text: str) -> list[str]:
+    """Parts between commas; two commas stand for one that belongs to a part."""
+    parts = re.findall(r"(?:[^,]|,,)+", text)
+    return [part.replace(",,", ",") for part in parts]
 
 
 def _flag(text: str) -> bool:
@@ -59,8 +72,6 @@ class Option:
     """What no value stands for, in the help."""
     environment: bool = True
     """Whether ``PET_<NAME>`` gives the default."""
-    built: bool = True
-    """False: any value but the default is refused."""
     dest: str = field(init=False)
 
     @dest.default
@@ -71,6 +82,11 @@ class Option:
     def is_flag(self) -> bool:
         """Whether the option takes no value on the command line."""
         return self.read is _flag
+
+    @property
+    def is_kept_as_text(self) -> bool:
+        """Whether torch's namespace holds the text, to be read later, and not the value."""
+        return self.read not in (_flag, int, float, _texts)
 
     @property
     def variable(self) -> str:
@@ -84,7 +100,7 @@ class Option:
         try:
             return self.read(text)
         except ConfigError as e:
-            raise ConfigError(f"{source}: {e}") from None
+            raise type(e)(f"{source}: {e}") from None
         except ValueError:
             kind = {_flag: "0 or 1", float: "a number", _ranks: "a list of whole numbers such as 0,2"}
             raise ConfigError(f"{source}: {text!r} is not {kind.get(self.read, 'a whole number')}") from None
@@ -99,13 +115,17 @@ NOTES = {
 OPTIONS: dict[str, tuple[Option, ...]] = {
     "workers": (
         Option(
-            "--nnodes", "nodes of the job, N or MIN:MAX: it runs with MIN to MAX of them", "1:1", _nodes, metavar="N"
+            "--nnodes",
+            "nodes of the job, N or MIN:MAX: it runs with MIN to MAX of them",
+            "1:1",
+            read_nodes,
+            metavar="N",
         ),
         Option(
             "--nproc-per-node",
             f"workers on this node: a number or one of {', '.join(DEVICE_WORDS)} (auto: devices, else CPUs)",
             "1",
-            _number_or_word,
+            read_workers,
             metavar="N",
         ),
         Option(
@@ -161,6 +181,21 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             metavar="RANKS",
             unset="all",
         ),
+        Option(
+            "--duplicate-stdout-filters",
+            "copy lines of tee'd stdout that hold one of these texts to filtered_stdout.log; ,, stands for a comma",
+            "",
+            _texts,
+            metavar="A,B",
+        ),
+        Option("--duplicate-stderr-filters", "the same for stderr", "", _texts, metavar="A,B"),
+        Option(
+            "--logs-specs",
+            "layout of the logs: the name of a plug-in (entry-point group torchrun.logs_specs)",
+            metavar="NAME",
+            unset="default",
+            environment=False,
+        ),
     ),
     "several nodes": (
         Option(
@@ -204,12 +239,24 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option("--standalone", "private rendezvous on this machine, whatever the options above say", "0", _flag),
     ),
-    "known, not built yet: refused unless they have their default": (
-        Option("--event-log-handler", "where events go", "null", metavar="NAME", built=False),
-        Option("--duplicate-stdout-filters", "copy matching lines of stdout", "", metavar="A,B", built=False),
-        Option("--duplicate-stderr-filters", "copy matching lines of stderr", "", metavar="A,B", built=False),
-        Option("--logs-specs", "log layout of a plug-in", metavar="NAME", environment=False, built=False),
-        Option("--numa-binding", "node, socket, exclusive or core-complex", environment=False, built=False),
-        Option("--virtual-local-rank", "LOCAL_RANK=0 and one device in every worker", "0", _flag, built=False),
+    "devices": (
+        Option(
+            "--virtual-local-rank", "LOCAL_RANK=0 and one device, in CUDA_VISIBLE_DEVICES, in every worker", "0", _flag
+        ),
+        Option(
+            "--numa-binding",
+            f"CPUs of each worker, by the GPU of its local rank: {', '.join(NUMA_MODES)}",
+            metavar="MODE",
+            environment=False,
+        ),
+    ),
+    "what is told": (
+        Option("--event-log-handler", f"where events go: {', '.join(EVENT_HANDLERS)}", "null", metavar="NAME"),
+        Option(
+            "--worker-server",
+            "torch's debug server in every worker, on the socket that TORCH_WORKER_SERVER_SOCKET names there",
+            "0",
+            _flag,
+        ),
     ),
 }

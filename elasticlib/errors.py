@@ -30,6 +30,17 @@ class SpecError(ConfigError, AssertionError):
     """You get it for a number that breaks its rule, where torch raises an AssertionError."""
 
 
+class NodesError(ConfigError, RuntimeError):
+    """You get it for a range of nodes that is not MIN:MAX, where torch raises a RuntimeError."""
+
+
+class UnknownNameError(ConfigError, KeyError):
+    """You get it for a name that is not known, where torch raises a KeyError."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # a KeyError would put its text in quotes
+
+
 class LogDirError(ConfigError, NotADirectoryError):
     """You get it when the log folder is a file, or cannot be written."""
 
@@ -55,6 +66,14 @@ class PreloadError(ConfigError):
             f"preload={self.module!r} is refused: {self.why.strip()}. "
             f"Import it in the workers instead: leave {self.module!r} out of preload"
         )
+
+
+class TimerError(ConfigError, RuntimeError):
+    """You get it when a countdown timer cannot be set as asked: no client is configured, its scope is too long."""
+
+
+class TimerServerError(ElasticError, BrokenPipeError):
+    """You get it when nobody listens where a countdown timer should be announced."""
 
 
 class StartError(ElasticError, RuntimeError):
@@ -139,6 +158,8 @@ class ProcessFailure:
     """Where it happened; this machine when left empty."""
     root: bool = False
     """True when the job found it to be the first failure of all its nodes, whatever their clocks say."""
+    fatal: bool = False
+    """True where a restart would only meet it again, so that none is made."""
 
     def __post_init__(self) -> None:
         if not self.error_file_data:
@@ -220,7 +241,7 @@ class ChildFailedError(ElasticError):
 
     def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
         if not failures:
-            raise ConfigError("failures={} is empty: a ChildFailedError needs the failure of one rank at least")
+            raise SpecError("failures={} is empty: a ChildFailedError needs the failure of one rank at least")
         super().__init__(name, failures)
         self.name = name
         self.failures = failures

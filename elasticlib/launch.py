@@ -8,6 +8,7 @@ launch (environment, signal handlers, folder) it has after it.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import uuid
@@ -16,15 +17,17 @@ from typing import Any
 
 from attrs import evolve
 
-from elasticlib import records
+from elasticlib import events, metrics, records
 from elasticlib.agent import LocalElasticAgent
+from elasticlib.agent._health import HealthCheckServer
 from elasticlib.errors import ChildFailedError, ConfigError, root_cause
 from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.logs._streams import Duplicates
 from elasticlib.rendezvous import Rules, _choice, open_local, open_remote
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import host_name, node_name
-from elasticlib.spec import TOKEN_VARIABLE, Entrypoint, LaunchConfig, WorkerSpec, entrypoint_name
+from elasticlib.spec import TOKEN_VARIABLE, Entrypoint, LaunchConfig, LogsDest, WorkerSpec, entrypoint_name
 from elasticlib.state import RunResult
 from elasticlib.workers import _devices
 
@@ -46,34 +49,44 @@ class elastic_launch:  # noqa: N801 - torch's name
     Each node of a job makes the same call and gets the results of its own workers; a spare that was not
     needed gets {}.
 
+    A *health_check_server* that the caller has started is stopped when a call ends.
+
     Raises `ConfigError` before anything is started when the call cannot work, `ChildFailedError`, from the
     worker's own exception, when workers failed and no restart was left, on every node of the job with the
     same root cause; `RendezvousError` and its kinds when the nodes could not meet or lost each other, and
     `SignalException` when a signal ended the launch. (torch: ``torch.distributed.launcher.elastic_launch``)
     """
 
-    def __init__(self, config: LaunchConfig, entrypoint: Entrypoint) -> None:
+    def __init__(
+        self, config: LaunchConfig, entrypoint: Entrypoint, health_check_server: HealthCheckServer | None = None
+    ) -> None:
         self._config = config
         self._entrypoint = entrypoint
+        self._health_check_server = health_check_server
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[int, Any]:
         """Run the workers to their end and return {global rank: result}."""
-        return launch_agent(self._config, self._entrypoint, args, kwargs)
+        return launch_agent(self._config, self._entrypoint, args, self._health_check_server, kwargs)
 
 
 def launch_agent(
     config: LaunchConfig,
     entrypoint: Entrypoint,
     args: Sequence[Any] = (),
+    health_check_server: HealthCheckServer | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> dict[int, Any]:
     """What a call of `elastic_launch` does. (torch: ``torch.distributed.launcher.api.launch_agent``)"""
-    _refuse_unbuilt(config)
+    events.get_logging_handler(config.event_log_handler)
+    sink = _sink(config)
     grace = _shutdown_timeout(config)
     logs = config.logs_specs if config.logs_specs is not None else DefaultLogsSpecs()
     if isinstance(logs, DefaultLogsSpecs):
         logs = logs.for_launch()
         logs.check()
+    duplicates = Duplicates(config.duplicate_stdout_filters, config.duplicate_stderr_filters)
+    if getattr(logs, "root_log_dir", None) == os.devnull:
+        duplicates.check(LogsDest())
     workers = _devices.workers_per_node(config.nproc_per_node)
     choice = _choose(config)
     if isinstance(choice, Job):
@@ -90,10 +103,16 @@ def launch_agent(
                 max_restarts=config.max_restarts,
                 monitor_interval=config.monitor_interval,
                 local_addr=config.local_addr,
+                event_log_handler=config.event_log_handler,
+                numa_options=config.numa_options,
+                virtual_local_rank=config.virtual_local_rank,
+                duplicate_stdout_filters=config.duplicate_stdout_filters,
+                duplicate_stderr_filters=config.duplicate_stderr_filters,
                 kwargs=dict(kwargs or {}),
                 module=config.module,
                 no_python=config.no_python,
                 preload=config.preload,
+                worker_server=config.worker_server,
             )
             agent = LocalElasticAgent(
                 spec,
@@ -101,9 +120,11 @@ def launch_agent(
                 config.start_method,
                 log_line_prefix_template=config.log_line_prefix_template,
                 shutdown_timeout=grace,
+                health_check_server=health_check_server,
                 signals_to_handle=config.signals_to_handle,
+                sink=sink,
             )
-            result = agent.run()
+            result = _run(agent)
         if result.is_failed():
             _raise_failure(agent, entrypoint, result)
         succeeded = True
@@ -157,6 +178,23 @@ def _opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
             )
 
 
+def _sink(config: LaunchConfig) -> records.Sink:
+    """Where the launch's records go: to the log, and as metrics to the handler that ``metrics_cfg`` names."""
+    handler = metrics.handler_of(config.metrics_cfg)
+    return records.log if handler is None else records.fan_out(records.log, metrics.MetricSink(config.role, handler))
+
+
+def _run(agent: LocalElasticAgent) -> RunResult:
+    """The result of *agent*; that there was one, or none, is told as torch's launcher does."""
+    try:
+        result = agent.run()
+    except BaseException as error:
+        agent.conclude(error)
+        raise
+    agent.conclude()
+    return result
+
+
 def _raise_failure(agent: LocalElasticAgent, entrypoint: Entrypoint, result: RunResult) -> None:
     error = ChildFailedError(entrypoint_name(entrypoint), result.failures)
     rank, _ = root_cause(result.failures)
@@ -172,19 +210,15 @@ def _shutdown_timeout(config: LaunchConfig) -> float:
     return int(text)
 
 
-def _refuse_unbuilt(config: LaunchConfig) -> None:
-    """Name what is asked for and not built yet; an option is never just ignored."""
-    asked = {
-        "metrics_cfg": config.metrics_cfg,
-        f"event_log_handler={config.event_log_handler!r}": config.event_log_handler != "null",
-        "numa_options": config.numa_options is not None,
-        "duplicate_stdout_filters": config.duplicate_stdout_filters,
-        "duplicate_stderr_filters": config.duplicate_stderr_filters,
-        "virtual_local_rank": config.virtual_local_rank,
-    }
-    unbuilt = [name for name, wanted in asked.items() if wanted]
-    if unbuilt:
-        raise ConfigError(f"not built yet: {', '.join(unbuilt)}; leave it out")
-
-
 __all__ = ["elastic_launch", "launch_agent"]
+
+
+def __getattr__(name: str) -> object:
+    """torch's module of this name is a command, which lives on a floor above this one."""
+    if name in ("launch", "main", "parse_args"):
+        return getattr(importlib.import_module("elasticlib._legacy_launch"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if __name__ == "__main__":
+    importlib.import_module("elasticlib._legacy_launch").main()

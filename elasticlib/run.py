@@ -1,9 +1,8 @@
 """
 The command line: options and ``PET_*`` variables become a `LaunchConfig`, then `elastic_launch` runs it.
 
-Rules of this file: the options are the rows of `_cli_options`; the limits of a value are the business of
-`spec.py`; an option of torchrun that is not built yet is refused by name, and what has no effect is never
-ignored in silence. What stands after the script is the script's, to the letter. Nothing here imports torch.
+Rules of this file: `_cli_parser` reads, the limits of a value are the business of `spec.py`; what has no effect is
+never ignored in silence. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -20,54 +19,13 @@ from typing import Any
 
 from attrs import frozen
 
-from elasticlib._cli_options import NOTES, OPTIONS
+from elasticlib._cli_options import NUMA_MODES, read_nodes, read_workers
+from elasticlib._cli_parser import PROG, Parser, values_of
 from elasticlib.errors import ChildFailedError, ConfigError, ElasticError, SignalException
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.spec import Entrypoint, LaunchConfig
+from elasticlib.spec import Entrypoint, LaunchConfig, LogsSpecs
 
-PROG = "elasticrun"
 log = logging.getLogger("elasticlib.run")
-
-
-_ROWS = [option for rows in OPTIONS.values() for option in rows]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROG,
-        usage=f"{PROG} [options] script [arguments of the script]",
-        description="Starts N workers of a distributed PyTorch job, watches them and restarts them when one fails.",
-        epilog="Each long option may be written with underscores or cut short, "
-        "and takes its default from PET_<NAME>, as in PET_MAX_RESTARTS=3.",
-    )
-    for title, rows in OPTIONS.items():
-        group = parser.add_argument_group(title, NOTES.get(title))
-        for row in rows:
-            default = "off" if row.is_flag else row.default or row.unset
-            text = f"{row.help} (default: {default})".replace("%", "%%")
-            if row.is_flag:
-                group.add_argument(*row.short, row.long, action="store_const", const="1", help=text)
-            else:
-                group.add_argument(*row.short, row.long, metavar=row.metavar or row.dest.upper(), help=text)
-    return parser
-
-
-def _split(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part the launcher's options, in the spelling with dashes, from the script and what follows it."""
-    options: list[str] = []
-    rest = list(args)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        name, equals, value = rest.pop(0).partition("=")
-        if name.startswith("--"):
-            name = name.replace("_", "-")
-            found = [row for row in _ROWS if row.long == name] or [row for row in _ROWS if row.long.startswith(name)]
-            takes_value = len(found) == 1 and not found[0].is_flag and not equals
-        else:
-            takes_value = any(name in row.short and not row.is_flag for row in _ROWS) and not equals
-        options.append(name + equals + value)
-        if takes_value and rest:
-            options.append(rest.pop(0))
-    return options, rest[1:] if rest and rest[0] == "--" else rest
 
 
 @frozen
@@ -97,30 +55,19 @@ def parse(args: Sequence[str], environ: Mapping[str, str]) -> Request:
 
     Raises `ConfigError` for a value that breaks a rule and SystemExit (status 2) for wrong usage.
     """
-    parser = _parser()
-    options, rest = _split(args)
-    typed = vars(parser.parse_args(options))
-    if not rest:
-        parser.error("the script is missing: give a file, a module after -m, or a program after --no-python")
-    values: dict[str, Any] = {}
-    given: dict[str, str] = {}
-    for row in _ROWS:
-        text, source = typed[row.dest], row.long
-        if text is None and row.environment and row.variable in environ:
-            text, source = environ[row.variable], row.variable
-        if text is not None:
-            given[row.dest] = source
-        values[row.dest] = row.value(row.default if text is None else text, source)
+    return request_of(Parser(environ).parse_args(args), environ)
+
+
+def request_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Request:
+    """What a namespace of `parse_args` asks for. Raises `ConfigError` for a value that breaks a rule."""
+    values, given = values_of(args)
     try:
         config = _config(values, given, environ)
     except ConfigError as e:
-        raise ConfigError(_by_source(str(e), given)) from e
-    for row in _ROWS:
-        if not row.built and values[row.dest] != row.value(row.default, row.long):
-            raise ConfigError(f"{given[row.dest]}={values[row.dest]!r} is not built yet: leave it out")
-    script, *script_args = rest
+        raise by_source(e, given) from e
+    script = args.training_script
     as_script = values["run_path"] or not (values["module"] or values["no_python"])
-    return Request(config, Script(script) if as_script else script, tuple(script_args), given)
+    return Request(config, Script(script) if as_script else script, tuple(args.training_script_args), given)
 
 
 def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> LaunchConfig:
@@ -129,12 +76,7 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         min_nodes,
         max_nodes,
         values["nproc_per_node"],
-        logs_specs=DefaultLogsSpecs(
-            log_dir=values["log_dir"] or None,
-            redirects=values["redirects"],
-            tee=values["tee"],
-            local_ranks_filter=values["local_ranks_filter"],
-        ),
+        logs_specs=_logs_specs(values),
         role=values["role"],
         max_restarts=values["max_restarts"],
         monitor_interval=values["monitor_interval"],
@@ -147,6 +89,12 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         preload=values["preload"],
         local_addr=values["local_addr"],
         wait_for=values["wait_for"],
+        event_log_handler=values["event_log_handler"],
+        duplicate_stdout_filters=values["duplicate_stdout_filters"] or None,
+        duplicate_stderr_filters=values["duplicate_stderr_filters"] or None,
+        numa_options=_numa_options(values["numa_binding"]),
+        virtual_local_rank=values["virtual_local_rank"],
+        worker_server=values["worker_server"],
         **_rendezvous(values, given),
     )
     if "preload" in given and config.preload and (config.start_method != "forkserver" or config.no_python):
@@ -156,15 +104,49 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
     return config
 
 
-def _by_source(message: str, given: Mapping[str, str]) -> str:
-    """*message* with the option or variable that was given in place of the field's name."""
-    name, mark, rest = message.partition("=")
+def by_source(error: ConfigError, given: Mapping[str, str]) -> ConfigError:
+    """*error*, of the same kind, with the option or variable that was given in place of the field's name."""
+    name, mark, rest = str(error).partition("=")
     name = _FIELDS.get(name, name)
-    return f"{given[name]}={rest}" if mark and name in given else message
+    if not mark or name not in given:
+        return error
+    kind = type(error) if error.args == (str(error),) else ConfigError
+    return kind(f"{given[name]}={rest}")
 
 
-_FIELDS = {"run_id": "rdzv_id", "rdzv_configs": "rdzv_conf"}
+_FIELDS = {
+    "run_id": "rdzv_id",
+    "rdzv_configs": "rdzv_conf",
+    "min_nodes": "nnodes",
+    "max_nodes": "nnodes",
+    "numa_options": "numa_binding",
+}
 """Fields that go by another name on the command line."""
+
+
+def _logs_specs(values: Mapping[str, Any]) -> LogsSpecs:
+    """Where the output goes, by the class of a plug-in where one is named."""
+    kind: Callable[..., LogsSpecs] = DefaultLogsSpecs
+    if values["logs_specs"] is not None:
+        from elasticlib.logs import _plugins  # only here: it reads the metadata of all that is installed
+
+        kind = _plugins.load(values["logs_specs"])
+    return kind(
+        log_dir=values["log_dir"] or None,
+        redirects=values["redirects"],
+        tee=values["tee"],
+        local_ranks_filter=values["local_ranks_filter"],
+    )
+
+
+def _numa_options(mode: str | None) -> object | None:
+    if mode is None:
+        return None
+    if mode not in NUMA_MODES:
+        raise ConfigError(f"numa_binding={mode!r} is unknown: give one of {', '.join(NUMA_MODES)}")
+    from elasticlib.numa import AffinityMode, NumaOptions
+
+    return NumaOptions(AffinityMode(mode))
 
 
 def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
@@ -213,6 +195,78 @@ def _master(values: Mapping[str, Any], given: Mapping[str, str], endpoint: str) 
     return address
 
 
+def launch(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
+    """Run what a namespace of `parse_args` asks for. Raises what `elastic_launch` raises."""
+    request = request_of(args, environ)
+    # Only now: help and refusals need not wait for what starts processes.
+    from elasticlib.launch import elastic_launch
+
+    try:
+        elastic_launch(request.config, request.entrypoint)(*request.args)
+    except ConfigError as e:
+        raise by_source(e, request.given) from e
+
+
+# What programs call that build upon torch's module of this name.
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    """The command line's parser, to which options may be added. (torch: ``torch.distributed.run.get_args_parser``)"""
+    return Parser()
+
+
+def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
+    """
+    The namespace of a command line without the program's name, by default this program's own.
+
+    Raises SystemExit (status 2) for wrong usage and `ConfigError` for a value that cannot be read. (torch:
+    ``torch.distributed.run.parse_args``)
+    """
+    return get_args_parser().parse_args(args)
+
+
+def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
+    """
+    (least, most) number of nodes from ``N`` or ``MIN:MAX``. (torch: ``torch.distributed.run.parse_min_max_nnodes``)
+
+    Raises `NodesError` for another shape, `ConfigError` for what is no number.
+    """
+    return read_nodes(nnodes)
+
+
+def determine_local_world_size(nproc_per_node: str) -> int:
+    """
+    How many workers ``--nproc-per-node`` means on this machine.
+
+    Raises `SpecError` (a ``ValueError``) for another word, or where there is no such device. (torch:
+    ``torch.distributed.run.determine_local_world_size``)
+    """
+    from elasticlib.workers._devices import workers_per_node
+
+    return workers_per_node(LaunchConfig(nproc_per_node=read_workers(nproc_per_node)).nproc_per_node)
+
+
+def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint, list[str]]:
+    """
+    (config, entry point, arguments) for ``elastic_launch(config, entry_point)(*arguments)``.
+
+    torch's function of this name gives the interpreter as entry point, with ``-u`` and the script among the
+    arguments; here the script is the entry point, so that workers come from the warm template. Raises `ConfigError`.
+    (torch: ``torch.distributed.run.config_from_args``)
+    """
+    request = request_of(args, os.environ)
+    return request.config, request.entrypoint, list(request.args)
+
+
+def run(args: argparse.Namespace) -> None:
+    """
+    Run what a namespace of `parse_args` asks for, to its end.
+
+    Raises what `elastic_launch` raises. (torch: ``torch.distributed.run.run``)
+    """
+    launch(args, os.environ)
+
+
 @contextlib.contextmanager
 def _console_log(level: str) -> Iterator[None]:
     """Show the library's messages on stderr, from *level* on, for the length of the block."""
@@ -239,16 +293,17 @@ def main(args: Sequence[str] | None = None) -> None:
     Leaves by SystemExit with status 1 when workers failed or a signal stopped the job, and with 2 when
     the call is wrong, with the reason on stderr.
     """
-    while args is None and os.open(os.devnull, os.O_RDWR) < 3:
+    carry_out(lambda: launch(parse_args(args), os.environ), whole_program=args is None)
+
+
+def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
+    """Call *command* with the library's messages on stderr; leave as `main` says if it raises."""
+    while whole_program and os.open(os.devnull, os.O_RDWR) < 3:
         pass  # a stream that was closed at our start: no other file may get its number
     try:
         with _console_log(os.environ.get("LOGLEVEL") or "WARNING"):
             try:
-                request = parse(sys.argv[1:] if args is None else args, os.environ)
-                # Only now: help and refusals need not wait for what starts processes.
-                from elasticlib.launch import elastic_launch
-
-                _launch(elastic_launch, request)
+                command()
             except (ElasticError, KeyboardInterrupt):
                 log.debug("the launch ended with an exception", exc_info=True)
                 raise
@@ -260,16 +315,9 @@ def main(args: Sequence[str] | None = None) -> None:
     except ConfigError as e:
         _leave(2, f"{PROG}: error: {e}")
     except (ElasticError, KeyboardInterrupt) as e:
-        if isinstance(e, SignalException) and args is None:
+        if isinstance(e, SignalException) and whole_program:
             signal.signal(e.sigval, signal.SIG_IGN)  # whoever presses the key again need not see how we leave
         _leave(1, f"{PROG}: {str(e) or 'interrupted'}")
-
-
-def _launch(launch: Callable[..., Callable[..., object]], request: Request) -> None:
-    try:
-        launch(request.config, request.entrypoint)(*request.args)
-    except ConfigError as e:
-        raise ConfigError(_by_source(str(e), request.given)) from e
 
 
 def _leave(status: int, message: str) -> None:

@@ -14,12 +14,14 @@ import math
 import operator
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from attrs import Attribute, Factory, define, field, setters
 
 from elasticlib.errors import ConfigError, SpecError
+from elasticlib.numa._options import NumaOptions, as_numa_options
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
 WaitFor: TypeAlias = Literal["quiet", "min", "max"]
@@ -58,11 +60,11 @@ class Std(enum.IntFlag):
         )
 
 
-def to_map(value: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
+def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
     """Give each local rank its streams; ranks that a map leaves out get `Std.NONE`."""
-    if isinstance(value, Std):
-        return dict.fromkeys(range(local_world_size), value)
-    return {rank: Std(value.get(rank, Std.NONE)) for rank in range(local_world_size)}
+    if isinstance(val_or_map, Std):
+        return dict.fromkeys(range(local_world_size), val_or_map)
+    return {rank: Std(val_or_map.get(rank, Std.NONE)) for rank in range(local_world_size)}
 
 
 def _streams(name: str, value: Any) -> Std | dict[int, Std]:
@@ -146,6 +148,11 @@ def _text(_: Any, attribute: Attribute[Any], value: Any) -> None:
         raise ConfigError(f"{attribute.name}={value!r} must be text without NUL characters")
 
 
+def _yes_or_no(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{attribute.name}={value!r} must be True or False")
+
+
 def _text_or_none(instance: Any, attribute: Attribute[Any], value: Any) -> None:
     if value is not None:
         _text(instance, attribute, value)
@@ -186,6 +193,25 @@ def _words(value: Sequence[str] | str) -> tuple[str, ...]:
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise ConfigError(f"preload={value!r} must be the names of modules, as a list or as text with commas")
     return tuple(part.strip() for part in parts if part.strip())
+
+
+def _own_list(value: Any) -> Any:
+    return list(value) if isinstance(value, (list, tuple)) else value
+
+
+def _texts_or_none(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ConfigError(
+            f"{attribute.name}={value!r} must be a list of texts, such as ['loss', 'error'], one of which a line must "
+            "hold; None or [] for none"
+        )
+    for each in value:
+        try:
+            each.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise ConfigError(f"{attribute.name}: {each!r} cannot be written in UTF-8: leave it out") from None
 
 
 def _dictionary(value: Any) -> dict[str, Any]:
@@ -254,13 +280,18 @@ class LaunchConfig:
     """``forkserver``: forked from a warm template; ``spawn``: a new interpreter each; ``fork``: from the caller."""
     log_line_prefix_template: str | None = field(default=None, validator=_text_or_none)
     metrics_cfg: dict[str, str] = field(factory=dict, converter=_dictionary)
+    """``{"handler": "console"}`` prints the metrics of the launch; any other key is refused when it is launched."""
     local_addr: str | None = field(default=None, validator=_text_or_none)
     event_log_handler: str = field(default="null", validator=_text)
-    numa_options: object | None = None
+    """Where events go: ``null``, ``console``, ``dynamic_rendezvous``, or a name given to `add_logging_handler`."""
+    numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
+    """Binds each worker to the CPUs near the GPU whose index is its local rank; None for no binding."""
     signals_to_handle: str = field(default=DEFAULT_SIGNALS, validator=_text)
-    duplicate_stdout_filters: list[str] | None = None
-    duplicate_stderr_filters: list[str] | None = None
-    virtual_local_rank: bool = False
+    duplicate_stdout_filters: list[str] | None = field(default=None, converter=_own_list, validator=_texts_or_none)
+    """Lines of tee'd stdout that hold one of these texts go to ``attempt_<n>/filtered_stdout.log`` too."""
+    duplicate_stderr_filters: list[str] | None = field(default=None, converter=_own_list, validator=_texts_or_none)
+    virtual_local_rank: bool = field(default=False, validator=_yes_or_no)
+    """Each worker sees LOCAL_RANK=0 and one device: its entry of CUDA_VISIBLE_DEVICES, else that of its rank."""
     shutdown_timeout: float | None = field(default=None)
     """Seconds from the stop signal to SIGKILL; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30."""
     module: bool = field(default=False, kw_only=True)
@@ -276,6 +307,9 @@ class LaunchConfig:
     before `max_nodes` are there or the join time is over (``max``)."""
     node_rank: int | None = field(default=None, validator=_rank_or_none, kw_only=True)
     """Fixed place of this node, 0 to ``max_nodes - 1``, for ``rdzv_backend="static"`` alone."""
+    worker_server: bool = field(default=False, kw_only=True)
+    """Run torch's debug server in every worker that loads torch; ``ELASTICLIB_WORKER_SERVER_SOCKET`` there names its
+    Unix socket. Programs that are no Python find the socket to serve in ``TORCH_WORKER_SERVER_SOCKET``."""
 
     @max_nodes.validator
     def _not_below_min(self, attribute: Attribute[Any], value: int) -> None:
@@ -316,8 +350,8 @@ class WorkerSpec:
     """
     The workers of one node as asked for.
 
-    Fields, order and meaning are those of ``torch.distributed.elastic.agent.server.WorkerSpec``, without
-    its deprecation: `fn` is taken for `entrypoint` when that is None. Raises `SpecError` (also an
+    Fields, order and meaning are those of ``torch.distributed.elastic.agent.server.WorkerSpec``. `fn` is an old
+    name of `entrypoint` and deprecated; where both are given, it is what runs. Raises `SpecError` (also an
     ``AssertionError``) for a number that breaks its rule.
     """
 
@@ -332,19 +366,21 @@ class WorkerSpec:
     master_port: int | None = None
     master_addr: str | None = None
     local_addr: str | None = None
-    event_log_handler: str = "null"
-    numa_options: object | None = None
-    duplicate_stdout_filters: list[str] | None = None
-    duplicate_stderr_filters: list[str] | None = None
-    virtual_local_rank: bool = False
+    event_log_handler: str = field(default="null", validator=_text)
+    numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
+    duplicate_stdout_filters: list[str] | None = field(default=None, converter=_own_list, validator=_texts_or_none)
+    duplicate_stderr_filters: list[str] | None = field(default=None, converter=_own_list, validator=_texts_or_none)
+    virtual_local_rank: bool = field(default=False, validator=_yes_or_no)
     kwargs: dict[str, Any] = field(factory=dict, converter=_dictionary, kw_only=True)
     """Keyword arguments of a callable entry point."""
     module: bool = field(default=False, kw_only=True)
     no_python: bool = field(default=False, kw_only=True)
     preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_words, kw_only=True)
+    worker_server: bool = field(default=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        if self.entrypoint is None:
+        if self.fn is not None:
+            warnings.warn("WorkerSpec.fn is deprecated: give entrypoint", DeprecationWarning, stacklevel=3)
             self.entrypoint = self.fn
         if self.entrypoint is None:
             raise SpecError("entrypoint=None: give a callable, a script's path or a program")

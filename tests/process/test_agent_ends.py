@@ -72,6 +72,6 @@ def test_a_run_leaves_neither_foreman_nor_thread_nor_a_busy_template(
         with pytest.raises(raised) if raised else contextlib.nullcontext():
             agent.run()
 
-    assert agent._crew is None and tuple(agent._watched()) == ()
+    assert agent._processes._crew is None and tuple(agent._watched()) == ()
     assert threading.enumerate() == threads
     assert [template.crews for template in templates._kept] == [0] * len(templates._kept)

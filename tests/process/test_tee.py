@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from elasticlib.logs._console import console_sink
+from elasticlib.logs._filters import LineFilter
 from elasticlib.logs._tee import BLOCK, Tee
 from elasticlib.spec import Std
 
@@ -364,6 +365,92 @@ def test_a_missing_file_a_second_follow_and_a_finished_tee_are_errors(tee: Tee, 
     tee.finish()
     with pytest.raises(RuntimeError, match="finished"):
         tee.follow(str(log), b"", Std.OUT)
+
+
+@pytest.fixture
+def hits(tmp_path: Path) -> Path:
+    """The file of the lines that match."""
+    return tmp_path / "filtered.log"
+
+
+def test_matching_lines_of_all_writers_go_to_the_second_file_and_all_lines_to_the_console(
+    tee: Tee, console: Console, tmp_path: Path, hits: Path
+) -> None:
+    paths = [tmp_path / f"{rank}.log" for rank in range(4)]
+    with LineFilter(str(hits), ["e 1234 ", "77 of"]) as copy:
+        for rank, path in enumerate(paths):
+            path.touch()
+            tee.follow(str(path), b"[w%d]:" % rank, Std.OUT, copy=copy)
+
+    codes = [process.wait(120) for process in [writer(path, 10_000) for path in paths]]
+    drained = tee.drain_and_forget(map(str, paths), timeout=60)
+
+    assert ([0] * 4, True) == (codes, drained)
+    found = hits.read_bytes().split(b"\n")
+    for rank in range(4):
+        wanted = [i for i in range(10_000) if i == 1234 or i % 100 == 77]
+        expected = [b"[w%d]:line %d of this writer" % (rank, i) for i in wanted]
+        assert expected == [line for line in found if line.startswith(b"[w%d]:" % rank)]
+    assert 4 * 101 + 1 == len(found)
+    assert 40_001 == len(console.text.split(b"\n"))
+
+
+def test_a_line_longer_than_a_block_and_a_last_line_without_newline_are_matched_whole(
+    tee: Tee, log: Path, hits: Path
+) -> None:
+    long = b"x" * (BLOCK - 2) + b"needle" + b"y" * BLOCK
+    log.write_bytes(b"hay\n" + long + b"\nhay\nneedle at the end")
+
+    with LineFilter(str(hits), ["needle"]) as copy:
+        tee.follow(str(log), b"p:", Std.OUT, copy=copy)
+    tee.finish()
+
+    assert b"p:" + long + b"\np:needle at the end\n" == hits.read_bytes()
+
+
+def test_matching_lines_are_kept_when_the_console_is_gone(console: Console, log: Path, hits: Path) -> None:
+    def gone(block: bytes) -> None:
+        raise BrokenPipeError
+
+    broken = Tee(gone, console)
+    with LineFilter(str(hits), ["a"]) as copy:
+        broken.follow(str(log), b"", Std.OUT, copy=copy)
+
+    append(log, b"a 1\n")
+    until(lambda: Std.OUT in broken.broken)
+    append(log, b"b 2\na 3\n")
+    broken.finish(20)
+
+    assert b"a 1\na 3\n" == hits.read_bytes()
+
+
+def test_lines_are_in_the_second_file_before_they_are_on_the_console(
+    tee: Tee, console: Console, log: Path, hits: Path
+) -> None:
+    console.gate.clear()
+    with LineFilter(str(hits), ["a"]) as copy:
+        tee.follow(str(log), b"", Std.OUT, copy=copy)
+
+    append(log, b"a 1\n")
+
+    until(lambda: hits.read_bytes() == b"a 1\n")
+    assert b"" == console.text
+
+
+def test_the_second_file_is_closed_with_the_last_stream(console: Console, tmp_path: Path, hits: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    tee = Tee(console, console)
+    with LineFilter(str(hits), ["a"]) as copy:
+        for name in ("one", "two"):
+            (tmp_path / name).touch()
+            tee.follow(str(tmp_path / name), b"", Std.OUT, copy=copy)
+
+    tee.drain_and_forget([str(tmp_path / "one")], timeout=20)
+    append(tmp_path / "two", b"a\n")
+    tee.finish()
+
+    assert b"a\n" == hits.read_bytes()
+    assert before == set(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("buffering", [-1, 0], ids=["buffered", "unbuffered"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib import launch
+from elasticlib import launch, records
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
@@ -27,6 +27,7 @@ from elasticlib.errors import (
 )
 from elasticlib.launch import elastic_launch, launch_agent
 from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.numa import AffinityMode, NumaOptions
 from elasticlib.rendezvous import registry
 from elasticlib.rendezvous._job import Job
 from elasticlib.spec import LaunchConfig, WorkerSpec
@@ -48,6 +49,7 @@ class Agent:
 
     def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, start_method: str, **options: Any) -> None:
         self.spec, self.logs, self.start_method, self.options = spec, logs, start_method, options
+        self.concluded: list[BaseException | None] = []
         Agent.made.append(self)
 
     def run(self) -> RunResult:
@@ -57,6 +59,9 @@ class Agent:
         if isinstance(Agent.result, BaseException):
             raise Agent.result
         return Agent.result
+
+    def conclude(self, error: BaseException | None = None) -> None:
+        self.concluded.append(error)
 
     def original_exception(self, rank: int) -> BaseException | None:
         return Agent.cause if rank == 1 else None
@@ -87,26 +92,73 @@ def failures() -> dict[int, ProcessFailure]:
     }
 
 
+# What is told of it.
+
+
+def test_an_agent_with_a_result_is_told_to_have_done_its_work_also_when_workers_failed(agent: type[Agent]) -> None:
+    launch_agent(config(), print)
+    Agent.result = RunResult(WorkerState.FAILED, {}, {1: ProcessFailure(1, 100, 1, "", message="a bad value", rank=1)})
+
+    with pytest.raises(ChildFailedError):
+        launch_agent(config(), print)
+
+    assert [each.concluded for each in agent.made] == [[None], [None]]
+
+
+def test_an_agent_that_raised_is_told_to_have_failed_with_its_error(agent: type[Agent]) -> None:
+    Agent.result = RendezvousTimeoutError("nobody came")
+
+    with pytest.raises(RendezvousTimeoutError):
+        launch_agent(config(), print)
+
+    assert agent.made[0].concluded == [Agent.result]
+
+
+def test_events_go_where_the_configuration_says(agent: type[Agent]) -> None:
+    launch_agent(config(event_log_handler="console"), print)
+
+    assert agent.made[0].spec.event_log_handler == "console"
+
+
+def test_metrics_of_a_launch_may_go_to_the_console(agent: type[Agent], capsys: pytest.CaptureFixture[str]) -> None:
+    launch_agent(config(metrics_cfg={"handler": "console"}, role="trainer"), print)
+    launch_agent(config(metrics_cfg={"handler": "null"}, role="trainer"), print)
+
+    for made in agent.made:
+        made.options["sink"](records.WorkersSeen("HEALTHY", 2))
+
+    assert capsys.readouterr().out.count("workers.trainer.healthy=1\n") == 1
+
+
 # Refused before anything starts.
 
 
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        ({"metrics_cfg": {"a": "b"}}, "metrics_cfg"),
-        ({"event_log_handler": "console"}, "event_log_handler='console'"),
-        ({"numa_options": object()}, "numa_options"),
-        ({"duplicate_stdout_filters": ["loss"]}, "duplicate_stdout_filters"),
-        ({"duplicate_stderr_filters": ["loss"]}, "duplicate_stderr_filters"),
-        ({"virtual_local_rank": True}, "virtual_local_rank"),
+        ({"metrics_cfg": {"a": "b"}}, "nothing reads the key 'a'.*'handler'"),
+        ({"metrics_cfg": {"handler": "statsd"}}, "'statsd' is none of console, null"),
+        ({"event_log_handler": "nowhere"}, "event_log_handler='nowhere'.*console, dynamic_rendezvous, null"),
     ],
 )
-def test_what_is_not_built_is_refused_by_name_and_never_ignored(
-    agent: type[Agent], asked: dict[str, Any], named: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"not built yet: .*{named}.*leave it out"):
+def test_events_and_metrics_need_a_handler_that_is_known(agent: type[Agent], asked: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         launch_agent(config(**asked), print)
     assert agent.made == []
+
+
+@pytest.mark.parametrize("name", ["duplicate_stdout_filters", "duplicate_stderr_filters"])
+def test_lines_to_be_duplicated_need_a_log_folder(agent: type[Agent], name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}=\['loss'\] needs a log folder"):
+        launch_agent(config(logs_specs=DefaultLogsSpecs(os.devnull), **{name: ["loss"]}), print)
+    assert agent.made == []
+
+
+def test_the_words_of_lines_to_be_duplicated_reach_the_agent(agent: type[Agent]) -> None:
+    launch_agent(config(duplicate_stdout_filters=["loss"], duplicate_stderr_filters=["error"]), print)
+
+    (made,) = agent.made
+    assert (["loss"], ["error"]) == (made.spec.duplicate_stdout_filters, made.spec.duplicate_stderr_filters)
 
 
 @pytest.mark.parametrize("endpoint", ["", "localhost:0", "127.0.0.1:0", "[::1]:0"])
@@ -194,6 +246,8 @@ def test_the_agent_gets_all_that_was_asked_for(agent: type[Agent]) -> None:
         signals_to_handle="SIGTERM",
         log_line_prefix_template="${rank}: ",
         run_id="job-7",
+        numa_options=NumaOptions(AffinityMode.SOCKET),
+        virtual_local_rank=True,
     )
 
     elastic_launch(asked, print)(1, 2, sep="-")
@@ -202,6 +256,7 @@ def test_the_agent_gets_all_that_was_asked_for(agent: type[Agent]) -> None:
     spec = made.spec
     assert (spec.role, spec.local_world_size, spec.max_restarts, spec.monitor_interval) == ("trainer", 2, 5, 0.5)
     assert (spec.entrypoint, spec.args, spec.kwargs, spec.preload) == (print, (1, 2), {"sep": "-"}, ("numpy",))
+    assert (spec.numa_options, spec.virtual_local_rank) == (NumaOptions(AffinityMode.SOCKET), True)
     assert made.start_method == "spawn"
     assert made.options["signals_to_handle"] == "SIGTERM"
     assert made.options["log_line_prefix_template"] == "${rank}: "

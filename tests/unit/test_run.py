@@ -24,7 +24,7 @@ from elasticlib.errors import (
     StartError,
 )
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.run import Script, main
+from elasticlib.run import Script, get_args_parser, main, parse_args, run
 from elasticlib.spec import Entrypoint, LaunchConfig, Std
 
 ROWS = [option for rows in OPTIONS.values() for option in rows]
@@ -141,11 +141,14 @@ EXAMPLES = {
     "rdzv_conf": "join_timeout=3",
     "wait_for": "max",
     "node_rank": "0",
-    "event_log_handler": "null",
+    "event_log_handler": "console",
+    "duplicate_stdout_filters": "loss,,,error",
+    "logs_specs": "default",
+    "numa_binding": "core-complex",
     "master_addr": "127.0.0.1",
     "master_port": "29511",
 }
-VALUED = [row for row in ROWS if not row.is_flag and (row.built or row.dest in EXAMPLES)]
+VALUED = [row for row in ROWS if not row.is_flag]
 
 
 def asked(launches: Launches, *args: str) -> tuple[Any, ...]:
@@ -400,7 +403,8 @@ DEFAULTS = {
     "--master-addr": "127.0.0.1",
     "--master-port": "29500, on one node a free one",
     "--local-addr": "found out",
-    "--logs-specs": "none",
+    "--logs-specs": "default",
+    "--worker-server": "off",
     "--numa-binding": "none",
     "--signals-to-handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     "--shutdown-timeout": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30",
@@ -446,33 +450,120 @@ def test_standalone_overrides_backend_endpoint_and_id(launches: Launches) -> Non
 
 
 @pytest.mark.parametrize(
-    ("args", "named"),
+    ("text", "filters"),
     [
-        (["--event-log-handler", "console"], "--event-log-handler"),
-        (["--duplicate-stdout-filters", "loss"], "--duplicate-stdout-filters"),
-        (["--duplicate-stderr-filters", "loss"], "--duplicate-stderr-filters"),
-        (["--logs-specs", "other"], "--logs-specs"),
-        (["--numa-binding", "node"], "--numa-binding"),
-        (["--virtual-local-rank"], "--virtual-local-rank"),
+        ("loss", ["loss"]),
+        ("loss,error", ["loss", "error"]),
+        ("a,,b,c", ["a,b", "c"]),
+        (",,", [","]),
+        ("a, b", ["a", " b"]),
+        ("", None),
+        (",", None),
     ],
 )
-def test_what_is_not_built_yet_is_refused_by_name(
-    launches: Launches, capsys: pytest.CaptureFixture[str], args: list[str], named: str
+def test_filters_are_parts_between_commas_and_two_commas_are_one(
+    launches: Launches, text: str, filters: list[str] | None
 ) -> None:
-    """Rows 034 and others: never ignored."""
-    message = refusal(capsys, *args, "train.py")
+    main(["--duplicate-stdout-filters", text, "train.py"])
 
-    assert named in message
-    assert "not built yet" in message
+    assert filters == launches.config.duplicate_stdout_filters
+    assert launches.config.duplicate_stderr_filters is None
+
+
+def test_an_unknown_numa_mode_is_refused_with_the_known_ones(
+    launches: Launches, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refusal(capsys, "--numa-binding", "near", "train.py")
+
+    assert "--numa-binding='near'" in message
+    assert "core-complex" in message
     assert not launches.calls
 
 
-def test_what_is_not_built_yet_is_refused_by_its_variable_too(
-    launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_options_that_torch_gives_no_variable_read_none(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PET_EVENT_LOG_HANDLER", "console")
+    """Row 011."""
+    monkeypatch.setenv("PET_NUMA_BINDING", "bogus")
+    monkeypatch.setenv("PET_LOGS_SPECS", "bogus")
 
-    assert "PET_EVENT_LOG_HANDLER='console' is not built yet" in refusal(capsys, "train.py")
+    main(["train.py"])
+
+    assert launches.config.numa_options is None
+
+
+def test_a_namespace_serves_programs_that_build_upon_torchs_parser() -> None:
+    """Accelerate and others parse, change what they like, and run it."""
+    args = get_args_parser().parse_args(["--nnodes", "1:2", "--rdzv_endpoint=h:1", "--tee", "3", "x.py", "--lr", "1"])
+
+    assert ("1:2", "h:1", "3", "0", "1") == (
+        args.nnodes,
+        args.rdzv_endpoint,
+        args.tee,
+        args.redirects,
+        args.nproc_per_node,
+    )
+    assert ("x.py", ["--lr", "1"], False, 0, 0.1) == (
+        args.training_script,
+        args.training_script_args,
+        args.module,
+        args.max_restarts,
+        args.monitor_interval,
+    )
+
+
+def test_what_a_program_sets_in_the_namespace_is_what_is_launched(launches: Launches) -> None:
+    args = parse_args(["x.py"])
+    args.nproc_per_node, args.max_restarts, args.module, args.training_script = "3", 2, True, "pkg.mod"
+    args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "h:1", "job"
+
+    run(args)
+
+    assert (3, 2, True) == (launches.config.nproc_per_node, launches.config.max_restarts, launches.config.module)
+    assert ("c10d", "h:1", "job") == (
+        launches.config.rdzv_backend,
+        launches.config.rdzv_endpoint,
+        launches.config.run_id,
+    )
+    assert "pkg.mod" == launches.calls[-1][1]
+
+
+def test_options_may_be_added_to_the_parser() -> None:
+    parser = get_args_parser()
+    parser.add_argument("--flag_of_mine", action="store_true")
+    parser.add_argument("--value-of-mine")
+
+    args = parser.parse_args(["--flag_of_mine", "--value-of-mine", "7", "--nproc", "2", "x.py", "--value-of-mine", "8"])
+
+    assert (True, "7", "2", ["--value-of-mine", "8"]) == (
+        args.flag_of_mine,
+        args.value_of_mine,
+        args.nproc_per_node,
+        args.training_script_args,
+    )
+
+
+@pytest.mark.parametrize(("use_env", "first"), [([], ("--local-rank=${local_rank}",)), (["--use_env"], ())])
+def test_the_legacy_command_passes_the_local_rank_unless_told_otherwise(
+    launches: Launches, use_env: list[str], first: tuple[str, ...]
+) -> None:
+    """Row 044."""
+    with pytest.warns(FutureWarning, match="deprecated"):
+        elasticlib.launch.main([*use_env, "--nproc-per-node", "2", "train.py", "--lr", "1"])
+
+    assert (*first, "--lr", "1") == launches.calls[-1][2]
+
+
+def test_the_legacy_command_gives_no_local_rank_to_a_program(
+    launches: Launches, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Row 045."""
+    with pytest.warns(FutureWarning, match="deprecated"), pytest.raises(SystemExit) as ended:
+        elasticlib.launch.main(["--no-python", "true"])
+
+    assert 2 == ended.value.code
+    assert "--use-env" in capsys.readouterr().err
+    assert not launches.calls
 
 
 STATIC = "--nnodes 2 --node-rank 1 --master-addr node0"

@@ -215,8 +215,34 @@ def test_a_worker_spec_without_an_entry_point_is_refused() -> None:
 
 
 def test_fn_stands_in_for_the_entry_point() -> None:
-    """Row 166."""
-    assert spec is spec(entrypoint=None, fn=spec).entrypoint
+    with pytest.warns(DeprecationWarning, match="WorkerSpec.fn is deprecated: give entrypoint"):
+        made = spec(entrypoint=None, fn=spec)
+
+    assert made.entrypoint is spec
+
+
+def test_fn_beats_the_entry_point_as_in_torch() -> None:
+    with pytest.warns(DeprecationWarning):
+        made = spec(entrypoint="other.py", fn=spec)
+
+    assert made.entrypoint is spec
+
+
+@pytest.mark.parametrize("make", [LaunchConfig, spec])
+@pytest.mark.parametrize("name", ["duplicate_stdout_filters", "duplicate_stderr_filters"])
+@pytest.mark.parametrize("value", ["loss", b"loss", ["loss", 5], {"loss"}, 5, ["\ud800"]])
+def test_filters_that_are_no_list_of_texts_are_refused_by_name(make: Any, name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}"):
+        make(**{name: value})
+
+
+def test_filters_given_as_a_list_are_copied() -> None:
+    given_ = ["loss"]
+
+    config = LaunchConfig(duplicate_stdout_filters=given_, duplicate_stderr_filters=("a", "b"))
+    given_.append("error")
+
+    assert (["loss"], ["a", "b"]) == (config.duplicate_stdout_filters, config.duplicate_stderr_filters)
 
 
 def test_arguments_given_as_a_list_are_copied() -> None:

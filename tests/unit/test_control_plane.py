@@ -1,0 +1,79 @@
+"""`worker_main` without torch's server: what becomes of the function and of its exceptions."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from elasticlib import control_plane
+from elasticlib.control_plane import worker_main
+
+
+class Server:
+    """In the place of torch's server."""
+
+    def __init__(self, path: str, told: list[str]) -> None:
+        self.told = told
+        told.append(f"serves {path}")
+
+    def shutdown(self) -> None:
+        self.told.append("shut down")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr(control_plane, "open_server", lambda path: Server(path, found))
+    monkeypatch.delenv("TORCH_WORKER_SERVER_SOCKET", raising=False)
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    return found
+
+
+def test_without_a_socket_there_is_no_server(told: list[str]) -> None:
+    @worker_main()
+    def main(value: int) -> int:
+        return value + 1
+
+    assert (3, []) == (main(2), told)
+
+
+def test_a_named_socket_is_served_while_the_function_runs(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_WORKER_SERVER_SOCKET", "/run/worker")
+
+    with worker_main():
+        told.append("runs")
+
+    assert ["serves /run/worker", "runs", "shut down"] == told
+
+
+@pytest.mark.parametrize("socket", [None, "/run/worker"])
+def test_an_exception_is_written_to_the_error_file_and_goes_on(
+    socket: str | None, told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    if socket is not None:
+        monkeypatch.setenv("TORCH_WORKER_SERVER_SOCKET", socket)
+
+    @worker_main()
+    def main() -> None:
+        raise ValueError("a bad value")
+
+    with pytest.raises(ValueError, match="a bad value"):
+        main()
+
+    message: dict[str, Any] = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert "ValueError: a bad value" in message["message"]
+    assert 'raise ValueError("a bad value")' in message["extraInfo"]["py_callstack"]
+    assert ("shut down" in told) == (socket is not None)
+
+
+def test_an_exit_is_no_error(told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+
+    with pytest.raises(SystemExit), worker_main():
+        raise SystemExit(3)
+
+    assert [] == list(tmp_path.iterdir())
