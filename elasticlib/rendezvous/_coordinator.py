@@ -73,7 +73,7 @@ def step(state: State, event: Event, now: float) -> Outcome:
     actions: tuple[Action, ...] = ()
     if isinstance(event, Received):
         node, heard = event.report.node, state.heard.get(event.report.node, 0)
-        if not heard and not isinstance(event.report, Join):
+        if not heard and not isinstance(event.report, (Join, Close)):
             return _settle(state, now)  # a node that nobody knows any more: of thousands, the oldest are forgotten
         if event.seq > heard + 1:
             state, actions = abandon(state, f"letter {heard + 1} of node {node} was destroyed: {event.seq} came next")

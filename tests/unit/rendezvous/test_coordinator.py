@@ -707,6 +707,16 @@ def test_a_letter_that_is_missing_ends_the_job() -> None:
     assert Final(False, "letter 2 of node b was destroyed: 3 came next", kind="closed") == desk.sent()["a"]
 
 
+def test_who_has_not_asked_for_a_seat_may_close_the_job_too_and_learns_of_it_when_it_asks() -> None:
+    desk = running("a")
+
+    desk.hear(Close("b", "enough"))
+    assert Final(False, "node b closed the job: enough", kind="closed") == desk.sent()["a"]
+    (box,) = desk.join("b")
+
+    assert [Final(False, "the job had ended: node b closed the job: enough", kind="closed")] == desk.boxes[box]
+
+
 def test_who_asks_for_a_seat_in_a_letter_after_a_missing_one_is_answered() -> None:
     desk = running("a")
     desk.letters["b"] += 1
