@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, fields
 
 from elasticlib import events, metrics, records
 from elasticlib.agent import LocalElasticAgent
@@ -91,6 +91,7 @@ def launch_agent(
     choice = _choose(config)
     if isinstance(choice, Job):
         choice = evolve(choice, work=entrypoint_name(entrypoint))
+    sink(records.LaunchStarted(entrypoint_name(entrypoint), {**_summary(config), "nproc_per_node": workers}))
     succeeded = False
     try:
         with _opened(choice, config) as rendezvous:
@@ -182,6 +183,12 @@ def _sink(config: LaunchConfig) -> records.Sink:
     """Where the launch's records go: to the log, and as metrics to the handler that ``metrics_cfg`` names."""
     handler = metrics.handler_of(config.metrics_cfg)
     return records.log if handler is None else records.fan_out(records.log, metrics.MetricSink(config.role, handler))
+
+
+def _summary(config: LaunchConfig) -> dict[str, object]:
+    """What was asked for, but for what has no value and what nobody may see."""
+    values = {field.name: getattr(config, field.name) for field in fields(LaunchConfig) if field.repr}
+    return {name: value for name, value in values.items() if value is not False and value not in (None, "", {})}
 
 
 def _run(agent: LocalElasticAgent) -> RunResult:

@@ -102,6 +102,7 @@ class LogsDest:
     tee_stderrs: dict[int, str] = Factory(dict)
     error_files: dict[int, str] = Factory(dict)
     filtered_stdout: str = ""
+    """The file for lines that hold one of ``duplicate_stdout_filters``, of all ranks; empty where there is none."""
     filtered_stderr: str = ""
 
 
@@ -180,8 +181,8 @@ def _start_method(_: Any, attribute: Attribute[Any], value: Any) -> None:
 
 
 def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    if isinstance(value, str) and value in DEVICE_WORDS:
-        return
+    if isinstance(value, str) and (value in DEVICE_WORDS or value.isidentifier()):
+        return  # torch may have a device of any name, which is looked for when the workers are counted
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return
     words = ", ".join(DEVICE_WORDS)
@@ -258,7 +259,7 @@ class LaunchConfig:
     min_nodes: int = field(default=1)
     max_nodes: int = field(default=1)
     nproc_per_node: int | str = field(default="auto", validator=_nproc)
-    """Workers on this node: a number, ``cpu``, ``gpu``, ``xpu``, or ``auto`` (devices, else CPUs)."""
+    """Workers on this node: a number, ``cpu``, ``gpu``, another device's name, or ``auto`` (devices, else CPUs)."""
     logs_specs: LogsSpecs | None = field(default=None)
     """None leaves the workers' streams on the launcher's own."""
     run_id: str = field(default="", validator=_text)

@@ -23,6 +23,7 @@ from elasticlib.records._of_agents import (
 )
 from elasticlib.records._of_jobs import (
     HealthCheckTold,
+    LaunchStarted,
     LogsKept,
     NotNeeded,
     PreloadSkipped,
@@ -42,6 +43,7 @@ __all__ = [
     "AgentFailed",
     "AgentSucceeded",
     "HealthCheckTold",
+    "LaunchStarted",
     "LogsKept",
     "NotNeeded",
     "PreloadSkipped",

@@ -12,6 +12,20 @@ from attrs import frozen
 
 
 @frozen
+class LaunchStarted:
+    """A launch begins on this node."""
+
+    entrypoint: str
+    asked: dict[str, object]
+    """Value of each field of the configuration that says how it will run."""
+
+    level = logging.INFO
+
+    def __str__(self) -> str:
+        return f"launching {self.entrypoint}: {', '.join(f'{name}={value!r}' for name, value in self.asked.items())}"
+
+
+@frozen
 class RoundStarted:
     """All workers of this node were started."""
 

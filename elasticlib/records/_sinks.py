@@ -26,6 +26,7 @@ from elasticlib.records._of_agents import (
 )
 from elasticlib.records._of_jobs import (
     HealthCheckTold,
+    LaunchStarted,
     LogsKept,
     NotNeeded,
     PreloadSkipped,
@@ -42,7 +43,8 @@ from elasticlib.records._of_jobs import (
 _log = logging.getLogger("elasticlib")
 
 Record: TypeAlias = (
-    SeatSought
+    LaunchStarted
+    | SeatSought
     | SeatTaken
     | SeatMissed
     | RanksAssigned

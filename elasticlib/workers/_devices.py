@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from elasticlib.errors import SpecError
+from elasticlib.spec import DEVICE_WORDS
 from elasticlib.workers import _machine
 from elasticlib.workers._templates import TemplateKey, count_devices, list_gpus, templates
 
@@ -16,8 +17,8 @@ def workers_per_node(asked: int | str) -> int:
     A number for `LaunchConfig.nproc_per_node`.
 
     ``cpu`` counts the CPUs of the affinity mask, ``gpu`` CUDA (or ROCm) devices, ``xpu`` those of Intel,
-    ``auto`` the accelerators of whatever kind, else the CPUs. Raises `SpecError` (a ``ValueError``) where
-    there is none of the kind asked for.
+    ``auto`` the accelerators of whatever kind, else the CPUs; any other word is torch's name of a device, such as
+    ``npu``. Raises `SpecError` (a ``ValueError``) where there is none of the kind asked for.
     """
     if isinstance(asked, int):
         return asked
@@ -29,7 +30,8 @@ def workers_per_node(asked: int | str) -> int:
     wanted = "cuda" if asked == "gpu" else asked
     if count == 0 or kind != wanted:
         found = f"{count} of kind {kind!r}" if count else "no accelerator at all"
-        raise SpecError(f"nproc_per_node={asked!r}, but torch finds {found} here: give a number, or 'cpu'")
+        words = ", ".join(DEVICE_WORDS)
+        raise SpecError(f"nproc_per_node={asked!r}, but torch finds {found} here: give a number, or one of {words}")
     return count
 
 

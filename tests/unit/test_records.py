@@ -12,6 +12,7 @@ from elasticlib.errors import ProcessFailure
 from elasticlib.records import (
     AgentFailed,
     AgentSucceeded,
+    LaunchStarted,
     LogsKept,
     NotNeeded,
     RanksAssigned,
@@ -58,6 +59,7 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
             "node n2/1-a was not needed, so none of its workers has a result: all 2 nodes succeeded in round 0",
         ),
         (LogsKept("/tmp/logs"), "logs and error files are kept in /tmp/logs"),
+        (LaunchStarted("train.py", {"role": "a", "max_restarts": 3}), "launching train.py: role='a', max_restarts=3"),
         (SeatSought("n1/7-a"), "node n1/7-a waits for a seat"),
         (
             SeatTaken(2, 1, 2, 4, 0, "n0:29500", "all 2 nodes are there", 0.0123),

@@ -129,7 +129,7 @@ def test_making_a_config_touches_no_file(tmp_path: pathlib.Path, monkeypatch: py
         ("nproc_per_node", -1),
         ("nproc_per_node", True),
         ("nproc_per_node", 1.5),
-        ("nproc_per_node", "foo"),
+        ("nproc_per_node", "2 gpus"),
         ("max_restarts", -1),
         ("monitor_interval", 0),
         ("monitor_interval", float("nan")),
