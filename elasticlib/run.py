@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import logging
 import os
+import runpy
 import signal
 import sys
 import uuid
@@ -256,6 +257,28 @@ def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint
     """
     request = request_of(args, os.environ)
     return request.config, request.entrypoint, list(request.args)
+
+
+def get_rdzv_endpoint(args: argparse.Namespace) -> str:
+    """Where the nodes meet, by a namespace of `parse_args`. (torch: ``torch.distributed.run.get_rdzv_endpoint``)"""
+    if args.rdzv_backend == "static" and not args.rdzv_endpoint:
+        return f"{args.master_addr}:{args.master_port}"
+    return str(args.rdzv_endpoint)
+
+
+def get_use_env(args: argparse.Namespace) -> bool:
+    """
+    Whether the script finds its local rank in ``LOCAL_RANK`` alone: True but for the legacy command's default.
+
+    (torch: ``torch.distributed.run.get_use_env``)
+    """
+    return bool(getattr(args, "use_env", True))
+
+
+def run_script_path(training_script: str, *training_script_args: str) -> None:
+    """Run a Python file as ``__main__`` in this interpreter. (torch: ``torch.distributed.run.run_script_path``)"""
+    sys.argv = [training_script, *training_script_args]
+    runpy.run_path(training_script, run_name="__main__")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -6,13 +6,16 @@ import logging
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import define, field
 
 import elasticlib.launch
+import elasticlib.run
 from elasticlib._cli_options import OPTIONS, Option
 from elasticlib.errors import (
     ChildFailedError,
@@ -514,6 +517,22 @@ def test_what_a_program_sets_in_the_namespace_is_what_is_launched(launches: Laun
         launches.config.run_id,
     )
     assert "pkg.mod" == launches.calls[-1][1]
+
+
+def test_the_smaller_names_of_torchs_module_do_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(__name__, sys.argv[1:])")
+    monkeypatch.setattr(sys, "argv", ["before"])
+    args = parse_args(["--nnodes", "2", "--master-addr", "node0", "--master-port", "7", "x.py"])
+
+    elasticlib.run.run_script_path(str(script), "a")
+
+    assert "__main__ ['a']\n" == capsys.readouterr().out
+    assert "node0:7" == elasticlib.run.get_rdzv_endpoint(args)
+    assert "h:1" == elasticlib.run.get_rdzv_endpoint(parse_args(["--rdzv-endpoint", "h:1", "x.py"]))
+    assert elasticlib.run.get_use_env(args)
 
 
 def test_options_may_be_added_to_the_parser() -> None:
