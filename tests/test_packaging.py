@@ -62,9 +62,10 @@ def test_every_folder_of_sources_is_a_package() -> None:
     assert [] == sorted(str(folder) for folder in folders if not (folder / "__init__.py").exists())
 
 
-def test_the_package_says_that_it_is_typed() -> None:
-    assert {"py.typed"} == listed("options.package_data", "elasticlib")
+def test_the_package_says_that_it_is_typed_and_brings_its_guides() -> None:
+    assert {"py.typed", "docs/*.md"} == listed("options.package_data", "elasticlib") - {""}
     assert (ROOT / "elasticlib" / "py.typed").exists()
+    assert {"frameworks.md", "migration.md", "names.md"} == {path.name for path in (ROOT / "elasticlib/docs").iterdir()}
 
 
 def test_the_console_script_is_the_command_line() -> None:
