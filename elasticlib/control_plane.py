@@ -13,9 +13,8 @@ import os
 from collections.abc import Iterator
 
 from elasticlib.errors import ChildFailedError
-from elasticlib.workers import _report
 from elasticlib.workers._serving import VARIABLE, open_server
-from elasticlib.workers.record import pass_on, with_file
+from elasticlib.workers.record import get_error_handler
 
 TORCH_WORKER_SERVER_SOCKET = VARIABLE
 """Environment variable that names the Unix socket of the debug server."""
@@ -33,6 +32,8 @@ def worker_main() -> Iterator[None]:
     ``dump_traceback``, ...) answers there meanwhile; its errors, such as a socket that is taken, are ``RuntimeError``.
     Workers under ``LaunchConfig(worker_server=True)`` have that server without it.
     """
+    handler = get_error_handler()
+    handler.initialize()
     try:
         with contextlib.ExitStack() as stack:
             path = os.environ.get(VARIABLE)
@@ -40,9 +41,8 @@ def worker_main() -> Iterator[None]:
                 stack.callback(open_server(path).shutdown)
             yield
     except ChildFailedError as error:
-        pass_on(error)
+        handler.dump_failure(error.get_first_failure()[1])
         raise
     except Exception as error:
-        entry = _report.of_exception(error, b"")
-        with_file(lambda file: _report.write_error_file(file, entry))
+        handler.record_exception(error)
         raise

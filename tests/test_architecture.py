@@ -67,10 +67,14 @@ PURE = [
     "rendezvous/_job.py",
     "rendezvous/_endpoint.py",
     "rendezvous/_choice.py",
+    "numa/_options.py",
+    "numa/_cpus.py",
     "workers/_env.py",
     "logs/_layout.py",
     "logs/_lines.py",
     "agent/_policy.py",
+    "agent/_sleep.py",
+    "timer/_ledger.py",
 ]
 IMPURE_MODULES = frozenset(
     "asyncio cloudpickle concurrent ctypes datetime fcntl io logging mmap multiprocessing numpy os pathlib pickle "

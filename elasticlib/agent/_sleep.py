@@ -7,14 +7,12 @@ was gone, and the time begins anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from elasticlib.utils.process_state import is_uninterruptible_state
+from collections.abc import Iterable, Mapping
 
 
-def look(since: Mapping[int, float], states: Mapping[int, str | None], now: float) -> dict[int, float]:
-    """By process id, since when those are asleep that are in state D now; *since* is what the last look gave."""
-    return {pid: since.get(pid, now) for pid, state in states.items() if is_uninterruptible_state(state)}
+def look(since: Mapping[int, float], asleep: Iterable[int], now: float) -> dict[int, float]:
+    """By process id, since when those sleep that are found *asleep* now; *since* is what the last look gave."""
+    return {pid: since.get(pid, now) for pid in asleep}
 
 
 def overdue(since: Mapping[int, float], allowed: float, now: float) -> dict[int, float]:

@@ -18,7 +18,7 @@ from elasticlib.agent import _sleep
 from elasticlib.agent._health import HealthCheckServer, create_healthcheck_server
 from elasticlib.agent._watchdog import Watchdog
 from elasticlib.errors import ConfigError, ProcessFailure
-from elasticlib.utils.process_state import read_proc_state
+from elasticlib.utils.process_state import is_uninterruptible_state, read_proc_state
 
 HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
@@ -98,10 +98,8 @@ class Watch:
         if not self._allowed:
             return False
         now = self._clock()
-        before, self._asleep = (
-            self._asleep,
-            _sleep.look(self._asleep, {pid: self._read_state(pid) for pid in pids}, now),
-        )
+        asleep = [pid for pid in pids if is_uninterruptible_state(self._read_state(pid))]
+        before, self._asleep = self._asleep, _sleep.look(self._asleep, asleep, now)
         for pid in self._asleep.keys() - before.keys():
             self._sink(records.WorkerAsleep(pid, self._allowed))
         self._stuck.update(_sleep.overdue(self._asleep, self._allowed, now))

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from elasticlib._wire import wait_readable
-from elasticlib.timer._ledger import Ledger
-from elasticlib.timer._requests import RequestQueue, TimerClient, TimerRequest
+from elasticlib.timer._ledger import Ledger, TimerRequest
+from elasticlib.timer._requests import RequestQueue, TimerClient
 from elasticlib.timer._server import TimerServer
 from elasticlib.timer._victims import Victims
 

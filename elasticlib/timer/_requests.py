@@ -14,44 +14,15 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticlib.errors import ConfigError, TimerError
+from elasticlib.timer._ledger import TimerRequest
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
 
 _log = logging.getLogger("elasticlib")
-
-
-class TimerRequest:
-    """
-    Begins the timer *scope_id* of a worker, or releases it when *expiration_time* is negative.
-
-    *worker_id* is whatever client and server agree on, for those of this package a process id. *expiration_time*
-    is in seconds since the epoch. (torch: ``torch.distributed.elastic.timer.TimerRequest``)
-    """
-
-    __slots__ = ("expiration_time", "scope_id", "worker_id")
-
-    def __init__(self, worker_id: Any, scope_id: str, expiration_time: float) -> None:
-        self.worker_id = worker_id
-        self.scope_id = scope_id
-        self.expiration_time = expiration_time
-
-    def _facts(self) -> tuple[object, ...]:
-        return (self.worker_id, self.scope_id, self.expiration_time)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TimerRequest) or type(other) is not type(self):
-            return NotImplemented
-        return self._facts() == other._facts()
-
-    def __hash__(self) -> int:
-        return hash(self._facts())
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}{self._facts()!r}"
 
 
 class TimerClient(abc.ABC):

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from elasticlib.errors import ConfigError, TimerError
-from elasticlib.timer._ledger import patience
-from elasticlib.timer._requests import RequestQueue, TimerRequest
+from elasticlib.timer._ledger import TimerRequest, patience
+from elasticlib.timer._requests import RequestQueue
 
 _log = logging.getLogger("elasticlib")
 

@@ -63,15 +63,20 @@ class _Waiter:
     def __init__(self, path: str) -> None:
         self._path = path
         self._pid = os.getpid()
+        self._asks = False
+        """Whether the other importers are being asked: it is itself among those that Python asks then."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Where torch is, as the other importers know it, with a loader that serves thereafter."""
-        if name != "torch" or self not in sys.meta_path:
+        if name != "torch" or self._asks:
             return None
-        sys.meta_path.remove(self)
-        found = find_spec(name)
+        self._asks = True
+        try:
+            found = find_spec(name)
+        finally:
+            self._asks = False
         loader: Any = None if found is None else found.loader
         if loader is None or os.getpid() != self._pid:
             return found
@@ -79,6 +84,8 @@ class _Waiter:
 
         def load_and_serve(module: ModuleType) -> None:
             del loader.exec_module
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             load(module)
             _serve(self._path)
 

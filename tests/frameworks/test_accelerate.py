@@ -10,7 +10,7 @@ import pytest
 
 from tests.frameworks.starts import LIMIT, Seen, Start, both, environment, needs, reports, script, with_elastic_launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(), needs("accelerate")]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.25), needs("accelerate")]
 
 PRELOAD = ("torch", "accelerate")
 LAUNCH = """

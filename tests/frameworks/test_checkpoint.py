@@ -14,7 +14,7 @@ import pytest
 
 from tests.frameworks.starts import LIMIT, Seen, Start, both, environment, reports, script, with_elastic_launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled()]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.25)]
 
 STEPS = 4
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.frameworks.starts import Seen, Start, both, with_elastic_launch, with_elasticrun, with_torchrun
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled()]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.frameworks.starts import Seen, Start, both, needs, with_elastic_launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(), needs("lightning")]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.25), needs("lightning")]
 
 PRELOAD = ("torch", "torch._dynamo")
 """The larger part of what Lightning imports; it reads RANK when it is imported itself, so it cannot be preloaded."""

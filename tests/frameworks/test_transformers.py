@@ -8,7 +8,7 @@ import pytest
 
 from tests.frameworks.starts import Seen, Start, both, needs, with_elastic_launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(), needs("transformers", "accelerate")]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.25), needs("transformers", "accelerate")]
 
 PRELOAD = ("torch", "transformers.trainer", "transformers.models.llama.modeling_llama")
 NAMES = ("rank", "local_rank", "world", "mode", "wrapped", "steps")

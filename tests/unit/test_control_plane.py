@@ -10,6 +10,7 @@ import pytest
 
 from elasticlib import control_plane
 from elasticlib.control_plane import worker_main
+from elasticlib.errors import ChildFailedError, ProcessFailure
 
 
 class Server:
@@ -77,3 +78,16 @@ def test_an_exit_is_no_error(told: list[str], monkeypatch: pytest.MonkeyPatch, t
         raise SystemExit(3)
 
     assert [] == list(tmp_path.iterdir())
+
+
+def test_the_root_cause_of_a_launch_within_the_worker_is_passed_on(
+    told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    failure = ProcessFailure(0, 7, 3, "", message="disk full", rank=0)
+
+    with pytest.raises(ChildFailedError), worker_main():
+        raise ChildFailedError("train.py", {0: failure})
+
+    message = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert ("disk full", 3) == (message["message"], message["errorCode"])

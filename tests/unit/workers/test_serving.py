@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import pathlib
 import sys
@@ -70,7 +70,7 @@ def test_with_torch_loaded_it_serves_at_once_and_takes_the_wish_away() -> None:
 
 def test_without_torch_it_serves_when_torch_comes_and_not_before() -> None:
     _serving.when_torch_comes("wanted")
-    importlib.import_module("wave")
+    importlib.import_module("colorsys")
     before = served(), variables()
 
     torch = importlib.import_module("torch")
@@ -81,13 +81,15 @@ def test_without_torch_it_serves_when_torch_comes_and_not_before() -> None:
     assert not any(isinstance(each, _serving._Waiter) for each in sys.meta_path)
 
 
-def test_to_look_for_torch_without_loading_it_starts_nothing() -> None:
+def test_to_look_whether_there_is_torch_is_not_to_load_it() -> None:
     _serving.when_torch_comes("wanted")
 
     found = importlib.util.find_spec("torch")
+    before = served()
+    importlib.import_module("torch")
 
     assert found is not None
-    assert [] == served()
+    assert ([], ["wanted"]) == (before, served())
 
 
 def test_a_process_that_the_worker_has_forked_leaves_the_socket_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
