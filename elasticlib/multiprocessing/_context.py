@@ -135,8 +135,9 @@ class PContext(abc.ABC):
         to be closed by you.
         """
         with self._lock:
-            if self._started:
-                raise ConfigError(f"the processes of {self.name!r} were started already: make another set")
+            if self._started or self._over:
+                done = "started" if self._started else "closed"
+                raise ConfigError(f"the processes of {self.name!r} were {done} already: make another set")
             self._handled = _signals.parse(os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS))
             self._handlers = _signals.Raising(self._handled, self._doing)
             self._started = True
@@ -205,7 +206,7 @@ class PContext(abc.ABC):
         if processes.any_failed() and not self._stopping and not processes.gone():
             self._stopping = True
             processes.ask_to_stop(signal.SIGTERM, _GRACE)
-        if not processes.gone():
+        if not (processes.gone() or self._over):
             return None
         self._let_go()
         if processes.all_succeeded():

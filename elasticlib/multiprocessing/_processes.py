@@ -257,12 +257,12 @@ class Processes:
         return found
 
     def cut_short(self) -> dict[int, ProcessFailure]:
-        """The workers that `stop` ended before they were done, by local rank, or that not even SIGKILL ended."""
+        """The workers that `stop` ended before they were done, by local rank, or that were not seen to end."""
         found = {}
         for rank in range(self._count):
             end, pid = self.exits.get(rank), self.pids.get(rank, 0)
             if end is None:
-                why = f"process {pid} did not end by SIGKILL: it is in uninterruptible sleep"
+                why = f"process {pid} was not seen to end: it is in uninterruptible sleep, or was let go of"
                 found[rank] = ProcessFailure(rank, pid, -signal.SIGKILL, "", message=why, rank=rank)
             elif end.exitcode != 0:
                 hint = "stopped by its launcher before it was done"

@@ -163,6 +163,14 @@ def test_a_set_that_was_not_started_holds_no_descriptor_once_it_is_gone() -> Non
     assert os.listdir("/proc/self/fd") == before
 
 
+def test_a_set_that_was_closed_cannot_be_started() -> None:
+    context = new()
+    context.close()
+
+    with pytest.raises(ConfigError, match="were closed already"):
+        context.start()
+
+
 @pytest.mark.parametrize(("given", "expected"), [("3", 3), ("3,2", 3)])
 def test_a_worker_computes_with_the_threads_that_its_own_variables_name(given: str, expected: int) -> None:
     assert _call.threads({"OMP_NUM_THREADS": given}) == {"threads": expected}
