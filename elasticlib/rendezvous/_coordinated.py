@@ -73,9 +73,7 @@ class CoordinatedHandler(RendezvousHandler):
     Raises `ConfigError` for a job that cannot work.
     """
 
-    def __init__(
-        self, job: Job, connect: Connect = RemoteMember, check: Callable[[Job], object] = backend_of
-    ) -> None:
+    def __init__(self, job: Job, connect: Connect = RemoteMember, check: Callable[[Job], object] = backend_of) -> None:
         self.job = job
         check(job)  # says here and now what cannot work
         self._connect = connect

@@ -8,7 +8,11 @@ import re
 
 import pytest
 
+from tests.checklist._workers import QUICK
 from tests.checklist.peers import REPORT, Peer, free_port
+
+LONG = 120.0
+"""Seconds: workers that import torch, on a busy machine."""
 
 FIELDS = """
 min_nodes max_nodes nproc_per_node logs_specs run_id role rdzv_endpoint rdzv_backend rdzv_configs rdzv_timeout
@@ -69,7 +73,7 @@ if __name__ == "__main__":
     else:
         print(json.dumps(sorted(elastic_launch(config, sys.executable)("-c", "pass").items())))
         try:
-            elastic_launch(config, sys.executable)("-c", "import os, sys; sys.exit(3 if os.environ['RANK'] == '1' else 0)")
+            elastic_launch(config, sys.executable)("-c", "import os; os._exit(3 * int(os.environ['RANK']))")
         except ChildFailedError as error:
             print(json.dumps([error.name, error.failures[1].exitcode, error.get_first_failure()[0]]))
 """
@@ -77,8 +81,9 @@ if __name__ == "__main__":
 
 @pytest.mark.row(163)
 @pytest.mark.slow
+@pytest.mark.sampled(0.5)
 def test_a_function_returns_its_values_by_global_rank(peer: Peer) -> None:
-    done = peer.python(CALL, "function")
+    done = peer.python(CALL, "function", limit=LONG)
 
     assert 0 == done.returncode, done.err
     assert [[0, ["a", "b", 0]], [1, ["a", "b", 1]]] == json.loads(done.out)
@@ -86,8 +91,9 @@ def test_a_function_returns_its_values_by_global_rank(peer: Peer) -> None:
 
 @pytest.mark.row(164)
 @pytest.mark.slow
+@pytest.mark.sampled(0.5)
 def test_a_program_returns_nothing_and_its_failure_is_raised(peer: Peer) -> None:
-    done = peer.python(CALL, "program")
+    done = peer.python(CALL, "program", limit=LONG)
 
     assert 0 == done.returncode, done.err
     good, bad = map(json.loads, done.out.splitlines())
@@ -107,6 +113,7 @@ if __name__ == "__main__":
 
 @pytest.mark.row(165)
 @pytest.mark.slow
+@pytest.mark.sampled(0.5)
 def test_a_job_without_a_name_gets_one_and_a_warning(peer: Peer) -> None:
     runs = [peer.python(UNNAMED, f"localhost:{free_port()}") for _ in range(2)]
 
@@ -119,10 +126,11 @@ def test_a_job_without_a_name_gets_one_and_a_warning(peer: Peer) -> None:
 
 @pytest.mark.row(169)
 @pytest.mark.slow
+@pytest.mark.sampled(0.5)
 def test_the_shortcut_for_nodes_that_are_alike_gives_the_same_ranks(peer: Peer) -> None:
     options = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job"]
     options += ["--rdzv-endpoint", f"localhost:{free_port()}", peer.script(REPORT)]
-    environment = {"TORCH_ELASTIC_WORKER_IDENTICAL": "1"}
+    environment = {**QUICK, "TORCH_ELASTIC_WORKER_IDENTICAL": "1"}
 
     nodes = [peer.start(*options, env=environment) for _ in range(2)]
     ends = [peer.finish(node) for node in nodes]

@@ -42,7 +42,7 @@ class Node:
         job.nodes.append(self)
 
     def connect(self, timeout: float) -> Keys:
-        keys = self.backend.connect(timeout)
+        keys: Keys = self.backend.connect(timeout)
         renew = keys.renew
 
         def silently(hold: Hold) -> bool:

@@ -18,7 +18,7 @@ from elasticlib.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from tests.contract.test_etcd_election import ElectionContract
 from tests.contract.test_exchange import ExchangeContract
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 HEARTBEAT = 10.0
 

@@ -19,7 +19,7 @@ from elasticlib.rendezvous import etcd_rendezvous_backend as on_etcd
 from elasticlib.rendezvous.etcd_rendezvous import EtcdRendezvous, EtcdRendezvousHandler
 from elasticlib.rendezvous.etcd_server import EtcdServer, find_etcd, find_free_port, stop_etcd
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
 
 LONG = 30.0
 
@@ -55,7 +55,7 @@ def test_the_first_node_opens_the_store_and_others_share_its_state() -> None:
     assert first[:2] == other.get_state()
     store.set("key", "value")
     assert b"value" == store.get("key")
-    assert timedelta(seconds=60) == store.timeout
+    assert timedelta(seconds=60) == store.timeout  # type: ignore[attr-defined]
 
 
 def test_the_host_is_who_has_the_address_and_a_second_node_of_this_machine_joins() -> None:

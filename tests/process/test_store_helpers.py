@@ -122,7 +122,7 @@ def test_a_caller_that_does_not_come_is_missed() -> None:
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
 def test_a_sampler_deals_out_what_is_left_in_turn(epoch: int, start: int, replicas: int) -> None:
     data = list(range(23))
-    samplers = [ElasticDistributedSampler(data, replicas, rank, start) for rank in range(replicas)]
+    samplers: list[Any] = [ElasticDistributedSampler(data, replicas, rank, start) for rank in range(replicas)]
     for sampler in samplers:
         sampler.set_epoch(epoch)
 
@@ -137,7 +137,7 @@ def test_a_sampler_deals_out_what_is_left_in_turn(epoch: int, start: int, replic
 def test_a_sampler_is_a_distributed_sampler_that_pickles() -> None:
     from torch.utils.data.distributed import DistributedSampler
 
-    sampler = ElasticDistributedSampler([1, 2, 3], 2, 1)
+    sampler: Any = ElasticDistributedSampler([1, 2, 3], 2, 1)
 
     assert isinstance(sampler, DistributedSampler)
     assert list(sampler) == list(pickle.loads(pickle.dumps(sampler)))
@@ -151,4 +151,4 @@ def test_a_start_outside_of_the_data_is_refused(start: int) -> None:
 
 def test_data_without_a_length_are_refused() -> None:
     with pytest.raises(TypeError, match="has no length"):
-        ElasticDistributedSampler(iter([1]), 2, 1)  # type: ignore[arg-type]
+        ElasticDistributedSampler(iter([1]), 2, 1)

@@ -105,7 +105,8 @@ def test_a_handler_is_made_from_the_options_of_its_parameters() -> None:
 @pytest.mark.parametrize("name", ["join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"])
 @pytest.mark.parametrize("value", [0, "-1", "soon"])
 def test_an_option_is_whole_seconds_above_0(name: str, value: object) -> None:
-    params = RendezvousParameters("mine", "", "job", 1, 2, **{name: value})
+    options: dict[str, Any] = {name: value}
+    params = RendezvousParameters("mine", "", "job", 1, 2, **options)
 
     with pytest.raises(ValueError, match=name):
         create_handler(STORE, Untouched(), params)
