@@ -254,7 +254,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("--event-log-handler", f"where events go: {', '.join(EVENT_HANDLERS)}", "null", metavar="NAME"),
         Option(
             "--worker-server",
-            "torch's debug server in every worker, on the socket that TORCH_WORKER_SERVER_SOCKET names there",
+            "torch's debug server in every worker, on the Unix socket that ELASTICLIB_WORKER_SERVER_SOCKET names there",
             "0",
             _flag,
         ),

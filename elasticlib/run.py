@@ -29,14 +29,13 @@ from elasticlib.spec import Entrypoint, LaunchConfig, LogsSpecs
 log = logging.getLogger("elasticlib.run")
 
 
-@frozen
-class Script:
+class Script(str):
     """The path of a Python script, spelled as it was typed: it becomes the script's ``sys.argv[0]``."""
 
-    path: str
+    __slots__ = ()
 
     def __fspath__(self) -> str:
-        return self.path
+        return str(self)
 
 
 @frozen
@@ -150,6 +149,12 @@ def _numa_options(mode: str | None) -> object | None:
     return NumaOptions(AffinityMode(mode))
 
 
+_OF_SEVERAL_NODES = (
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
+    *("node_rank", "master_addr", "master_port", "wait_for"),
+)
+
+
 def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
     """Which nodes meet where, as fields of the configuration. Raises `ConfigError` for a contradiction."""
     if values["standalone"]:
@@ -158,6 +163,9 @@ def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str
                 f"{given['standalone']} and {given['nnodes']} exclude each other: "
                 "a private rendezvous has one node; leave one of them out"
             )
+        idle = [given[name] for name in _OF_SEVERAL_NODES if name in given]
+        if idle:
+            log.warning("without effect beside %s, which is one node alone: %s", given["standalone"], ", ".join(idle))
         return {"run_id": str(uuid.uuid4())}
     backend, endpoint = values["rdzv_backend"], values["rdzv_endpoint"].strip()
     fields = {"rdzv_backend": backend, "rdzv_configs": values["rdzv_conf"], "run_id": values["rdzv_id"]}
@@ -181,19 +189,25 @@ def _master(values: Mapping[str, Any], given: Mapping[str, str], endpoint: str) 
     if port is not None and not 0 <= port < 65536:
         raise ConfigError(f"master_port={port} must be a port, from 0 (a free one) to 65535")
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    address = f"{host}:{29500 if port is None else port}"
     if endpoint:
-        told = [given[name] for name in ("master_addr", "master_port") if name in given]
-        if told and endpoint != address:
-            raise ConfigError(
-                f"{given['rdzv_endpoint']} {endpoint!r} and {' '.join(told)} {address!r} differ: leave one of them out"
-            )
+        there, _, number = endpoint.rpartition(":")
+        for name, told, known in (("master_addr", host, there), ("master_port", str(port), number)):
+            if name in given and told != known:
+                raise ConfigError(
+                    f"{given['rdzv_endpoint']} {endpoint!r} and {given[name]} {values[name]!r} differ: "
+                    "leave one of them out"
+                )
         return endpoint
-    if port is None and values["nnodes"][1] == 1:
+    address = f"{host}:{29500 if port is None else port}"
+    least, most = values["nnodes"]
+    if port is None and most == 1:
         return ""
-    if values["nnodes"][1] > 1 and "master_addr" not in given:
+    if most > 1 and least <= most and host == _LOOPBACK and "master_addr" not in given:
         log.warning("--master-addr is not given: only nodes on this machine can find %s", address)
     return address
+
+
+_LOOPBACK = "127.0.0.1"
 
 
 def launch(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
@@ -255,7 +269,10 @@ def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint
     arguments; here the script is the entry point, so that workers come from the warm template. Raises `ConfigError`.
     (torch: ``torch.distributed.run.config_from_args``)
     """
+    from elasticlib.workers._devices import workers_per_node
+
     request = request_of(args, os.environ)
+    request.config.nproc_per_node = workers_per_node(request.config.nproc_per_node)
     return request.config, request.entrypoint, list(request.args)
 
 
@@ -311,16 +328,17 @@ def _console_log(level: str) -> Iterator[None]:
 
 def main(args: Sequence[str] | None = None) -> None:
     """
-    Run a command line (by default the program's own) to its end.
+    Run a command line to its end.
 
-    Leaves by SystemExit with status 1 when workers failed or a signal stopped the job, and with 2 when
-    the call is wrong, with the reason on stderr.
+    For the program's own, by default, it leaves by SystemExit with status 1 when workers failed or a signal stopped
+    the job, and with 2 when the call is wrong, with the reason on stderr. With *args* it raises what `elastic_launch`
+    raises, and SystemExit only as argparse does. (torch: ``torch.distributed.run.main``)
     """
     carry_out(lambda: launch(parse_args(args), os.environ), whole_program=args is None)
 
 
 def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
-    """Call *command* with the library's messages on stderr; leave as `main` says if it raises."""
+    """Call *command* with the library's messages on stderr; for a whole program, leave as `main` says if it raises."""
     while whole_program and os.open(os.devnull, os.O_RDWR) < 3:
         pass  # a stream that was closed at our start: no other file may get its number
     try:
@@ -330,17 +348,28 @@ def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
             except (ElasticError, KeyboardInterrupt):
                 log.debug("the launch ended with an exception", exc_info=True)
                 raise
-    except ChildFailedError as e:
-        from elasticlib.workers.record import pass_on
+    except ElasticError as e:
+        if isinstance(e, ChildFailedError):
+            from elasticlib.workers.record import pass_on
 
-        pass_on(e)
-        _leave(1, f"{e}")
-    except ConfigError as e:
-        _leave(2, f"{PROG}: error: {e}")
-    except (ElasticError, KeyboardInterrupt) as e:
-        if isinstance(e, SignalException) and whole_program:
-            signal.signal(e.sigval, signal.SIG_IGN)  # whoever presses the key again need not see how we leave
-        _leave(1, f"{PROG}: {str(e) or 'interrupted'}")
+            pass_on(e)
+        if not whole_program:
+            raise
+        _leave_by(e)
+    except KeyboardInterrupt:
+        if not whole_program:
+            raise
+        _leave(1, f"{PROG}: interrupted")
+
+
+def _leave_by(error: ElasticError) -> None:
+    if isinstance(error, ChildFailedError):
+        _leave(1, f"{error}")
+    if isinstance(error, ConfigError):
+        _leave(2, f"{PROG}: error: {error}")
+    if isinstance(error, SignalException):
+        signal.signal(error.sigval, signal.SIG_IGN)  # whoever presses the key again need not see how we leave
+    _leave(1, f"{PROG}: {str(error) or 'interrupted'}")
 
 
 def _leave(status: int, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import re
@@ -64,12 +65,18 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     return fake
 
 
+def as_program(*args: str, command: Callable[[], None] = main) -> object:
+    """The status with which the program ends when it is called with *args*."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as caught:
+        patch.setattr(sys, "argv", ["elasticrun", *args])
+        patch.setattr(signal, "signal", lambda *_: None)  # a program that ends may stop listening; this one goes on
+        command()
+    return caught.value.code
+
+
 def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     """The last line that a wrong call leaves on stderr; it must exit with status 2."""
-    with pytest.raises(SystemExit) as caught:
-        main(args)
-
-    assert 2 == caught.value.code
+    assert 2 == as_program(*args)
     return capsys.readouterr().err.splitlines()[-1]
 
 
@@ -535,6 +542,82 @@ def test_the_smaller_names_of_torchs_module_do_the_same(
     assert elasticlib.run.get_use_env(args)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words", "value"),
+    [
+        ({}, ["--mine", "3"], "3"),
+        ({}, ["--mine=3"], "3"),
+        ({}, ["--min", "3"], "3"),
+        ({"nargs": 2}, ["--mine", "3", "4"], ["3", "4"]),
+        ({"nargs": "?", "const": "c"}, ["--mine", "--nproc", "1"], "c"),
+        ({"nargs": "*"}, ["--mine", "3", "4", "--nproc", "1"], ["3", "4"]),
+        ({"action": "store_true"}, ["--mine"], True),
+    ],
+)
+@pytest.mark.parametrize("in_group", [False, True])
+def test_an_added_option_takes_what_argparse_gives_it(
+    settings: dict[str, Any], words: list[str], value: object, in_group: bool
+) -> None:
+    parser = get_args_parser()
+    (parser.add_argument_group("mine") if in_group else parser).add_argument("--mine", **settings)
+
+    args = parser.parse_args([*words, "--nnodes", "2", "x.py", "--mine", "8"])
+
+    assert (value, "2", "x.py", ["--mine", "8"]) == (
+        args.mine,
+        args.nnodes,
+        args.training_script,
+        args.training_script_args,
+    )
+
+
+def test_another_parser_may_inherit_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_MAX_RESTARTS", "5")
+    parser = argparse.ArgumentParser(parents=[get_args_parser()], conflict_handler="resolve")
+
+    args = parser.parse_args(["--nproc_per_node", "2", "--standalone", "x.py", "--lr", "1"])
+
+    assert ("2", True, 5, "0", "x.py", ["--lr", "1"]) == (
+        args.nproc_per_node,
+        args.standalone,
+        args.max_restarts,
+        args.tee,
+        args.training_script,
+        args.training_script_args,
+    )
+
+
+def test_standalone_names_what_has_no_effect_beside_it(launches: Launches, caplog: pytest.LogCaptureFixture) -> None:
+    main(["--standalone", "--rdzv-id", "mine", "--node_rank", "3", "train.py"])
+
+    assert ["without effect beside --standalone, which is one node alone: --rdzv-id, --node-rank"] == caplog.messages
+
+
+def test_a_master_that_agrees_with_the_endpoint_as_far_as_it_is_given_is_taken(launches: Launches) -> None:
+    main(["--nnodes", "2", "--rdzv-endpoint", "node0:29511", "--master-port", "29511", "train.py"])
+
+    assert "node0:29511" == launches.config.rdzv_endpoint
+
+
+def test_a_master_that_a_program_set_is_not_called_missing(
+    launches: Launches, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = parse_args(["--nnodes", "2", "x.py"])
+    args.master_addr = "node0"
+
+    run(args)
+
+    assert "node0:29500" == launches.config.rdzv_endpoint
+    assert [] == caplog.messages
+
+
+def test_the_configuration_of_a_namespace_has_a_number_of_workers_and_a_text_to_run() -> None:
+    config, entry, rest = elasticlib.run.config_from_args(parse_args(["--nproc-per-node", "cpu", "x.py", "a"]))
+
+    assert len(os.sched_getaffinity(0)) == config.nproc_per_node
+    assert ("x.py", ["a"]) == (entry, rest)
+
+
 def test_options_may_be_added_to_the_parser() -> None:
     parser = get_args_parser()
     parser.add_argument("--flag_of_mine", action="store_true")
@@ -565,10 +648,9 @@ def test_the_legacy_command_gives_no_local_rank_to_a_program(
     launches: Launches, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Row 045."""
-    with pytest.warns(FutureWarning, match="deprecated"), pytest.raises(SystemExit) as ended:
-        elasticlib.launch.main(["--no-python", "true"])
+    with pytest.warns(FutureWarning, match="deprecated"):
+        assert 2 == as_program("--no-python", "true", command=elasticlib.launch.main)
 
-    assert 2 == ended.value.code
     assert "--use-env" in capsys.readouterr().err
     assert not launches.calls
 
@@ -621,7 +703,7 @@ def test_nodes_conf_and_waiting_reach_the_config(launches: Launches) -> None:
         (["--node-rank", "two", "--nnodes", "2"], "--node-rank: 'two'"),
         (["--master-port", "70000"], "--master-port=70000"),
         (["--master-port", "-1"], "--master-port=-1"),
-        (["--rdzv-endpoint", "a:1", "--master-addr", "b", "--nnodes", "2"], "'a:1' and --master-addr 'b:29500' differ"),
+        (["--rdzv-endpoint", "a:1", "--master-addr", "b", "--nnodes", "2"], "'a:1' and --master-addr 'b' differ"),
         (["--rdzv-conf", "join_timeout"], "--rdzv-conf: 'join_timeout' gives join_timeout no value"),
         (["--rdzv-conf", "=3"], "--rdzv-conf: '=3' must be pairs"),
         (["--wait-for", "all"], "--wait-for='all' is unknown: give one of quiet, min, max"),
@@ -770,11 +852,10 @@ def test_an_error_becomes_a_message_and_a_status(
     """Row 088."""
     launches.fails = error
 
-    with pytest.raises(SystemExit) as caught:
-        main(["train.py"])
-
-    assert status == caught.value.code
+    assert status == as_program("train.py")
     assert message == capsys.readouterr().err
+    with pytest.raises(type(error)):  # as torch's, for programs that call it
+        main(["train.py"])
 
 
 def test_the_launchers_traceback_is_shown_for_debugging_only(
@@ -783,9 +864,7 @@ def test_the_launchers_traceback_is_shown_for_debugging_only(
     launches.fails = StartError("no process")
     monkeypatch.setenv("LOGLEVEL", "debug")
 
-    with pytest.raises(SystemExit):
-        main(["train.py"])
-
+    assert 1 == as_program("train.py")
     assert "Traceback" in capsys.readouterr().err
 
 
