@@ -49,8 +49,12 @@ def test_a_fault_tolerant_job(peer: Peer) -> None:
     """A worker fails once; the variables of the text are the shell's."""
     job, host = "job7", f"localhost:{free_port()}"
     options = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", f"--rdzv-id={job}", "--rdzv-backend=c10d")
-    once = "if RANK == 1 and not os.path.exists('failed'):\n    note('failed')\n    sys.exit(1)\n"
-    path = script(peer, once + "wait_for('failed')\n" + TELL, SCRIPT)
+    once = (
+        "if not os.path.exists('failed'):\n"
+        "    if RANK == 0:\n        idle()\n"
+        "    wait_for('up0')\n    note('failed')\n    sys.exit(1)\n"
+    )
+    path = script(peer, once + TELL, SCRIPT)
 
     nodes = [peer.start(*options, f"--rdzv-endpoint={host}", path, *ARGUMENTS, env=QUICK) for _ in range(2)]
 

@@ -45,7 +45,7 @@ def test_sigterm_reaches_the_workers_and_ends_the_job(peer: Peer) -> None:
 
     done = ended_by(peer, process, signal.SIGTERM)
 
-    assert 1 == done.returncode
+    assert 1 == done.returncode, done.err
     assert ["told0.SIGTERM", "told1.SIGTERM"] == names(peer, "told*")
     assert leaves_nothing(peer)
 
@@ -57,7 +57,7 @@ def test_the_workers_get_the_same_signal_as_the_launcher(peer: Peer, name: str) 
 
     done = ended_by(peer, process, signal.Signals[name])
 
-    assert 1 == done.returncode
+    assert 1 == done.returncode, done.err
     assert [f"told0.{name}", f"told1.{name}"] == names(peer, "told*")
     assert leaves_nothing(peer)
 
@@ -68,8 +68,8 @@ def test_a_listed_signal_is_passed_on_and_ends_the_job(peer: Peer) -> None:
 
     done = ended_by(peer, process, signal.SIGUSR1)
 
-    assert 1 == done.returncode
-    assert ["told0.SIGUSR1", "told1.SIGUSR1"] == names(peer, "told*")
+    assert 1 == done.returncode, done.err
+    assert ["told0.SIGUSR1", "told1.SIGUSR1"] == names(peer, "told*"), done.err
 
 
 @pytest.mark.row(106)
@@ -88,7 +88,7 @@ def test_a_worker_that_ignores_the_signal_is_killed_after_the_shutdown_timeout(p
 
     done = ended_by(peer, process, signal.SIGTERM)
 
-    assert 1 == done.returncode
+    assert 1 == done.returncode, done.err
     assert ["told0.SIGTERM", "told1.SIGTERM"] == names(peer, "told*")
     assert 2 <= done.seconds
     assert leaves_nothing(peer)
@@ -201,7 +201,7 @@ def test_grandchildren_that_ignore_the_signal_are_killed(peer: Peer) -> None:
 
     done = ended_by(peer, process, signal.SIGTERM)
 
-    assert 1 == done.returncode
+    assert 1 == done.returncode, done.err
     assert leaves_nothing(peer)
 
 
