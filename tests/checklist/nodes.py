@@ -6,7 +6,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -117,10 +117,13 @@ class Cluster:
         """
         A node of a job of *nodes* nodes; the first one hosts the store.
 
-        *options* are those of the rendezvous, or backend, run_id, local_addr, endpoint.
+        *options* are those of the rendezvous, or backend, run_id, local_addr, endpoint; ``is_host=None`` leaves it
+        to the endpoint's address who hosts.
         """
         if options.get("backend", "c10d") == "c10d" and options.get("store_type") != "file":
             options.setdefault("is_host", "0" if self.nodes else "1")
+            if options["is_host"] is None:
+                del options["is_host"]
         made = Node(self.peer, options.pop("endpoint", self.endpoint), nodes, variables or {}, **options)
         self.nodes.append(made)
         if opened:
@@ -133,6 +136,25 @@ class Cluster:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for node in self.nodes:
             node.process.kill()
+
+
+def let_in(newcomer: Node, others: Sequence[Node], limit: float = 2 * PATIENCE) -> list[Any]:
+    """
+    What *others* and *newcomer*, which has asked, answer last: the others ask again as agents do, whenever they hear
+    that somebody waits, until the newcomer has its answer.
+    """
+    begun = time.monotonic()
+    answers: list[Any] = []
+    while not newcomer.has_answered():
+        if time.monotonic() > begun + limit:
+            raise TimeoutError("the newcomer was not let in")
+        if any([node.ask("num_nodes_waiting") for node in others]):
+            for node in others:
+                node.tell("next")
+            answers = [node.answer() for node in others]
+        else:
+            time.sleep(0.05)
+    return [*answers, newcomer.answer()]
 
 
 def seconds_until(node: Node, order: str, wanted: Any, limit: float) -> float | None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import importlib
 import os
 import pathlib
+import pickle
 import signal
 import socket
 import subprocess
 import time
+from typing import Any
 
 import pytest
 
@@ -15,7 +20,7 @@ from tests.benchmarks import sockets, tree
 from tests.benchmarks.forming import form
 from tests.benchmarks.job import BenchmarkError
 from tests.benchmarks.launchers import LAUNCHERS as MEASURED
-from tests.checklist.nodes import LOOPBACK, Cluster, Refused, seconds_until
+from tests.checklist.nodes import LOOPBACK, Cluster, Refused, let_in, seconds_until
 from tests.checklist.peers import Peer, free_port
 from tests.hosts._netns import missing, shifted
 
@@ -23,7 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.25)]
 
 AT_ONCE = 30.0
 """Seconds within which nodes that need not wait for anything have met, on a loaded machine too."""
-TOLD = "import os; open(f'seen.{os.getpid()}', 'w').write(' '.join(os.environ[n] for n in (%s)))\n"
+BACKWARDS = ("127.0.0.3", "127.0.0.2", "127.0.0.1")
+"""Addresses with which a newcomer is sorted first: torch leaves it waiting else, for what its rank 0 does not say."""
 
 
 @pytest.mark.row(126)
@@ -41,12 +47,13 @@ def test_a_round_of_fixed_size_is_complete_when_all_have_joined(peer: Peer) -> N
 
 @pytest.mark.row(127, improvement=True)
 def test_the_quiet_time_counts_from_the_last_join(peer: Peer) -> None:
-    """A comes, B 2.5 s later, C 2.5 s after that: with 4 s of quiet nobody is left out."""
+    """A comes, B 5 s later, C 5 s after that: with 8 s of quiet nobody is left out."""
     with Cluster(peer) as cluster:
-        nodes = [cluster.node("1:3", last_call_timeout=4) for _ in range(3)]
-        for node in nodes:
+        nodes = [cluster.node("1:3", last_call_timeout=8) for _ in range(3)]
+        for node in nodes[:2]:
             node.tell("next")
-            time.sleep(2.5)
+            time.sleep(5)
+        nodes[2].tell("next")
 
         assert [3, 3, 3] == [node.answer(AT_ONCE)[1] for node in nodes]
 
@@ -86,35 +93,28 @@ def test_a_node_that_finds_no_others_in_time_gets_an_error_and_is_forgotten(peer
 @pytest.mark.row(131)
 def test_a_late_node_is_let_in_where_there_is_room(peer: Peer) -> None:
     with Cluster(peer) as cluster:
-        first = cluster.node("1:2", last_call_timeout=1)
+        first, late = (cluster.node("1:2", local_addr=where, last_call_timeout=3) for where in BACKWARDS[:2])
         assert 1 == first.ask("next")[1]
-        late = cluster.node("1:2", last_call_timeout=1)
         late.tell("next")
 
-        assert seconds_until(first, "num_nodes_waiting", 1, 20) is not None
-        first.tell("next")
-
-        assert [2, 2] == [node.answer()[1] for node in (first, late)]
+        assert [2, 2] == [world for _, world, *_ in let_in(late, [first])]
 
 
 @pytest.mark.row(132)
 def test_a_late_node_of_a_full_job_waits_until_a_place_is_free(peer: Peer) -> None:
-    silence = {"keep_alive_interval": 1, "keep_alive_max_attempt": 2, "last_call_timeout": 1}
+    options = {"keep_alive_interval": 2, "keep_alive_max_attempt": 3, "last_call_timeout": 3}
     with Cluster(peer) as cluster:
-        first, second = (cluster.node("1:2", **silence) for _ in range(2))
+        first, second, spare = (cluster.node("1:2", local_addr=where, **options) for where in BACKWARDS)
         for node in (first, second):
             node.tell("next")
         assert [2, 2] == [node.answer()[1] for node in (first, second)]
-        spare = cluster.node("1:2", **silence)
         spare.tell("next")
         assert seconds_until(first, "num_nodes_waiting", 1, 3) is None
         assert not spare.has_answered()
 
         second.process.kill()
 
-        assert seconds_until(first, "num_nodes_waiting", 1, 20) is not None
-        first.tell("next")
-        assert [2, 2] == [node.answer()[1] for node in (first, spare)]
+        assert [2, 2] == [world for _, world, *_ in let_in(spare, [first])]
 
 
 @pytest.mark.row(133, improvement=True)
@@ -204,7 +204,7 @@ def listens(endpoint: str) -> bool:
 @pytest.mark.row(137, improvement=True)
 def test_after_a_node_was_replaced_all_have_one_and_the_same_new_address(peer: Peer) -> None:
     """Of three nodes the one is killed that torch's order makes rank 0, and another comes."""
-    options = {"keep_alive_interval": 1, "keep_alive_max_attempt": 2, "last_call_timeout": 2}
+    options = {"keep_alive_interval": 2, "keep_alive_max_attempt": 3, "last_call_timeout": 4}
     with Cluster(peer) as cluster:
         host, other, killed = (cluster.node("2:3", local_addr=f"127.0.0.{number}", **options) for number in (9, 8, 2))
         for node in (host, other, killed):
@@ -214,13 +214,7 @@ def test_after_a_node_was_replaced_all_have_one_and_the_same_new_address(peer: P
         killed.process.kill()
         replacement = cluster.node("2:3", local_addr="127.0.0.3", **options)
         replacement.tell("next")
-        after = []
-        while not replacement.has_answered():
-            if any([node.ask("num_nodes_waiting") for node in (host, other)]):
-                for node in (host, other):
-                    node.tell("next")
-                after = [node.answer() for node in (host, other)]
-        after.append(replacement.answer())
+        after = let_in(replacement, [host, other])
 
         assert [3, 3, 3] == [world for _, world, *_ in after]
         assert 1 == len({tuple(where) for _, _, *where in after})
@@ -230,27 +224,36 @@ def test_after_a_node_was_replaced_all_have_one_and_the_same_new_address(peer: P
 @pytest.mark.row(138, improvement=True)
 def test_a_newcomer_that_is_sorted_first_has_the_same_master_as_the_others(peer: Peer) -> None:
     with Cluster(peer) as cluster:
-        first = cluster.node("1:2", local_addr="127.0.0.2", last_call_timeout=1)
+        first, newcomer = (cluster.node("1:2", local_addr=where, last_call_timeout=3) for where in BACKWARDS[:2])
         first.ask("next")
-        newcomer = cluster.node("1:2", local_addr="127.0.0.1", last_call_timeout=1)
         newcomer.tell("next")
-        assert seconds_until(first, "num_nodes_waiting", 1, 20) is not None
-        first.tell("next")
 
-        answers = [node.answer() for node in (first, newcomer)]
+        answers = let_in(newcomer, [first])
 
+        assert [2, 2] == [world for _, world, *_ in answers]
         assert 1 == len({tuple(where) for _, _, *where in answers})
 
 
-@pytest.mark.row(139, improvement=True)
-@pytest.mark.parametrize(
-    "name", ["last_call_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"]
-)
+@pytest.mark.row(139)
+@pytest.mark.parametrize("name", ["last_call_timeout", "close_timeout", "heartbeat_timeout"])
 def test_times_that_are_not_above_0_are_refused(peer: Peer, name: str) -> None:
-    with Cluster(peer) as cluster, pytest.raises(Refused) as refused:
-        cluster.node("1", **{name: -1})
+    refuses(peer, name)
 
-    assert "ValueError" in refused.value.kinds
+
+@pytest.mark.row(139, improvement=True)
+@pytest.mark.parametrize("name", ["keep_alive_interval", "keep_alive_max_attempt"])
+def test_a_silence_that_is_not_above_0_is_refused(peer: Peer, name: str) -> None:
+    refuses(peer, name)
+
+
+def refuses(peer: Peer, name: str) -> None:
+    """Whether a handler is refused for a negative value of an option."""
+    rendezvous, registry = (peer.module(module) for module in ("rendezvous", "rendezvous.registry"))
+    options = {name: -1, "is_host": "1"}
+    with pytest.raises(ValueError, match=r"-1|(?i:positive)"):
+        registry.get_rendezvous_handler(
+            rendezvous.RendezvousParameters("c10d", f"{LOOPBACK}:{free_port()}", "job", 1, 1, LOOPBACK, **options)
+        )
 
 
 @pytest.mark.row(140)
@@ -291,20 +294,15 @@ def test_a_clock_that_is_off_by_a_minute_does_no_harm(peer: Peer, tmp_path: path
     """The node whose clock is behind is not taken for dead, however long the round lasts."""
     options = {"last_call_timeout": 3}
     with Cluster(peer) as cluster:
-        host = cluster.node("1:3", **options)
-        behind = cluster.node("1:3", variables=shifted(-60, tmp_path), **options)
+        host, late = (cluster.node("1:3", local_addr=where, **options) for where in BACKWARDS[::2])
+        behind = cluster.node("1:3", variables=shifted(-60, tmp_path), local_addr=BACKWARDS[1], **options)
         for node in (host, behind):
             node.tell("next")
         assert [2, 2] == [node.answer()[1] for node in (host, behind)]
 
-        late = cluster.node("1:3", **options)
         late.tell("next")
-        for node in (host, behind):
-            assert seconds_until(node, "num_nodes_waiting", 1, 20) is not None
-        for node in (host, behind):
-            node.tell("next")
 
-        assert [3, 3, 3] == [node.answer()[1] for node in (host, behind, late)]
+        assert [3, 3, 3] == [world for _, world, *_ in let_in(late, [host, behind])]
 
 
 @pytest.mark.row(143, improvement=True)
@@ -325,36 +323,30 @@ def test_256_nodes_meet_within_a_few_seconds(peer: Peer) -> None:
 @pytest.mark.row(144, improvement=True)
 def test_what_is_in_the_store_cannot_run_code(peer: Peer) -> None:
     """A stranger who reaches the store writes a pickle that makes a file, in each form, over every key."""
-    attack = """
-import base64, os, pickle, sys
-from torch.distributed import TCPStore
-class Bomb:
-    def __reduce__(self): return (open, (sys.argv[3], "w"))
-store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, wait_for_workers=False)
-bomb = pickle.dumps(Bomb())
-keys = store.list_keys()
-for payload in (bomb, base64.b64encode(bomb)):
-    for key in keys: store.set(key, payload)
-    store.get(keys[0])
-    input()
-print(len(keys))
-"""
     trap = peer.folder / "trap"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return open, (str(trap), "w")
+
+    bomb = pickle.dumps(Bomb())
     with Cluster(peer) as cluster:
         host = cluster.node("1:2", last_call_timeout=1)
-        host.ask("next")
-        process = peer.start_python(attack, *cluster.endpoint.split(":"), str(trap))
         newcomer = cluster.node("1:2", join_timeout=4)
-        for _ in range(2):
+        host.ask("next")
+        name, port = cluster.endpoint.split(":")
+        stranger = importlib.import_module("torch.distributed").TCPStore(name, int(port), wait_for_workers=False)
+        keys = stranger.list_keys()
+        assert keys
+        for payload in (bomb, base64.b64encode(bomb)):
+            for key in keys:
+                stranger.set(key, payload)
+            stranger.check(keys)  # acknowledges what was written
+            host.tell("num_nodes_waiting")
             newcomer.tell("next")
-            with pytest.raises((Refused, TimeoutError)):
-                raise TimeoutError(newcomer.answer(10))
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-            with pytest.raises((Refused, TimeoutError)):
-                raise TimeoutError(host.ask("num_nodes_waiting", 10))
-        assert 0 < int(peer.finish(process).out)
+            for node in (host, newcomer):
+                with contextlib.suppress(Refused, TimeoutError):  # a ruined store may cost a job more time than this
+                    node.answer(6)
 
     assert not trap.exists()
 
