@@ -96,6 +96,10 @@ class RendezvousConnectionError(RendezvousError, ConnectionError):
     """You get it when the store that the nodes share cannot be reached."""
 
 
+class RendezvousNotFoundError(RendezvousConnectionError, RendezvousTimeoutError):
+    """You get it when there was nothing within the join time where the job's store should be."""
+
+
 class RendezvousStateError(RendezvousError):
     """You get it when what the store holds was not written by this job."""
 

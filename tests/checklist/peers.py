@@ -127,13 +127,13 @@ class Peer:
 
     def python(self, code: str, *args: str, env: Mapping[str, str] | None = None, limit: float = LIMIT) -> Finished:
         """Run a program; ``{elastic}``, ``{distributed}`` and ``{numa}`` in it stand for the launcher's packages."""
-        path = self.script(code, "program.py")
+        path = self.script(code, f"program{len(self._started)}.py")
         command = (PYTHON, "-c", "pass") if self.launcher is NOTHING else (PYTHON, path)
         return self._finish(self._start((*command, *args), env), limit)
 
     def start_python(self, code: str, *args: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a program as `python` does, with its stdin in a pipe."""
-        path = self.script(code, "program.py")
+        path = self.script(code, f"program{len(self._started)}.py")
         command = (PYTHON, "-c", "pass") if self.launcher is NOTHING else (PYTHON, path)
         return self._start((*command, *args), env, subprocess.PIPE)
 
