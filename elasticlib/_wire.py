@@ -19,6 +19,8 @@ from typing import Any, Protocol, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
 
+_LONGEST = 2**31 - 1
+"""Milliseconds that one poll can wait."""
 _HEAD = struct.Struct("!II")
 _MOST_DESCRIPTORS = 253  # the kernel's limit for one message
 
@@ -30,11 +32,15 @@ class HasDescriptor(Protocol):
 
 
 def wait_readable(sources: Sequence[int | HasDescriptor], timeout: float | None) -> set[int]:
-    """Descriptors among *sources* that are readable within *timeout* seconds (None: wait on); of any number."""
+    """
+    Descriptors among *sources* that are readable within *timeout* seconds (None: wait on); of any number.
+
+    A wait of more than 24 days, which the kernel cannot count, may end after these with nothing.
+    """
     poll = select.poll()
     for source in sources:
         poll.register(source, select.POLLIN)
-    return {number for number, _ in poll.poll(None if timeout is None else timeout * 1000)}
+    return {number for number, _ in poll.poll(None if timeout is None else min(timeout * 1000, _LONGEST))}
 
 
 class Channel:

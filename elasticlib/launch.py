@@ -11,15 +11,21 @@ import contextlib
 import importlib
 import logging
 import os
+import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import Any
 
 from attrs import evolve, fields
 
 from elasticlib import events, metrics, records
+from elasticlib._torch_config import as_launch_config
 from elasticlib.agent import LocalElasticAgent
+from elasticlib.agent._checks import check_health_check_server
 from elasticlib.agent._health import HealthCheckServer
+from elasticlib.agent._preparation import prepare
+from elasticlib.agent._watch import stop_health_check
 from elasticlib.errors import ChildFailedError, ConfigError, root_cause
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._streams import Duplicates
@@ -27,7 +33,15 @@ from elasticlib.rendezvous import Rules, _choice, open_local, open_remote
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import host_name, node_name
-from elasticlib.spec import TOKEN_VARIABLE, Entrypoint, LaunchConfig, LogsDest, WorkerSpec, entrypoint_name
+from elasticlib.spec import (
+    TOKEN_VARIABLE,
+    Entrypoint,
+    LaunchConfig,
+    LogsDest,
+    LogsSpecs,
+    WorkerSpec,
+    entrypoint_name,
+)
 from elasticlib.state import RunResult
 from elasticlib.workers import _devices
 
@@ -49,7 +63,9 @@ class elastic_launch:  # noqa: N801 - torch's name
     Each node of a job makes the same call and gets the results of its own workers; a spare that was not
     needed gets {}.
 
-    A *health_check_server* that the caller has started is stopped when a call ends.
+    *config* may be torch's own ``LaunchConfig``: its fields are taken as they are at the call, torch's defaults too.
+    A *health_check_server* that the caller has started is stopped when a call ends, however it does. After a launch
+    the caller's `DefaultLogsSpecs` names in ``root_log_dir`` the folder that was kept.
 
     Raises `ConfigError` before anything is started when the call cannot work, `ChildFailedError`, from the
     worker's own exception, when workers failed and no restart was left, on every node of the job with the
@@ -60,6 +76,7 @@ class elastic_launch:  # noqa: N801 - torch's name
     def __init__(
         self, config: LaunchConfig, entrypoint: Entrypoint, health_check_server: HealthCheckServer | None = None
     ) -> None:
+        as_launch_config(config)  # refused now; what it holds counts when it is called
         self._config = config
         self._entrypoint = entrypoint
         self._health_check_server = health_check_server
@@ -77,64 +94,123 @@ def launch_agent(
     kwargs: Mapping[str, Any] | None = None,
 ) -> dict[int, Any]:
     """What a call of `elastic_launch` does. (torch: ``torch.distributed.launcher.api.launch_agent``)"""
+    check_health_check_server(health_check_server)
+    with contextlib.ExitStack() as until_run:
+        if health_check_server is not None:
+            until_run.callback(stop_health_check, health_check_server, records.log)
+        config = as_launch_config(config)
+        asked = config.logs_specs if config.logs_specs is not None else DefaultLogsSpecs()
+        logs = asked.for_launch() if isinstance(asked, DefaultLogsSpecs) else asked
+        metric_handler = _check(config, logs)
+        title = _title(entrypoint, args)
+        choice = _choose(config)
+        if isinstance(choice, Job):
+            choice = evolve(choice, work=title)
+        workers = _devices.workers_per_node(config.nproc_per_node)
+        spec = _worker_spec(config, workers, entrypoint, args, kwargs or {})
+        grace = _shutdown_timeout(config)
+        prepared = prepare(spec, config.start_method, config.signals_to_handle)
+        _warn_of_strange_ranks(logs, workers)
+        records.log(records.LaunchStarted(title, {**_summary(config), "nproc_per_node": workers}))
+        succeeded = False
+        try:
+            with _opened(choice, config) as spec.rdzv_handler:
+                agent = LocalElasticAgent(
+                    spec,
+                    logs,
+                    config.start_method,
+                    log_line_prefix_template=config.log_line_prefix_template,
+                    shutdown_timeout=grace,
+                    health_check_server=health_check_server,
+                    signals_to_handle=config.signals_to_handle,
+                    metric_handler=metric_handler,
+                    prepared=prepared,
+                )
+                until_run.pop_all()  # the agent stops it when its run ends
+                result = _run(agent)
+            if result.is_failed():
+                _raise_failure(agent, title, result)
+            succeeded = True
+        finally:
+            if isinstance(logs, DefaultLogsSpecs) and isinstance(asked, DefaultLogsSpecs):
+                logs.remove_if_temporary(only_if_empty=not succeeded)
+                asked.tell(logs)
+                if not succeeded and logs.root_log_dir:
+                    records.log(records.LogsKept(logs.root_log_dir))
+        return result.return_values
+
+
+def _check(config: LaunchConfig, logs: LogsSpecs) -> metrics.MetricHandler | None:
+    """Refuse what can be seen to be wrong by itself. The launch's own handler of metrics; None for the program's."""
     events.get_logging_handler(config.event_log_handler)
-    sink = _sink(config)
-    grace = _shutdown_timeout(config)
-    logs = config.logs_specs if config.logs_specs is not None else DefaultLogsSpecs()
+    metric_handler = metrics.handler_of(config.metrics_cfg)
     if isinstance(logs, DefaultLogsSpecs):
-        logs = logs.for_launch()
         logs.check()
-    duplicates = Duplicates(config.duplicate_stdout_filters, config.duplicate_stderr_filters)
     if getattr(logs, "root_log_dir", None) == os.devnull:
-        duplicates.check(LogsDest())
-    workers = _devices.workers_per_node(config.nproc_per_node)
-    choice = _choose(config)
-    if isinstance(choice, Job):
-        choice = evolve(choice, work=entrypoint_name(entrypoint))
-    sink(records.LaunchStarted(entrypoint_name(entrypoint), {**_summary(config), "nproc_per_node": workers}))
-    succeeded = False
-    try:
-        with _opened(choice, config) as rendezvous:
-            spec = WorkerSpec(
-                role=config.role,
-                local_world_size=workers,
-                rdzv_handler=rendezvous,
-                entrypoint=entrypoint,
-                args=tuple(args),
-                max_restarts=config.max_restarts,
-                monitor_interval=config.monitor_interval,
-                local_addr=config.local_addr,
-                event_log_handler=config.event_log_handler,
-                numa_options=config.numa_options,
-                virtual_local_rank=config.virtual_local_rank,
-                duplicate_stdout_filters=config.duplicate_stdout_filters,
-                duplicate_stderr_filters=config.duplicate_stderr_filters,
-                kwargs=dict(kwargs or {}),
-                module=config.module,
-                no_python=config.no_python,
-                preload=config.preload,
-                worker_server=config.worker_server,
+        Duplicates(config.duplicate_stdout_filters, config.duplicate_stderr_filters).check(LogsDest())
+    return metric_handler
+
+
+def _title(entrypoint: Entrypoint, args: Sequence[Any]) -> str:
+    """
+    What reports call the work.
+
+    The function's bare name, or the name of the file or module: where the program is this interpreter, of what it is
+    to run.
+    """
+    if isinstance(entrypoint, (str, os.PathLike)):
+        path = os.fspath(entrypoint)
+        if path == sys.executable:
+            path = next((each for each in map(str, args) if each and not each.startswith("-")), path)
+        return os.path.basename(path)
+    while isinstance(entrypoint, partial):
+        entrypoint = entrypoint.func
+    return str(getattr(entrypoint, "__name__", None) or entrypoint_name(entrypoint))
+
+
+def _worker_spec(
+    config: LaunchConfig, workers: int, entrypoint: Entrypoint, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> WorkerSpec:
+    """The workers of this node, still without a rendezvous."""
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=workers,
+        rdzv_handler=None,
+        entrypoint=entrypoint,
+        args=tuple(args),
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        virtual_local_rank=config.virtual_local_rank,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        kwargs=dict(kwargs),
+        module=config.module,
+        no_python=config.no_python,
+        preload=config.preload,
+        worker_server=config.worker_server,
+    )
+
+
+def _warn_of_strange_ranks(logs: LogsSpecs, workers: int) -> None:
+    """Say which local ranks *logs* names and this node does not have; another node of the job may have them."""
+    for name in ("local_ranks_filter", "redirects", "tee"):
+        named = getattr(logs, f"_{name}", None)  # where torch's own specifications keep it too
+        if not isinstance(named, (Mapping, Set)):
+            continue
+        strange = sorted(rank for rank in named if rank not in range(workers))
+        if strange:
+            hidden = name == "local_ranks_filter" and len(strange) == len(named)
+            _log.warning(
+                "%s names local rank%s %s, but this node has %s only: %s",
+                name,
+                "s" * (len(strange) > 1),
+                ", ".join(map(str, strange)),
+                {1: "0", 2: "0 and 1"}.get(workers, f"0 to {workers - 1}"),
+                "no worker of this node is shown on the console" if hidden else "that has no effect here",
             )
-            agent = LocalElasticAgent(
-                spec,
-                logs,
-                config.start_method,
-                log_line_prefix_template=config.log_line_prefix_template,
-                shutdown_timeout=grace,
-                health_check_server=health_check_server,
-                signals_to_handle=config.signals_to_handle,
-                sink=sink,
-            )
-            result = _run(agent)
-        if result.is_failed():
-            _raise_failure(agent, entrypoint, result)
-        succeeded = True
-    finally:
-        if isinstance(logs, DefaultLogsSpecs):
-            logs.remove_if_temporary(only_if_empty=not succeeded)
-            if not succeeded and logs.root_log_dir:
-                records.log(records.LogsKept(logs.root_log_dir))
-    return result.return_values
 
 
 def _choose(config: LaunchConfig) -> Choice:
@@ -179,12 +255,6 @@ def _opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
             )
 
 
-def _sink(config: LaunchConfig) -> records.Sink:
-    """Where the launch's records go: to the log, and as metrics to the handler that ``metrics_cfg`` names."""
-    handler = metrics.handler_of(config.metrics_cfg)
-    return records.log if handler is None else records.fan_out(records.log, metrics.MetricSink(config.role, handler))
-
-
 def _summary(config: LaunchConfig) -> dict[str, object]:
     """What was asked for, but for what has no value and what nobody may see."""
     values = {field.name: getattr(config, field.name) for field in fields(LaunchConfig) if field.repr}
@@ -202,8 +272,8 @@ def _run(agent: LocalElasticAgent) -> RunResult:
     return result
 
 
-def _raise_failure(agent: LocalElasticAgent, entrypoint: Entrypoint, result: RunResult) -> None:
-    error = ChildFailedError(entrypoint_name(entrypoint), result.failures)
+def _raise_failure(agent: LocalElasticAgent, title: str, result: RunResult) -> None:
+    error = ChildFailedError(title, result.failures)
     rank, _ = root_cause(result.failures)
     raise error from agent.original_exception(rank)
 

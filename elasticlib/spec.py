@@ -22,6 +22,7 @@ from attrs import Attribute, Factory, define, field, setters
 
 from elasticlib.errors import ConfigError, SpecError
 from elasticlib.numa._options import NumaOptions, as_numa_options
+from elasticlib.utils._dataclasses import DataclassView
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
 WaitFor: TypeAlias = Literal["quiet", "min", "max"]
@@ -91,7 +92,7 @@ def _ranks(value: Any) -> set[int] | None:
 
 
 @define
-class LogsDest:
+class LogsDest(DataclassView):
     """Paths of one round, each by local rank; `os.devnull` where a stream is thrown away."""
 
     stdouts: dict[int, str] = Factory(dict)
@@ -230,7 +231,7 @@ def _arguments(value: Any) -> tuple[Any, ...]:
 
 
 def _with_timeout(config: LaunchConfig, _: object, value: dict[str, Any]) -> dict[str, Any]:
-    if config.rdzv_timeout != -1:
+    if getattr(config, "rdzv_timeout", -1) != -1:
         value["timeout"] = config.rdzv_timeout
     value.setdefault("timeout", DEFAULT_RENDEZVOUS_TIMEOUT)
     return value
@@ -244,7 +245,7 @@ def _into_configs(config: LaunchConfig, _: object, value: int) -> int:
 
 
 @define
-class LaunchConfig:
+class LaunchConfig(DataclassView):
     """
     One launch as asked for; ``LaunchConfig()`` runs one worker per device of this machine.
 
@@ -281,7 +282,8 @@ class LaunchConfig:
     """``forkserver``: forked from a warm template; ``spawn``: a new interpreter each; ``fork``: from the caller."""
     log_line_prefix_template: str | None = field(default=None, validator=_text_or_none)
     metrics_cfg: dict[str, str] = field(factory=dict, converter=_dictionary)
-    """``{"handler": "console"}`` prints the metrics of the launch; any other key is refused when it is launched."""
+    """Where this launch's own metrics go, in place of the handler that the program has configured:
+    ``{"handler": "console"}`` or ``{"handler": "null"}``. Any other key is refused when it is launched."""
     local_addr: str | None = field(default=None, validator=_text_or_none)
     event_log_handler: str = field(default="null", validator=_text)
     """Where events go: ``null``, ``console``, ``dynamic_rendezvous``, or a name given to `add_logging_handler`."""
@@ -321,7 +323,7 @@ class LaunchConfig:
     @min_nodes.validator
     def _not_above_max(self, attribute: Attribute[Any], value: int) -> None:
         _whole(1)(self, attribute, value)
-        if value > self.max_nodes:
+        if value > getattr(self, "max_nodes", value):
             raise SpecError(f"max_nodes={self.max_nodes} is below min_nodes={value}: raise max_nodes")
 
     @logs_specs.validator
@@ -339,15 +341,15 @@ class LaunchConfig:
     @no_python.validator
     @module.validator
     def _not_both(self, attribute: Attribute[Any], value: bool) -> None:
-        if all({"module": self.module, "no_python": self.no_python, attribute.name: value}.values()):
-            raise ConfigError("no_python and module exclude each other: a module needs the interpreter")
+        if value and all(getattr(self, name, False) for name in {"module", "no_python"} - {attribute.name}):
+            raise ConfigError("no_python=True excludes module=True: a module needs the interpreter; leave one out")
 
     def __attrs_post_init__(self) -> None:
         _into_configs(self, None, self.rdzv_timeout)
 
 
 @define
-class WorkerSpec:
+class WorkerSpec(DataclassView):
     """
     The workers of one node as asked for.
 

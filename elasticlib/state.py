@@ -14,6 +14,7 @@ from attrs import Factory, define, field
 
 from elasticlib.errors import ProcessFailure
 from elasticlib.spec import WorkerSpec
+from elasticlib.utils._dataclasses import DataclassView
 
 
 class WorkerState(str, enum.Enum):
@@ -103,7 +104,7 @@ class WorkerGroup:
 
 
 @define
-class RunResult:
+class RunResult(DataclassView):
     """
     How a group of workers ended.
 

@@ -128,6 +128,6 @@ def test_the_readmes_main_job_asks_for_what_it_says() -> None:
         )
         == request.config
     )
-    assert elasticlib.run.Script("notebooks/train_digits.py") == request.entrypoint
+    assert "notebooks/train_digits.py" == request.entrypoint
     assert (ROOT / "notebooks" / "train_digits.py").is_file()
     assert ("--fail-rank", "1", "--fail-epoch", "3") == request.args[:4]

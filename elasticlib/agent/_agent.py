@@ -21,10 +21,10 @@ from typing import Any
 
 from typing_extensions import assert_never
 
-from elasticlib import events, records
+from elasticlib import events, metrics, records
 from elasticlib._clock import Clock, monotonic
 from elasticlib._wire import HasDescriptor, wait_readable
-from elasticlib.agent import _policy
+from elasticlib.agent import _checks, _policy
 from elasticlib.agent._chronicle import Chronicle
 from elasticlib.agent._verdict import agreed, error_of, notes
 from elasticlib.errors import (
@@ -43,12 +43,13 @@ from elasticlib.rendezvous._handler_member import HandlerMember
 from elasticlib.rendezvous._membership import Membership, Word
 from elasticlib.rendezvous._messages import ContactLost, RoundEnd, Seat
 from elasticlib.rendezvous._open import Rendezvous
+from elasticlib.rendezvous._round_store import first_reachable
 from elasticlib.spec import DEFAULT_SIGNALS, WorkerSpec
 from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
 
 DEFAULT_ROLE = "default"
-_PROBE = 1.0
-"""Seconds that an address of the workers' store gets to answer, where there are several."""
+_LONGEST_WHY = 1000
+"""Characters of an error that the other nodes are told."""
 
 
 class ElasticAgent(abc.ABC):
@@ -73,9 +74,13 @@ class SimpleElasticAgent(ElasticAgent):
 
     *exit_barrier_timeout* is accepted for torch's sake: the end is agreed, so there is no barrier.
     *shutdown_timeout* is in seconds, from the stop signal to SIGKILL, for every stop. What happens goes to *sink*, as
-    events to ``spec.event_log_handler`` and as metrics to the group ``torchelastic``; an event log handler that is not
-    known raises `UnknownNameError` here.
+    events to ``spec.event_log_handler`` and as metrics to *metric_handler*, by default the program's for the group
+    ``torchelastic``; an event log handler that is not known raises `UnknownNameError` here.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _checks.warn_of_uncalled_methods(cls, SimpleElasticAgent)
 
     def __init__(
         self,
@@ -86,7 +91,9 @@ class SimpleElasticAgent(ElasticAgent):
         signals_to_handle: str = DEFAULT_SIGNALS,
         sink: records.Sink = records.log,
         clock: Clock = monotonic,
+        metric_handler: metrics.MetricHandler | None = None,
     ) -> None:
+        _checks.check_shutdown_timeout(shutdown_timeout)
         handler: Any = spec.rdzv_handler
         self._member: Membership
         if isinstance(handler, Rendezvous):
@@ -98,7 +105,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._grace = shutdown_timeout
         """Seconds that `_stop_workers` gives the workers of the present round."""
         self._worker_group = WorkerGroup(spec)
-        self._chronicle = Chronicle(self._worker_group, self._run_id, sink, clock)
+        self._chronicle = Chronicle(self._worker_group, self._run_id, sink, clock, metric_handler)
         self._sink = self._chronicle.sink
         self._signals = _signals.Signals(_signals.parse(signals_to_handle))
         self._events: deque[_policy.Event] = deque()
@@ -107,6 +114,8 @@ class SimpleElasticAgent(ElasticAgent):
         self._broken: RendezvousError | None = None
         self._runs = False
         """Whether workers were started, and not stopped since."""
+        self._ended = False
+        """Whether the run has come to an end of which the others know."""
         self._seated = False
         """Whether what is known of workers belongs to the present seat."""
         self._fenced = False
@@ -153,14 +162,22 @@ class SimpleElasticAgent(ElasticAgent):
         Run the workers, with restarts, to their end, and return how that was.
 
         Raises `SignalException` (`LaunchInterrupted`, a ``KeyboardInterrupt``, for SIGINT) when a handled
-        signal ended them. Signals are handled in the main thread only; the former handlers are restored.
+        signal ended them. Signals are handled in the main thread only; the former handlers are restored. Where
+        anything else ends the run, such as an error of a hook, the other nodes learn of it as this node's leaving.
         """
         with self._signals, self._meeting(), self._chronicle.run():
+            left = None
             try:
                 return self._chronicle.over(self._run())
+            except BaseException as error:
+                left = self._bow_out(error)
+                raise
             finally:
                 self._close_listener()
                 self._shutdown(signal.SIGTERM, self._shutdown_timeout)
+                if left is not None:
+                    with contextlib.suppress(RendezvousError):
+                        self._member.stopped(left)
 
     # What is told of it.
 
@@ -201,6 +218,15 @@ class SimpleElasticAgent(ElasticAgent):
             yield
         finally:
             self._member.close()
+
+    def _bow_out(self, error: BaseException) -> int | None:
+        """Tell the others why this node goes, unless they know; the round whose workers still run here."""
+        if self._ended or isinstance(error, RendezvousError):
+            return None
+        number = self._worker_group.round if self._runs else None
+        with contextlib.suppress(RendezvousError):  # the error that is being handled says more
+            self._member.leave(f"{type(error).__name__}: {error}"[:_LONGEST_WHY].rstrip(": "), number)
+        return number
 
     def _run(self) -> RunResult:
         state, actions = _policy.begin()
@@ -350,7 +376,7 @@ class SimpleElasticAgent(ElasticAgent):
         group.state = WorkerState.STOPPED
 
     def _finish(self, end: _policy.Finish) -> RunResult:
-        group = self._worker_group
+        group, self._ended = self._worker_group, True
         if end.signum is not None:
             name = signal.Signals(end.signum).name
             kind = LaunchInterrupted if end.signum == signal.SIGINT else SignalException
@@ -369,10 +395,5 @@ class SimpleElasticAgent(ElasticAgent):
 
 def _store_address(seat: Seat) -> str:
     """Where this node's workers find the store of the round."""
-    first, *others = seat.master_addresses
-    if seat.group_rank == 0 or not others:
-        return first
-    for address in seat.master_addresses:
-        with contextlib.suppress(OSError), socket.create_connection((address, seat.master_port), _PROBE):
-            return address
-    return first
+    addresses = seat.master_addresses
+    return addresses[0] if seat.group_rank == 0 else first_reachable(addresses, seat.master_port)

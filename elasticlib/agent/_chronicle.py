@@ -30,14 +30,22 @@ class Chronicle:
     """
     Tells *sink*, and whoever reads its events and metrics, what happens to *group*, with durations of *clock*.
 
+    Metrics go to *metric_handler*, or to the handler that the program has for agents by then.
     Raises `UnknownNameError` for an event log handler of the group's spec that is not known.
     """
 
-    def __init__(self, group: WorkerGroup, run_id: str, sink: records.Sink, clock: Clock) -> None:
+    def __init__(
+        self,
+        group: WorkerGroup,
+        run_id: str,
+        sink: records.Sink,
+        clock: Clock,
+        metric_handler: metrics.MetricHandler | None = None,
+    ) -> None:
         self._group = group
         self._run_id = run_id
         as_events = events.sinks(self._facts, group.spec.event_log_handler)
-        self.sink = self._sink = records.fan_out(sink, *as_events, metrics.MetricSink(group.spec.role))
+        self.sink = self._sink = records.fan_out(sink, *as_events, metrics.MetricSink(group.spec.role, metric_handler))
         """All of them as one; any thread may use it, and none of them raises."""
         self._total = 0.0
         self._clock = clock

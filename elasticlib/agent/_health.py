@@ -7,6 +7,7 @@ a program from ending.
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -23,6 +24,10 @@ __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
 _REQUEST_LIMIT = 5.0
 """Seconds that a client may take for its question."""
+_ALONE = 1.0
+"""The same, where there is no thread but the one that listens."""
+_PAUSE = 0.5
+"""Seconds until the next connection is accepted, where the last one could not be."""
 
 
 class HealthCheckServer:
@@ -56,11 +61,12 @@ class HealthCheckServer:
         """Begin to listen. Raises ``OSError`` when the port is in use or may not be used."""
         if self._wake is not None:
             return
+        server = _Server(self._answer)  # made here, where it may fail, not in the thread
         listener = _listen(self.port)
         self.port = int(listener.getsockname()[1])
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(
-            target=self._serve, args=(listener, self._wake), name="elasticlib-health-check", daemon=True
+            target=self._serve, args=(listener, server, self._wake), name="elasticlib-health-check", daemon=True
         )
         self._thread.start()
 
@@ -72,13 +78,22 @@ class HealthCheckServer:
             self._thread.join()
             os.close(wake)
 
-    def _serve(self, listener: socket.socket, wake: int) -> None:
-        with listener, _Server(self._answer) as server:
+    def _serve(self, listener: socket.socket, server: _Server, wake: int) -> None:
+        with listener, server:
             while wake not in wait_readable([listener, wake], None):
                 try:
-                    server.process_request(*listener.accept())
+                    client, address = listener.accept()
                 except OSError:
-                    continue  # who asked has gone away again
+                    # Who asked has gone away again, or still waits while no descriptor is free.
+                    wait_readable([wake], _PAUSE)
+                    continue
+                try:
+                    server.process_request(client, address)
+                except RuntimeError:  # no thread can be started, which is no reason to seem dead
+                    if _has_asked(client, wake):
+                        server.process_request_thread(client, address)
+                    else:
+                        server.shutdown_request(client)
 
     def _answer(self) -> tuple[int, dict[str, object]]:
         try:
@@ -94,6 +109,14 @@ def create_healthcheck_server(alive_callback: Callable[[], int], port: int, time
     return HealthCheckServer(alive_callback, port, timeout)
 
 
+def _has_asked(client: socket.socket, wake: int) -> bool:
+    """Whether *client* says all that it has to say in the time that it gets, so that reading it waits for nothing."""
+    with contextlib.suppress(OSError):
+        if client.fileno() in wait_readable([client, wake], _ALONE):
+            return b"\r\n\r\n" in client.recv(65536, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return False
+
+
 def _listen(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -107,6 +130,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, answer: Callable[[], tuple[int, dict[str, object]]]) -> None:
         super().__init__(("", 0), _Handler, bind_and_activate=False)
+        self.socket.close()  # of no use, with this listening elsewhere
         self.answer = answer
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -8,25 +8,25 @@ the log files are read to their last byte before anything is reported.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections.abc import Sequence
 
-from elasticlib import records
+from elasticlib import metrics, records
 from elasticlib._wire import HasDescriptor, wait_readable
-from elasticlib.agent import _policy
+from elasticlib.agent import _checks, _policy
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._health import HealthCheckServer
+from elasticlib.agent._preparation import Preparation, prepare
 from elasticlib.agent._sockets import Sockets
 from elasticlib.agent._watch import Watch
-from elasticlib.errors import ConfigError, ProcessFailure, RendezvousError
+from elasticlib.errors import ProcessFailure, RendezvousError
 from elasticlib.logs import _streams
 from elasticlib.logs._layout import DEFAULT_PREFIX, line_prefix
 from elasticlib.multiprocessing._processes import Processes
 from elasticlib.rendezvous._messages import ContactLost
-from elasticlib.spec import DEFAULT_SIGNALS, START_METHODS, LogsSpecs, StartMethod, WorkerSpec
+from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
-from elasticlib.workers import _env, _machine, _order, _serving
+from elasticlib.workers import _env, _serving
 
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _CONSOLE_PATIENCE = 0.2
@@ -47,6 +47,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     is alive. A *health_check_server* that the caller has started takes that one's place, and is stopped with the run.
     A worker that is in uninterruptible sleep (state D) at every look for *uninterruptible_state_timeout* seconds ends
     the job without a restart; None takes ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, 0 never looks.
+
+    *prepared* is what `prepare` made of the same spec, start method and signals, where that came before the rendezvous.
     """
 
     def __init__(
@@ -62,20 +64,29 @@ class LocalElasticAgent(SimpleElasticAgent):
         *,
         signals_to_handle: str = DEFAULT_SIGNALS,
         sink: records.Sink = records.log,
+        metric_handler: metrics.MetricHandler | None = None,
+        prepared: Preparation | None = None,
     ) -> None:
-        super().__init__(spec, exit_barrier_timeout, shutdown_timeout, signals_to_handle=signals_to_handle, sink=sink)
-        if start_method not in START_METHODS:
-            raise ConfigError(f"start_method={start_method!r} is none of {', '.join(START_METHODS)}")
-        caller = dict(os.environ)
-        cpus = _machine.cpus()
-        threads = _env.threads_per_worker(caller, cpus, spec.local_world_size)
+        _checks.check_local(
+            logs_specs, log_line_prefix_template, shutdown_timeout, health_check_server, uninterruptible_state_timeout
+        )
+        made = prepared if prepared is not None else prepare(spec, start_method, signals_to_handle)
+        super().__init__(
+            spec,
+            exit_barrier_timeout,
+            shutdown_timeout,
+            signals_to_handle=made.signals_to_handle,
+            sink=sink,
+            metric_handler=metric_handler,
+        )
+        caller = made.caller
         if _env.THREADS not in caller:
-            sink(records.ThreadsChosen(threads, cpus, spec.local_world_size))
-        environment = _env.common_variables(caller, threads, signals_to_handle)
+            sink(records.ThreadsChosen(made.threads, made.cpus, spec.local_world_size))
         self._agent_store = caller.get(PRIVATE_STORE_VARIABLE) != "1"
         self._prefix = log_line_prefix_template or caller.get(PREFIX_VARIABLE) or DEFAULT_PREFIX
-        self._job = _order.plan(spec, start_method, environment, threads)
+        self._job = made.job
         self._logs_specs = logs_specs
+        self._logs = _streams.Rounds(logs_specs)
         duplicates = _streams.Duplicates(spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
         self._processes = Processes(self._job, spec.local_world_size, sink, duplicates)
 
@@ -89,12 +100,19 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._sockets = Sockets(spec.worker_server)
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """As `SimpleElasticAgent.run`; when it returns, no process, pipe or socket of the run is left."""
+        """
+        As `SimpleElasticAgent.run`; when it returns, no process, pipe or socket of the run is left.
+
+        After success neither are the logs, where `DefaultLogsSpecs` keeps them in a temporary folder.
+        """
         try:
             self._watch.open()
             if (folder := self._sockets.open()) is not None:
                 self._sink(records.WorkerServersPlaced(folder))
-            return super().run(role)
+            result = super().run(role)
+            if not result.is_failed():
+                self._logs.remove_if_temporary()
+            return result
         finally:
             self._watch.close()
             self._sockets.close()
@@ -120,7 +138,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         place = self._place(worker_group, agent_store)
         ranks = range(worker_group.spec.local_world_size)
         envs = {rank: self._job.environment_of(rank, _env.worker_variables(place, rank, "")) for rank in ranks}
-        dest = _streams.reify(self._logs_specs, envs)
+        dest = self._logs.reify(envs)
         watched = self._watch.start()
         orders = [self._job.order(rank, envs[rank] | watched) for rank in ranks]
         for order in orders:

@@ -7,6 +7,7 @@ was gone, and the time begins anew.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 
@@ -26,8 +27,14 @@ def allowed_time(argument: float | None, text: str | None) -> float:
 
     A given *argument* beats the *text* of the environment; what is no number, or not above 0, means 0.
     """
+    seconds = number(argument if argument is not None else text or 0)
+    return max(0.0, seconds or 0.0)
+
+
+def number(value: object) -> float | None:
+    """*value* as a number of seconds, of either sign; None where it is none."""
     try:
-        seconds = float(argument if argument is not None else text or 0)
-    except (TypeError, ValueError):
-        return 0.0
-    return seconds if seconds > 0 else 0.0
+        seconds = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if math.isnan(seconds) else seconds

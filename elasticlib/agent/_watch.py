@@ -16,7 +16,7 @@ from elasticlib import records
 from elasticlib._clock import Clock, monotonic
 from elasticlib.agent import _sleep
 from elasticlib.agent._health import HealthCheckServer, create_healthcheck_server
-from elasticlib.agent._watchdog import Watchdog
+from elasticlib.agent._watchdog import ENABLE, Watchdog
 from elasticlib.errors import ConfigError, ProcessFailure
 from elasticlib.utils.process_state import is_uninterruptible_state, read_proc_state
 
@@ -50,6 +50,7 @@ class Watch:
         self._sink = sink
         self._watchdog = Watchdog(environment, run_id, sink)
         self._port = environment.get(HEALTH_CHECK_PORT) if health_check_server is None else None
+        self._ignored = _ignored(environment, self._watchdog.unclear, uninterruptible_state_timeout)
         self._health = health_check_server
         self._allowed = _sleep.allowed_time(
             uninterruptible_state_timeout, environment.get(UNINTERRUPTIBLE_STATE_TIMEOUT)
@@ -62,7 +63,14 @@ class Watch:
         """When the agent's loop last looked at workers that run; None while it has none to look at."""
 
     def open(self) -> None:
-        """Have the health check listen, if the environment names a port."""
+        """
+        Have all of it run that needs no workers: the watchdog, and the health check, if the environment names a port.
+
+        Raises `ConfigError` for a path where the watchdog can have no pipe.
+        """
+        for record in self._ignored:
+            self._sink(record)
+        self._watch_timers()
         text = self._port
         if text is None or self._health is not None:
             return
@@ -79,11 +87,7 @@ class Watch:
     def start(self) -> dict[str, str]:
         """Begin to look after workers that are about to start; the variables that they get for it."""
         self._asleep, self._stuck, self._turned = {}, {}, None
-        try:
-            return self._watchdog.start()
-        except ConfigError:
-            self._watchdog.stop()
-            raise
+        return self._watch_timers()
 
     def patience(self, interval: float) -> float | None:
         """Seconds until `look` is due again, where that is asked for each *interval*; None where it is not."""
@@ -134,7 +138,35 @@ class Watch:
         self._watchdog.stop()
         server, self._health = self._health, None
         if server is not None:
-            server.stop()
+            stop_health_check(server, self._sink)
+
+    def _watch_timers(self) -> dict[str, str]:
+        try:
+            return self._watchdog.start()
+        except ConfigError:
+            self._watchdog.stop()
+            raise
+
+
+def stop_health_check(server: HealthCheckServer, sink: records.Sink) -> None:
+    """Stop *server*, which may be a caller's own; what it raises is told to *sink*, and costs nothing else."""
+    try:
+        server.stop()
+    except Exception as error:
+        why = f"the health check {server!r} could not be stopped: {type(error).__name__}: {error}"
+        sink(records.HealthCheckTold(why, listens=False))
+
+
+def _ignored(environment: Mapping[str, str], enable: str, argument: float | None) -> list[records.VariableIgnored]:
+    """The variables that ask for something here in words which are not understood."""
+    found = []
+    if enable:
+        found.append(records.VariableIgnored(ENABLE, enable, "1 turns it on, 0 off", "there is no watchdog"))
+    seconds = environment.get(UNINTERRUPTIBLE_STATE_TIMEOUT)
+    if argument is None and seconds and _sleep.number(seconds) is None:
+        rule, effect = "it must be a number of seconds, 0 for none", "no worker is watched for uninterruptible sleep"
+        found.append(records.VariableIgnored(UNINTERRUPTIBLE_STATE_TIMEOUT, seconds, rule, effect))
+    return found
 
 
 def _stuck(rank: int, local_rank: int, pid: int, seconds: float) -> ProcessFailure:

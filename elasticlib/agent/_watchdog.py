@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 
 from elasticlib import records
-from elasticlib.errors import ProcessFailure
+from elasticlib.errors import ConfigError, ProcessFailure
 from elasticlib.timer import FileTimerRequest, FileTimerServer
 
 ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
@@ -30,6 +30,8 @@ class Watchdog:
 
     def __init__(self, environment: Mapping[str, str], run_id: str, sink: records.Sink) -> None:
         self._wanted = environment.get(ENABLE) == "1"
+        self.unclear = "" if self._wanted or environment.get(ENABLE, "") in ("", "0") else environment[ENABLE]
+        """What the environment says instead of 1 or 0, if it does."""
         self._asked = environment.get(FILE)
         self._run_id = run_id
         self._sink = sink
@@ -43,7 +45,15 @@ class Watchdog:
         if not self._wanted:
             return {}
         if self._server is None:
-            self._server = FileTimerServer(self._path(), self._run_id, log_event=self._tell)
+            path = self._path()
+            try:
+                self._server = FileTimerServer(path, self._run_id, log_event=self._tell)
+            except ConfigError as error:
+                if path != self._asked:
+                    raise
+                raise ConfigError(
+                    f"{FILE}={path!r} cannot become a named pipe: {error.__cause__}; give another path, or none"
+                ) from error
             self._server.start()
         return {FILE: self._path()}
 

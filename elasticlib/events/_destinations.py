@@ -16,6 +16,9 @@ from typing import TextIO
 
 from elasticlib.errors import ConfigError, UnknownNameError
 from elasticlib.events._event import Event, NodeState, RdzvEvent
+from elasticlib.utils._levels import VARIABLE, level_of
+
+_log = logging.getLogger("elasticlib")
 
 RENDEZVOUS = "dynamic_rendezvous"
 """The destination of events about a node's way into a round."""
@@ -77,7 +80,8 @@ def logger_of(destination: str) -> logging.Logger:
     """
     The logger ``torchelastic-events-<destination>``, with the handler that is registered now.
 
-    Its level is that of ``LOGLEVEL`` when it is first used, else INFO; nothing reaches the program's other loggers.
+    Its level is that of ``LOGLEVEL`` when it is first used, else INFO, also where that names none, which is warned
+    of; nothing reaches the program's other loggers.
     """
     handler = get_logging_handler(destination)
     logger = logging.getLogger(f"torchelastic-events-{destination}")
@@ -95,8 +99,11 @@ def logger_of(destination: str) -> logging.Logger:
 
 
 def _level() -> int:
-    named = logging.getLevelName(os.environ.get("LOGLEVEL", "INFO"))
-    return named if isinstance(named, int) else logging.INFO
+    try:
+        return level_of(os.environ.get(VARIABLE) or "INFO")
+    except ConfigError as error:
+        _log.warning("%s; events are shown from INFO on", error)
+        return logging.INFO
 
 
 def record(event: Event, destination: str = "null") -> None:

@@ -22,6 +22,10 @@ from elasticlib.spec import LogsDest, LogsSpecs, Std
 __all__ = ["DefaultLogsSpecs"]
 
 
+def _reraise(error: OSError) -> None:
+    raise error
+
+
 class DefaultLogsSpecs(LogsSpecs):
     """
     Keep redirected streams and error files below one folder.
@@ -45,8 +49,10 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def _forget_folders(self) -> None:
         self._base = ""
+        self._last_base = ""
         self._run_id = ""
         self._run_folder = ""
+        self._round_folder = ""
 
     def for_launch(self) -> DefaultLogsSpecs:
         """A copy for one launch: the same wishes, folders of its own. One launch uses it from one thread at a time."""
@@ -56,8 +62,16 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """*log_dir*, the folder of all launches; of a temporary one the path once `reify` made it, ``""`` before."""
-        return self._base or self._root_log_dir or ""
+        """
+        *log_dir*, the folder of all launches; of a temporary one the path once `reify` made it, ``""`` before.
+
+        After launches it is that of the last one to end, where it kept its folder.
+        """
+        return self._base or self._last_base or self._root_log_dir or ""
+
+    def tell(self, launched: DefaultLogsSpecs) -> None:
+        """Have `root_log_dir` say where *launched*, a copy for a launch that ended, left its folders, if it did."""
+        self._last_base = launched._base
 
     def check(self) -> None:
         """Raise `LogDirError` if the log folder can be seen to be unusable; makes nothing in it."""
@@ -130,6 +144,7 @@ class DefaultLogsSpecs(LogsSpecs):
                 os.mkdir(folder)
             except FileExistsError:
                 continue
+            self._round_folder = folder
             return folder
         raise AssertionError("attempt_names does not end")
 
@@ -137,16 +152,38 @@ class DefaultLogsSpecs(LogsSpecs):
         """
         Delete all logs of this object's launch if their base is a temporary folder; what cannot be deleted stays.
 
-        *only_if_empty* keeps them when any file holds something.
+        *only_if_empty* keeps them when any file holds something, or may: it, or a folder, cannot be looked at.
         """
         if self._base and self._root_log_dir is None and not (only_if_empty and self._holds_something()):
             shutil.rmtree(self._base, ignore_errors=True)
             self._forget_folders()
 
+    def temporary_round(self) -> str:
+        """The folder of the round that `reify` made last, where it is below a temporary one; ``""`` elsewhere."""
+        return self._round_folder if self._root_log_dir is None else ""
+
+    def remove_round(self, folder: str) -> None:
+        """Delete *folder*, a `temporary_round`, and the folders around it unless other rounds' logs are there."""
+        shutil.rmtree(folder, ignore_errors=True)
+        run_folder = os.path.dirname(folder)
+        base = os.path.dirname(run_folder)
+        try:
+            os.rmdir(run_folder)
+            os.rmdir(base)
+        except OSError:
+            return
+        if base == self._base:
+            self._forget_folders()
+
     def _holds_something(self) -> bool:
-        return any(
-            os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(self._base) for name in names
-        )
+        """Whether there is anything to keep. Raises nothing: it is asked while the job's own error is on its way."""
+        walk = os.walk(self._base, onerror=_reraise)
+        try:
+            return any(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in walk for name in names)
+        except FileNotFoundError as error:
+            return bool(error.filename != self._base)  # unless all of it is gone
+        except OSError:
+            return True
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DefaultLogsSpecs):

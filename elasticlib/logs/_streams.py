@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from attrs import define, field
 
 from elasticlib.errors import ConfigError, LogDirError
+from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._filters import LineFilter
 from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
@@ -74,6 +75,30 @@ def reify(specs: LogsSpecs, envs: Mapping[int, dict[str, str]]) -> LogsDest:
     for rank, env in envs.items():
         env[ERROR_FILE] = env.get(ERROR_FILE) or dest.error_files.get(rank, "")
     return dest
+
+
+@define
+class Rounds:
+    """The rounds of one run, whose logs go again where they are temporary and all has ended well."""
+
+    specs: LogsSpecs
+    _folders: list[str] = field(factory=list, init=False)
+
+    def reify(self, envs: Mapping[int, dict[str, str]]) -> LogsDest:
+        """As the function of this name does."""
+        former = self._made()
+        dest = reify(self.specs, envs)
+        if (folder := self._made()) != former:
+            self._folders.append(folder)
+        return dest
+
+    def _made(self) -> str:
+        return self.specs.temporary_round() if isinstance(self.specs, DefaultLogsSpecs) else ""
+
+    def remove_if_temporary(self) -> None:
+        """Delete the logs of these rounds, and of no other run that the specification serves."""
+        while self._folders and isinstance(self.specs, DefaultLogsSpecs):
+            self.specs.remove_round(self._folders.pop())
 
 
 def prepare(dest: LogsDest) -> None:

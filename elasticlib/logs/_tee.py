@@ -4,11 +4,13 @@ The console's copy of the workers' output: one thread that follows their log fil
 Rules of this file: workers write to files and never wait for us; the console has one writer and gets whole
 lines only; a stream may hold the thread for one block per turn, no longer; what is kept in memory is one open
 line and one block per stream, since the files keep the rest. The thread sleeps until the kernel says that a
-file was written. A sink that fails is written to no more, which is logged once and kept in `Tee.broken`.
+file was written. A sink that fails is written to no more, which is logged once and kept in `Tee.broken`. A fault
+of our own ends the thread and what it followed, is logged once, and the next file begins with a new thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -129,12 +131,13 @@ class Tee:
                 self._mark_end(stream)
             self._followed.clear()
             already, self._finished = self._finished, True
-            if self._thread is not None and not already:
+            thread = self._thread
+            if thread is not None and not already:
                 self._wake()
-        if self._thread is None:
+        if thread is None:
             return True
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        thread.join(timeout)
+        return not thread.is_alive()
 
     def _mark_end(self, stream: _Stream) -> None:
         # The size of now, not "until nothing comes": a survivor that still writes must not hold us for ever.
@@ -290,19 +293,25 @@ class Tee:
             self._inotify.remove(stream.watch)
             del self._watched[stream.watch]
         self._streams.discard(stream)
-        os.close(stream.fd)
-        if stream.copy is not None:
-            stream.copy.release()
-        stream.done.set()
+        try:
+            os.close(stream.fd)
+            if stream.copy is not None:
+                stream.copy.release()
+        finally:
+            stream.done.set()
 
     def _close(self) -> None:
         with self._lock:
-            self._finished = True
+            if not self._finished:
+                self._thread = None  # a fault ended it: the next file gets another
             for stream in {*self._streams, *self._queue}:
                 if not stream.done.is_set():
-                    self._let_go(stream)
+                    with contextlib.suppress(OSError):  # its descriptors may be what the fault was about
+                        self._let_go(stream)
             self._followed.clear()
             self._queue.clear()
+            self._watched.clear()
+            self._ready.clear()
             os.close(self._wake_read)
             os.close(self._wake_write)
             if self._inotify is not None:

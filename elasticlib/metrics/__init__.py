@@ -13,6 +13,9 @@ A metric has a group, a name and a value. By default all are dropped; a handler 
     @metrics.prof(group="input")                                      # success or failure, and duration.ms
     def load(path): ...
 
+``LaunchConfig(metrics_cfg={"handler": "console"})``, or ``"null"``, takes the place of the configured handlers for what
+the agent of that launch measures, and for nothing else.
+
 Agents put theirs into the group ``torchelastic``: ``workers.<role>.run_total``, ``run_success_no_retries``,
 ``run_success_with_retries``, ``run_failed_no_retries``, ``run_failed_with_retries`` (0 or 1), ``flakiness`` (share of
 the restarts used up, 0 to 100; 100 for a failure), and at each look at the workers ``remaining_restarts`` and

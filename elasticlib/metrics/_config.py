@@ -26,7 +26,7 @@ class MetricsConfig:
 
 def handler_of(params: Mapping[str, str]) -> MetricHandler | None:
     """
-    The handler that *params* ask for; None when they ask for none.
+    The handler that *params* ask for, which takes the place of the program's; None when they say nothing.
 
     Raises `ConfigError` for any key but ``handler``, and for a handler that is not known.
     """
@@ -43,7 +43,7 @@ def handler_of(params: Mapping[str, str]) -> MetricHandler | None:
             f"metrics_cfg={dict(params)!r}: handler {name!r} is none of {', '.join(sorted(HANDLERS))}; "
             "another one is set by elasticlib.metrics.configure(handler)"
         )
-    return None if name == "null" else HANDLERS[name]()
+    return HANDLERS[name]()
 
 
 def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
@@ -54,5 +54,6 @@ def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
     of its own into the package. Raises `ConfigError` for keys that nothing reads. (torch:
     ``torch.distributed.elastic.metrics.initialize_metrics``)
     """
-    if cfg is not None and cfg.params:
-        configure(handler_of(cfg.params) or NullMetricHandler())
+    handler = handler_of(cfg.params) if cfg is not None else None
+    if handler is not None:
+        configure(handler)

@@ -7,7 +7,11 @@ caller gave is copied.
 
 from __future__ import annotations
 
+import logging
+import math
+import numbers
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +21,8 @@ from elasticlib.errors import ConfigError, EntrypointError, PicklingError
 from elasticlib.spec import START_METHODS, Entrypoint, WorkerSpec
 from elasticlib.workers import _env, _machine, _order, _packing
 
+logger = logging.getLogger(__name__)
+
 
 class LocalRanksError(ConfigError, RuntimeError):
     """You get it when a mapping by local rank has other keys than 0 to n-1; a RuntimeError, as torch's."""
@@ -24,6 +30,10 @@ class LocalRanksError(ConfigError, RuntimeError):
 
 class VariableError(ConfigError, TypeError):
     """You get it when an environment variable of a worker is no text; a TypeError, as torch's."""
+
+
+class ArgumentError(ConfigError, TypeError):
+    """You get it when an argument is of a type that says nothing there; a TypeError, as Python's own."""
 
 
 class ProgramError(EntrypointError, FileNotFoundError):
@@ -63,6 +73,56 @@ def variables(envs: Mapping[int, Mapping[str, str]], count: int) -> dict[int, di
             if not name or "=" in name or "\0" in name + value:
                 raise ConfigError(f"envs[{rank}] has {name!r}: {value!r}, which no environment can hold")
     return {rank: dict(envs[rank]) for rank in range(count)}
+
+
+def prefixes(name: object, given: object, count: int) -> dict[int, bytes]:
+    """What stands before the lines of each of *count* processes, by local rank: that of *given*, else their *name*."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ArgumentError(f"log_line_prefixes={given!r} must be a dictionary by local rank, such as {{0: '[0]:'}}")
+    texts = dict(given or {})
+    if strange := [rank for rank in texts if rank not in range(count)]:
+        logger.warning(
+            "log_line_prefixes names local rank%s %s, but there %s only: that has no effect",
+            "s" * (len(strange) > 1),
+            ", ".join(map(repr, strange)),
+            "is 0" if count == 1 else f"are 0 to {count - 1}",
+        )
+    for rank, text in texts.items():
+        if not isinstance(text, str):
+            raise ArgumentError(f"log_line_prefixes[{rank!r}]={text!r} must be text")
+    return {
+        rank: _encoded(f"log_line_prefixes[{rank}]", texts[rank])
+        if rank in texts
+        else _encoded("name", f"[{name}{rank}]:")
+        for rank in range(count)
+    }
+
+
+def _encoded(what: str, text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what}={text!r} cannot be written in UTF-8: give other text") from None
+
+
+def seconds(name: str, value: object) -> float:
+    """*value* as seconds, of any size and sign."""
+    if not isinstance(value, numbers.Real):
+        raise ArgumentError(f"{name}={value!r} must be a number of seconds")
+    if math.isnan(value):
+        raise ConfigError(f"{name}=nan is no time: give seconds, math.inf for no limit")
+    return float(value)
+
+
+def death_signal(value: object) -> int:
+    """The number of the signal *value*, by default SIGTERM, that asks processes to end."""
+    if value is None:
+        return signal.SIGTERM
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ArgumentError(f"death_sig={value!r} must be a signal, such as signal.SIGTERM")
+    if value not in signal.valid_signals():
+        raise ConfigError(f"death_sig={value!r} must be a signal of this system, such as signal.SIGTERM")
+    return int(value)
 
 
 @frozen

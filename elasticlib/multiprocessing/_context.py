@@ -31,6 +31,7 @@ from elasticlib.multiprocessing import _call, _signals
 from elasticlib.multiprocessing._processes import Processes
 from elasticlib.multiprocessing.subprocess_handler._view import ProcessOfSet, ProcessView
 from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs
+from elasticlib.utils._dataclasses import DataclassView
 from elasticlib.workers import _order
 from elasticlib.workers._process import Exit
 
@@ -45,7 +46,7 @@ _running: set[PContext] = set()
 
 
 @define
-class RunProcsResult:
+class RunProcsResult(DataclassView):
     """
     How a set of processes ended, by local rank.
 
@@ -95,8 +96,10 @@ class PContext(abc.ABC):
         if not callable(getattr(logs_specs, "reify", None)):
             raise ConfigError(f"logs_specs={logs_specs!r} must be a LogsSpecs, such as DefaultLogsSpecs()")
         self._job = self._plan(_call.Wishes(name, numa_options, duplicate_stdout_filters, duplicate_stderr_filters))
+        self._prefixes = _call.prefixes(name, log_line_prefixes, self.nprocs)
         given = {rank: env.pop(_streams.ERROR_FILE, "") for rank, env in self.envs.items()}
-        dest = _streams.reify(logs_specs, self.envs)
+        self._logs = _streams.Rounds(logs_specs)
+        dest = self._logs.reify(self.envs)
         for rank, env in self.envs.items():
             env[_streams.ERROR_FILE] = env[_streams.ERROR_FILE] or given[rank]
         self.error_files = {rank: env[_streams.ERROR_FILE] for rank, env in self.envs.items()}
@@ -104,8 +107,6 @@ class PContext(abc.ABC):
         ranks = range(self.nprocs)
         self.stdouts = {rank: self._dest.stdouts.get(rank, "") for rank in ranks}
         self.stderrs = {rank: self._dest.stderrs.get(rank, "") for rank in ranks}
-        prefixes = {rank: f"[{name}{rank}]:" for rank in ranks} | dict(log_line_prefixes or {})
-        self._prefixes = {rank: prefixes[rank].encode("utf-8", "surrogateescape") for rank in ranks}
         duplicates = _streams.Duplicates(duplicate_stdout_filters, duplicate_stderr_filters)
         self._processes = Processes(self._job, self.nprocs, duplicates=duplicates)
         self._lock = threading.Lock()
@@ -168,6 +169,7 @@ class PContext(abc.ABC):
         """
         if not self._started:
             raise SpecError(f"the processes of {self.name!r} were not started: call start() first")
+        timeout = _call.seconds("timeout", timeout)
         deadline = None if timeout < 0 else time.monotonic() + timeout
         try:
             with _signals.Signals(self._handled) as came:
@@ -191,7 +193,8 @@ class PContext(abc.ABC):
 
     def _look(self, deadline: float | None) -> RunProcsResult | None:
         """The result if it is there; waits only, until *deadline*, for another thread that ends the set."""
-        if not self._lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+        left = -1 if deadline is None else min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+        if not self._lock.acquire(timeout=left):
             return None
         try:
             if self._result is None:
@@ -220,8 +223,10 @@ class PContext(abc.ABC):
 
         When it returns no process is left, nor any that these have started. It may come in any state, twice,
         and while another thread waits; a `wait` after it tells which processes were cut short. A handled signal
-        that comes meanwhile means SIGKILL now, and goes to the program's own handler afterwards.
+        that comes meanwhile means SIGKILL now, and goes to the program's own handler afterwards. After a `wait` that
+        told of success it removes the set's log files where `DefaultLogsSpecs` keeps them in a temporary folder.
         """
+        number, grace = _call.death_signal(death_sig), _call.seconds("timeout", timeout)
         late: list[int] = []
         with _signals.Signals(self._handled) as came, self._lock:
 
@@ -233,11 +238,13 @@ class PContext(abc.ABC):
 
             try:
                 if self._started:
-                    self._processes.stop(signal.SIGTERM if death_sig is None else death_sig, timeout, watch)
+                    self._processes.stop(number, grace, watch)
             finally:
                 self._let_go()
                 self._handlers.remove()
         self._handlers.remove()  # what could not be put back below our own
+        if self._result is not None and not self._result.is_failed():
+            self._logs.remove_if_temporary()
         for signum in late:
             signal.raise_signal(signum)
 

@@ -43,7 +43,7 @@ class _Follower:
             return
         try:
             if os.fstat(file).st_size < self._position:
-                self._position = 0  # it was cut to nothing: it is followed from its new start
+                self._position, self._open = 0, b""  # it was cut to nothing: it is followed from its new start
             while data := os.pread(file, _BLOCK, self._position):
                 self._position += len(data)
                 *lines, self._open = (self._open + data).split(b"\n")

@@ -190,6 +190,23 @@ class WorkerAsleep:
 
 
 @frozen
+class VariableIgnored:
+    """A variable of this environment has a value that is not understood, and is taken as not set."""
+
+    name: str
+    value: str
+    rule: str
+    """What it may be."""
+    effect: str
+    """What follows from its being ignored."""
+
+    level = logging.WARNING
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value!r} is ignored: {self.rule}; {self.effect}"
+
+
+@frozen
 class HealthCheckTold:
     """The health check of the agent listens, or why it does not."""
 

@@ -33,6 +33,7 @@ from elasticlib.records._of_jobs import (
     RoundEnded,
     RoundStarted,
     ThreadsChosen,
+    VariableIgnored,
     WatchdogTold,
     WorkerAsleep,
     WorkerServersPlaced,
@@ -66,6 +67,7 @@ Record: TypeAlias = (
     | LogsKept
     | WatchdogTold
     | WorkerAsleep
+    | VariableIgnored
     | HealthCheckTold
     | WorkerServersPlaced
 )

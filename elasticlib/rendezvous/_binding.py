@@ -39,8 +39,14 @@ class Taken:
     why: str
 
 
-def bind_endpoint(host: str, port: int, addresses: Sequence[Address]) -> socket.socket | Elsewhere | Taken:
-    """The endpoint's listening socket, if it is on this machine and free. Raises `ConfigError` for a forbidden port."""
+def bind_endpoint(
+    host: str, port: int, addresses: Sequence[Address], *, alone: bool = False
+) -> socket.socket | Elsewhere | Taken:
+    """
+    The endpoint's listening socket, if it is on this machine and free. Raises `ConfigError` for a forbidden port.
+
+    A job that is *alone* on its node awaits nobody by another way than the name: the socket is at its first address.
+    """
     if is_loopback(host) or address_of(host) is not None:
         return listen(addresses, port)
     outer = [address for address in addresses if not is_loopback(address.host)]
@@ -48,14 +54,14 @@ def bind_endpoint(host: str, port: int, addresses: Sequence[Address]) -> socket.
     if not outer:
         if _label(host) != _label(socket.gethostname()):
             return Elsewhere(f"{host} leads to {spelled} here, but this machine is called {socket.gethostname()}")
-        return listen(ANYWHERE, port)
+        return listen(addresses if alone else ANYWHERE, port)
     here = [address for address in outer if is_here(address)]
     if not here:
         return Elsewhere(f"{host} ({spelled}) is no address of this machine, {socket.gethostname()}")
     if len(here) < len(outer) and min(outer, key=_order) not in here:
         # One name for many machines: each finds itself under it, so all agree on the lowest address.
         return Elsewhere(f"{host} ({spelled}) names several machines, and the lowest address is another one's")
-    return listen(here if len(here) == 1 else ANYWHERE, port)
+    return listen(here if alone or len(here) == 1 else ANYWHERE, port)
 
 
 def listen(addresses: Sequence[Address], port: int) -> socket.socket | Elsewhere | Taken:

@@ -8,6 +8,7 @@ there, and seconds everywhere below. (torch: ``torch.distributed.elastic.rendezv
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from elasticlib.errors import ConfigError
 from elasticlib.rendezvous._binding import outward_address
 from elasticlib.rendezvous._coordinated import CoordinatedHandler
 from elasticlib.rendezvous._endpoint import is_loopback
-from elasticlib.rendezvous._handlers import RendezvousInfo, RendezvousParameters
+from elasticlib.rendezvous._handlers import RendezvousInfo, RendezvousParameters, check_nodes
 from elasticlib.rendezvous._in_program import connect_here
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Talk
@@ -136,14 +137,15 @@ class DynamicRendezvousHandler(CoordinatedHandler):
 
         *store* is what `next_rendezvous` gives back, with keys of the round alone; *local_addr* is where peers
         reach this machine. *keep_alive_interval* is in seconds. Raises `ConfigError` (a ``ValueError``) for an
-        empty *run_id*, ``min_nodes < 1``, ``max_nodes < min_nodes`` and times that are not above 0.
+        empty *run_id*, ``min_nodes < 1``, ``max_nodes < min_nodes``, times that are not above 0, and whatever is
+        not of the type that is asked for.
         """
         settings = RendezvousSettings(
             run_id,
             min_nodes,
             max_nodes,
-            timeout or RendezvousTimeout(),
-            timedelta(seconds=keep_alive_interval),
+            RendezvousTimeout() if timeout is None else timeout,
+            _seconds("keep_alive_interval", keep_alive_interval),
             keep_alive_max_attempt,
         )
         return cls(settings, store, backend, local_addr)
@@ -196,20 +198,37 @@ def _limit(params: RendezvousParameters, name: str) -> timedelta | None:
 
 
 def _check(settings: RendezvousSettings, backend: RendezvousBackend) -> None:
-    if not settings.run_id:
+    if not isinstance(settings.run_id, str) or not settings.run_id:
         raise ConfigError(
             f"run_id={settings.run_id!r}: nodes find each other by the job's id: give the same one to all"
         )
-    if settings.min_nodes < 1:
-        raise ConfigError(f"min_nodes={settings.min_nodes} must be at least 1")
-    if settings.max_nodes < settings.min_nodes:
-        raise ConfigError(f"max_nodes={settings.max_nodes} is below min_nodes={settings.min_nodes}: raise max_nodes")
-    if settings.keep_alive_interval <= timedelta(0):
-        raise ConfigError(f"keep_alive_interval={settings.keep_alive_interval} must be above 0 seconds")
-    if settings.keep_alive_max_attempt < 1:
-        raise ConfigError(f"keep_alive_max_attempt={settings.keep_alive_max_attempt} must be at least 1")
+    check_nodes(settings.min_nodes, settings.max_nodes)
+    if not isinstance(settings.timeout, RendezvousTimeout):
+        raise ConfigError(f"timeout={settings.timeout!r} must be a RendezvousTimeout, or None for its defaults")
+    _check_keep_alive(settings.keep_alive_interval, settings.keep_alive_max_attempt)
+    if missing := [name for name in ("name", "get_state", "set_state") if not hasattr(backend, name)]:
+        raise ConfigError(f"backend={backend!r} is no RendezvousBackend: it has no {', '.join(missing)}")
     if backend.name == "static":
         raise ConfigError("a back end called 'static' would mean nodes with given ranks: let its name be another one")
+
+
+def _check_keep_alive(interval: object, attempts: object) -> None:
+    if not isinstance(interval, timedelta) or interval <= timedelta(0):
+        raise ConfigError(f"keep_alive_interval={_spelled(interval)} must be above 0 seconds, as a timedelta")
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+        raise ConfigError(f"keep_alive_max_attempt={attempts!r} must be a whole number of at least 1")
+
+
+def _spelled(interval: object) -> str:
+    return str(interval) if isinstance(interval, timedelta) else repr(interval)
+
+
+def _seconds(name: str, value: object) -> timedelta:
+    """So many seconds; raises `ConfigError` where that is no time."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        with suppress(ValueError, OverflowError):  # what is no number, and what lasts for ever
+            return timedelta(seconds=value)
+    raise ConfigError(f"{name}={value!r} must be a number of seconds above 0")
 
 
 def _job(settings: RendezvousSettings, backend: RendezvousBackend, local_addr: str | None) -> Job:

@@ -122,11 +122,25 @@ class RendezvousHandler(abc.ABC):
         """Close the job and free everything; whether that worked."""
 
 
+def check_nodes(min_nodes: object, max_nodes: object) -> None:
+    """Raise `ConfigError` unless a job can have so many nodes, at least and at most."""
+    for name, value in (("min_nodes", min_nodes), ("max_nodes", max_nodes)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"{name}={value!r} must be a whole number")
+        if name == "min_nodes" and value < 1:
+            raise ConfigError(f"min_nodes={value} must be at least 1")
+    assert isinstance(min_nodes, int)
+    assert isinstance(max_nodes, int)
+    if max_nodes < min_nodes:
+        raise ConfigError(f"max_nodes={max_nodes} is below min_nodes={min_nodes}: raise max_nodes")
+
+
 class RendezvousParameters:
     """
     What a handler is made from; the keywords are its back end's own options (``--rdzv-conf``).
 
-    Raises `ConfigError` for an empty *backend*, ``min_nodes < 1`` and ``max_nodes < min_nodes``.
+    Raises `ConfigError` for an empty *backend*, numbers of nodes that are none, ``min_nodes < 1`` and
+    ``max_nodes < min_nodes``.
     """
 
     def __init__(
@@ -141,10 +155,7 @@ class RendezvousParameters:
     ) -> None:
         if not backend:
             raise ConfigError(f"backend={backend!r} names no rendezvous back end: give one, such as 'c10d'")
-        if min_nodes < 1:
-            raise ConfigError(f"min_nodes={min_nodes} must be at least 1")
-        if max_nodes < min_nodes:
-            raise ConfigError(f"max_nodes={max_nodes} is below min_nodes={min_nodes}: raise max_nodes")
+        check_nodes(min_nodes, max_nodes)
         self.backend = backend
         self.endpoint = endpoint
         self.run_id = run_id

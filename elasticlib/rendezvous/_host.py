@@ -46,6 +46,8 @@ _log = logging.getLogger("elasticlib")
 LOOK = 0.1
 """Share of the heartbeat time between two readings of all beats."""
 _SHORTEST_LOOK = 0.01
+_STOPPING = 1.0
+"""Seconds that `Host.close` waits for a turn to end; a store that hangs never lets it."""
 
 
 class Host:
@@ -65,6 +67,7 @@ class Host:
     ) -> None:
         self._exchange = exchange
         self._wakes = exchange.clone()
+        self._waking = threading.Lock()
         self._clock = clock
         self._run_id, self._name, self._key = run_id, name, key
         self._journal = journal
@@ -109,7 +112,7 @@ class Host:
         if self._leave_by is None:
             self._leave_by = self._clock() + linger
             self._wake()
-        self._done.wait(linger + 1.0)
+        self._done.wait(linger + _STOPPING)
         if self._thread is not None:
             self._thread.join(0.1)
 
@@ -186,10 +189,16 @@ class Host:
         return self._clock() >= self._leave_by or not (self._mail.unparted or self._abandon)
 
     def _wake(self) -> None:
-        try:
-            self._wakes.post(b"")
-        except RendezvousConnectionError as error:
-            _log.debug("the coordinator could not be woken: %s", error)
+        """Have `_turn` look at what it was told; a store that hangs holds up nobody but a thread for this alone."""
+
+        def post() -> None:
+            with self._waking:  # one thread at a time uses a connection
+                try:
+                    self._wakes.post(b"")
+                except RendezvousError as error:
+                    _log.debug("the coordinator could not be woken: %s", error)
+
+        threading.Thread(target=post, name="elasticlib-wake", daemon=True).start()
 
     # What comes in.
 

@@ -16,11 +16,13 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._journal import Journal
 from elasticlib.rendezvous._membership import Talk
 from elasticlib.rendezvous._state_backend import RendezvousBackend
-from elasticlib.rendezvous._state_keys import SharedState, StateKeys
+from elasticlib.rendezvous._state_keys import LONGEST, SharedState, StateKeys
 from elasticlib.rendezvous._station import Station
 
 ROOT = "/job"
 """What all keys lie below: a state belongs to one job."""
+_LOOK, _SHORTEST_LOOK = 1 / 15, 0.25
+"""Share of the heartbeat time, and seconds at least, that may lie between two looks of a node that waits."""
 
 
 class StateBackend:
@@ -28,7 +30,9 @@ class StateBackend:
 
     def __init__(self, backend: RendezvousBackend, heartbeat: float, address: str | None = None) -> None:
         self.name = backend.name
-        self._state = SharedState(backend)
+        # A change that is seen late must not look like silence.
+        longest = min(LONGEST, max(heartbeat * _LOOK, _SHORTEST_LOOK)) if heartbeat else LONGEST
+        self._state = SharedState(backend, longest=longest)
         self._heartbeat = heartbeat
         self._address = address
 

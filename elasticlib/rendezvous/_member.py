@@ -18,13 +18,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from typing_extensions import Self
+
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import (
     ConfigError,
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
-    RendezvousTimeoutError,
+    RendezvousNotFoundError,
 )
 from elasticlib.rendezvous import _contact
 from elasticlib.rendezvous._contact import Acknowledged, Broken, Connect, Fence, GiveUp, Greeted, Limits
@@ -70,6 +72,7 @@ class Member(Reporter):
     """
     The node called *node*, as it speaks with the coordinator of job *run_id*; fulfils `Membership`.
 
+    Nothing is contacted before `start`: *dial* is called in a thread, and may use whoever made the member.
     Each report raises `RendezvousClosedError` after `close`.
     """
 
@@ -99,14 +102,18 @@ class Member(Reporter):
         self._on_leave = on_leave
         self._where = where
         self._desk = Desk(run_id, node, key)
-        self._happenings: deque[tuple[Line, Happening]] = deque()
+        self._happenings: deque[tuple[Line | None, Happening]] = deque()
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._line: Line | None = None
         self._error: RendezvousError | ConfigError | None = None
         self._waits_since: float | None = None
         self._told = 0
-        self._contact, actions = _contact.begin(limits or Limits(), clock())
-        self._perform(actions)
+        self._contact, self._first = _contact.begin(limits or Limits(), clock())
+
+    def start(self) -> Self:
+        """Begin to seek the job; once. Returns the member itself."""
+        self._perform(self._first)
+        return self
 
     # Reports.
 
@@ -148,6 +155,10 @@ class Member(Reporter):
             self._desk.held = held
             self._desk.turned.notify_all()
 
+    def fail(self, error: RendezvousError) -> None:
+        """Let `take` raise *error*: this node's part is over. From any thread."""
+        self._happened(None, error)
+
     def guard(self, pid: int) -> None:
         """Nothing: in the agent's own process, nobody else could act when the agent cannot."""
 
@@ -186,7 +197,7 @@ class Member(Reporter):
         """
         What came, oldest first; never blocks.
 
-        Raises `RendezvousTimeoutError` when the job was not found in time, `RendezvousConnectionError` when
+        Raises `RendezvousNotFoundError` when the job was not found in time, `RendezvousConnectionError` when
         contact was lost for good, and `RendezvousStateError` or `RendezvousClosedError` when the job is not
         this node's, `ConfigError` when the store cannot be used in the way that was asked for.
         """
@@ -234,13 +245,13 @@ class Member(Reporter):
         if self._desk.closed:
             raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {what:.60} comes too late")
 
-    def _happened(self, line: Line, what: Happening) -> None:
+    def _happened(self, line: Line | None, what: Happening) -> None:
         with self._desk.turned:
             self._happenings.append((line, what))
             if self._ready >= 0:
                 os.eventfd_write(self._ready, 1)
 
-    def _hear(self, line: Line, what: Happening) -> list[Word]:
+    def _hear(self, line: Line | None, what: Happening) -> list[Word]:
         if isinstance(what, Acknowledged):
             return self._step(what)
         if isinstance(what, (Greeted, Broken)):
@@ -249,7 +260,7 @@ class Member(Reporter):
             self._desk.status = ""
             return self._step(what)
         if isinstance(what, (RendezvousError, ConfigError)):
-            if line is self._line:
+            if line is None or line is self._line:
                 self._error = what
             return []
         if isinstance(what, Seat):
@@ -278,7 +289,7 @@ class Member(Reporter):
                 case Fence(why, grace):
                     words.append(ContactLost(why, grace))
                 case GiveUp(why, closed):
-                    kind = RendezvousConnectionError if closed else RendezvousTimeoutError
+                    kind = RendezvousConnectionError if closed else RendezvousNotFoundError
                     self._error = kind(f"node {self.node}, job {self._desk.run_id!r}{self._place()}: {why}")
         return words
 

@@ -60,7 +60,7 @@ def open_local(
     host = Host(exchange, rules, run_id=run_id, name=name)
     host.start()
     member = Member(lambda timeout: exchange.clone(), name, BoundOffer(port=port), run_id=run_id)
-    return Rendezvous(run_id, backend, member, host)
+    return Rendezvous(run_id, backend, member.start(), host)
 
 
 def open_remote(job: Job) -> Rendezvous:

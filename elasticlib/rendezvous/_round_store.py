@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PATIENCE = 60.0
 """Seconds that a client waits for the server, and for a key that nobody has written."""
 _PROBE = 1.0
+"""Seconds that an address of the store gets to answer, where there are several."""
 
 
 def serve(listener: socket.socket, address: str) -> Store:

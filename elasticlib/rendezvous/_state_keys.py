@@ -2,7 +2,8 @@
 Keys of a job in a `RendezvousBackend`: whatever can hold one state and compare before it sets carries a job.
 
 Rules of this file: every change is one conditional write of the whole state, so what must hold together does. The back
-end is called by one thread at a time. It cannot tell of changes: who waits looks again and again, soon at first.
+end is called by one thread at a time. It cannot tell of changes: who waits looks again and again, the more seldom the
+longer nothing came, and one look serves all who wait.
 A holder is gone when its renewals stand still for its time to live, by the clock of whoever looks.
 """
 
@@ -21,8 +22,12 @@ from elasticlib.rendezvous._journal import LeadershipLost
 from elasticlib.rendezvous._state_backend import RendezvousBackend, Token
 from elasticlib.rendezvous._state_document import Document, Held, decode_document
 
-SHORTEST, LONGEST = 0.01, 0.25
+SHORTEST, LONGEST = 0.01, 1.0
 """Bounds, in seconds, of the pause between two looks of one who waits."""
+_SHARED = 0.9
+"""Share of its pause for which one who waits is content with a look of somebody else's."""
+_REMEMBERED = 64
+"""Waits of which it is known how long nothing came."""
 _COLLISION = 0.005
 """Seconds of the first pause after a write that another one forestalled, at most; twice that after the next one."""
 _COLLISIONS = 6
@@ -33,8 +38,10 @@ _T = TypeVar("_T")
 class SharedState:
     """The state as all connections of this program see it; each call may block for as long as *backend* does."""
 
-    def __init__(self, backend: RendezvousBackend, clock: Clock = monotonic) -> None:
+    def __init__(self, backend: RendezvousBackend, clock: Clock = monotonic, longest: float = LONGEST) -> None:
+        """*longest*: seconds of the pause between two looks where nothing has come for long."""
         self.clock = clock
+        self.longest = longest
         self.name = backend.name
         self.turned = threading.Condition()
         """Told of every change that this program makes or sees."""
@@ -47,6 +54,7 @@ class SharedState:
         self._sightings: dict[str, tuple[Item, Held, float]] = {}
         self._shown: tuple[bytes | None, frozenset[str]] = (None, frozenset())
         self._views = 0
+        self._still: dict[tuple[str, bool], tuple[object, float]] = {}
 
     def read(self, max_age: float = 0.0) -> tuple[Document, int]:
         """
@@ -58,6 +66,21 @@ class SharedState:
             if self.clock() - self._looked > max_age or not max_age:
                 self._look()
             return self._present(), self._views
+
+    def pause(self, path: str, folder: bool, part: object) -> float:
+        """
+        Seconds until one who waits for another *part* at *path* is to look again: as long as it was that one.
+
+        A wait that was cut short and taken up again is one wait.
+        """
+        now = self.clock()
+        with self._lock:
+            before, since = self._still.pop((path, folder), (part, now))
+            since = since if before == part else now
+            self._still[path, folder] = part, since
+            if len(self._still) > _REMEMBERED:
+                del self._still[next(iter(self._still))]
+        return min(max(now - since, SHORTEST), self.longest)
 
     def change(self, step: Callable[[Document], tuple[Document, _T]]) -> _T:
         """
@@ -164,18 +187,18 @@ class StateKeys:
     def changed(self, path: str, since: int, timeout: float, folder: bool = False) -> None:
         state = self._state
         deadline = state.clock() + timeout
-        document, view = state.read()
+        document, view = state.read(state.longest)
         if view != since:
             return  # of what came between nothing is known: whoever asks looks again
-        before, pause = _part(document, path, folder), SHORTEST
+        before = _part(document, path, folder)
         while not self._interrupted and (left := deadline - state.clock()) > 0:
+            pause = state.pause(path, folder, before)
             with state.turned:
                 if not self._interrupted:
                     state.turned.wait(min(pause, left))
-            document, _ = state.read(pause / 2)
+            document, _ = state.read(_SHARED * pause)
             if _part(document, path, folder) != before:
                 return
-            pause = min(2 * pause, LONGEST)
 
     def seize(self, path: str, name: str, ttl: float) -> Hold | None:
         token = f"{name}/{uuid.uuid4().hex[:8]}"

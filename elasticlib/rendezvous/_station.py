@@ -26,6 +26,8 @@ from elasticlib.rendezvous._offer import LOOPBACK, BoundOffer, FixedOffer
 _log = logging.getLogger("elasticlib")
 
 _AGAIN = 0.5
+_RESIGNING = 2.0
+"""Seconds that `Station.close` waits until this node's candidate has resigned."""
 
 
 def backend_of(job: Job) -> Any:
@@ -57,7 +59,9 @@ class Station:
         self._met = False
         self._host: Host | None = None
         self._candidate: Any = None
-        self._closing = self._witnessed = False
+        self._closing = False
+        self._witnessed = False
+        """Whether the others were told why this node goes."""
         self._leads = False
         self._pause = threading.Event()
         self._lock = threading.Lock()
@@ -80,6 +84,7 @@ class Station:
             on_leave=self._left,
             where=f"{job.backend} at {job.endpoint}",
         )
+        self.member.start()  # only now: its threads call this station, which speaks by it
 
     @property
     def hosts_store(self) -> bool:
@@ -93,7 +98,11 @@ class Station:
             self.member.leave(why, None if workers_gone else self.member.round)
 
     def close(self, linger: float) -> None:
-        """Say goodbye if that was not done, wait *linger* s for others to read the end, free everything."""
+        """
+        Say goodbye if that was not done, wait *linger* s for others to read the end, free everything.
+
+        Whatever the store does, that is over five seconds later: what hangs in it is left behind with its thread.
+        """
         with self._lock:
             if self._closing:
                 return
@@ -108,7 +117,7 @@ class Station:
             if self.hosts_store and self._host.is_over():
                 self._backend.forget_job()
         if self._candidate is not None:
-            self._candidate.close()
+            self._candidate.close(_RESIGNING)
         self._pause.set()
         self._backend.close()
 
@@ -120,10 +129,14 @@ class Station:
         return BoundOffer(self._address, index=job.node_rank, hosts=lambda: self.hosts_store, work=job.work)
 
     def _address(self) -> str:
-        return self.job.local_addr or self._backend.address() or LOOPBACK
+        if self.job.local_addr:
+            return self.job.local_addr
+        # Where all workers are on this node, nobody else is to reach their store.
+        return LOOPBACK if self.job.max_nodes == 1 else self._backend.address() or LOOPBACK
 
     def _left(self, why: str) -> bool:
         """Whether the job must end because this node goes."""
+        self._witnessed = True
         if not self.hosts_store:
             return False
         assert self._host is not None
@@ -183,7 +196,14 @@ class Station:
         return exchange
 
     def _elected(self, journal: Journal) -> None:
-        if self.member.is_over() and journal.load() is None:
+        try:
+            over = self.member.is_over() and journal.load() is None
+        except RendezvousError:
+            raise
+        except Exception as error:
+            self._broke(error)
+            raise
+        if over:
             raise RendezvousClosedError(f"job {self.job.run_id!r} is over, and nobody is left to be told")
         self._leads = True
         threading.Thread(target=self._lead, args=(journal,), name="elasticlib-coordinator", daemon=True).start()
@@ -191,6 +211,13 @@ class Station:
     def _voted_out(self, why: str) -> None:
         self._leads = False
         _log.warning("node %s coordinates job %r no more: %s", self.job.node, self.job.run_id, why)
+
+    def _broke(self, error: Exception) -> None:
+        """Nobody is to wait for a coordinator that is not coming: this node ends, and says why."""
+        why = f"node {self.job.node} could not coordinate job {self.job.run_id!r}: {type(error).__name__}: {error}"
+        broken = RendezvousError(why)
+        broken.__cause__ = error
+        self.member.fail(broken)
 
     def _lead(self, journal: Journal) -> None:
         """Coordinate for as long as the term lasts."""
@@ -206,3 +233,7 @@ class Station:
             except RendezvousConnectionError as error:
                 _log.warning("the coordinator of job %r begins again: %s", self.job.run_id, error)
                 self._pause.wait(_AGAIN)
+            except Exception as error:
+                _log.exception("the coordinator of job %r broke", self.job.run_id)
+                self._broke(error)
+                return

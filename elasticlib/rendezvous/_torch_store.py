@@ -22,12 +22,15 @@ _SLICE = 20.0
 class EtcdStore(Store):
     """Keys and values below *prefix*. (torch: ``torch.distributed.elastic.rendezvous.etcd_store.EtcdStore``)"""
 
+    timeout: datetime.timedelta
+    """How long `get` and `wait` wait; torch's part of the store keeps it."""
+
     def __init__(self, etcd_client: Keys, etcd_store_prefix: str, timeout: datetime.timedelta | None = None) -> None:
         """*timeout*: how long `get` and `wait` wait for a key."""
         super().__init__()
         self.client = etcd_client
         self.prefix = "/" + etcd_store_prefix.strip("/")
-        self._limit = timeout or _TIMEOUT
+        self.set_timeout(_TIMEOUT if timeout is None else timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
         """Write the value."""
@@ -35,7 +38,7 @@ class EtcdStore(Store):
 
     def get(self, key: str) -> bytes:
         """The value, once it is there; raises LookupError after the store's timeout."""
-        (item,) = self._await([key], self._limit)
+        (item,) = self._await([key], self.timeout)
         return item.data
 
     def add(self, key: str, num: int) -> int:
@@ -49,7 +52,7 @@ class EtcdStore(Store):
 
     def wait(self, keys: Sequence[str], override_timeout: datetime.timedelta | None = None) -> None:
         """Return once all keys are there; raises LookupError after the timeout."""
-        self._await(keys, override_timeout or self._limit)
+        self._await(keys, self.timeout if override_timeout is None else override_timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there now."""
@@ -57,8 +60,8 @@ class EtcdStore(Store):
         return None not in items
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """How long `get` and `wait` wait from now on."""
-        self._limit = timeout
+        """How long `get` and `wait` wait from now on; ``timeout`` says it."""
+        super().set_timeout(timeout)  # torch's part has it, and so do stores that are built upon this one
 
     def _path(self, key: str) -> str:
         return f"{self.prefix}/{component(key)}"

@@ -109,7 +109,7 @@ class C10dBackend:
         if self.job.store_type == "file" or self._must_host is False:
             return False
         addresses = resolve(self.host, self.port, min(LOOK_UP, deadline - time.monotonic()))
-        bound = bind_endpoint(self.host, self.port, addresses)
+        bound = bind_endpoint(self.host, self.port, addresses, alone=self.job.max_nodes == 1)
         if isinstance(bound, socket.socket):
             self._start(bound, addresses)
             return True

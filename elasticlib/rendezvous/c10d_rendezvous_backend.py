@@ -18,7 +18,7 @@ import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
+from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous import _options
 from elasticlib.rendezvous._endpoint import DEFAULT_PORT
 from elasticlib.rendezvous._handlers import RendezvousParameters
@@ -40,8 +40,11 @@ class C10dRendezvousBackend(RendezvousBackend):
     """The state of job *run_id* in *store*, which must be able to ``compare_set``."""
 
     def __init__(self, store: Store, run_id: str) -> None:
-        if not run_id:
-            raise ValueError(f"run_id={run_id!r}: a state belongs to a job with a name")
+        """Raises `ConfigError` (a ``ValueError``) for a store that is none, and an empty *run_id*."""
+        if not callable(getattr(store, "compare_set", None)):
+            raise ConfigError(f"store={store!r} has no method compare_set: give one of torch's stores")
+        if not isinstance(run_id, str) or not run_id:
+            raise ConfigError(f"run_id={run_id!r}: a state belongs to a job with a name")
         self._store = store
         self._key = f"elasticlib/state/{run_id}"
 

@@ -8,6 +8,7 @@ Rules of this file: the token is the version that the server gave the state, so 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from elasticlib.errors import ConfigError
@@ -40,11 +41,11 @@ class EtcdRendezvousBackend(RendezvousBackend):
     def __init__(
         self, client: V2Keys | V3Keys, run_id: str, key_prefix: str | None = None, ttl: int | None = None
     ) -> None:
-        if not run_id:
+        if not isinstance(run_id, str) or not run_id:
             raise ConfigError(f"run_id={run_id!r}: a state belongs to a job with a name")
         seconds = KEEP if ttl is None else ttl
-        if seconds <= 0:
-            raise ConfigError(f"ttl={ttl} must be a number of seconds above 0; None for {KEEP}")
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+            raise ConfigError(f"ttl={ttl!r} must be a number of seconds above 0; None for {KEEP}")
         self._client = client.lasting(seconds)
         self._folder = f"/{(key_prefix or DEFAULT_PREFIX).strip('/')}/state_{component(run_id)}".replace("//", "/")
         self._path = f"{self._folder}/state"

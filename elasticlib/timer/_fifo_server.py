@@ -63,6 +63,8 @@ class FileTimerServer:
         self._log_event = log_event
         self._ledger: Ledger[FileTimerRequest] = Ledger()
         self._victims = Victims()
+        self._told: set[FileTimerRequest] = set()
+        """Expired timers that have been told, and still wait for their process to be signalled."""
         self._rest = b""
         self._thread: threading.Thread | None = None
         self._started = self._stopping = self._once = False
@@ -147,16 +149,20 @@ class FileTimerServer:
         while self._read() and to_the_end:
             pass
         expired = self.get_expired_timers(time.time())
-        log_debug_info_for_expired_timers(
-            self._run_id, {pid: [timer.to_json() for timer in timers] for pid, timers in expired.items()}
-        )
+        news = {
+            pid: [timer.to_json() for timer in timers if timer not in self._told] for pid, timers in expired.items()
+        }
+        log_debug_info_for_expired_timers(self._run_id, {pid: timers for pid, timers in news.items() if timers})
         self.clear_timers({pid for pid, timers in expired.items() if self._settle(pid, timers)})
+        self._told.intersection_update(self._ledger)
 
     def _settle(self, pid: int, timers: list[FileTimerRequest]) -> bool:
         """Act on the expired timers of a process; whether all of its timers are done with."""
         deadly = None
         for timer in timers:
-            self._tell("timer expired", timer)
+            if timer not in self._told:
+                self._told.add(timer)
+                self._tell("timer expired", timer)
             if timer.signal > 0:
                 deadly = timer
                 break

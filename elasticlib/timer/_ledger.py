@@ -82,9 +82,9 @@ class Ledger(Generic[R]):
 
 def patience(timers: Iterable[TimerRequest], now: float, longest: float) -> float:
     """Seconds until a server must look at these *timers* again, at most *longest*."""
-    first = min((timer.expiration_time for timer in timers), default=math.inf)
     # What is overdue was looked at just now, and could not be killed: not again at once, and again.
-    return min(longest, first - now if first > now else _RETRY)
+    waits = (timer.expiration_time - now if timer.expiration_time > now else _RETRY for timer in timers)
+    return min(longest, min(waits, default=math.inf))
 
 
 _RETRY = 1.0

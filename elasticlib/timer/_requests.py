@@ -89,5 +89,11 @@ def _countdown(after: float, scope: str, client: TimerClient | None) -> Iterator
     client.acquire(scope, time.time() + after)
     try:
         yield
-    finally:
-        client.release(scope)
+    except BaseException:
+        try:
+            client.release(scope)
+        except Exception as error:
+            # What the block raised is what its caller must hear of.
+            _log.warning("timer %r could not be released: %s: %s", scope, type(error).__name__, error)
+        raise
+    client.release(scope)

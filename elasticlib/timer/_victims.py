@@ -24,6 +24,8 @@ class Victims:
     def __init__(self) -> None:
         self._handles: dict[int, int | None] = {}
         """Process descriptors; None where the kernel gave none, and the process was there."""
+        self._refused: set[int] = set()
+        """Processes that could not be signalled, which has been said."""
 
     def watch(self, pid: int) -> None:
         """Hold the process that now has the number *pid*, if there is one."""
@@ -67,12 +69,15 @@ class Victims:
         except ProcessLookupError:
             _log.info("process %d, whose timer expired, had ended", pid)
         except OSError as error:
-            _log.error("process %d, whose timer expired, cannot be killed: %s", pid, error)
+            if pid not in self._refused:
+                self._refused.add(pid)
+                _log.error("process %d, whose timer expired, cannot be killed: %s", pid, error)
             return False
         return True
 
     def keep_only(self, pids: Collection[int]) -> None:
         """Let go of all others."""
+        self._refused.intersection_update(pids)
         for pid in self._handles.keys() - set(pids):
             handle = self._handles.pop(pid)
             if handle is not None:

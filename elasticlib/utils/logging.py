@@ -10,10 +10,8 @@ import logging
 import os
 import sys
 
-from elasticlib.errors import ConfigError
+from elasticlib.utils._levels import VARIABLE, level_of
 from elasticlib.utils.log_level import get_log_level
-
-VARIABLE = "LOGLEVEL"
 
 
 def get_logger(name: str | None = None) -> logging.Logger:
@@ -23,12 +21,7 @@ def get_logger(name: str | None = None) -> logging.Logger:
     Raises `ConfigError` (a ``ValueError``) when ``LOGLEVEL`` names no level.
     """
     logger = logging.getLogger(name or sys._getframe(1).f_globals.get("__name__"))
-    level = os.environ.get(VARIABLE, get_log_level())
-    try:
-        logger.setLevel(level)
-    except ValueError:
-        known = ", ".join(sorted(logging.getLevelNamesMapping())) if sys.version_info >= (3, 11) else "DEBUG, INFO, ..."
-        raise ConfigError(f"{VARIABLE}={level!r} is no level of logging: give one of {known}") from None
+    logger.setLevel(level_of(os.environ.get(VARIABLE) or get_log_level()))
     return logger
 
 

@@ -207,13 +207,19 @@ def _run(order: Message, call: Callable[..., Any] | None) -> NoReturn:
     if call is None:
         module = [order["entry"]] if kind == "module" else []
         _show_as([sys.executable, "-u", *order["argv"][:1], *module, *order["argv"][1:]])
-    if kind in ("script", "module"):
+    if kind in ("script", "package", "module"):
         sys.path[:] = [order["path0"], *base_path]
         sys.argv[:] = order["argv"]
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = main
-        run = _script(order["argv"][0], main) if kind == "script" else _module(order["entry"])
+        match kind:
+            case "script":
+                run = _script(order["argv"][0], main)
+            case "package":
+                run = _package
+            case _:
+                run = _module(order["entry"])
         finish(_outcome(run, order, shared=()))
     if call is None:
         sys.path[:] = order["sys_path"]
@@ -235,6 +241,11 @@ def _script(path: str, main: types.ModuleType) -> Callable[[], Any]:
         exec(code, main.__dict__)  # and not runpy: it would restore the old __main__ before threads end
 
     return run
+
+
+def _package() -> None:
+    # As _module: what Python calls for a folder or archive, which comes first on the search path.
+    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
 
 
 def _module(name: str) -> Callable[[], Any]:

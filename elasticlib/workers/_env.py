@@ -78,12 +78,13 @@ def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[d
 
 
 def common_variables(environment: Mapping[str, str], threads: int, signals: str) -> dict[str, str]:
-    """The launcher's environment with what all workers share; what the user set is kept."""
+    """The launcher's environment with what all workers share; what the user set is kept, but for the signals."""
     return {
         THREADS: str(threads),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": signals,
         **environment,
+        # An inherited value is that of a launcher around this one, as is any other of TORCHELASTIC_*.
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": signals,
     }
 
 

@@ -35,6 +35,7 @@ _MENDS = {
     errno.EAGAIN: "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)",
     errno.ENOMEM: "; start fewer workers",
 }
+_LONGEST_WAIT = 86400.0
 _KILL_LIMIT = 5.0
 """Seconds that a SIGKILLed process gets until it counts as a survivor."""
 
@@ -80,11 +81,14 @@ class Foreman:
         self._selector.register(self._launcher, selectors.EVENT_READ, self._obey)
         self._selector.register(_guardian.watch(self._parent), selectors.EVENT_READ, self._leave)
         while True:
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-            for key, _ in self._selector.select(left):
+            for key, _ in self._selector.select(self._left()):
                 key.data()
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._out_of_time()
+
+    def _left(self) -> float | None:
+        """Seconds until the deadline, or until it is looked at again: the kernel does not count any number."""
+        return None if self._deadline is None else min(max(0.0, self._deadline - time.monotonic()), _LONGEST_WAIT)
 
     def _leave(self) -> NoReturn:
         _guardian.sweep()

@@ -1,8 +1,8 @@
 """
 From an entry point to what its workers need: the check of the call before anything is started.
 
-`plan` tells apart a function, a Python script, a module and any other program, refuses what cannot
-work, and collects what a worker must find as it is here: environment, folder, search path, limits.
+`plan` tells apart a function, a Python script, folder or archive, a module and any other program, refuses
+what cannot work, and collects what a worker must find as it is here: environment, folder, search path, limits.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import pkgutil
 import re
 import resource
 import shutil
@@ -194,9 +195,8 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
 
 def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
     if start_method == "fork":
-        raise EntrypointError(
-            f"start_method='fork' runs functions only, not {entry!r}: use 'forkserver', which forks from a template"
-        )
+        _log.info("start_method='fork' is for functions: %s starts as with 'forkserver', from a template", entry)
+        start_method = "forkserver"
     environment = job.environment
     args = tuple(str(arg) for arg in spec.args)
     for text in (entry, *args):
@@ -214,8 +214,11 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
         command = [python, "-u", "-m", entry]
     elif as_script and not spec.no_python:
         _check_script(entry)
-        folder = os.path.dirname(os.path.realpath(entry))
-        job.common.update(kind="script", argv=[entry], path0=folder)
+        absolute = os.path.join(job.common["cwd"], entry)
+        if _is_package(absolute, entry):
+            job.common.update(kind="package", argv=[entry], path0=absolute)
+        else:
+            job.common.update(kind="script", argv=[entry], path0=os.path.dirname(os.path.realpath(entry)))
         command = [python, "-u", entry]
     else:
         command = [_program(entry, environment)]
@@ -267,10 +270,25 @@ def _refuse_preload(spec: WorkerSpec) -> None:
 def _check_script(path: str) -> None:
     if not os.path.lexists(path):
         raise EntrypointError(f"script {path!r} was not found in {os.getcwd()}: check the path")
-    if not os.path.isfile(path):
+    if not os.path.isfile(path) and not os.path.isdir(path):
         raise EntrypointError(f"script {path!r} is not a file")
     if not os.access(path, os.R_OK):
         raise EntrypointError(f"script {path!r} may not be read by this user: change its permissions")
+
+
+def _is_package(path: str, typed: str) -> bool:
+    """Whether Python runs what is at *path* by the ``__main__`` within: a folder, an archive."""
+    importer: Any = pkgutil.get_importer(path)
+    if importer is None:
+        return False
+    importer.invalidate_caches()  # an earlier launch of this program may have looked into it
+    found = importer.find_spec("__main__")
+    if found is None or found.loader is None or found.submodule_search_locations is not None:
+        kind = "a folder" if os.path.isdir(path) else "an archive"
+        raise EntrypointError(
+            f"script {typed!r} is {kind} without a __main__.py: give a script, or add one that is to be run"
+        )
+    return True
 
 
 def _program(name: str, environment: Mapping[str, str]) -> str:

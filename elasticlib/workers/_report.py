@@ -14,7 +14,6 @@ import json
 import os
 import re
 import struct
-import tempfile
 import time
 import traceback
 from dataclasses import dataclass
@@ -193,7 +192,9 @@ def write_json(path: str, content: Any) -> None:
     """Write *content* to *path* so that a reader sees all of it or the former file."""
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".error")
+    temporary = os.path.join(folder, f".error{os.urandom(8).hex()}")
+    # Not a private file, as tempfile makes: who else may read it is the user's umask to say.
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(content, file)

@@ -104,7 +104,7 @@ class Template:
         return self._ready
 
     def outdated(self) -> bool:
-        """Whether the file of a preloaded module changed since the template was made."""
+        """Whether the file of a preloaded module, or an archive on its path, changed since the template was made."""
         return self._stamps != _stamps(self.key, self._search_path)
 
     def request(self, op: str) -> Channel:
@@ -212,7 +212,8 @@ class _Templates:
 
 
 def _stamps(key: TemplateKey, search_path: Sequence[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    # Archives as a whole: what they hold is not looked at.
+    found = {path: os.stat(path).st_mtime_ns / 1e9 for path in search_path if os.path.isfile(path)}
     for module in key.preload:
         if module == "torch":
             continue  # nobody edits it between two cells, and looking for it costs milliseconds

@@ -10,7 +10,7 @@ import pytest
 
 from tests.checklist.peers import Peer, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.25)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
 
 
 @pytest.mark.row(166)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.checklist.peers import Peer
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
 
 LAUNCH = """
 import json, logging, os, sys, time

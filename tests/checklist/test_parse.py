@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 
 import pytest
 
-from tests.checklist.peers import Peer
+from tests.checklist.peers import TORCHRUN, Peer
 
 NOT_PRIVATE = ("--master-port", "29501")
 """Keeps the static rendezvous of torchrun, so that no other value is chosen for the ones that are read."""
@@ -260,3 +261,18 @@ def test_help_lists_all_options(peer: Peer) -> None:
     assert 0 == done.returncode
     assert 30 == len(OPTIONS)
     assert set() == set(OPTIONS) - set(re.findall(r"--[a-z][a-z-]*", done.out))
+
+
+@pytest.mark.slow
+def test_every_option_of_torchrun_is_one_of_elasticrun(peer: Peer) -> None:
+    """By torchrun's help and our parser, in every spelling that torchrun shows."""
+    torchs = subprocess.run([*TORCHRUN.command, "--help"], capture_output=True, text=True, check=True).stdout
+    options = set(re.findall(r"(?<![\w-])--?[a-z][a-z_-]*", torchs.partition("options:")[2]))
+    mine = {text for action in peer.module("run").get_args_parser()._actions for text in action.option_strings}
+
+    assert {"--nnodes", "-m", "--nproc_per_node", "--virtual-local-rank"} <= options
+    assert set() == options - mine - PROSE
+
+
+PROSE = {"--redirect"}
+"""What reads like an option in torchrun's explanations and is none."""

@@ -38,6 +38,21 @@ from elasticlib.rendezvous.c10d import C10dBackend
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 SCRIPT = Path(__file__).parent / "scripts" / "c10d_host.py"
 LONG = 30.0
+ALONE = """
+import os, socket, subprocess, sys
+_, _, endpoint, *guest = sys.argv
+host, port = endpoint.split(":")
+socket.create_connection((host, int(port)), 10).close()
+for tried in (int(port), int(os.environ["MASTER_PORT"])):
+    try:
+        socket.create_connection(("127.0.0.2", tried), 10).close()
+        print("reached", flush=True)
+    except ConnectionRefusedError:
+        print("refused", flush=True)
+print(os.environ["MASTER_ADDR"], flush=True)
+sys.exit(subprocess.run(guest).returncode)
+"""
+"""Of a worker: tries the two ports by an address of this machine that is not the name's, then runs a guest."""
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +173,22 @@ class TestWhoHosts:
         node.dial(LONG)
         assert not (node.address() or "").startswith("127.")
 
+    def test_a_job_of_one_node_is_reached_by_the_name_alone(self) -> None:
+        """By another job of this machine, too; whoever comes another way is refused."""
+        options = ["-m", "elasticlib.run", "--rdzv-backend", "c10d", "--no-python", "--max-restarts", "0"]
+        endpoint = ["--rdzv-endpoint", f"{socket.gethostname()}:{free_port()}"]
+        guest = [sys.executable, *options, *endpoint, "--rdzv-id", "guest", sys.executable, "-c", "print('met')"]
+
+        done = subprocess.run(
+            [sys.executable, *options, *endpoint, "--rdzv-id", "host", sys.executable, "-c", ALONE, *endpoint, *guest],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={name: value for name, value in os.environ.items() if name != "RES_OPTIONS"},
+        )
+
+        assert (0, ["refused", "refused", "127.0.0.1", "met"]) == (done.returncode, done.stdout.split()), done.stderr
+
     @pytest.mark.parametrize("facts", [{"is_host": False}, {"backend": "static", "node_rank": 1}])
     def test_who_must_not_host_does_not(self, facts: dict[str, Any]) -> None:
         node = C10dBackend(job(**{"endpoint": "localhost:0"} | facts))
@@ -208,7 +239,7 @@ class TestWhoHosts:
     def test_who_must_host_behind_a_forwarded_address_does(
         self, backend: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(c10d, "bind_endpoint", lambda *_: Elsewhere("it is forwarded"))
+        monkeypatch.setattr(c10d, "bind_endpoint", lambda *_, **__: Elsewhere("it is forwarded"))
         node = served(backend(f"127.0.0.3:{free_port()}", is_host=True))
 
         assert backend(node.endpoint).dial(LONG)

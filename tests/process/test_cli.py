@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 50.0
@@ -225,7 +225,7 @@ def refused(done: subprocess.CompletedProcess[str], *named: str) -> None:
         (["--log-dir", "script.py/below", "script.py"], "script.py"),
         (["--log-dir", "/proc/nowhere", "script.py"], "/proc/nowhere"),
         (["--preload", "no_such_module", "script.py"], "no_such_module"),
-        (["--nnodes", "3:2", "script.py"], "max_nodes=2 is below min_nodes=3"),
+        (["--nnodes", "3:2", "script.py"], "--nnodes=3:2 is no range of nodes"),
         (["--standalone", "--nnodes", "2", "script.py"], "exclude each other"),
         (["--nnodes", "2", "--rdzv-backend", "c10d", "script.py"], "2 nodes need a place to meet"),
         (["--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:port", "script.py"], "--rdzv-endpoint='node0:port'"),

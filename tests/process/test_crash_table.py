@@ -13,7 +13,7 @@ from attrs import frozen
 from elasticlib import ChildFailedError, LaunchConfig, ProcessFailure, elastic_launch
 from tests.process import crashes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(1.0)]
 
 WAYS = [
     ("function", "forkserver"),

@@ -16,7 +16,7 @@ import pytest
 from elasticlib import ChildFailedError, DefaultLogsSpecs, LaunchConfig, ProcessFailure, Std, elastic_launch
 from tests.process import duties
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import time
+import zipapp
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from elasticlib import LaunchConfig, elastic_launch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,24 @@ def test_a_worker_sees_of_itself_what_a_plain_program_sees(method: str, as_modul
 
     expected, seen = json.loads(plain[0]), json.loads(worker[0])
     assert expected == seen
+    assert plain[1:] == worker[1:]
+
+
+@pytest.mark.parametrize(("name", "method"), [("app", "forkserver"), ("app.pyz", "spawn"), ("app.pyz", "fork")])
+def test_a_folder_or_archive_with_a_main_sees_what_it_sees_under_python(name: str, method: str, tmp_path: Path) -> None:
+    """The path as typed in argv, and first on the search path; ``__main__`` from within it."""
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "beside.py").touch()
+    (app / "__main__.py").write_text((SCRIPTS / "facts.py").read_text() + "import beside\nprint(beside.__file__)\n")
+    zipapp.create_archive(app, tmp_path / "app.pyz")
+    arguments = [name, "--flag", "a b"]
+    plain = run([sys.executable, "-u", *arguments], input="typed\n", cwd=tmp_path).stdout.splitlines()
+
+    worker = launch(1, "--start-method", method, *arguments, input="typed\n", cwd=tmp_path).splitlines()
+
+    assert json.loads(plain[0]) == json.loads(worker[0])
+    assert str(tmp_path / name / "beside.py") == plain[1]
     assert plain[1:] == worker[1:]
 
 

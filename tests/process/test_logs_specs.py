@@ -37,6 +37,8 @@ elif attempt == "0":
 """
 
 PROGRAM = """
+import sys
+
 from elasticlib.run import main
 
 if __name__ == "__main__":
@@ -44,7 +46,8 @@ if __name__ == "__main__":
     words = ["--local-ranks-filter=0", "--duplicate-stdout-filters=0/2"]
     main([*plug_in, *words, "--log-dir=logs", "--nproc-per-node=2", "--max-restarts=1", "worker.py"])
     main([*plug_in, "--log-dir=/dev/null", "worker.py"])
-    main([*plug_in, "--log-dir=/dev/null", *words, "worker.py"])
+    sys.argv[1:] = [*plug_in, "--log-dir=/dev/null", *words, "worker.py"]
+    main()
 """
 
 

@@ -17,7 +17,7 @@ import pytest
 from elasticlib import LaunchConfig, LaunchInterrupted, SignalException, elastic_launch
 from tests.process import duties
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
 
 ROOT = Path(__file__).parents[2]
 AT_ONCE = 8.0

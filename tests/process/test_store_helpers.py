@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ConfigError, RendezvousTimeoutError
+from elasticlib.rendezvous.etcd_store import EtcdStore
 from elasticlib.utils.data import ElasticDistributedSampler
 from elasticlib.utils.distributed import create_c10d_store, get_socket_with_port
 from elasticlib.utils.store import barrier, get_all, store_timeout, synchronize
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 LONG = 30.0
 
@@ -54,6 +55,26 @@ def test_the_time_limit_is_as_before_after_a_block_that_raised(server: Any) -> N
         assert timedelta(seconds=3) == server.timeout
         raise KeyError
     assert timedelta(seconds=7) == server.timeout
+
+
+def test_a_store_on_etcd_has_the_time_limit_that_it_says() -> None:
+    class Empty:
+        """A server in which nothing ever comes."""
+
+        def read(self, paths: list[str]) -> tuple[list[None], int]:
+            return [None] * len(paths), 0
+
+    store = EtcdStore(Empty(), "job", timedelta(seconds=0.25))  # type: ignore[arg-type]
+    assert timedelta(seconds=0.25) == store.timeout
+
+    with store_timeout(store, 0):
+        assert timedelta(0) == store.timeout
+        with pytest.raises(LookupError, match="did not come within 0 s"):
+            store.get("key")
+    assert timedelta(seconds=0.25) == store.timeout
+    assert timedelta(seconds=300) == EtcdStore(Empty(), "job").timeout  # type: ignore[arg-type]
+    with pytest.raises(LookupError, match="did not come within 0 s"):
+        store.wait(["key"], timedelta(0))
 
 
 def test_all_ranks_get_the_data_of_all(server: Any) -> None:

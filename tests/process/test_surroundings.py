@@ -12,7 +12,7 @@ import pytest
 
 from elasticlib import EntrypointError, LaunchConfig, PreloadError, StartError, elastic_launch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
 
 ROOT = Path(__file__).parents[2]
 RUN = f"{sys.executable} -m elasticlib.run --nproc-per-node 1 --preload ''"

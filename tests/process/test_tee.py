@@ -21,10 +21,11 @@ import pytest
 
 from elasticlib.logs._console import console_sink
 from elasticlib.logs._filters import LineFilter
+from elasticlib.logs._lines import LineAssembler
 from elasticlib.logs._tee import BLOCK, Tee
 from elasticlib.spec import Std
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
 
 WRITER = """
 import os, sys
@@ -365,6 +366,57 @@ def test_a_missing_file_a_second_follow_and_a_finished_tee_are_errors(tee: Tee, 
     tee.finish()
     with pytest.raises(RuntimeError, match="finished"):
         tee.follow(str(log), b"", Std.OUT)
+
+
+def test_after_a_fault_the_next_round_is_copied_again_and_the_fault_is_logged_once(
+    tee: Tee, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, third = paths = [tmp_path / f"{number}.log" for number in range(3)]
+    for path in paths:
+        path.touch()
+
+    def no_room(lines: LineAssembler, data: bytes, now: float) -> bytes:
+        raise MemoryError("no room for a line")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LineAssembler, "feed", no_room)
+        tee.follow(str(first), b"", Std.OUT)
+        [thread] = [thread for thread in threading.enumerate() if thread.name == "elasticlib-tee"]
+        append(first, b"lost\n")
+        thread.join(20)
+    drained = tee.drain_and_forget([str(first)], timeout=None)
+    tee.follow(str(second), b"p:", Std.OUT)
+    append(second, b"again\n")
+    until(lambda: console.text == b"p:again\n")
+    tee.follow(str(third), b"p:", Std.OUT)
+    append(third, b"at the end")
+
+    assert tee.finish(30)
+    assert drained
+    assert b"p:again\np:at the end\n" == console.text
+    [line] = [record for record in caplog.records if record.exc_info]
+    assert "log files are whole" in line.getMessage()
+
+
+def test_a_fault_at_the_end_of_a_file_holds_nobody_up(
+    tee: Tee, console: Console, tmp_path: Path, hits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(copy: LineFilter) -> None:
+        raise OSError("no such descriptor")
+
+    logs = [tmp_path / name for name in ("one.log", "two.log")]
+    with LineFilter(str(hits), ["a"]) as copy, monkeypatch.context() as patch:
+        for log in logs:
+            log.write_bytes(b"a\n")
+            tee.follow(str(log), b"", Std.OUT, copy=copy)
+        patch.setattr(LineFilter, "release", fails)
+
+        in_time = tee.drain_and_forget(map(str, logs), timeout=20)
+
+        assert tee.finish(20)
+        patch.undo()
+    assert in_time
+    assert set(console.text.split()) <= {b"a"}
 
 
 @pytest.fixture

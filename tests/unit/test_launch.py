@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib import launch, records
+from elasticlib import launch, metrics
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
@@ -24,13 +26,16 @@ from elasticlib.errors import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousTimeoutError,
+    StartError,
 )
 from elasticlib.launch import elastic_launch, launch_agent
 from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.metrics import _streams
 from elasticlib.numa import AffinityMode, NumaOptions
+from elasticlib.numa._options import BindingError
 from elasticlib.rendezvous import registry
 from elasticlib.rendezvous._job import Job
-from elasticlib.spec import LaunchConfig, WorkerSpec
+from elasticlib.spec import LaunchConfig, Std, WorkerSpec
 from elasticlib.state import RunResult, WorkerState
 
 
@@ -70,6 +75,7 @@ class Agent:
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> type[Agent]:
     monkeypatch.setattr(launch, "LocalElasticAgent", Agent)
+    monkeypatch.setattr(launch, "prepare", lambda spec, method, signals: None)
     monkeypatch.setattr(Agent, "result", RunResult(WorkerState.SUCCEEDED, {0: "a", 1: "b"}), raising=False)
     monkeypatch.setattr(Agent, "cause", None, raising=False)
     monkeypatch.setattr(Agent, "made", [], raising=False)
@@ -120,17 +126,239 @@ def test_events_go_where_the_configuration_says(agent: type[Agent]) -> None:
     assert agent.made[0].spec.event_log_handler == "console"
 
 
-def test_metrics_of_a_launch_may_go_to_the_console(agent: type[Agent], capsys: pytest.CaptureFixture[str]) -> None:
-    launch_agent(config(metrics_cfg={"handler": "console"}, role="trainer"), print)
-    launch_agent(config(metrics_cfg={"handler": "null"}, role="trainer"), print)
+@pytest.mark.parametrize(
+    ("asked", "handler"),
+    [
+        ({}, type(None)),
+        ({"handler": "console"}, metrics.ConsoleMetricHandler),
+        ({"handler": "null"}, metrics.NullMetricHandler),
+    ],
+)
+def test_the_metrics_of_a_launch_go_where_its_configuration_says(
+    agent: type[Agent], asked: dict[str, str], handler: type
+) -> None:
+    launch_agent(config(metrics_cfg=asked), print)
 
-    for made in agent.made:
-        made.options["sink"](records.WorkersSeen("HEALTHY", 2))
+    assert type(agent.made[0].options["metric_handler"]) is handler
 
-    assert capsys.readouterr().out.count("workers.trainer.healthy=1\n") == 1
+
+class Kept(metrics.MetricHandler):
+    """Keeps the names of what it gets."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def emit(self, metric_data: metrics.MetricData) -> None:
+        self.names.append(metric_data.name)
+
+
+@pytest.mark.parametrize("name", ["console", "null"])
+def test_metrics_cfg_takes_the_place_of_the_programs_handler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setattr(_streams, "_handlers", dict(_streams._handlers))
+    kept = Kept()
+    metrics.configure(kept)
+
+    with pytest.raises(StartError):  # the first to be measured is a failure, with neither template nor worker
+        launch_agent(unstartable(monkeypatch, metrics_cfg={"handler": name}), print)
+
+    assert kept.names == []
+    assert capsys.readouterr().out.count(".run.failure=1\n") == (1 if name == "console" else 0)
+
+
+def unstartable(monkeypatch: pytest.MonkeyPatch, **asked: Any) -> LaunchConfig:
+    """A launch whose agent runs as far as its first worker."""
+
+    def start(*args: Any, **options: Any) -> dict[int, int]:
+        raise StartError("no process")
+
+    monkeypatch.setattr("elasticlib.multiprocessing._processes.Processes.start", start)
+    return config(preload=(), **asked)
+
+
+def local_function() -> Any:
+    def train() -> None:
+        pass
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "name"),
+    [
+        (local_function(), (), "train"),
+        (functools.partial(local_function(), 1), (), "train"),
+        (Path("dir/train.py"), ("--lr", 1), "train.py"),
+        (sys.executable, ("-u", "dir/train.py", "other.py"), "train.py"),
+        (sys.executable, ("-m", "pkg.train"), "pkg.train"),
+        (sys.executable, (Path("dir/train.py"),), "train.py"),
+        (sys.executable, ("-V", ""), os.path.basename(sys.executable)),
+        ("dir/train.sh", ("x.py",), "train.sh"),
+    ],
+)
+def test_a_launch_is_called_after_what_it_runs(
+    agent: type[Agent],
+    jobs: list[Job],
+    caplog: pytest.LogCaptureFixture,
+    entrypoint: Any,
+    args: tuple[Any, ...],
+    name: str,
+) -> None:
+    agent.result = RunResult(WorkerState.FAILED, {}, failures())
+
+    with caplog.at_level(logging.INFO, "elasticlib"), pytest.raises(ChildFailedError) as caught:
+        launch_agent(config(**NODES), entrypoint, args)
+
+    assert (name, [name]) == (caught.value.name, [job.work for job in jobs])
+    assert f"launching {name}: " in caplog.text
 
 
 # Refused before anything starts.
+
+
+@pytest.fixture
+def nothing_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails a test whose launch comes as far as its rendezvous, or counts devices, for which a process is started."""
+
+    def started(*args: Any, **options: Any) -> None:
+        raise AssertionError("something was started")
+
+    for name in ("open_local", "open_remote"):
+        monkeypatch.setattr(launch, name, started)
+    monkeypatch.setattr("elasticlib.rendezvous.registry.get_rendezvous_handler", started)
+    monkeypatch.setattr("elasticlib.workers._devices._accelerators", started)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "asked", "named"),
+    [
+        ("missing.py", {}, "'missing.py' was not found"),
+        (print, {"virtual_local_rank": True}, "CUDA_VISIBLE_DEVICES"),
+        (print, {"module": True}, "not for the callable"),
+        (print, {"preload": ("numpy",), "start_method": "spawn"}, "preload='numpy'"),
+        (print, {"signals_to_handle": "SIGKILL"}, "SIGKILL cannot be caught"),
+    ],
+)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_launch_meets_nobody_before_all_of_it_is_checked(
+    nothing_opens: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    nodes: int,
+    entrypoint: Any,
+    asked: dict[str, Any],
+    named: str,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+    with caplog.at_level(logging.INFO, "elasticlib"), pytest.raises(ConfigError, match=named):
+        launch_agent(config(**(NODES if nodes == 2 else {}), **asked), entrypoint)
+
+    assert caplog.messages == []
+
+
+def test_a_binding_that_cannot_be_is_refused_before_anyone_is_met(
+    nothing_opens: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasticlib.workers._devices.gpu_addresses", lambda *args: [])
+
+    with pytest.raises(BindingError):
+        launch_agent(config(**NODES, numa_options=NumaOptions(AffinityMode.NODE)), print)
+
+
+@pytest.mark.parametrize("asked", [7, None, "train.py", {"nproc_per_node": 2, "token": "s3cret"}, LaunchConfig])
+def test_what_is_no_configuration_is_refused_at_once_and_by_name(nothing_opens: None, asked: Any) -> None:
+    for call in (elastic_launch, launch_agent):
+        with pytest.raises(ConfigError, match="no LaunchConfig: give one, such as") as caught:
+            call(asked, print)
+
+        assert "s3cret" not in str(caught.value)
+
+
+def test_a_rendezvous_that_cannot_be_is_refused_before_devices_are_counted(nothing_opens: None) -> None:
+    with pytest.raises(ConfigError, match="rdzv_endpoint=''"):
+        launch_agent(LaunchConfig(max_nodes=2), print)
+
+
+class Health:
+    """Stands in for a health check that the caller has started."""
+
+    stopped = 0
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "asked"),
+    [
+        (print, 7),
+        (print, LaunchConfig(metrics_cfg={"a": "b"})),
+        (print, LaunchConfig(event_log_handler="nowhere")),
+        (print, LaunchConfig(max_nodes=2)),
+        ("missing.py", LaunchConfig(nproc_per_node=2)),
+    ],
+)
+def test_a_callers_health_check_is_stopped_by_a_refusal_too(nothing_opens: None, entrypoint: Any, asked: Any) -> None:
+    health: Any = Health()
+
+    with pytest.raises(ConfigError):
+        launch_agent(asked, entrypoint, (), health)
+
+    assert health.stopped == 1
+
+
+def test_a_callers_health_check_is_stopped_where_nobody_could_be_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    health: Any = Health()
+
+    def open_remote(job: Job) -> None:
+        raise RendezvousConnectionError("node0 refused")
+
+    monkeypatch.setattr(launch, "open_remote", open_remote)
+
+    with pytest.raises(RendezvousConnectionError):
+        launch_agent(config(**NODES), print, (), health)
+
+    assert health.stopped == 1
+
+
+def test_a_callers_health_check_is_stopped_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    health: Any = Health()
+
+    with pytest.raises(StartError):
+        launch_agent(unstartable(monkeypatch), print, (), health)
+
+    assert health.stopped == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"local_ranks_filter": [7]}, ["local_ranks_filter names local rank 7, but this node has 0 and 1 only"]),
+        ({"local_ranks_filter": [1, 7]}, ["local_ranks_filter names local rank 7, but this node has 0 and 1 only"]),
+        ({"redirects": {5: Std.OUT, 1: Std.OUT}}, ["redirects names local rank 5, but this node has 0 and 1 only"]),
+        ({"tee": {5: Std.OUT, 3: Std.OUT}}, ["tee names local ranks 3, 5, but this node has 0 and 1 only"]),
+        (
+            {"tee": {5: Std.OUT}, "redirects": {-1: Std.ALL}},
+            [
+                "redirects names local rank -1, but this node has 0 and 1 only",
+                "tee names local rank 5, but this node has 0 and 1 only",
+            ],
+        ),
+        ({"redirects": {0: Std.OUT}, "tee": Std.ALL, "local_ranks_filter": [0, 1]}, []),
+        ({}, []),
+    ],
+)
+def test_local_ranks_that_this_node_does_not_have_are_warned_of(
+    agent: type[Agent], caplog: pytest.LogCaptureFixture, asked: dict[str, Any], said: list[str]
+) -> None:
+    launch_agent(config(logs_specs=DefaultLogsSpecs(**asked)), print)
+
+    warned = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert said == [text.partition(":")[0] for text in warned]
+    hidden = asked.get("local_ranks_filter") == [7]
+    assert hidden == any("no worker of this node is shown" in text for text in warned)
 
 
 @pytest.mark.parametrize(
@@ -443,6 +671,7 @@ def test_a_failure_is_raised_from_the_exception_of_its_root_cause(agent: type[Ag
 
 @pytest.mark.parametrize("end", ["success", "failure", "error"])
 def test_the_rendezvous_is_closed_however_the_agent_ended(agent: type[Agent], end: str) -> None:
+    before = set(threading.enumerate())
     if end != "success":
         failed = RunResult(WorkerState.FAILED, {}, failures())
         agent.result = failed if end == "failure" else KeyboardInterrupt()
@@ -451,7 +680,7 @@ def test_the_rendezvous_is_closed_however_the_agent_ended(agent: type[Agent], en
     else:
         launch_agent(config(), print)
 
-    names = {thread.name for thread in threading.enumerate()}
+    names = {thread.name for thread in set(threading.enumerate()) - before}
     assert not any(name.startswith("elasticlib") for name in names), names
 
 
@@ -473,6 +702,43 @@ def test_temporary_logs_stay_after_a_failure_and_it_is_said_where(
 
     (folder,) = tmp_path.iterdir()
     assert f"logs and error files are kept in {folder}" in caplog.text
+
+
+@pytest.fixture
+def fails_with_logs(agent: type[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Agent]:
+    """The agent of a launch that leaves an error file in a temporary folder below *tmp_path*."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(agent, "leaves", "{}")
+    agent.result = RunResult(WorkerState.FAILED, {}, failures())
+    return agent
+
+
+def test_a_callers_specification_tells_where_logs_are_kept(fails_with_logs: type[Agent], tmp_path: Path) -> None:
+    mine = DefaultLogsSpecs()
+
+    with pytest.raises(ChildFailedError):
+        launch_agent(config(logs_specs=mine), print)
+
+    (folder,) = tmp_path.iterdir()
+    assert str(folder) == mine.root_log_dir
+    assert mine == DefaultLogsSpecs()
+
+
+def test_a_callers_specification_tells_of_its_last_launch(fails_with_logs: type[Agent], tmp_path: Path) -> None:
+    mine = DefaultLogsSpecs()
+    with pytest.raises(ChildFailedError):
+        launch_agent(config(logs_specs=mine), print)
+    former = mine.root_log_dir
+
+    with pytest.raises(ChildFailedError):
+        launch_agent(config(logs_specs=mine), print)
+    again = mine.root_log_dir
+    fails_with_logs.result = RunResult(WorkerState.SUCCEEDED, {0: "a", 1: "b"})
+    launch_agent(config(logs_specs=mine), print)
+
+    assert {former, again} == {str(each) for each in tmp_path.iterdir()}
+    assert former != again
+    assert mine.root_log_dir == ""
 
 
 def test_temporary_logs_that_hold_nothing_go_however_the_launch_ends(

@@ -18,6 +18,7 @@ from attrs import define, field
 import elasticlib.launch
 import elasticlib.run
 from elasticlib._cli_options import OPTIONS, Option
+from elasticlib._cli_request import Script
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
@@ -28,7 +29,7 @@ from elasticlib.errors import (
     StartError,
 )
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.run import Script, get_args_parser, main, parse_args, run
+from elasticlib.run import get_args_parser, main, parse_args, run
 from elasticlib.spec import Entrypoint, LaunchConfig, Std
 
 ROWS = [option for rows in OPTIONS.values() for option in rows]
@@ -347,7 +348,7 @@ def test_logs_specs_and_numa_binding_read_no_variable(launches: Launches, monkey
         (["--redirects", "0:1,"], "'0:1,'"),
         (["--tee", ""], "''"),
         (["--local-ranks-filter", "a"], "'a'"),
-        (["--no-python", "--module"], "no_python"),
+        (["--no-python", "--module"], "--no-python"),
     ],
 )
 def test_a_value_that_breaks_a_rule_is_refused(

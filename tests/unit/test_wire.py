@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import struct
@@ -243,6 +244,13 @@ def test_a_peer_that_is_gone_is_readable(pair: Pair) -> None:
     theirs.close()
 
     assert wait_readable([ours], None) == {ours.fileno()}
+
+
+def test_a_wait_may_be_longer_than_the_kernel_can_count(pair: Pair) -> None:
+    ours, theirs = pair
+    theirs.send({})
+
+    assert wait_readable([ours], math.inf) == wait_readable([ours], 1e10) == {ours.fileno()}
 
 
 def test_bare_descriptors_can_be_waited_for() -> None:

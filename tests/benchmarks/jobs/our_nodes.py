@@ -47,7 +47,7 @@ class Nodes:
                 run_id=self._job.run_id,
                 terms=self._job.terms,
                 limits=Limits(),
-            )
+            ).start()
             self._members[number] = member
             self._selector.register(member.fileno(), selectors.EVENT_READ, member)
         numbers = {member: number for number, member in self._members.items()}

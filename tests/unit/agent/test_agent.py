@@ -307,6 +307,85 @@ def test_an_error_in_a_hook_reaches_the_caller_after_the_shutdown(make: Make) ->
     assert agent.calls == ["start", END]
 
 
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_an_agent_that_breaks_tells_the_others_why_it_goes(make: Make, restarts: int) -> None:
+    def break_down() -> RunResult:
+        raise ConfigError("the timer file is bad")
+
+    agent = make([break_down], restarts=restarts)
+    told: list[Any] = []
+    member: Any = agent._member
+
+    def noting(name: str, say: Callable[..., None]) -> Callable[..., None]:
+        def said(*words: Any) -> None:
+            agent.calls.append(name)
+            told.append(words)
+            say(*words)
+
+        return said
+
+    with pytest.MonkeyPatch.context() as patch:
+        leave, stopped = member.leave, member.stopped
+        patch.setattr(member, "leave", noting("left", leave))
+        patch.setattr(member, "stopped", noting("gone", stopped))
+        with pytest.raises(ConfigError, match="the timer file is bad"):
+            run(agent)
+
+    assert told == [("ConfigError: the timer file is bad", 0), (0,)]
+    assert agent.calls == ["start", "left", END, "gone"]
+
+
+def test_the_other_node_learns_at_once_what_broke_an_agent() -> None:
+    exchange = MemoryExchange()
+    host = Host(exchange.clone(), Rules(2, 2, join_timeout=0.0), run_id="job", name="a")
+    host.start()
+    members = [Member(lambda _: exchange.clone(), name, BoundOffer(), run_id="job").start() for name in "ab"]
+
+    def refuse(group: WorkerGroup) -> None:
+        raise ConfigError("TORCHELASTIC_TIMER_FILE='/nowhere' cannot be opened")
+
+    bad, good = (
+        Scripted(
+            WorkerSpec("trainer", 1, Rendezvous("job", "c10d", each), entrypoint="train.py", monitor_interval=0.001),
+            [[HEALTHY] * 10_000],
+        )
+        for each in members
+    )
+    bad.at_start = refuse
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            run(bad)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+
+    with pytest.raises(RendezvousTimeoutError, match=r"a \(left: ConfigError: TORCHELASTIC_TIMER_FILE='/nowhere'"):
+        run(good)
+    thread.join(LIMIT)
+    for member in members:
+        member.close()
+    host.close()
+    assert [ConfigError] == [type(error) for error in raised]
+
+
+def test_an_agent_whose_job_was_ended_says_nothing_more(make: Make) -> None:
+    agent = make([RunResult(WorkerState.HEALTHY)] * 10_000)
+    member: Any = agent._member
+    told: list[str] = []
+    agent.at_start = lambda group: member.end_job("an operator wants it")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(member, "leave", lambda why, round=None: told.append(why))
+        with pytest.raises(RendezvousClosedError, match="an operator wants it"):
+            run(agent)
+
+    assert told == []
+
+
 def test_an_error_at_the_start_reaches_the_caller_after_the_shutdown(make: Make) -> None:
     agent = make([])
 
@@ -760,7 +839,7 @@ def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> N
         host.start()
         host.abandon("the job is over")
         hosts.append(host)
-        return Member(lambda _: exchange.clone(), job.node, BoundOffer(), run_id=job.run_id, terms=job.terms)
+        return Member(lambda _: exchange.clone(), job.node, BoundOffer(), run_id=job.run_id, terms=job.terms).start()
 
     hosts: list[Host] = []
     job = Job(run_id="job", node="n1/1-a", backend="c10d", endpoint="n1:29400", heartbeat=0.0)

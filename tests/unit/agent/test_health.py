@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import json
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from elasticlib.agent import _health
 from elasticlib.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
 from elasticlib.errors import ConfigError
 
@@ -106,3 +108,62 @@ def test_the_callback_is_at_hand() -> None:
         return 3
 
     assert alive is HealthCheckServer(alive, 0, 1).alive_callback
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_without_a_free_descriptor_it_waits_before_it_accepts_again(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The one who asked stays in the queue, so the listener is readable all the time."""
+    waits: list[tuple[list[Any], float | None]] = []
+
+    class Full:
+        def accept(self) -> Any:
+            raise OSError(number, "too many open files")
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    listener: Any = Full()
+
+    def wait(sources: list[Any], timeout: float | None) -> set[int]:
+        waits.append((sources, timeout))
+        return {7} if len(waits) > 1 else {3}  # the stop comes while it waits
+
+    monkeypatch.setattr(_health, "wait_readable", wait)
+    server = HealthCheckServer(lambda: 0, 0, 60)
+    server._serve(listener, _health._Server(server._answer), 7)
+
+    (_, patient), (pause, length), *_ = waits
+    assert (None, [7]) == (patient, pause)
+    assert length is not None and 0.1 <= length <= 1
+
+
+def no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_where_no_thread_can_be_started_it_answers_all_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = make(lambda: int(time.time()))
+    monkeypatch.setattr(_health._Server, "process_request", no_thread)
+
+    assert [200, 200] == [ask(server)[0], ask(server)[0]]
+
+
+def test_where_no_thread_can_be_started_a_client_that_says_nothing_is_turned_away(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make(lambda: int(time.time()))
+    monkeypatch.setattr(_health._Server, "process_request", no_thread)
+    monkeypatch.setattr(_health, "_ALONE", 0.01)
+
+    with (
+        socket.create_connection(("127.0.0.1", server.port), LIMIT) as silent,
+        socket.create_connection(("127.0.0.1", server.port), LIMIT) as slow,
+    ):
+        slow.sendall(b"GET / HT")
+        assert 200 == ask(server)[0]
+        assert b"" == silent.recv(1)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from elasticlib import records
-from elasticlib.agent import LocalElasticAgent
+from elasticlib.agent import LocalElasticAgent, SimpleElasticAgent
 from elasticlib.errors import (
     ConfigError,
     EntrypointError,
@@ -27,7 +27,7 @@ from elasticlib.errors import (
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.rendezvous import ContactLost, RoundEnd, Rules, open_local
 from elasticlib.spec import WorkerSpec
-from elasticlib.state import WorkerState
+from elasticlib.state import RunResult, WorkerState
 from elasticlib.workers._process import Event, Exit, Lost, Stopped
 from elasticlib.workers._report import Report, of_exception
 
@@ -505,3 +505,21 @@ def raising(error: Exception) -> Callable[[], Any]:
         raise error
 
     return take
+
+
+@pytest.mark.parametrize(("state", "left"), [(WorkerState.SUCCEEDED, 0), (WorkerState.FAILED, 1)])
+def test_temporary_logs_go_with_a_run_that_ended_well(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: WorkerState, left: int
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    agent = make()
+
+    def runs(self: SimpleElasticAgent, role: str) -> RunResult:
+        for _ in range(2):
+            agent._logs.reify({0: {}, 1: {}})
+        return RunResult(state)
+
+    monkeypatch.setattr(SimpleElasticAgent, "run", runs)
+
+    assert agent.run().state is state
+    assert len(list(tmp_path.iterdir())) == left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import logging
 import os
 import queue
 import signal
@@ -19,7 +20,7 @@ from elasticlib.agent._health import HealthCheckServer
 from elasticlib.agent._sockets import Sockets
 from elasticlib.agent._watch import Watch
 from elasticlib.agent._watchdog import ENABLE, FILE
-from elasticlib.errors import ProcessFailure
+from elasticlib.errors import ConfigError, ProcessFailure
 from elasticlib.timer import FileTimerClient
 
 LIMIT = 20.0
@@ -86,6 +87,43 @@ def test_nothing_is_on_unless_asked_for(make: Make, said: Said, world: Worlds) -
 @pytest.mark.parametrize("value", ["0", "true", ""])
 def test_the_watchdog_is_asked_for_with_1_alone(make: Make, value: str) -> None:
     assert {} == make({ENABLE: value}).start()
+
+
+def test_a_wish_for_a_watchdog_that_is_not_understood_is_a_warning(make: Make, said: Said) -> None:
+    make({ENABLE: "true"}).open()
+
+    record = said.get_nowait()
+    assert logging.WARNING == record.level
+    assert "TORCHELASTIC_ENABLE_FILE_TIMER='true'" in str(record) and "1 turns it on" in str(record)
+
+
+@pytest.mark.parametrize("value", ["0", ""])
+def test_a_watchdog_that_nobody_wants_is_no_news(make: Make, said: Said, value: str) -> None:
+    make({ENABLE: value}).open()
+
+    assert said.empty()
+
+
+def test_a_path_where_no_pipe_can_be_is_refused_by_its_variable_before_there_are_workers(
+    make: Make, tmp_path: Any
+) -> None:
+    path = str(tmp_path / "no" / "timers")
+
+    with pytest.raises(ConfigError, match=f"TORCHELASTIC_TIMER_FILE='{path}' cannot become a named pipe") as caught:
+        make({ENABLE: "1", FILE: path}).open()
+
+    assert "file_path" not in str(caught.value)
+
+
+def test_the_pipe_is_read_from_before_there_are_workers(make: Make) -> None:
+    watch = make({ENABLE: "1"})
+    watch.open()
+    server = watch._watchdog._server
+
+    path = watch.start()[FILE]
+
+    assert server is not None
+    assert (server, path) == (watch._watchdog._server, server._file_path)
 
 
 def test_workers_find_the_watchdog_in_a_folder_of_its_own_which_goes_with_it(make: Make) -> None:
@@ -170,6 +208,25 @@ def test_a_worker_that_sleeps_too_long_is_past_help_and_named(make: Make, said: 
     )
 
 
+@pytest.mark.parametrize("text", ["5m", "soon", "nan"])
+def test_a_time_asleep_that_is_no_number_is_a_warning(make: Make, said: Said, text: str) -> None:
+    watch = make({ASLEEP: text})
+    watch.open()
+
+    record = said.get_nowait()
+    assert (logging.WARNING, None) == (record.level, watch.patience(0.25))
+    assert f"{ASLEEP}={text!r}" in str(record) and "must be a number of seconds" in str(record)
+
+
+@pytest.mark.parametrize(("text", "argument"), [("5", None), ("0", None), ("-1", None), ("", None), ("5m", 3.0)])
+def test_a_time_asleep_that_is_one_or_is_not_asked_for_is_no_news(
+    make: Make, said: Said, text: str, argument: float | None
+) -> None:
+    make({ASLEEP: text}, uninterruptible_state_timeout=argument).open()
+
+    assert said.empty()
+
+
 def test_it_looks_at_each_interval_only_where_asked(make: Make) -> None:
     assert 0.25 == make({ASLEEP: "5"}).patience(0.25)
     assert 0.25 == make(uninterruptible_state_timeout=5.0).patience(0.25)
@@ -230,6 +287,19 @@ def test_a_server_of_the_callers_beats_the_port_and_is_stopped_in_the_end(make: 
     assert said.empty()
     with pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", server.port))
+
+
+def test_a_server_of_the_callers_that_cannot_be_stopped_is_a_warning_and_no_more(make: Make, said: Said) -> None:
+    class Stubborn(HealthCheckServer):
+        def stop(self) -> None:
+            raise KeyError("x")
+
+    watch = make(health_check_server=Stubborn(lambda: 0, 0, 60))
+
+    watch.close()
+
+    record = said.get_nowait()
+    assert (logging.WARNING, True) == (record.level, "could not be stopped: KeyError: 'x'" in str(record))
 
 
 def test_an_agent_with_workers_is_as_alive_as_its_last_look_at_them(make: Make) -> None:

@@ -153,7 +153,16 @@ def test_handlers_may_be_added_to_the_table_as_in_torch(name: str) -> None:
     assert len(kept.texts) == 1
 
 
-@pytest.mark.parametrize(("text", "level"), [("ERROR", logging.ERROR), ("nonsense", logging.INFO)])
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("ERROR", logging.ERROR),
+        ("error", logging.ERROR),
+        ("40", 40),
+        (" warning ", logging.WARNING),
+        ("", logging.INFO),
+    ],
+)
 def test_the_level_is_that_of_the_environment(
     name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch, text: str, level: int
 ) -> None:
@@ -162,6 +171,19 @@ def test_the_level_is_that_of_the_environment(
     events.record(EVENT, name)
 
     assert logging.getLogger(f"torchelastic-events-{name}").level == level
+
+
+def test_a_level_that_is_none_is_told_and_shows_events_all_the_same(
+    name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LOGLEVEL", "chatty")
+
+    events.record(EVENT, name)
+    events.record(EVENT, name)
+
+    assert len(kept.texts) == 2
+    (warning,) = caplog.messages
+    assert warning.startswith("LOGLEVEL='chatty' is no level of logging")
 
 
 def test_an_unknown_destination_is_a_key_error_that_lists_the_known_ones() -> None:

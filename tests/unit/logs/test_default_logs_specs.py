@@ -212,6 +212,71 @@ def test_a_temporary_folder_is_removed_and_made_anew_for_the_next_launch(tempora
     assert os.path.isdir(os.path.dirname(dest.error_files[0]))
 
 
+@pytest.mark.parametrize("trouble", [FileNotFoundError, PermissionError])
+def test_a_file_that_cannot_be_looked_at_may_hold_something(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, trouble: type[OSError]
+) -> None:
+    specs = DefaultLogsSpecs(redirects=Std.ALL)
+    specs.reify(envs())
+
+    def gone(path: str) -> os.stat_result:
+        raise trouble(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", gone)
+        specs.remove_if_temporary(only_if_empty=True)
+
+    assert [specs.root_log_dir] == [str(path) for path in temporary.iterdir()]
+
+
+def test_a_folder_that_cannot_be_listed_may_hold_something(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = DefaultLogsSpecs()
+    specs.reify(envs())
+
+    def forbidden(path: str) -> None:
+        raise PermissionError(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", forbidden)
+        held = specs._holds_something()
+
+    assert held
+    assert not specs._holds_something()
+
+
+def test_a_temporary_folder_that_somebody_removed_is_forgotten(temporary: Path) -> None:
+    specs = DefaultLogsSpecs()
+    specs.reify(envs())
+    shutil.rmtree(specs.root_log_dir)
+
+    specs.remove_if_temporary(only_if_empty=True)
+
+    assert "" == specs.root_log_dir
+
+
+def test_a_rounds_temporary_logs_go_and_those_of_others_stay(temporary: Path) -> None:
+    specs = DefaultLogsSpecs()
+    specs.reify(envs())
+    first = specs.temporary_round()
+    specs.reify(envs())
+    second = specs.temporary_round()
+
+    specs.remove_round(first)
+    between = os.path.isdir(first), os.path.isdir(second)
+    specs.remove_round(second)
+
+    assert between == (False, True)
+    assert list(temporary.iterdir()) == []
+    assert specs.root_log_dir == ""
+
+
+def test_a_round_below_a_given_folder_is_not_temporary(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path))
+    specs.reify(envs())
+
+    assert specs.temporary_round() == ""
+
+
 def test_a_folder_that_was_asked_for_is_never_removed(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path))
     dest = specs.reify(envs())

@@ -194,3 +194,33 @@ def test_a_binding_that_is_not_possible_is_refused_before_anything_is_started(
 
     with pytest.raises(RuntimeError, match="numa_options=node"):
         start(numa_options=NumaOptions("node"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "prefixes", [{0: 5}, {0: None}, {0: b"x"}, {0: "\ud800"}, "[0]:", [(0, "x")]], ids=lambda each: ascii(each)
+)
+def test_prefixes_that_are_no_text_are_refused_before_a_folder_is_made(tmp_path: Path, prefixes: Any) -> None:
+    with pytest.raises(ConfigError, match="log_line_prefixes"):
+        start(logs_specs=DefaultLogsSpecs(str(tmp_path)), log_line_prefixes=prefixes)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_cannot_stand_before_a_line_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name="):
+        start(name="\ud800", logs_specs=DefaultLogsSpecs(str(tmp_path)))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prefix_for_a_rank_that_is_not_there_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    SubprocessContext("t", "true", {0: ()}, {0: {}}, NOWHERE, {1: "x", 0: "y"})
+
+    assert [record.message for record in caplog.records] == [
+        "log_line_prefixes names local rank 1, but there is 0 only: that has no effect"
+    ]
+
+
+def test_lines_begin_with_the_prefix_of_their_rank_and_by_default_with_the_name() -> None:
+    assert _call.prefixes("t", {1: "<é>"}, 2) == {0: b"[t0]:", 1: "<é>".encode()}
+    assert _call.prefixes("t", None, 1) == {0: b"[t0]:"}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elasticlib import records
+from elasticlib.errors import ConfigError
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.multiprocessing import MultiprocessContext, _call, _context
+from elasticlib.multiprocessing import MultiprocessContext, Std, _call, _context
 from elasticlib.multiprocessing._processes import Processes
 from elasticlib.workers._process import Event, Exit, Lost, Stopped
 
@@ -170,13 +175,58 @@ def test_a_loss_lets_go_of_the_foreman(make: Make) -> None:
 # A context on top of them.
 
 
-def context_on(crew: Any) -> MultiprocessContext:
+def context_on(crew: Any, specs: DefaultLogsSpecs | None = None) -> MultiprocessContext:
     context = MultiprocessContext(
-        "t", print, {0: (), 1: ()}, {0: {}, 1: {}}, "forkserver", DefaultLogsSpecs(os.devnull)
+        "t", print, {0: (), 1: ()}, {0: {}, 1: {}}, "forkserver", specs or DefaultLogsSpecs(os.devnull)
     )
     context._processes._crew = crew
     context._started = True
     return context
+
+
+def test_temporary_logs_stay_until_the_close_after_a_success(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    context = context_on(make(ended(0), ended(1), Stopped())[1], DefaultLogsSpecs(redirects=Std.OUT))
+
+    result = context.wait()
+    assert result is not None
+    before = [os.path.isfile(path) for path in result.stdouts.values()]
+    context.close()
+    context.close()
+
+    assert before == [True, True]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_temporary_logs_stay_where_nobody_heard_of_a_success(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    failed = context_on(make(ended(0), ended(1, 3), Stopped())[1], DefaultLogsSpecs())
+    unheard = context_on(make(ended(0), ended(1), Stopped())[1], DefaultLogsSpecs())
+
+    failed.wait()
+    for context in (failed, unheard):
+        context.close()
+
+    assert all(os.path.isdir(os.path.dirname(path)) for path in failed.error_files.values())
+    assert all(os.path.isdir(os.path.dirname(path)) for path in unheard.error_files.values())
+
+
+def test_a_success_leaves_the_logs_of_another_set_with_the_same_specification(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    specs = DefaultLogsSpecs()
+    well, other = (context_on(make(ended(0), ended(1), Stopped())[1], specs) for _ in range(2))
+
+    well.wait()
+    well.close()
+
+    assert not any(os.path.isdir(os.path.dirname(path)) for path in well.error_files.values())
+    assert all(os.path.isdir(os.path.dirname(path)) for path in other.error_files.values())
 
 
 def test_a_failure_stops_the_others_once_and_is_told_when_they_are_gone(make: Make) -> None:
@@ -191,6 +241,87 @@ def test_a_failure_stops_the_others_once_and_is_told_when_they_are_gone(make: Ma
     assert crew.stops == [(signal.SIGTERM, 30.0)]
     assert result is not None and list(result.failures) == [1]
     assert crew.closed == 1
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e10, 1e300, sys.maxsize])
+def test_a_wait_may_be_as_long_as_one_likes(make: Make, timeout: float) -> None:
+    _, crew = make()
+    context = context_on(crew)
+    looks = iter([[], [ended(0), ended(1), Stopped()]])
+    crew.take = lambda: next(looks)  # type: ignore[method-assign]
+
+    result = context.wait(timeout)
+
+    assert result is not None and not result.is_failed()
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e10])
+def test_a_wait_for_another_thread_may_be_as_long_as_one_likes(make: Make, timeout: float) -> None:
+    context = context_on(make(ended(0), ended(1), Stopped())[1])
+    context._lock.acquire()
+    results: list[Any] = []
+    waits = threading.Thread(target=lambda: results.append(context.wait(timeout)))
+
+    waits.start()
+    context._lock.release()
+    waits.join()
+
+    assert [result.is_failed() for result in results] == [False]
+
+
+@pytest.mark.parametrize("timeout", [None, "5", [1]])
+def test_a_wait_for_what_is_no_number_is_refused(make: Make, timeout: Any) -> None:
+    context = context_on(make()[1])
+
+    with pytest.raises(TypeError, match=r"timeout=.* must be a number of seconds") as caught:
+        context.wait(timeout)
+
+    assert isinstance(caught.value, ConfigError)
+
+
+def test_a_wait_for_a_time_that_is_none_is_refused(make: Make) -> None:
+    with pytest.raises(ConfigError, match="timeout=nan"):
+        context_on(make()[1]).wait(math.nan)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ({"death_sig": "TERM"}, "death_sig='TERM' must be a signal"),
+        ({"death_sig": 0}, "death_sig=0 must be a signal"),
+        ({"death_sig": True}, "death_sig=True must be a signal"),
+        ({"death_sig": 1000}, "death_sig=1000 must be a signal"),
+        ({"death_sig": signal.SIGTERM, "timeout": "x"}, "timeout='x' must be a number"),
+        ({"timeout": None}, "timeout=None must be a number"),
+        ({"timeout": math.nan}, "timeout=nan"),
+    ],
+)
+def test_a_close_that_cannot_work_is_refused_before_it_touches_anything(
+    make: Make, call: dict[str, Any], words: str
+) -> None:
+    _, crew = make()
+    context = context_on(crew)
+
+    with pytest.raises(ConfigError, match=words):
+        context.close(**call)
+
+    assert (crew.stops, crew.closed, context.wait(0)) == ([], 0, None)
+
+
+def test_a_close_takes_a_plain_number_of_a_signal(make: Make) -> None:
+    _, crew = make()
+    context = context_on(crew)
+    stop = crew.stop
+
+    def stopping(signum: int, grace: float) -> bool:
+        crew.events.append(Stopped())
+        return stop(signum, grace)
+
+    crew.stop = stopping  # type: ignore[method-assign]
+
+    context.close(10, math.inf)  # type: ignore[arg-type]
+
+    assert crew.stops == [(10, math.inf)]
 
 
 def test_a_close_that_was_cut_off_ends_waits_all_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

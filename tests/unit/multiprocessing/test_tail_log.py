@@ -156,3 +156,15 @@ def test_a_tail_of_nothing_can_be_started_and_stopped(started: bool) -> None:
     assert not tail.stopped()
     tail.stop()
     assert tail.stopped()
+
+
+def test_a_line_that_was_cut_off_with_its_file_is_not_joined_to_the_next(tmp_path: Path) -> None:
+    path, console = tmp_path / "log", Console()
+    path.write_text("a long first line\nhalf of the sec")
+    tail = TailLog("t", {0: str(path)}, console, interval_sec=LONG).start()
+    assert console.written.wait(10)
+
+    path.write_text("anew\n")
+    tail.stop()
+
+    assert console.getvalue() == "[t0]:a long first line\n[t0]:anew\n"

@@ -56,6 +56,17 @@ def test_our_own_name_in_the_hosts_file_means_all_interfaces(host: str) -> None:
     assert bound_to(bind_endpoint(host, 0, [DEBIAN])) in ("::", "0.0.0.0")
 
 
+def test_a_job_alone_on_its_node_listens_no_wider_than_the_name_leads() -> None:
+    outcome = bind_endpoint(socket.gethostname(), 0, [DEBIAN], alone=True)
+    assert isinstance(outcome, socket.socket)
+    with outcome:
+        address, port = outcome.getsockname()
+
+        again = bind_endpoint(socket.gethostname(), port, [DEBIAN], alone=True)
+
+    assert ("127.0.1.1", Taken(f"somebody listens at 127.0.1.1:{port} of this machine already")) == (address, again)
+
+
 def test_another_name_that_leads_to_loopback_is_elsewhere() -> None:
     outcome = bind_endpoint("other-node", 0, [DEBIAN])
 
@@ -81,6 +92,9 @@ class TestWithOuterAddresses:
 
     def test_a_name_with_several_of_our_addresses_means_all_interfaces(self) -> None:
         assert bound_to(bind_endpoint("node1", 0, [V4, DEBIAN])) in ("::", "0.0.0.0")
+
+    def test_a_job_alone_on_its_node_takes_the_first_of_them(self) -> None:
+        assert "127.0.1.1" == bound_to(bind_endpoint("node1", 0, [DEBIAN, V4], alone=True))
 
     def test_of_a_name_for_many_machines_the_lowest_address_hosts(self) -> None:
         assert "127.0.0.1" == bound_to(bind_endpoint("service", 0, [FAR, V4]))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous import RendezvousParameters
+from elasticlib.rendezvous import RendezvousParameters, _member, _station
+from elasticlib.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from elasticlib.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousBackend,
+    RendezvousSettings,
     RendezvousTimeout,
     create_handler,
 )
+from elasticlib.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
 
 
 class Untouched(RendezvousBackend):
@@ -79,12 +85,65 @@ def test_no_node_is_lost_while_one_heartbeat_may_take() -> None:
         ({"least": 0}, "min_nodes=0 must be at least 1"),
         ({"least": 3}, "max_nodes=2 is below min_nodes=3"),
         ({"keep_alive_interval": 0}, "keep_alive_interval=0:00:00 must be above 0"),
-        ({"keep_alive_max_attempt": 0}, "keep_alive_max_attempt=0 must be at least 1"),
+        ({"keep_alive_max_attempt": 0}, "keep_alive_max_attempt=0 must be a whole number of at least 1"),
+        ({"run_id": 5}, "run_id=5"),
+        ({"least": "1"}, "min_nodes='1' must be a whole number"),
+        ({"least": 1.5}, "min_nodes=1.5 must be a whole number"),
+        ({"least": True}, "min_nodes=True must be a whole number"),
+        ({"most": 2.5}, "max_nodes=2.5 must be a whole number"),
+        ({"timeout": 5}, "timeout=5 must be a RendezvousTimeout"),
+        ({"timeout": 0}, "timeout=0 must be a RendezvousTimeout"),
+        ({"keep_alive_interval": "5"}, "keep_alive_interval='5' must be a number of seconds"),
+        ({"keep_alive_interval": float("nan")}, "keep_alive_interval=nan must be a number of seconds"),
+        ({"keep_alive_interval": float("inf")}, "keep_alive_interval=inf must be a number of seconds"),
+        ({"keep_alive_max_attempt": "3"}, "keep_alive_max_attempt='3' must be a whole number"),
     ],
 )
 def test_what_cannot_work_is_refused(arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         made(**arguments)
+
+
+@pytest.mark.parametrize("backend", [None, "c10d", object()])
+def test_what_is_no_back_end_is_refused(backend: Any) -> None:
+    with pytest.raises(ConfigError, match=r"backend=.* is no RendezvousBackend: it has no name, get_state, set_state"):
+        DynamicRendezvousHandler.from_backend("job", STORE, backend, 1, 2)
+
+
+def test_settings_are_checked_however_they_were_made() -> None:
+    interval: Any = 5
+    settings = RendezvousSettings("job", 1, 2, RendezvousTimeout(), interval, 3)
+
+    with pytest.raises(ConfigError, match="keep_alive_interval=5 must be above 0 seconds, as a timedelta"):
+        DynamicRendezvousHandler(settings, STORE, Untouched())
+
+
+@pytest.mark.parametrize(
+    ("store", "run_id", "why"),
+    [
+        (None, "job", "store=None has no method compare_set"),
+        (Mock(), "", "run_id=''"),
+        (Mock(), None, "run_id=None"),
+    ],
+)
+def test_a_state_is_in_a_store_and_belongs_to_a_job(store: Any, run_id: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        C10dRendezvousBackend(store, run_id)
+
+
+@pytest.mark.parametrize(
+    ("run_id", "ttl", "why"),
+    [("", None, "run_id=''"), (5, None, "run_id=5"), ("job", "60", "ttl='60'"), ("job", 0, "ttl=0")],
+)
+def test_a_state_in_etcd_has_a_job_and_a_time_to_live(run_id: Any, ttl: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        EtcdRendezvousBackend(Mock(), run_id, ttl=ttl)
+
+
+@pytest.mark.parametrize(("least", "most"), [("1", 2), (1, "2"), (1.5, 2), (True, 2), (1, None)])
+def test_a_number_of_nodes_is_a_whole_number(least: Any, most: Any) -> None:
+    with pytest.raises(ConfigError, match=r"_nodes=.* must be a whole number"):
+        RendezvousParameters("mine", "", "job", least, most)
 
 
 def test_a_back_end_is_not_called_like_nodes_with_given_ranks() -> None:
@@ -110,3 +169,28 @@ def test_an_option_is_whole_seconds_above_0(name: str, value: object) -> None:
 
     with pytest.raises(ValueError, match=name):
         create_handler(STORE, Untouched(), params)
+
+
+def test_a_shutdown_returns_though_the_back_end_hangs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    awake = threading.Event()
+
+    class Hung(Untouched):
+        def get_state(self) -> Any:
+            awake.wait()
+
+    monkeypatch.setattr(_member, "_PARTING", 0.02)
+    monkeypatch.setattr(_station, "_RESIGNING", 0.02)
+    limits = RendezvousTimeout(close=timedelta(seconds=0.05))
+    handler = DynamicRendezvousHandler.from_backend("job", STORE, Hung(), 1, 1, timeout=limits)
+    heard: list[bool] = []
+    caller = threading.Thread(target=lambda: heard.append(handler.shutdown()), daemon=True)
+
+    with caplog.at_level(logging.WARNING, "elasticlib"):
+        caller.start()
+        caller.join(15.0)
+    awake.set()
+
+    assert [False] == heard
+    assert "closing the rendezvous failed" in caplog.text

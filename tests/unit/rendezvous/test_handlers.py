@@ -246,7 +246,7 @@ class Meeting:
             run_id=job.run_id,
             terms=job.terms,
             limits=Limits(job.join_timeout, 5.0),
-        )
+        ).start()
 
     def close(self) -> None:
         for handler in self.handlers:

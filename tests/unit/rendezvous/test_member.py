@@ -134,7 +134,8 @@ def stage() -> Stage:
 
 def make(stage: Stage, **options: Any) -> Member:
     dial: Callable[[float], Exchange] = options.pop("dial", lambda timeout: stage.exchange.clone())
-    return Member(dial, "a", options.pop("offer", Wares()), run_id="job", key=options.pop("key", stage.key), **options)
+    offer, key = options.pop("offer", Wares()), options.pop("key", stage.key)
+    return Member(dial, "a", offer, run_id="job", key=key, **options).start()
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from threading import Condition
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from elasticlib.rendezvous._etcd_keys import Hold
 from elasticlib.rendezvous._journal import LeadershipLost
 from elasticlib.rendezvous._state_backend import RendezvousBackend
 from elasticlib.rendezvous._state_document import Document, decode_document
-from elasticlib.rendezvous._state_keys import SharedState, StateKeys
+from elasticlib.rendezvous._state_keys import LONGEST, SHORTEST, SharedState, StateKeys
 
 TTL = 10.0
 
@@ -27,9 +29,10 @@ class Backend(RendezvousBackend):
     def __init__(self) -> None:
         self.state: tuple[bytes, int] | None = None
         self.rivals: list[bytes] = []
-        self.writes = 0
+        self.looks = self.writes = 0
 
     def get_state(self) -> tuple[bytes, Any] | None:
+        self.looks += 1
         return self.state
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
@@ -211,6 +214,7 @@ def test_a_wait_does_not_begin_where_something_changed_since(backend: Backend, c
     keys = node(backend, clock)
     _, since = keys.read(["/key"])
     node(backend, clock).write({"/key": b"1"})
+    clock.now += 1.1 * LONGEST
 
     keys.changed("/key", since, timeout=1e9)
 
@@ -221,6 +225,67 @@ def test_a_wait_ends_when_it_was_interrupted_before(backend: Backend, clock: Clo
     keys.interrupt()
 
     keys.changed("/key", since, timeout=1e9)
+
+
+class Waiting(Condition):
+    """Time passes by waiting, and what is due then happens."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.clock.now += timeout
+        while self.due and self.due[0][0] <= self.clock.now:
+            self.due.pop(0)[1]()
+        return False
+
+
+@pytest.mark.parametrize("piece", [100.0, 3.3], ids=["in one piece", "in many"])
+def test_who_waits_in_vain_looks_once_a_second(backend: Backend, clock: Clock, piece: float) -> None:
+    state = SharedState(backend, clock)
+    state.turned = Waiting(clock)
+    keys = StateKeys(state)
+    (_, view) = keys.read(["/key"])
+
+    while clock.now < 100.0:
+        keys.changed("/key", view, timeout=min(piece, 100.0 - clock.now))
+
+    assert 90 < backend.looks < 115
+
+
+@pytest.mark.parametrize("longest", [0.3, LONGEST])
+def test_what_comes_after_long_is_seen_soon_and_then_looked_for_at_once(
+    backend: Backend, clock: Clock, longest: float
+) -> None:
+    state = SharedState(backend, clock, longest)
+    state.turned = waiting = Waiting(clock)
+    keys, other = StateKeys(state), node(backend, clock)
+    (_, view) = keys.read(["/key"])
+    waiting.due.append((50.0, lambda: other.write({"/key": b"1"})))
+
+    keys.changed("/key", view, timeout=1e9)
+
+    assert 50.0 <= clock.now <= 50.0 + 2 * longest
+    assert SHORTEST == state.pause("/key", False, 2)
+
+
+def test_all_who_wait_in_a_program_share_each_look(backend: Backend, clock: Clock) -> None:
+    state = SharedState(backend, clock)
+    state.turned = waiting = Waiting(clock)
+    one, other = StateKeys(state), StateKeys(state)
+    (_, view) = one.read(["/a", "/b"])
+    one.changed("/a", view, timeout=20.0)
+    other.changed("/b", view, timeout=20.0)
+    looks = backend.looks
+    for second in range(20):  # half a pause after the other
+        waiting.due.append((40.5 + second, lambda: other.changed("/b", view, timeout=1e-6)))
+
+    one.changed("/a", view, timeout=20.0)
+
+    assert backend.looks - looks < 25
 
 
 def test_entries_come_in_the_order_of_their_birth_and_once(backend: Backend, clock: Clock) -> None:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from elasticlib._wire import wait_readable
+from elasticlib.errors import RendezvousError
+from elasticlib.rendezvous import _host, _member, _station
+from elasticlib.rendezvous._in_program import StateBackend
 from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._journal import Journal
+from elasticlib.rendezvous._member import Member
+from elasticlib.rendezvous._state_backend import RendezvousBackend
 from elasticlib.rendezvous._station import Station
+
+LIMIT = 15.0
 
 
 class Desk:
@@ -69,6 +81,27 @@ def test_a_store_host_that_goes_after_the_end_is_not_waited_for() -> None:
     assert ["n1/1-a"] == said
 
 
+@pytest.mark.parametrize(
+    ("facts", "address"),
+    [
+        ({"max_nodes": 1}, "127.0.0.1"),
+        ({"max_nodes": 1, "local_addr": "node1"}, "node1"),
+        ({"max_nodes": 2}, "192.0.2.7"),
+        ({"max_nodes": 2, "local_addr": "node1"}, "node1"),
+    ],
+)
+def test_the_workers_of_a_job_of_one_node_meet_on_loopback(facts: dict[str, Any], address: str) -> None:
+    made, _ = station(**facts)
+
+    class Backend:
+        def address(self) -> str:
+            return "192.0.2.7"
+
+    made._backend = Backend()
+
+    assert address == made._address()
+
+
 @pytest.mark.parametrize(("join_timeout", "patience"), [(0.0, 600.0), (50.0, 50.0)])
 def test_a_host_name_has_time_to_be_found_though_no_replacement_is_waited_for(
     join_timeout: float, patience: float
@@ -86,3 +119,130 @@ def test_a_host_name_has_time_to_be_found_though_no_replacement_is_waited_for(
         made._dial_c10d(5.0)
 
     assert [pytest.approx(patience)] == [deadline - made._began for deadline in deadlines]
+
+
+def test_a_node_that_said_why_it_goes_does_not_speak_again() -> None:
+    """The store's host would end the job with the second word, if the first one was not read yet."""
+    made, member = station()
+    made._left("ConfigError: 5 is no number")
+
+    made.close(0.0)
+
+    assert [] == member.asked
+
+
+class InMemory(RendezvousBackend):
+    """A state in this program; hangs while *hold* is not set."""
+
+    name = "mine"
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.state: tuple[bytes, int] | None = None
+        self.hold = threading.Event()
+        self.hold.set()
+        self.asked = threading.Event()
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        self.asked.set()
+        self.hold.wait()
+        return self.state
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
+        self.hold.wait()
+        with self.lock:
+            if token != (None if self.state is None else self.state[1]):
+                return None if self.state is None else (*self.state, False)
+            self.state = state, 1 if self.state is None else self.state[1] + 1
+            return *self.state, True
+
+
+@pytest.fixture
+def state() -> Iterator[InMemory]:
+    state = InMemory()
+    yield state
+    state.hold.set()
+
+
+def shared(state: InMemory, **facts: Any) -> Station:
+    job = Job(run_id="job", node="n1/1-a", backend="mine", endpoint="state", last_call=0.01, **facts)
+    return Station(job, backend=StateBackend(state, 5.0))
+
+
+def words_of(member: Member) -> list[Any]:
+    """The next words; raises what `take` raises."""
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        wait_readable([member], 0.05)
+        if words := member.take():
+            return words
+    raise AssertionError(f"no word within {LIMIT:g} s")
+
+
+def test_an_election_is_won_however_late_the_station_knows_its_member(
+    state: InMemory,
+) -> None:
+    elected = threading.Event()
+
+    class Late(Station):
+        """The thread that starts it stands still before it has the member, for as long as an election takes."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "member":
+                elected.wait(0.1)
+            super().__setattr__(name, value)
+
+        def _elected(self, journal: Journal) -> None:
+            try:
+                super()._elected(journal)
+            finally:
+                elected.set()
+
+    made = Late(shared(state).job, backend=StateBackend(state, 5.0))
+    made.start()
+    made.member.join(1, "trainer")
+
+    try:
+        assert 0 == words_of(made.member)[0].round
+    finally:
+        made.close(0.0)
+
+
+@pytest.mark.parametrize("place", ["is_over", "_new_host"])
+def test_a_node_whose_election_breaks_ends_with_the_reason(
+    state: InMemory, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise AttributeError("a defect")
+
+    made = shared(state)
+    monkeypatch.setattr(_member, "_PARTING", 0.05)
+    owner: Any = Member if place == "is_over" else made
+    monkeypatch.setattr(owner, place, broken)
+    made.start()
+    made.member.join(1, "trainer")
+
+    with pytest.raises(RendezvousError, match="n1/1-a could not coordinate job 'job': AttributeError: a defect"):
+        words_of(made.member)
+    made.member.close()
+    monkeypatch.undo()
+    made.close(0.0)
+
+
+def test_a_station_closes_though_its_back_end_hangs(state: InMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_member, "_PARTING", 0.02)
+    monkeypatch.setattr(_host, "_STOPPING", 0.02)
+    monkeypatch.setattr(_station, "_RESIGNING", 0.02)
+    made = shared(state)
+    made.start()
+    made.member.join(1, "trainer")
+    words_of(made.member)
+    state.hold.clear()
+    state.asked.clear()
+    assert state.asked.wait(LIMIT)
+    closer = threading.Thread(target=made.close, args=(0.0,), daemon=True)
+    closer.start()
+
+    closer.join(LIMIT)
+
+    assert not closer.is_alive()

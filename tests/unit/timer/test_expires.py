@@ -108,3 +108,22 @@ def test_requests_are_equal_by_what_they_say() -> None:
     assert timer.FileTimerRequest(1, "a", 2.0, 9) == timer.FileTimerRequest(1, "a", 2.0, 9)
     assert timer.FileTimerRequest(1, "a", 2.0, 9) != timer.FileTimerRequest(1, "a", 2.0, 15)
     assert timer.TimerRequest(1, "a", 2.0) != "a"
+
+
+class Broken(Client):
+    """Its server went away meanwhile."""
+
+    def release(self, scope_id: str) -> None:
+        raise BrokenPipeError("no server")
+
+
+def test_a_release_that_fails_does_not_hide_what_the_block_raised(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(KeyError, match="b"), timer.expires(after=1, scope="a", client=Broken()):
+        raise KeyError("b")
+
+    assert "timer 'a' could not be released: BrokenPipeError: no server" in caplog.text
+
+
+def test_a_release_that_fails_after_a_block_that_ended_well_is_raised() -> None:
+    with pytest.raises(BrokenPipeError, match="no server"), timer.expires(after=1, scope="a", client=Broken()):
+        pass

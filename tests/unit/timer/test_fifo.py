@@ -272,3 +272,58 @@ def test_a_request_that_does_not_fit_into_the_pipe_at_once_is_refused(make: Make
 
     with pytest.raises(TimerError, match=f"takes only {select.PIPE_BUF} at once: give the scope a shorter name"):
         FileTimerClient(path).acquire("x" * select.PIPE_BUF, 1.0)
+
+
+# Processes that cannot be signalled, such as another user's.
+
+
+def deaf(monkeypatch: pytest.MonkeyPatch, send: Callable[..., None]) -> None:
+    """Have every signal go to *send*."""
+    monkeypatch.setattr(signal, "pidfd_send_signal", send)
+    monkeypatch.setattr(os, "kill", send)
+
+
+def test_a_timer_is_told_once_however_often_its_process_cannot_be_signalled(
+    make: Make, told: Told, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("not yours")
+
+    deaf(monkeypatch, refuse)
+    caplog.set_level("INFO", "elasticlib")
+    server = make()
+    server._pipe = os.open(server._file_path, os.O_RDWR | os.O_NONBLOCK)
+    pid = os.getppid()
+    first, second = FileTimerRequest(pid, "a", 5.0, 9), FileTimerRequest(pid, "b", 4.0, 9)
+
+    server.register_timers([first])
+    server._turn(to_the_end=False)
+    server._turn(to_the_end=False)
+    server.register_timers([second])  # another one is news
+    server._turn(to_the_end=False)
+    server._turn(to_the_end=False)
+
+    assert [("timer expired", first), ("timer expired", second)] == [next_told(told), next_told(told)]
+    assert told.empty()
+    assert 1 == caplog.text.count("cannot be killed: not yours")
+    assert 2 == caplog.text.count("timers expired")
+    assert [second, first] == server.get_expired_timers(6.0)[pid], "it is tried again"
+
+
+def test_a_process_that_can_be_signalled_at_last_is(make: Make, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = [PermissionError("not yours"), None]
+
+    def send(*_: object) -> None:
+        if (outcome := outcomes.pop(0)) is not None:
+            raise outcome
+
+    deaf(monkeypatch, send)
+    server = make()
+    server._pipe = os.open(server._file_path, os.O_RDWR | os.O_NONBLOCK)
+    server.register_timers([FileTimerRequest(os.getppid(), "a", 5.0, 9)])
+
+    server._turn(to_the_end=False)
+    server._turn(to_the_end=False)
+
+    assert ["timer expired", "kill worker process"] == [next_told(told)[0], next_told(told)[0]]
+    assert {} == server.get_expired_timers(6.0)

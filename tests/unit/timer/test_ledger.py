@@ -74,3 +74,11 @@ def test_a_server_sleeps_until_the_first_deadline_and_at_most_as_long_as_it_may(
 @pytest.mark.parametrize(("longest", "expected"), [(30.0, 1.0), (0.5, 0.5)])
 def test_what_is_still_overdue_after_a_look_does_not_make_the_server_spin(longest: float, expected: float) -> None:
     assert expected == patience([TimerRequest(7, "a", 99.0)], 100.0, longest)
+
+
+def test_a_timer_that_is_overdue_keeps_no_other_from_being_noticed_in_time() -> None:
+    overdue, soon = TimerRequest(1, "a", 90.0), TimerRequest(2, "b", 100.25)
+
+    assert 0.25 == patience([overdue, soon], 100.0, 60.0)
+    assert 1.0 == patience([overdue], 100.0, 60.0)
+    assert 0.1 == patience([overdue, soon], 100.0, 0.1)

@@ -70,17 +70,20 @@ def test_a_logger_is_called_like_its_caller_and_warns(monkeypatch: pytest.Monkey
     assert (__name__, logging.WARNING, "WARNING") == (get_logger().name, get_logger().level, get_log_level())
 
 
-@pytest.mark.parametrize(("text", "level"), [("DEBUG", logging.DEBUG), ("ERROR", logging.ERROR)])
+@pytest.mark.parametrize(
+    ("text", "level"), [("DEBUG", logging.DEBUG), ("error", logging.ERROR), ("35", 35), ("", logging.WARNING)]
+)
 def test_the_variable_loglevel_is_the_level(monkeypatch: pytest.MonkeyPatch, text: str, level: int) -> None:
     monkeypatch.setenv("LOGLEVEL", text)
 
     assert level == get_logger("some.name").level
 
 
-def test_a_level_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOGLEVEL", "LOUD")
+@pytest.mark.parametrize("text", ["LOUD", "1.5", "²"])
+def test_a_level_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("LOGLEVEL", text)
 
-    with pytest.raises(ConfigError, match=r"LOGLEVEL='LOUD' is no level of logging: give one of"):
+    with pytest.raises(ConfigError, match=rf"LOGLEVEL='{text}' is no level of logging: give one of"):
         get_logger("some.name")
 
 

@@ -116,6 +116,12 @@ def test_what_the_user_has_set_is_kept() -> None:
     assert common_variables(own, 7, "").items() >= own.items()
 
 
+def test_the_signals_of_this_launch_beat_those_of_a_launch_around_it() -> None:
+    around = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGINT"}
+
+    assert "SIGTERM,SIGUSR1" == common_variables(around, 1, "SIGTERM,SIGUSR1")["TORCHELASTIC_SIGNALS_TO_HANDLE"]
+
+
 def test_the_launchers_environment_is_not_changed() -> None:
     own = {"HOME": "/root"}
 

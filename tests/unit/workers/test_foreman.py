@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import shutil
@@ -286,3 +287,15 @@ def test_a_knock_that_comes_with_the_last_end_finds_no_store(yard: Yard) -> None
     knock.data()
 
     assert yard.foreman._store is None
+
+
+@pytest.mark.parametrize("grace", [1e10, math.inf])
+def test_a_grace_may_be_longer_than_the_kernel_can_count(yard: Yard, grace: float) -> None:
+    yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=grace)
+    yard.foreman._selector.register(yard.theirs, selectors.EVENT_READ)
+    yard.launcher.send({"op": "quit"})
+
+    ready = yard.foreman._selector.select(yard.foreman._left())
+
+    assert [key.fileobj for key, _ in ready] == [yard.theirs]

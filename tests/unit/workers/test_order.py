@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 import threading
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,16 @@ def plan(
 ) -> Job:
     asked = WorkerSpec("trainer", 2, None, entrypoint=entrypoint, args=args, **spec)
     return _order.plan(asked, method, environment if environment is not None else {"PATH": os.defpath}, threads)
+
+
+class Typed(os.PathLike[str]):
+    """A path that keeps its spelling, as those of the command line do."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __fspath__(self) -> str:
+        return self.text
 
 
 def train(rate: float, *, epochs: int = 1) -> float:
@@ -82,6 +93,34 @@ def test_a_path_object_is_a_script_whatever_its_name(tmp_path: Path) -> None:
     path.write_text("")
 
     assert plan(path).common["kind"] == "script"
+
+
+@pytest.mark.parametrize("typed", ["app", "./app/", "app.pyz"])
+def test_a_folder_or_archive_with_a_main_is_run_as_such_and_searched_first(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").touch()
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as archive:
+        archive.writestr("__main__.py", "")
+
+    job = plan(Typed(typed), "--fast")
+
+    assert (job.common["kind"], job.common["path0"]) == ("package", os.path.join(tmp_path, typed))
+    assert job.argv(0) == [typed, "--fast"]
+
+
+def test_a_main_that_was_added_since_the_refusal_is_found(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    with pytest.raises(EntrypointError, match="without a __main__"):
+        plan(app)
+    kept = app.stat()
+    (app / "__main__.py").touch()
+    os.utime(app, ns=(kept.st_atime_ns, kept.st_mtime_ns))  # as on a file system with coarse times
+
+    assert plan(app).common["kind"] == "package"
 
 
 def test_a_scripts_path_reaches_it_as_it_was_typed(script: str) -> None:
@@ -141,6 +180,23 @@ def test_no_python_makes_a_program_of_an_executable_script(script: str) -> None:
 )
 def test_only_local_rank_is_replaced_in_arguments(script: str, typed: str, expected: str) -> None:
     assert plan(script, typed).argv(1) == [script, expected]
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "spec"),
+    [("train.py", {}), ("pkg.train", {"module": True}), ("sh", {}), ("train.py", {"preload": ("helpers_of_mine",)})],
+    ids=["script", "module", "program", "preload"],
+)
+def test_fork_is_for_functions_and_all_else_starts_as_under_forkserver(
+    script: str, caplog: pytest.LogCaptureFixture, entrypoint: str, spec: dict[str, Any]
+) -> None:
+    caplog.set_level("INFO", "elasticlib")
+
+    forked = plan(entrypoint, "--fast", method="fork", **spec)
+
+    assert plan(entrypoint, "--fast", method="forkserver", **spec) == forked
+    [line] = caplog.records
+    assert ("INFO", True) == (line.levelname, "start_method='fork' is for functions" in line.getMessage())
 
 
 def test_arguments_of_a_script_become_text(script: str) -> None:
@@ -206,7 +262,10 @@ def test_templates_that_preload_the_users_modules_know_where_these_are(script: s
     [
         (3, {}, "entrypoint=3, a int, is no callable"),
         ("gone.py", {}, "script 'gone.py' was not found in"),
-        ("folder.py", {}, "script 'folder.py' is not a file"),
+        ("folder.py", {}, "script 'folder.py' is a folder without a __main__.py"),
+        (Path("package"), {}, "script 'package' is a folder without a __main__.py"),
+        (Path("app.pyz"), {}, "script 'app.pyz' is an archive without a __main__.py"),
+        (Path("pipe"), {}, "script 'pipe' is not a file"),
         (Path("gone"), {}, "script 'gone' was not found in"),
         ("no-such-program", {}, "'no-such-program' was not found on PATH"),
         ("./gone", {}, "program './gone' was not found in"),
@@ -222,6 +281,11 @@ def test_what_cannot_run_is_refused_by_name(
     script: str, tmp_path: Path, entrypoint: Any, spec: dict[str, Any], complaint: str
 ) -> None:
     (tmp_path / "folder.py").mkdir()
+    (tmp_path / "package" / "__main__").mkdir(parents=True)
+    (tmp_path / "package" / "__main__" / "__init__.py").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as archive:
+        archive.writestr("helper.py", "")
 
     with pytest.raises(EntrypointError, match=complaint):
         plan(entrypoint, **spec)
@@ -232,11 +296,6 @@ def test_a_script_that_may_not_be_read_is_refused(script: str, monkeypatch: pyte
 
     with pytest.raises(EntrypointError, match="may not be read"):
         plan(script)
-
-
-def test_a_script_cannot_run_in_a_forked_caller(script: str) -> None:
-    with pytest.raises(EntrypointError, match="start_method='fork' runs functions only"):
-        plan(script, method="fork")
 
 
 def test_an_argument_that_cannot_be_sent_is_refused() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,18 @@ def test_a_file_that_cannot_be_written_whole_is_not_written(tmp_path: Path, form
         _report.write_json(str(path), {"message": "begins well", "then": object()})
 
     assert [each.read_text() for each in tmp_path.iterdir()] == ([] if former is None else [former])
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_who_may_read_the_error_file_is_for_the_umask_to_say(tmp_path: Path, umask: int, mode: int) -> None:
+    path = tmp_path / "error.json"
+    former = os.umask(umask)
+    try:
+        _report.write_error_file(str(path), Report("error", b""))
+    finally:
+        os.umask(former)
+
+    assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
 @pytest.mark.slow

@@ -250,6 +250,15 @@ def test_a_module_has_a_stamp_that_changes_with_its_file(tmp_path: Path) -> None
     assert before != after
 
 
+def test_an_archive_on_the_path_has_a_stamp_as_a_whole(tmp_path: Path) -> None:
+    archive = tmp_path / "app.pyz"
+    archive.write_bytes(b"")
+    before = stamps(["model_of_mine"], archive)
+    os.utime(archive, (1.0, 1.0))
+
+    assert {str(archive): 1.0} == stamps(["model_of_mine"], archive) != before
+
+
 def test_a_package_has_the_stamp_of_its_first_file(tmp_path: Path) -> None:
     package = tmp_path / "package_of_mine" / "inner"
     package.mkdir(parents=True)

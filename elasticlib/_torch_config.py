@@ -1,0 +1,59 @@
+"""
+A configuration of torch's own class, as ours: programs are moved import by import. PURE.
+
+Rules of this file: torch's class is known by its name and its fields, and is never imported; whatever it holds is
+taken as it is, torch's defaults too; what nothing would read is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import attrs
+
+from elasticlib.errors import ConfigError
+from elasticlib.spec import LaunchConfig
+
+_NAME = "LaunchConfig"
+_FIELDS = frozenset(each.name for each in attrs.fields(LaunchConfig) if not each.kw_only)
+_PLAIN = (str, int, float, type, type(None))
+
+
+def as_launch_config(value: object) -> LaunchConfig:
+    """
+    *value* where it is a `LaunchConfig`, or a new one with the fields of torch's ``LaunchConfig``.
+
+    Raises `ConfigError` for anything else, for a value that breaks a rule, and for a field that is unknown here and
+    says something. *value* is not changed.
+    """
+    if isinstance(value, LaunchConfig):
+        return value
+    kinds = [each for each in type(value).__mro__ if each.__name__ == _NAME]
+    kind = next(filter(dataclasses.is_dataclass, kinds), None)
+    if kind is None:
+        raise ConfigError(
+            f"config{_shown(value, like_it=bool(kinds))} is no {_NAME}: give one, such as "
+            f"elasticlib.{_NAME}(nproc_per_node=2)"
+        )
+    given = {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
+    for each in dataclasses.fields(kind):
+        if each.name not in _FIELDS and not _is_default(each, given[each.name]):
+            raise ConfigError(
+                f"{each.name}={given[each.name]!r}: elasticlib's {_NAME} has no such field: leave it out, or say it "
+                "by one of elasticlib's"
+            )
+    return LaunchConfig(**{name: each for name, each in given.items() if name in _FIELDS})
+
+
+def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(value == field.default_factory())
+    return field.default is not dataclasses.MISSING and bool(value == field.default)
+
+
+def _shown(value: object, *, like_it: bool) -> str:
+    # Anything but a plain value may hold a token, which must not end up in a log.
+    if isinstance(value, _PLAIN):
+        return f"={value!r}"
+    return f", a {type(value).__qualname__}{' that is no dataclass' if like_it else ''},"

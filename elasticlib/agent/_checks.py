@@ -1,0 +1,72 @@
+"""
+What an agent refuses when it is made, and what it warns of where a subclass was written for torch's own loop.
+
+Rules of this file: nothing is started, made or changed here; an error names the argument, its value and the rule.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+from elasticlib.agent import _sleep
+from elasticlib.errors import ConfigError
+
+HOOKS = ("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown")
+"""The methods of a subclass that are called."""
+_UNCALLED = (
+    "_invoke_run",
+    "_rendezvous",
+    "_assign_worker_ranks",
+    "_initialize_workers",
+    "_restart_workers",
+    "_exit_barrier",
+)
+"""Methods of torch's agents that subclasses replace there, and that have no place in this loop."""
+
+
+def check_shutdown_timeout(value: object) -> None:
+    """Raise `ConfigError` unless *value* is a time that workers may get."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ConfigError(f"shutdown_timeout={value!r} must be seconds from 0 (kill at once) on")
+
+
+def check_health_check_server(value: object) -> None:
+    """Raise `ConfigError` unless *value* is None or can be stopped: that is all that is done to a caller's server."""
+    if value is not None and not callable(getattr(value, "stop", None)):
+        raise ConfigError(
+            f"health_check_server={value!r} has no method stop: give what create_healthcheck_server returns"
+        )
+
+
+def check_local(
+    logs_specs: object,
+    log_line_prefix_template: object,
+    shutdown_timeout: object,
+    health_check_server: object,
+    uninterruptible_state_timeout: object,
+) -> None:
+    """Raise `ConfigError` for an argument of a `LocalElasticAgent` that cannot be."""
+    if not callable(getattr(logs_specs, "reify", None)):
+        raise ConfigError(f"logs_specs={logs_specs!r} must be a LogsSpecs, such as DefaultLogsSpecs()")
+    template = log_line_prefix_template
+    if template is not None and not isinstance(template, str):
+        raise ConfigError(f"log_line_prefix_template={template!r} must be text, such as '[${{role_name}}${{rank}}]:'")
+    check_shutdown_timeout(shutdown_timeout)
+    check_health_check_server(health_check_server)
+    asleep = uninterruptible_state_timeout
+    if asleep is not None and _sleep.number(asleep) is None:
+        raise ConfigError(f"uninterruptible_state_timeout={asleep!r} must be a number of seconds, 0 for none")
+
+
+def warn_of_uncalled_methods(cls: type, agent: type) -> None:
+    """Warn, at the statement that makes the subclass *cls* of *agent*, of methods which it adds and nobody calls."""
+    bases = [base for base in cls.__bases__ if issubclass(base, agent)]
+    added = [name for name in _UNCALLED if hasattr(cls, name) and not any(hasattr(base, name) for base in bases)]
+    if added:
+        warnings.warn(
+            f"{cls.__qualname__} has {' and '.join(added)}, which torch's agents call and this one does not: never "
+            f"called here; what is called are {', '.join(HOOKS)}",
+            UserWarning,
+            stacklevel=4,  # past `__init_subclass__` and `abc.ABCMeta`, to the class statement
+        )

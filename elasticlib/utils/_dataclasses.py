@@ -1,0 +1,74 @@
+"""
+What `dataclasses` looks for in a class, for a class that attrs made.
+
+torch's specifications and results are dataclasses, and programs copy and print them with the functions of that
+module. Rules of this file: the view is made from the attrs fields when it is asked for, and changes nothing of how
+the class itself works; no private name of `dataclasses` is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+
+
+@functools.lru_cache(maxsize=64)
+def _model(kind: type[attrs.AttrsInstance]) -> Any:
+    """A dataclass with the fields of *kind*."""
+    return dataclasses.make_dataclass(
+        kind.__name__,
+        [(each.name, each.type or Any, _field(each)) for each in attrs.fields(kind)],
+        init=False,
+        repr=False,
+        eq=False,
+    )
+
+
+def _field(each: attrs.Attribute[Any]) -> Any:
+    default: dict[str, Any] = {}
+    given: Any = each.default
+    if isinstance(given, attrs.Factory):  # type: ignore[arg-type]
+        default["default_factory"] = given.factory
+    elif given is not attrs.NOTHING:
+        default["default"] = given
+    return dataclasses.field(
+        init=each.init, repr=bool(each.repr), hash=each.hash, compare=bool(each.eq), kw_only=each.kw_only, **default
+    )
+
+
+class _OfModel:
+    """A class attribute that is the one of the model; absent where the class has no attrs fields."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        if not attrs.has(owner):
+            raise AttributeError(f"type object {owner.__name__!r} has no attribute {self._name!r}")
+        return getattr(_model(owner), self._name)
+
+
+class DataclassView:
+    """
+    Base of attrs classes that `dataclasses.fields`, ``asdict``, ``astuple``, ``replace`` and ``is_dataclass`` take.
+
+    A copy that ``replace`` makes is checked as any new object is. A class below may be a plain dataclass with more
+    fields: that sets one field after the other, each of which is checked when those after it are not there yet. The
+    fields' defaults must not need the object.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    else:
+        __dataclass_fields__ = _OfModel()
+        __dataclass_params__ = _OfModel()
+
+    def __post_init__(self) -> None:
+        """What a dataclass below calls in place of the hook of attrs."""
+        if (hook := getattr(self, "__attrs_post_init__", None)) is not None:
+            hook()

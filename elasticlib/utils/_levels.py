@@ -1,0 +1,28 @@
+"""What a text such as that of ``LOGLEVEL`` means as a level of logging. One reader for all that read it."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from elasticlib.errors import ConfigError
+
+VARIABLE = "LOGLEVEL"
+
+
+def level_of(text: str) -> int:
+    """
+    The level that *text*, a value of ``LOGLEVEL``, names: in any case, or as a number.
+
+    Raises `ConfigError` (a ``ValueError``) where it names none.
+    """
+    name = text.strip()
+    if re.fullmatch(r"[0-9]+", name):
+        return int(name)
+    for each in (name, name.upper()):
+        level = logging.getLevelName(each)
+        if isinstance(level, int):
+            return level
+    raise ConfigError(
+        f"{VARIABLE}={text!r} is no level of logging: give one of DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number"
+    )
