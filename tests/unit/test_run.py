@@ -311,6 +311,18 @@ def test_a_flags_variable_turns_it_on_or_off(
     assert expected == launches.config.no_python
 
 
+@pytest.mark.parametrize("columns", [60, 160])
+def test_help_is_as_wide_as_the_terminal(
+    launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+    with pytest.raises(SystemExit):
+        main(["--help"])
+
+    assert columns - 10 <= max(map(len, capsys.readouterr().out.splitlines())) <= columns
+
+
 def test_help_answers_whatever_the_variables_say(
     launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
