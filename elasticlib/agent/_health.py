@@ -8,24 +8,23 @@ a program from ending.
 from __future__ import annotations
 
 import contextlib
-import http.server
-import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError
 
+if TYPE_CHECKING:
+    from elasticlib.agent._health_page import Server
+
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
-_REQUEST_LIMIT = 5.0
-"""Seconds that a client may take for its question."""
 _ALONE = 1.0
-"""The same, where there is no thread but the one that listens."""
+"""Seconds that a client may take for its question where there is no thread but the one that listens."""
 _PAUSE = 0.5
 """Seconds until the next connection is accepted, where the last one could not be."""
 
@@ -61,7 +60,9 @@ class HealthCheckServer:
         """Begin to listen. Raises ``OSError`` when the port is in use or may not be used."""
         if self._wake is not None:
             return
-        server = _Server(self._answer)  # made here, where it may fail, not in the thread
+        from elasticlib.agent._health_page import Server
+
+        server = Server(self._answer)  # made here, where it may fail, not in the thread
         listener = _listen(self.port)
         self.port = int(listener.getsockname()[1])
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
@@ -78,7 +79,7 @@ class HealthCheckServer:
             self._thread.join()
             os.close(wake)
 
-    def _serve(self, listener: socket.socket, server: _Server, wake: int) -> None:
+    def _serve(self, listener: socket.socket, server: Server, wake: int) -> None:
         with listener, server:
             while wake not in wait_readable([listener, wake], None):
                 try:
@@ -121,45 +122,3 @@ def _listen(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    """Answers connections, each in a thread; it does not listen itself."""
-
-    daemon_threads = True
-
-    def __init__(self, answer: Callable[[], tuple[int, dict[str, object]]]) -> None:
-        super().__init__(("", 0), _Handler, bind_and_activate=False)
-        self.socket.close()  # of no use, with this listening elsewhere
-        self.answer = answer
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a client that goes away in the middle is no news."""
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    timeout = _REQUEST_LIMIT
-    server: _Server
-    server_version = "elasticlib"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        """Say whether the agent is alive."""
-        self._send(body=True)
-
-    def do_HEAD(self) -> None:
-        """Say so without a body."""
-        self._send(body=False)
-
-    def _send(self, *, body: bool) -> None:
-        status, facts = self.server.answer()
-        content = json.dumps(facts).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: probes come every few seconds."""

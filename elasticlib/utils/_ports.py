@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import socket
+from typing import TYPE_CHECKING
 
 from elasticlib.errors import StartError
+
+if TYPE_CHECKING:
+    import socket
 
 
 def get_socket_with_port() -> socket.socket:
@@ -14,6 +17,8 @@ def get_socket_with_port() -> socket.socket:
     Raises `StartError` (a ``RuntimeError``) when no address of ``localhost`` can be listened on. (torch:
     ``torch.distributed.elastic.utils.get_socket_with_port``)
     """
+    import socket  # only here: the help text of the command line need not wait for it
+
     troubles = []
     for family, kind, protocol, _, place in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM):
         listener = socket.socket(family, kind, protocol)

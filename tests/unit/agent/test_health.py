@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib.agent import _health
+from elasticlib.agent import _health, _health_page
 from elasticlib.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
 from elasticlib.errors import ConfigError
 
@@ -135,7 +135,7 @@ def test_without_a_free_descriptor_it_waits_before_it_accepts_again(
 
     monkeypatch.setattr(_health, "wait_readable", wait)
     server = HealthCheckServer(lambda: 0, 0, 60)
-    server._serve(listener, _health._Server(server._answer), 7)
+    server._serve(listener, _health_page.Server(server._answer), 7)
 
     (_, patient), (pause, length), *_ = waits
     assert (None, [7]) == (patient, pause)
@@ -148,7 +148,7 @@ def no_thread(*_: object) -> None:
 
 def test_where_no_thread_can_be_started_it_answers_all_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     server = make(lambda: int(time.time()))
-    monkeypatch.setattr(_health._Server, "process_request", no_thread)
+    monkeypatch.setattr(_health_page.Server, "process_request", no_thread)
 
     assert [200, 200] == [ask(server)[0], ask(server)[0]]
 
@@ -157,7 +157,7 @@ def test_where_no_thread_can_be_started_a_client_that_says_nothing_is_turned_awa
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = make(lambda: int(time.time()))
-    monkeypatch.setattr(_health._Server, "process_request", no_thread)
+    monkeypatch.setattr(_health_page.Server, "process_request", no_thread)
     monkeypatch.setattr(_health, "_ALONE", 0.01)
 
     with (
