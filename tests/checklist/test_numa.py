@@ -79,7 +79,7 @@ def one_cpu() -> Iterator[set[int]]:
 
 @pytest.mark.row(197)
 def test_without_the_option_workers_have_the_launchers_cpus(peer: Peer, one_cpu: set[int]) -> None:
-    script = peer.script("import os; print('cpus', sorted(os.sched_getaffinity(0)), flush=True)")
+    script = peer.script("import os; os.write(1, f'cpus {sorted(os.sched_getaffinity(0))}\\n'.encode())")
 
     done = peer.run("--nproc-per-node", "2", script)
 
