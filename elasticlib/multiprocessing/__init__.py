@@ -2,7 +2,8 @@
 Worker processes of this machine, started, watched and ended together.
 
 `start_processes` is the way in; names are those of ``torch.distributed.elastic.multiprocessing``. Rules of this
-room: it knows local ranks only, nothing of rounds between nodes; whatever is started ends with this program.
+room: it knows local ranks only, nothing of rounds between nodes; whatever a context starts ends with this program (a
+`SubprocessHandler` by itself is a plain child, as torch's).
 """
 
 from elasticlib.errors import ProcessFailure, SignalException
