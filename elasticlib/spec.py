@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import abc
 import enum
-import math
 import operator
 import os
 import re
@@ -20,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 from attrs import Attribute, Factory, define, field, setters
 
+from elasticlib import _rules
 from elasticlib.errors import ConfigError, SpecError
 from elasticlib.numa._options import NumaOptions, as_numa_options
 from elasticlib.utils._dataclasses import DataclassView
@@ -132,55 +132,6 @@ class LogsSpecs(abc.ABC):
         """The folder that holds all logs of the launch."""
 
 
-def _whole(least: int) -> Callable[[Any, Attribute[Any], Any], None]:
-    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise SpecError(f"{attribute.name}={value!r} must be a whole number of at least {least}")
-
-    return check
-
-
-def _positive(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise SpecError(f"{attribute.name}={value!r} must be a finite number above 0 (seconds)")
-
-
-def _text(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    if not isinstance(value, str) or "\0" in value:
-        raise ConfigError(f"{attribute.name}={value!r} must be text without NUL characters")
-
-
-def _yes_or_no(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{attribute.name}={value!r} must be True or False")
-
-
-def _text_or_none(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if value is not None:
-        _text(instance, attribute, value)
-
-
-def _rank_or_none(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    if value is not None:
-        _whole(0)(instance, attribute, value)
-
-
-def _secret(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Like the others, but silent about the value: it must not end up in a log."""
-    if value is not None and (not isinstance(value, str) or not value or "\0" in value):
-        raise ConfigError(f"{attribute.name} must be text of at least one character, without NUL; None for no token")
-
-
-def _wait_for(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    if value not in WAITS:
-        raise ConfigError(f"{attribute.name}={value!r} is unknown: give one of {', '.join(WAITS)}")
-
-
-def _start_method(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    if value not in START_METHODS:
-        raise ConfigError(f"{attribute.name}={value!r} is unknown: give one of {', '.join(START_METHODS)}")
-
-
 def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:
     if isinstance(value, str) and (value in DEVICE_WORDS or value.isidentifier()):
         return  # torch may have a device of any name, which is looked for when the workers are counted
@@ -188,40 +139,6 @@ def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:
         return
     words = ", ".join(DEVICE_WORDS)
     raise SpecError(f"{attribute.name}={value!r} must be a whole number of at least 1, or one of {words}")
-
-
-def _words(value: Sequence[str] | str) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
-        raise ConfigError(f"preload={value!r} must be the names of modules, as a list or as text with commas")
-    return tuple(part.strip() for part in parts if part.strip())
-
-
-def _own_list(value: Any) -> Any:
-    return list(value) if isinstance(value, (list, tuple)) else value
-
-
-def _texts_or_none(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    if value is None:
-        return
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ConfigError(
-            f"{attribute.name}={value!r} must be a list of texts, such as ['loss', 'error'], one of which a line must "
-            "hold; None or [] for none"
-        )
-    for each in value:
-        try:
-            each.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            raise ConfigError(f"{attribute.name}: {each!r} cannot be written in UTF-8: leave it out") from None
-
-
-def _dictionary(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"{value!r} for rdzv_configs, metrics_cfg or kwargs must be a dictionary; leave it out for none"
-        )
-    return dict(value)
 
 
 def _arguments(value: Any) -> tuple[Any, ...]:
@@ -263,37 +180,41 @@ class LaunchConfig(DataclassView):
     """Workers on this node: a number, ``cpu``, ``gpu``, another device's name, or ``auto`` (devices, else CPUs)."""
     logs_specs: LogsSpecs | None = field(default=None)
     """None leaves the workers' streams on the launcher's own."""
-    run_id: str = field(default="", validator=_text)
-    role: str = field(default="default_role", validator=_text)
-    rdzv_endpoint: str = field(default="", validator=_text)
-    rdzv_backend: str = field(default="c10d", validator=_text)
+    run_id: str = field(default="", validator=_rules.text)
+    role: str = field(default="default_role", validator=_rules.text)
+    rdzv_endpoint: str = field(default="", validator=_rules.text)
+    rdzv_backend: str = field(default="c10d", validator=_rules.text)
     rdzv_configs: dict[str, Any] = field(
         factory=dict,
-        converter=_dictionary,
+        converter=_rules.dictionary,
         on_setattr=[setters.convert, _with_timeout],
     )
-    rdzv_timeout: int = field(default=-1, validator=_whole(-1), on_setattr=[setters.validate, _into_configs])
+    rdzv_timeout: int = field(default=-1, validator=_rules.whole(-1), on_setattr=[setters.validate, _into_configs])
     """Seconds; -1 takes ``rdzv_configs["timeout"]``, else 900."""
-    max_restarts: int = field(default=3, validator=_whole(0))
+    max_restarts: int = field(default=3, validator=_rules.whole(0))
     """Restarts of the whole group that worker failures may use up, counted over the whole job."""
-    monitor_interval: float = field(default=0.1, validator=_positive)
+    monitor_interval: float = field(default=0.1, validator=_rules.positive)
     """Seconds between looks at what can only be polled; workers' ends are noticed at once."""
-    start_method: StartMethod = field(default="forkserver", validator=_start_method)
+    start_method: StartMethod = field(default="forkserver", validator=_rules.one_of(START_METHODS))
     """``forkserver``: forked from a warm template; ``spawn``: a new interpreter each; ``fork``: from the caller."""
-    log_line_prefix_template: str | None = field(default=None, validator=_text_or_none)
-    metrics_cfg: dict[str, str] = field(factory=dict, converter=_dictionary)
+    log_line_prefix_template: str | None = field(default=None, validator=_rules.text_or_none)
+    metrics_cfg: dict[str, str] = field(factory=dict, converter=_rules.dictionary)
     """Where this launch's own metrics go, in place of the handler that the program has configured:
     ``{"handler": "console"}`` or ``{"handler": "null"}``. Any other key is refused when it is launched."""
-    local_addr: str | None = field(default=None, validator=_text_or_none)
-    event_log_handler: str = field(default="null", validator=_text)
+    local_addr: str | None = field(default=None, validator=_rules.text_or_none)
+    event_log_handler: str = field(default="null", validator=_rules.text)
     """Where events go: ``null``, ``console``, ``dynamic_rendezvous``, or a name given to `add_logging_handler`."""
     numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
     """Binds each worker to the CPUs near the GPU whose index is its local rank; None for no binding."""
-    signals_to_handle: str = field(default=DEFAULT_SIGNALS, validator=_text)
-    duplicate_stdout_filters: list[str] | None = field(default=None, converter=_own_list, validator=_texts_or_none)
+    signals_to_handle: str = field(default=DEFAULT_SIGNALS, validator=_rules.text)
+    duplicate_stdout_filters: list[str] | None = field(
+        default=None, converter=_rules.own_list, validator=_rules.texts_or_none
+    )
     """Lines of tee'd stdout that hold one of these texts go to ``attempt_<n>/filtered_stdout.log`` too."""
-    duplicate_stderr_filters: list[str] | None = field(default=None, converter=_own_list, validator=_texts_or_none)
-    virtual_local_rank: bool = field(default=False, validator=_yes_or_no)
+    duplicate_stderr_filters: list[str] | None = field(
+        default=None, converter=_rules.own_list, validator=_rules.texts_or_none
+    )
+    virtual_local_rank: bool = field(default=False, validator=_rules.yes_or_no)
     """Each worker sees LOCAL_RANK=0 and one device: its entry of CUDA_VISIBLE_DEVICES, else that of its rank."""
     shutdown_timeout: float | None = field(default=None)
     """Seconds from the stop signal to SIGKILL; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30."""
@@ -301,14 +222,14 @@ class LaunchConfig(DataclassView):
     """The entry point is a module's name, run as ``python -m`` would."""
     no_python: bool = field(default=False, kw_only=True)
     """The entry point is a program, also where its name ends in ``.py``."""
-    preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_words, kw_only=True)
+    preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_rules.words, kw_only=True)
     """Modules that the template imports once for all workers; empty for none. Only for ``forkserver``."""
-    token: str | None = field(default=None, validator=_secret, repr=False, kw_only=True)
+    token: str | None = field(default=None, validator=_rules.secret, repr=False, kw_only=True)
     """Secret of the job: nodes without it are kept out. None takes the variable ELASTICLIB_TOKEN."""
-    wait_for: WaitFor = field(default="quiet", validator=_wait_for, kw_only=True)
+    wait_for: WaitFor = field(default="quiet", validator=_rules.one_of(WAITS), kw_only=True)
     """When a round with `min_nodes` starts: after a time without newcomers (``quiet``), at once (``min``), or not
     before `max_nodes` are there or the join time is over (``max``)."""
-    node_rank: int | None = field(default=None, validator=_rank_or_none, kw_only=True)
+    node_rank: int | None = field(default=None, validator=_rules.rank_or_none, kw_only=True)
     """Fixed place of this node, 0 to ``max_nodes - 1``, for ``rdzv_backend="static"`` alone."""
     worker_server: bool = field(default=False, kw_only=True)
     """Run torch's debug server in every worker that loads torch; ``ELASTICLIB_WORKER_SERVER_SOCKET`` there names its
@@ -316,27 +237,25 @@ class LaunchConfig(DataclassView):
 
     @max_nodes.validator
     def _not_below_min(self, attribute: Attribute[Any], value: int) -> None:
-        _whole(1)(self, attribute, value)
+        _rules.whole(1)(self, attribute, value)
         if value < self.min_nodes:
             raise SpecError(f"max_nodes={value} is below min_nodes={self.min_nodes}: raise max_nodes")
 
     @min_nodes.validator
     def _not_above_max(self, attribute: Attribute[Any], value: int) -> None:
-        _whole(1)(self, attribute, value)
+        _rules.whole(1)(self, attribute, value)
         if value > getattr(self, "max_nodes", value):
             raise SpecError(f"max_nodes={self.max_nodes} is below min_nodes={value}: raise max_nodes")
 
     @logs_specs.validator
     def _can_make_logs(self, _: object, value: object) -> None:
-        if value is not None and not callable(getattr(value, "reify", None)):
-            raise ConfigError(f"logs_specs={value!r} must be a LogsSpecs, such as DefaultLogsSpecs(redirects=Std.ALL)")
+        if value is not None:
+            _rules.check_logs_specs(value)
 
     @shutdown_timeout.validator
     def _not_negative(self, _: object, value: object) -> None:
-        if value is None:
-            return
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise ConfigError(f"shutdown_timeout={value!r} must be seconds from 0 (kill at once) on")
+        if value is not None:
+            _rules.check_shutdown_timeout(value)
 
     @no_python.validator
     @module.validator
@@ -358,27 +277,31 @@ class WorkerSpec(DataclassView):
     ``AssertionError``) for a number that breaks its rule.
     """
 
-    role: str = field(validator=_text)
-    local_world_size: int = field(validator=_whole(1))
+    role: str = field(validator=_rules.text)
+    local_world_size: int = field(validator=_rules.whole(1))
     rdzv_handler: object
     fn: Callable[..., Any] | None = None
     entrypoint: Entrypoint | None = None
     args: tuple[Any, ...] = field(default=(), converter=_arguments)
-    max_restarts: int = field(default=3, validator=_whole(0))
-    monitor_interval: float = field(default=0.1, validator=_positive)
+    max_restarts: int = field(default=3, validator=_rules.whole(0))
+    monitor_interval: float = field(default=0.1, validator=_rules.positive)
     master_port: int | None = None
     master_addr: str | None = None
     local_addr: str | None = None
-    event_log_handler: str = field(default="null", validator=_text)
+    event_log_handler: str = field(default="null", validator=_rules.text)
     numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
-    duplicate_stdout_filters: list[str] | None = field(default=None, converter=_own_list, validator=_texts_or_none)
-    duplicate_stderr_filters: list[str] | None = field(default=None, converter=_own_list, validator=_texts_or_none)
-    virtual_local_rank: bool = field(default=False, validator=_yes_or_no)
-    kwargs: dict[str, Any] = field(factory=dict, converter=_dictionary, kw_only=True)
+    duplicate_stdout_filters: list[str] | None = field(
+        default=None, converter=_rules.own_list, validator=_rules.texts_or_none
+    )
+    duplicate_stderr_filters: list[str] | None = field(
+        default=None, converter=_rules.own_list, validator=_rules.texts_or_none
+    )
+    virtual_local_rank: bool = field(default=False, validator=_rules.yes_or_no)
+    kwargs: dict[str, Any] = field(factory=dict, converter=_rules.dictionary, kw_only=True)
     """Keyword arguments of a callable entry point."""
     module: bool = field(default=False, kw_only=True)
     no_python: bool = field(default=False, kw_only=True)
-    preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_words, kw_only=True)
+    preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_rules.words, kw_only=True)
     worker_server: bool = field(default=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:

@@ -20,6 +20,7 @@ FLOORS = [
     "numa",
     "_wire",
     "_programs",
+    "_rules",
     "spec",
     "_torch_config",
     "state",

@@ -21,7 +21,7 @@ from typing import Any
 
 from typing_extensions import assert_never
 
-from elasticlib import events, metrics, records
+from elasticlib import _rules, events, metrics, records
 from elasticlib._clock import Clock, monotonic
 from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy
@@ -93,7 +93,7 @@ class SimpleElasticAgent(ElasticAgent):
         clock: Clock = monotonic,
         metric_handler: metrics.MetricHandler | None = None,
     ) -> None:
-        _checks.check_shutdown_timeout(shutdown_timeout)
+        _rules.check_shutdown_timeout(shutdown_timeout)
         handler: Any = spec.rdzv_handler
         self._member: Membership
         if isinstance(handler, Rendezvous):

@@ -6,9 +6,9 @@ Rules of this file: nothing is started, made or changed here; an error names the
 
 from __future__ import annotations
 
-import math
 import warnings
 
+from elasticlib import _rules
 from elasticlib.agent import _sleep
 from elasticlib.errors import ConfigError
 
@@ -23,12 +23,6 @@ _UNCALLED = (
     "_exit_barrier",
 )
 """Methods of torch's agents that subclasses replace there, and that have no place in this loop."""
-
-
-def check_shutdown_timeout(value: object) -> None:
-    """Raise `ConfigError` unless *value* is a time that workers may get."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ConfigError(f"shutdown_timeout={value!r} must be seconds from 0 (kill at once) on")
 
 
 def check_health_check_server(value: object) -> None:
@@ -47,12 +41,11 @@ def check_local(
     uninterruptible_state_timeout: object,
 ) -> None:
     """Raise `ConfigError` for an argument of a `LocalElasticAgent` that cannot be."""
-    if not callable(getattr(logs_specs, "reify", None)):
-        raise ConfigError(f"logs_specs={logs_specs!r} must be a LogsSpecs, such as DefaultLogsSpecs()")
+    _rules.check_logs_specs(logs_specs)
     template = log_line_prefix_template
     if template is not None and not isinstance(template, str):
         raise ConfigError(f"log_line_prefix_template={template!r} must be text, such as '[${{role_name}}${{rank}}]:'")
-    check_shutdown_timeout(shutdown_timeout)
+    _rules.check_shutdown_timeout(shutdown_timeout)
     check_health_check_server(health_check_server)
     asleep = uninterruptible_state_timeout
     if asleep is not None and _sleep.number(asleep) is None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from elasticlib.errors import ConfigError
+from elasticlib import _rules
 from elasticlib.multiprocessing import _signals
 from elasticlib.spec import START_METHODS, StartMethod, WorkerSpec
 from elasticlib.workers import _env, _machine, _order
@@ -38,8 +38,7 @@ def prepare(spec: WorkerSpec, start_method: StartMethod, signals_to_handle: str)
     Raises `ConfigError` and its kinds for an entry point, arguments, a start method, signals, devices or CPUs that
     cannot be.
     """
-    if start_method not in START_METHODS:
-        raise ConfigError(f"start_method={start_method!r} is none of {', '.join(START_METHODS)}")
+    _rules.check_choice("start_method", start_method, START_METHODS)
     handled = ",".join(signum.name for signum in _signals.parse(signals_to_handle))
     caller = dict(os.environ)
     cpus = _machine.cpus()

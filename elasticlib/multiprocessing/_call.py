@@ -17,6 +17,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from elasticlib import _rules
 from elasticlib.errors import ConfigError, EntrypointError, PicklingError
 from elasticlib.spec import START_METHODS, Entrypoint, WorkerSpec
 from elasticlib.workers import _env, _machine, _order, _packing
@@ -155,8 +156,7 @@ def of_function(
     function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]], wishes: Wishes, start_method: str
 ) -> _order.Job:
     """The job whose workers call *function*, each with its own *args*."""
-    if start_method not in START_METHODS:
-        raise ConfigError(f"start_method={start_method!r} is none of {', '.join(START_METHODS)}")
+    _rules.check_choice("start_method", start_method, START_METHODS)
     if isinstance(function, (str, os.PathLike)) or not callable(function):
         raise EntrypointError(f"entrypoint={function!r} is no callable: a program is given as text")
     by_rank = tuple(args.values())

@@ -20,6 +20,7 @@ from typing import Any
 
 from attrs import Factory, define, evolve
 
+from elasticlib import _rules
 from elasticlib._wire import HasDescriptor, Message, wait_readable
 from elasticlib.errors import (
     ConfigError,
@@ -93,8 +94,7 @@ class PContext(abc.ABC):
         self.args = _call.arguments(args)
         self.nprocs = len(self.args)
         self.envs = _call.variables(envs, self.nprocs)
-        if not callable(getattr(logs_specs, "reify", None)):
-            raise ConfigError(f"logs_specs={logs_specs!r} must be a LogsSpecs, such as DefaultLogsSpecs()")
+        _rules.check_logs_specs(logs_specs)
         self._job = self._plan(_call.Wishes(name, numa_options, duplicate_stdout_filters, duplicate_stderr_filters))
         self._prefixes = _call.prefixes(name, log_line_prefixes, self.nprocs)
         given = {rank: env.pop(_streams.ERROR_FILE, "") for rank, env in self.envs.items()}

@@ -1,0 +1,130 @@
+"""
+The rules that values of a specification keep, each said once: by the value, the rule and the mend.
+
+Rules of this file: a validator has the signature of attrs, a converter takes a value, a `check_...` serves those who
+get the value as an argument; nothing is changed or started.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import Attribute
+
+from elasticlib.errors import ConfigError, SpecError
+
+Validator = Callable[[Any, "Attribute[Any]", Any], None]
+
+
+def check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    """Raise `ConfigError` unless *value* is one of the *known* words."""
+    if value not in known:
+        raise ConfigError(f"{name}={value!r} is none of {', '.join(known)}")
+
+
+def check_shutdown_timeout(value: object) -> None:
+    """Raise `ConfigError` unless *value* is a time that workers may get."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ConfigError(f"shutdown_timeout={value!r} must be seconds from 0 (kill at once) on")
+
+
+def check_logs_specs(value: object) -> None:
+    """Raise `ConfigError` unless *value* can make the logs of a round."""
+    if not callable(getattr(value, "reify", None)):
+        raise ConfigError(f"logs_specs={value!r} must be a LogsSpecs, such as DefaultLogsSpecs(redirects=Std.ALL)")
+
+
+def one_of(known: Sequence[str]) -> Validator:
+    """One of the *known* words."""
+
+    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
+        if value not in known:
+            raise ConfigError(f"{attribute.name}={value!r} is unknown: give one of {', '.join(known)}")
+
+    return check
+
+
+def whole(least: int) -> Validator:
+    """A whole number of at least *least*."""
+
+    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise SpecError(f"{attribute.name}={value!r} must be a whole number of at least {least}")
+
+    return check
+
+
+def positive(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """A finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise SpecError(f"{attribute.name}={value!r} must be a finite number above 0 (seconds)")
+
+
+def text(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Text without NUL."""
+    if not isinstance(value, str) or "\0" in value:
+        raise ConfigError(f"{attribute.name}={value!r} must be text without NUL characters")
+
+
+def text_or_none(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Text without NUL, or None."""
+    if value is not None:
+        text(instance, attribute, value)
+
+
+def yes_or_no(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{attribute.name}={value!r} must be True or False")
+
+
+def rank_or_none(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    """A rank, or None."""
+    if value is not None:
+        whole(0)(instance, attribute, value)
+
+
+def secret(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Like the others, but silent about the value: it must not end up in a log."""
+    if value is not None and (not isinstance(value, str) or not value or "\0" in value):
+        raise ConfigError(f"{attribute.name} must be text of at least one character, without NUL; None for no token")
+
+
+def texts_or_none(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """A list of texts that UTF-8 can hold, or None."""
+    if value is None:
+        return
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ConfigError(
+            f"{attribute.name}={value!r} must be a list of texts, such as ['loss', 'error'], one of which a line must "
+            "hold; None or [] for none"
+        )
+    for each in value:
+        try:
+            each.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise ConfigError(f"{attribute.name}: {each!r} cannot be written in UTF-8: leave it out") from None
+
+
+def own_list(value: Any) -> Any:
+    """A list of the caller's as our own; anything else as it is."""
+    return list(value) if isinstance(value, (list, tuple)) else value
+
+
+def words(value: Sequence[str] | str) -> tuple[str, ...]:
+    """Names of modules, from a list or from text with commas."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+        raise ConfigError(f"preload={value!r} must be the names of modules, as a list or as text with commas")
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def dictionary(value: Any) -> dict[str, Any]:
+    """A mapping of the caller's as our own."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{value!r} for rdzv_configs, metrics_cfg or kwargs must be a dictionary; leave it out for none"
+        )
+    return dict(value)
