@@ -9,8 +9,9 @@ Importing it loads neither torch nor numpy, and each name only when it is used: 
 workers import this package too and start the sooner for it.
 """
 
-import importlib
 import typing
+
+from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
     from elasticlib.agent import ElasticAgent, LocalElasticAgent, SimpleElasticAgent
@@ -140,17 +141,4 @@ _ROOMS = {
     ),
     "elasticlib.workers.record": ("record",),
 }
-_WHERE = {name: room for room, names in _ROOMS.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    """The public *name*, imported from its room at its first use."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_WHERE[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _lazy.names(__name__, _ROOMS)

@@ -12,10 +12,13 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from elasticlib import records
 from elasticlib.errors import ConfigError, ProcessFailure
-from elasticlib.timer import FileTimerRequest, FileTimerServer
+
+if TYPE_CHECKING:
+    from elasticlib.timer import FileTimerRequest, FileTimerServer
 
 ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 FILE = "TORCHELASTIC_TIMER_FILE"
@@ -45,6 +48,8 @@ class Watchdog:
         if not self._wanted:
             return {}
         if self._server is None:
+            from elasticlib.timer import FileTimerServer  # only here: most launches have no watchdog
+
             path = self._path()
             try:
                 self._server = FileTimerServer(path, self._run_id, log_event=self._tell)

@@ -6,16 +6,21 @@ room: it knows local ranks only, nothing of rounds between nodes; whatever a con
 `SubprocessHandler` by itself is a plain child, as torch's).
 """
 
-from elasticlib.errors import ProcessFailure, SignalException
-from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.multiprocessing._context import (
-    MultiprocessContext,
-    PContext,
-    RunProcsResult,
-    SubprocessContext,
-    start_processes,
-)
-from elasticlib.spec import LogsDest, LogsSpecs, Std, to_map
+from typing import TYPE_CHECKING
+
+from elasticlib import _lazy
+
+if TYPE_CHECKING:
+    from elasticlib.errors import ProcessFailure, SignalException
+    from elasticlib.logs import DefaultLogsSpecs
+    from elasticlib.multiprocessing._context import (
+        MultiprocessContext,
+        PContext,
+        RunProcsResult,
+        SubprocessContext,
+        start_processes,
+    )
+    from elasticlib.spec import LogsDest, LogsSpecs, Std, to_map
 
 __all__ = [
     "DefaultLogsSpecs",
@@ -31,3 +36,20 @@ __all__ = [
     "start_processes",
     "to_map",
 ]
+
+# Only when they are used: an agent needs other parts of this room, at each start of a launch.
+__getattr__, __dir__ = _lazy.names(
+    __name__,
+    {
+        "elasticlib.errors": ("ProcessFailure", "SignalException"),
+        "elasticlib.logs": ("DefaultLogsSpecs",),
+        "elasticlib.multiprocessing._context": (
+            "MultiprocessContext",
+            "PContext",
+            "RunProcsResult",
+            "SubprocessContext",
+            "start_processes",
+        ),
+        "elasticlib.spec": ("LogsDest", "LogsSpecs", "Std", "to_map"),
+    },
+)

@@ -9,8 +9,9 @@ doors to the same.
 
 from __future__ import annotations
 
-import importlib
 import typing
+
+from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
     from elasticlib.errors import (
@@ -76,7 +77,6 @@ _ROOMS = {
         "rendezvous_handler_registry",
     ),
 }
-_WHERE = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
     "ContactLost",
@@ -109,15 +109,4 @@ __all__ = [
     "rendezvous_handler_registry",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """The public *name*, imported from its room at its first use."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_WHERE[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _lazy.names(__name__, _ROOMS)

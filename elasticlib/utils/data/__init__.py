@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elasticlib import _lazy
 from elasticlib.utils.data.cycling_iterator import CyclingIterator
 
 if TYPE_CHECKING:
@@ -15,15 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CyclingIterator", "ElasticDistributedSampler"]
 
-
-def __getattr__(name: str) -> object:
-    """The sampler, whose base class is torch's, imported at its first use."""
-    if name != "ElasticDistributedSampler":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from elasticlib.utils.data._torch_sampler import ElasticDistributedSampler
-
-    return ElasticDistributedSampler
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _lazy.names(
+    __name__,
+    {"elasticlib.utils.data._torch_sampler": ("ElasticDistributedSampler",)},  # its base class is torch's
+)

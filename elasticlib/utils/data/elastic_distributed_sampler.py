@@ -8,20 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elasticlib import _lazy
+
 if TYPE_CHECKING:
     from elasticlib.utils.data._torch_sampler import ElasticDistributedSampler
 
 __all__ = ["ElasticDistributedSampler"]
 
-
-def __getattr__(name: str) -> object:
-    """The sampler, whose base class is torch's, imported at its first use."""
-    if name != "ElasticDistributedSampler":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from elasticlib.utils.data._torch_sampler import ElasticDistributedSampler
-
-    return ElasticDistributedSampler
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _lazy.names(__name__, {"elasticlib.utils.data._torch_sampler": __all__})

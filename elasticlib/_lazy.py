@@ -1,0 +1,30 @@
+"""
+Names of a module that are imported from their rooms when they are first used (PEP 562).
+
+Rules of this file: a name that was used once is the module's own from then on. Type checkers read the imports that
+stand beside it under ``TYPE_CHECKING``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+
+def names(module: str, rooms: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of *module*, whose names come from *rooms*: {module that has them: names}."""
+    where = {name: room for room, found in rooms.items() for name in found}
+    own = vars(sys.modules[module])
+
+    def at_first_use(name: str) -> object:
+        if name not in where:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        value: object = getattr(importlib.import_module(where[name]), name)
+        own[name] = value
+        return value
+
+    def listed() -> list[str]:
+        return sorted({*own, *own["__all__"]})
+
+    return at_first_use, listed
