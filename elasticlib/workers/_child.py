@@ -3,9 +3,8 @@ The first code in a worker: it turns a forked or fresh process into one that loo
 
 Order matters and is the same for each way of starting: own session, death with the parent, streams and
 descriptors, signals, environment, folder and limits; then multiprocessing's idea of who we are; then the
-user's function, script, module or program. At the end threads are joined, exit handlers run, streams
-are flushed. Rules of this file: nothing of the user runs before the process looks right, and whatever
-ends the user's code leaves a report.
+user's function, script, module or program; then the end of the program (`_ending`). Rules of this file:
+nothing of the user runs before the process looks right, and whatever ends the user's code leaves a report.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ import logging
 import multiprocessing.util
 import os
 import pickle
-import random
 import resource
 import runpy
 import signal
 import sys
-import threading
+import time
 import traceback
 import types
 import weakref
@@ -37,7 +35,7 @@ from multiprocessing.process import current_process
 from typing import Any, NoReturn
 
 from elasticlib._wire import Message
-from elasticlib.workers import _guardian, _report, _results, _serving, _tail, _threads
+from elasticlib.workers import _ending, _guardian, _randomness, _report, _results, _serving, _tail, _threads
 from elasticlib.workers.record import with_file
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked
@@ -119,6 +117,7 @@ def forget_the_template() -> None:
     process._current_process = _FIRST_PROCESS  # type: ignore[attr-defined]
     _FIRST_PROCESS.authkey = os.urandom(32)
     process._parent_process = None  # type: ignore[attr-defined]
+    process._dangling.clear()  # type: ignore[attr-defined]
     context._default_context._actual_context = None  # type: ignore[attr-defined]
     former = sys.__stdin__  # closed by multiprocessing, which gives its children none
     raw = io.FileIO(0, "r", closefd=False)
@@ -131,10 +130,7 @@ def forget_the_template() -> None:
     )
     raw.name = "<stdin>"
     sys.stdin.mode = "r"  # type: ignore[misc]
-    random.seed()
-    generator = sys.modules.get("numpy.random")  # numpy loads it, and seeds it, at its first use
-    if generator is not None:
-        generator.seed()
+    logging._startTime = time.time()  # type: ignore[attr-defined]
 
 
 def _show_as(command: list[str]) -> None:
@@ -162,10 +158,13 @@ def run_forked(
         forget_the_template()
         _threads.apply(order["threads"])
         if call is None:
+            _randomness.reseed()
             _threads.watch_environment()
         else:
+            _randomness.reseed_caller()
             _forget_the_caller()
-        _run(order, call)
+        _ending.begin(from_caller=call is not None)
+        _ending.finish(_run(order, call))
     except BaseException:
         # Nothing of the user has run, or its end was already reported.
         traceback.print_exc()
@@ -194,10 +193,11 @@ def run_fresh(descriptor: int) -> NoReturn:
     for inherited in order["inherit"]:
         os.set_inheritable(inherited, False)
     os.close(descriptor)
-    _run(order, None)
+    _ending.leave(_run(order, None))
 
 
-def _run(order: Message, call: Callable[..., Any] | None) -> NoReturn:
+def _run(order: Message, call: Callable[..., Any] | None) -> int:
+    """Run the user's program; its exit status, or ``-n`` for signal ``n``."""
     # A descriptor of our own: the user's stderr may be closed or replaced by the time of a crash.
     faulthandler.enable(file=order["faults"], all_threads=True)
     _tail.install(order["tail"])
@@ -210,9 +210,7 @@ def _run(order: Message, call: Callable[..., Any] | None) -> NoReturn:
     if kind in ("script", "package", "module"):
         sys.path[:] = [order["path0"], *base_path]
         sys.argv[:] = order["argv"]
-        main = types.ModuleType("__main__")
-        main.__dict__["__builtins__"] = builtins
-        sys.modules["__main__"] = main
+        main = _new_main()
         match kind:
             case "script":
                 run = _script(order["argv"][0], main)
@@ -220,14 +218,23 @@ def _run(order: Message, call: Callable[..., Any] | None) -> NoReturn:
                 run = _package
             case _:
                 run = _module(order["entry"])
-        finish(_outcome(run, order, shared=()))
+        return _outcome(run, order, shared=())
     if call is None:
         sys.path[:] = order["sys_path"]
         sys.argv[:] = order["argv"]
-        finish(_outcome(lambda: _loaded(order)(), order, order["shared"], keeps_result=True))
+        return _outcome(lambda: _loaded(order)(), order, order["shared"], keeps_result=True)
     if order.get("args_by_rank"):
         call = functools.partial(call, order["local_rank"])
-    finish(_outcome(call, order, shared=None, keeps_result=True))
+    return _outcome(call, order, shared=None, keeps_result=True)
+
+
+def _new_main() -> types.ModuleType:
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["__mp_main__"] = main  # as multiprocessing has it when it is imported
+    return main
 
 
 def _script(path: str, main: types.ModuleType) -> Callable[[], Any]:
@@ -255,12 +262,9 @@ def _module(name: str) -> Callable[[], Any]:
 
 def _loaded(order: Message) -> Callable[[], Any]:
     """The function that the launcher pickled, bound to its arguments; its ``__main__`` is set up."""
-    main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = builtins
-    main.__dict__["__file__"] = order["main_file"]
-    if order["main_file"] is None:
-        del main.__dict__["__file__"]
-    sys.modules["__main__"] = main
+    main = _new_main()
+    if order["main_file"] is not None:
+        main.__dict__["__file__"] = order["main_file"]
     descriptor = order["function"]
     for name, lines in order["sources"].items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
@@ -347,23 +351,3 @@ def _exit_status(code: object) -> int:
         return code & 0xFF
     print(code, file=sys.stderr)
     return 1
-
-
-def finish(status: int) -> NoReturn:
-    """End as an interpreter ends: join threads, run exit handlers, flush, and go."""
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-    except BaseException:
-        traceback.print_exc()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):
-            status = status or 120  # as the interpreter does when its output is lost
-    ctypes.CDLL(None).fflush(None)
-    if status < 0:  # the interpreter ends by the signal itself, so that its parent can tell
-        signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    os._exit(status & 0xFF)

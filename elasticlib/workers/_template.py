@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from elasticlib._wire import Channel
-from elasticlib.workers import _child, _foreman, _guardian, _threads
+from elasticlib.workers import _child, _foreman, _guardian, _randomness, _threads
 
 _SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
@@ -108,7 +108,8 @@ def main() -> NoReturn:
     os.set_inheritable(_guardian.TEMPLATE_FD, False)
     _child.base_path[:] = sys.path
     sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
-    _preload(asked["preload"], control)
+    with _randomness.observed():
+        _preload(asked["preload"], control)
     sys.path[:] = _child.base_path
     keep = frozenset(number for _, number in _open_files() if number not in mine)
     _child.disown_finalizers()

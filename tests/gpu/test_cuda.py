@@ -53,6 +53,14 @@ def test_a_worker_begins_without_cuda_and_may_use_it(method: str, work: Any) -> 
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_each_worker_draws_numbers_of_its_own_on_the_device(method: str, work: Any) -> None:
+    """The device's generators are made after the fork: nobody chose their seed, and no two are alike."""
+    drawn = [each for _ in range(2) for each in launch(2, work.drawn, "cuda", start_method=method).values()]
+
+    assert 4 == len(set(drawn))
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_group_of_nccl_works_in_a_worker(method: str, work: Any) -> None:
     """One rank: NCCL takes no two on one device."""
     assert {0: 1.0} == launch(1, work.sum_over_ranks, "cuda", "nccl", start_method=method)

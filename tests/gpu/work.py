@@ -25,6 +25,11 @@ def clean_start() -> tuple[bool, bool]:
     return torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()  # type: ignore[no-untyped-call]
 
 
+def drawn(device: str) -> tuple[float, ...]:
+    """The first numbers that a worker draws on *device*."""
+    return tuple(torch.rand(4, device=device).tolist())
+
+
 def sum_over_ranks(device: str, backend: str) -> float:
     """The sum of rank + 1, reduced on the device through a process group of *backend*."""
     distributed.init_process_group(backend)

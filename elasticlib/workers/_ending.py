@@ -1,0 +1,234 @@
+"""
+The end of a worker's program: what an interpreter does at its end, in a process that shares its imports with others.
+
+Threads are joined and exit handlers run; then `__main__` and all modules that were loaded after the fork are cleared
+in the interpreter's own order, so that what is buffered in an unclosed file gets written and finalizers run. What the
+fork server had imported stays as it is: to finalize torch in eight workers takes half a second.
+
+Rules of this file: nothing is lost with exit status 0; daemon threads are ended first, by an exception as soon as they
+come back to Python (the interpreter stops them there); in a process that was forked from the caller nothing is touched
+that the caller made: of what was made since, files are closed, other finalizers do not run.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import gc
+import io
+import os
+import select
+import signal
+import stat
+import sys
+import termios
+import threading
+import time
+import traceback
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+_READERS_LIMIT = 1.0
+"""Seconds that threads which read this process' own output get to take in its end."""
+_READERS_LOOK = 0.002
+
+_inherited: dict[str, int] = {}
+"""The modules that were there before the worker's program began, by their names and identities."""
+_from_caller = False
+
+
+def begin(from_caller: bool = False) -> None:
+    """Note what is there before the program begins; *from_caller* says that it is all the caller's."""
+    global _from_caller
+    _from_caller = from_caller
+    _inherited.update((name, id(module)) for name, module in sys.modules.items() if name != "__main__")
+    if from_caller:
+        gc.freeze()  # what is made from here on can be told apart, and pages stay shared
+
+
+def finish(status: int, closing: Callable[[], object] = bool) -> NoReturn:
+    """
+    End a forked worker as an interpreter ends, with *status*: a number from 0 on, or ``-n`` for signal ``n``.
+
+    *closing* is called when nothing of the user's is left to run but finalizers.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    closing()
+    status = _flush_streams(status)
+    _let_readers_finish()
+    _end_daemon_threads()
+    if _from_caller:
+        _close_files()
+    else:
+        _flush_files()  # first of all: a finalizer may hang, or crash the process
+        _clear_modules()
+    status = _flush_streams(status)
+    ctypes.CDLL(None).fflush(None)
+    if status < 0:  # the interpreter ends by the signal itself, so that its parent can tell
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status & 0xFF)
+
+
+def leave(status: int) -> NoReturn:
+    """End a worker that is a fresh interpreter, whose own end does all that has to be done."""
+    if status >= 0:
+        raise SystemExit(status)
+    sys.excepthook = lambda *_: None  # it was told already
+    raise KeyboardInterrupt
+
+
+def _flush_streams(status: int) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            status = status or 120  # as the interpreter does when its output is lost
+    return status
+
+
+def _end_daemon_threads() -> None:
+    """Have each thread that comes back to Python end there, without a word: what it needs is about to be cleared."""
+    mine = threading.get_ident()
+    threading.excepthook = lambda _: None
+    for thread in sys._current_frames():
+        if thread != mine:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
+
+
+def _clear_modules() -> None:
+    """What ``Py_FinalizeEx`` does to all modules, done to those that came after the fork."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    own = [name for name, module in sys.modules.items() if _inherited.get(name) != id(module)]
+    found = [weakref.ref(each) for each in map(sys.modules.get, own) if isinstance(each, types.ModuleType)]
+    for name in own:
+        sys.modules[name] = None  # type: ignore[assignment]
+    gc.collect()
+    for reference in reversed(found):
+        module = reference()
+        if module is not None:
+            _clear(module.__dict__)
+        del module
+    gc.collect()
+
+
+def _clear(names: dict[str, Any]) -> None:
+    for private in (True, False):
+        for name in list(names):
+            is_private = name[:1] == "_" and name[1:2] != "_"
+            if is_private == private and name != "__builtins__":
+                names[name] = None
+
+
+def _own_files() -> Iterator[Any]:
+    """Files that were opened since the program began: text first, then what wraps others, then the buffers below."""
+    kept = {id(stream) for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__)}
+    buffers = (io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
+    layers: tuple[list[Any], ...] = ([], [], [])
+    for each in gc.get_objects():
+        kind = type(each)
+        if not issubclass(kind, io.IOBase) or id(each) in kept or kind in (io.FileIO, io.BufferedReader):
+            continue
+        if not _takes_data(each):
+            continue  # a thread may sit in its read, with the lock that closing it needs
+        layers[0 if kind is io.TextIOWrapper else 2 if kind in buffers else 1].append(each)
+    for layer in layers:
+        yield from layer
+
+
+def _takes_data(file: Any) -> bool:
+    try:
+        return bool(file.writable())
+    except Exception:
+        return False  # closed, or half made
+
+
+def _flush_files() -> None:
+    for each in _own_files():
+        if type(each) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+            with contextlib.suppress(Exception):
+                each.flush()
+
+
+def _close_files() -> None:
+    streams = {id(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)}
+    standard = {id(getattr(each, "buffer", None)) for each in (sys.__stdin__, sys.__stdout__, sys.__stderr__)}
+    for each in _own_files():
+        with contextlib.suppress(Exception):
+            if id(each) in streams or id(each) in standard:
+                each.flush()
+            elif not each.closed:
+                each.close()
+
+
+# Threads that read what this very process writes.
+
+
+def _let_readers_finish() -> None:
+    """
+    Give threads that read this process' own stdout or stderr the time to take in its last lines.
+
+    Until the pipe is empty and all other threads wait for something again.
+    """
+    if len(sys._current_frames()) < 2:
+        return
+    pipes = [number for number in (1, 2) if _read_here(number)]
+    deadline = time.monotonic() + _READERS_LIMIT
+    before: object = None
+    while pipes and time.monotonic() < deadline:
+        now = _idle_threads()
+        if now is not None and now == before and not any(map(_unread, pipes)):
+            return
+        before = now
+        select.select([], [], [], _READERS_LOOK)
+
+
+def _read_here(number: int) -> bool:
+    """Whether descriptor *number* is a pipe whose other end this process holds too."""
+    try:
+        facts = os.fstat(number)
+        if not stat.S_ISFIFO(facts.st_mode):
+            return False
+        for other in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):
+                same = os.path.samestat(facts, os.fstat(other))
+                if same and fcntl.fcntl(other, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+                    return True
+    except OSError:
+        pass
+    return False
+
+
+def _unread(number: int) -> int:
+    count = array.array("i", [0])
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(number, termios.FIONREAD, count)
+    return count[0]
+
+
+def _idle_threads() -> object:
+    """How often each other thread has waited so far, if all of them wait now; None while one runs."""
+    found = {}
+    mine = str(threading.get_native_id())
+    for thread in os.listdir("/proc/self/task"):
+        if thread == mine:
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/status", encoding="ascii") as file:
+            facts = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+            if facts["State"].startswith("R"):
+                return None
+            found[thread] = facts["voluntary_ctxt_switches"]
+    return found
