@@ -1,19 +1,23 @@
 """
 How this program starts programs of ours, and what becomes of the handles that it has of them.
 
-Rules of this file: what is started gets a socket as descriptor 3 and a session of its own; a child that the
-caller forks drops all handles, so that it can neither use nor keep alive what is not its own.
+Rules of this file: what is started gets a socket as descriptor 3 and a session of its own; it is held by a
+descriptor, never by its number, which the kernel gives away again; a child that the caller forks drops all
+handles, so that it can neither use nor keep alive what is not its own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import signal
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from elasticlib._wire import Channel, wait_readable
 from elasticlib.errors import StartError
@@ -26,7 +30,26 @@ _ROOT = str(Path(__file__).parents[1])
 BOOT = f"import sys; p = sys.path; p[:1] = [f for f in p[:1] if f]; {_ROOT!r} in p or p.append({_ROOT!r}); "
 """First words of a ``-c`` program that imports elasticlib."""
 
-_links: weakref.WeakSet[Link] = weakref.WeakSet()
+FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
+FEW_DESCRIPTORS = "; raise the limit of open files (ulimit -n)"
+_PR_SET_PDEATHSIG = 1
+_LOW = 256
+KILLED = 5.0
+"""Seconds in which a process that was sent SIGKILL ends, unless it is in uninterruptible sleep."""
+
+
+class _Closable(Protocol):
+    def close(self) -> object: ...
+
+
+_Own = TypeVar("_Own", bound=_Closable)
+_own: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def own(handle: _Own) -> _Own:
+    """*handle*, which a process that the caller forks closes: what it stands for is not its own."""
+    _own.add(handle)
+    return handle
 
 
 class Link(Channel):
@@ -34,15 +57,96 @@ class Link(Channel):
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel._sock)
-        _links.add(self)
+        own(self)
 
 
 def _drop_in_child() -> None:
-    for link in list(_links):
-        link.close()
+    for handle in list(_own):
+        handle.close()
 
 
 os.register_at_fork(after_in_child=_drop_in_child)
+
+
+class Process:
+    """A process, held by a pidfd: nothing that is done to it ever happens to another one of the same number."""
+
+    def __init__(self, pid: int, handle: int) -> None:
+        self.pid = pid
+        self._handle = handle
+        own(self)
+
+    def fileno(self) -> int:
+        """The pidfd, readable when the process has ended; -1 once it was let go of."""
+        return self._handle
+
+    def send(self, signum: int) -> None:
+        """Signal it; one that is gone, or that was let go of, is no error."""
+        if self._handle >= 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self._handle, signum)
+
+    def ends(self, limit: float) -> bool:
+        """Whether it has ended, *limit* seconds from now at most; also true once it was let go of."""
+        return self._handle < 0 or bool(wait_readable([self], limit))
+
+    def kill(self, limit: float = KILLED) -> bool:
+        """SIGKILL it; whether it is gone. What even that does not end is in uninterruptible sleep."""
+        self.send(signal.SIGKILL)
+        return self.ends(limit)
+
+    def close(self) -> None:
+        """Let go of it."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+
+class Child(Process):
+    """A child of this process, from its start on; `wait` reaps it."""
+
+    def __init__(self, pid: int) -> None:
+        handle = -1
+        with contextlib.suppress(ProcessLookupError):  # the program reaps children that it did not start
+            handle = os.pidfd_open(pid)
+        super().__init__(pid, handle)
+
+    def wait(self, limit: float) -> None:
+        """Reap it; wake it if it is stopped, and SIGKILL it when it has not ended after *limit* seconds."""
+        self.send(signal.SIGCONT)
+        if not self.ends(limit):
+            self.kill()
+        if self._handle >= 0:
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, self._handle, os.WEXITED | os.WNOHANG)
+        self.close()
+
+
+def close_all_but(keep: Collection[int]) -> None:
+    """Close every descriptor of this process that is not in *keep*, in a time that its limit has no part in."""
+    # The lowest ones blindly: that makes room for the listing where the limit leaves none.
+    for number in set(range(_LOW)).difference(keep):
+        os.closerange(number, number + 1)  # which minds none that is not open
+    try:
+        numbers = {int(name) for name in os.listdir("/proc/self/fd")}
+    except OSError:  # no /proc: as slow as the limit is high, where the kernel has no call for ranges
+        kept = sorted({*keep, _LOW - 1})
+        for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+            os.closerange(low + 1, high)
+        return
+    for number in numbers.difference(keep):
+        os.closerange(number, number + 1)
+
+
+def wake_with_parent() -> None:
+    """
+    Have the kernel wake this process, should it be stopped then, when its parent or just the thread that made it ends.
+
+    Who watches its parent to end with it can do so only when it runs.
+    """
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
 def above_standard(descriptor: int) -> int:
@@ -50,9 +154,25 @@ def above_standard(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
 
 
-def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None = None) -> int:
+def not_started(what: str, error: OSError | RuntimeError) -> StartError:
+    """The error for *what* the system refused to start, with what helps."""
+    # Of threads Python says only that there can be no more.
+    number = errno.EAGAIN if isinstance(error, RuntimeError) else error.errno
+    mend = {errno.EAGAIN: FEW_PROCESSES, errno.EMFILE: FEW_DESCRIPTORS}.get(number or 0, "")
+    return StartError(f"cannot start {what}: {error}{mend}")
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start *thread*. Raises `StartError` where the system has room for no more."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise not_started(f"the thread {thread.name}", error) from error
+
+
+def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None = None) -> Child:
     """
-    Start *command* in a session of its own, with *descriptor* as `CHANNEL_FD`; its pid, to be reaped.
+    Start *command* in a session of its own, with *descriptor* as `CHANNEL_FD`; the child, to be waited for.
 
     It reads nothing and says nothing, but to *stderr* where that is given. Raises `StartError`.
     """
@@ -64,23 +184,9 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: in
         (os.POSIX_SPAWN_DUP2, copies[0], CHANNEL_FD),
     ]
     try:
-        return os.posix_spawn(command[0], list(command), environment, file_actions=actions, setsid=True)
+        return Child(os.posix_spawn(command[0], list(command), environment, file_actions=actions, setsid=True))
     except OSError as error:
-        raise StartError(f"cannot start {command[0]}: {error}") from error
+        raise not_started(command[0], error) from error
     finally:
         for copy in copies:
             os.close(copy)
-
-
-def wait_for_end(pid: int, limit: float) -> None:
-    """Reap *pid*; SIGKILL it when it has not ended after *limit* seconds."""
-    try:
-        handle = os.pidfd_open(pid)
-        try:
-            if not wait_readable([handle], limit):
-                os.kill(pid, signal.SIGKILL)
-        finally:
-            os.close(handle)
-        os.waitpid(pid, 0)
-    except (ChildProcessError, ProcessLookupError):
-        pass  # the program reaps children that it did not start

@@ -8,13 +8,16 @@ reach. Rules of this file: a frame is sent whole; a peer that went away is an en
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import json
 import os
+import resource
 import select
 import socket
 import struct
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
@@ -41,6 +44,59 @@ def wait_readable(sources: Sequence[int | HasDescriptor], timeout: float | None)
     for source in sources:
         poll.register(source, select.POLLIN)
     return {number for number, _ in poll.poll(None if timeout is None else min(timeout * 1000, _LONGEST))}
+
+
+class _Limit:
+    """This program's soft limit of open files, and by how many parts of it that is raised at the moment."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.former = (0, 0)
+
+    def raise_it(self) -> None:
+        with self.lock:
+            if not self.users:
+                self.former = resource.getrlimit(resource.RLIMIT_NOFILE)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (self.former[1], self.former[1]))
+            self.users += 1
+
+    def put_back(self) -> None:
+        with self.lock:
+            self.users -= 1
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if not self.users and soft == self.former[1]:  # else the program has set one of its own meanwhile
+                resource.setrlimit(resource.RLIMIT_NOFILE, (min(self.former[0], hard), hard))
+
+
+_limit = _Limit()
+os.register_at_fork(after_in_child=_limit.__init__)  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def room_for(count: int) -> Iterator[None]:
+    """
+    Within it this program can open *count* descriptors, though its own files fill the soft limit.
+
+    Only the hard limit is a limit then; what was opened stays open afterwards.
+    """
+    tried: list[int] = []
+    raised = False
+    try:
+        for _ in range(count):
+            tried.append(os.eventfd(0, os.EFD_CLOEXEC))
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            _limit.raise_it()
+            raised = True
+    finally:
+        for descriptor in tried:
+            os.close(descriptor)
+    try:
+        yield
+    finally:
+        if raised:
+            _limit.put_back()
 
 
 class Channel:
@@ -82,8 +138,25 @@ class Channel:
             return False
         return True
 
-    def receive(self) -> tuple[Message, list[int]] | None:
-        """The next frame and its descriptors (close-on-exec); None when the peer is gone. Raises OSError (EMFILE)."""
+    def receive(self, *, whole: bool = True) -> tuple[Message, list[int]] | None:
+        """
+        The next frame and its descriptors (close-on-exec); None when the peer is gone.
+
+        The soft limit of open files is no limit for it. Where the hard one leaves no room it raises OSError (EMFILE),
+        or, not *whole*, gives the first descriptors alone.
+        """
+        try:
+            with room_for(self._announced()):
+                return self._receive(whole)
+        except ConnectionError:
+            return None
+
+    def _announced(self) -> int:
+        """How many descriptors come with the next frame, without taking them; 0 where its head is not there yet."""
+        head = self._sock.recv(_HEAD.size, socket.MSG_PEEK)
+        return min(_HEAD.unpack(head)[1], _MOST_DESCRIPTORS) if len(head) == _HEAD.size else 0
+
+    def _receive(self, whole: bool) -> tuple[Message, list[int]]:
         space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
         descriptors: list[int] = []
         head = b""
@@ -100,14 +173,12 @@ class Channel:
                 head += data
             size, count = _HEAD.unpack(head)
             message: Message = json.loads(self._exactly(size))
-            if len(descriptors) != count:
+            if whole and len(descriptors) != count:
                 # The kernel drops what the limit leaves no room for, without another word.
                 raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: raise the limit (ulimit -n)")
-        except OSError as error:
+        except OSError:
             for descriptor in descriptors:
                 os.close(descriptor)
-            if isinstance(error, ConnectionError):
-                return None
             raise
         return message, descriptors
 

@@ -220,7 +220,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Wait for the workers' end, or for a reason to hurry."""
         hears = self._broken is None
         watched: list[HasDescriptor] = [self._signals, self._processes, *([self._member] if hears else [])]
-        wait_readable(watched, self._member.patience() if hears else None)
+        patience = [self._processes.patience(), self._member.patience() if hears else None]
+        wait_readable(watched, min((each for each in patience if each is not None), default=None))
         for came in self._signals.take():
             self._events.append(_policy.StopRequested(came))
             self._processes.hasten(signal.SIGKILL, 0.0)

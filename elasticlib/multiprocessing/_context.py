@@ -180,7 +180,8 @@ class PContext(abc.ABC):
                     watched: list[int | HasDescriptor] = [came, self._ended]
                     if (number := self._processes.fileno()) >= 0:
                         watched.append(number)
-                    wait_readable(watched, left)
+                    patience = [each for each in (left, self._processes.patience()) if each is not None]
+                    wait_readable(watched, min(patience, default=None))
                     self._raise(came)
             return result
         finally:
@@ -231,7 +232,7 @@ class PContext(abc.ABC):
         with _signals.Signals(self._handled) as came, self._lock:
 
             def watch() -> None:
-                wait_readable([came, self._processes], None)
+                wait_readable([came, self._processes], self._processes.patience())
                 for signum in came.take():
                     late.append(signum)
                     self._processes.hasten(signal.SIGKILL, 0.0)

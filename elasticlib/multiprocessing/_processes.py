@@ -16,16 +16,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elasticlib import records
-from elasticlib._wire import Message, wait_readable
+from elasticlib._programs import FEW_DESCRIPTORS, KILLED
+from elasticlib._wire import Message, room_for, wait_readable
 from elasticlib.errors import ElasticError, PicklingError, PreloadError, ProcessFailure, StartError
 from elasticlib.logs import _streams
 from elasticlib.logs._console import console_sink
 from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import DEFAULT_PRELOAD, LogsDest
-from elasticlib.workers import _failure, _machine, _order
-from elasticlib.workers._process import Crew, Exit, Lost, Stopped
+from elasticlib.workers import _failure, _guardian, _machine, _order
+from elasticlib.workers._process import Crew, Exit, Lost, Stopped, StoreGone
 from elasticlib.workers._templates import templates
+
+_ANSWER = 12.0
+"""Seconds beyond a shutdown's own time in which it must be done: two waits for kills, and some for a slow machine."""
+_DESCRIPTORS = 32, 8
+"""More than a round needs for itself, and for each worker."""
 
 
 class Processes:
@@ -55,6 +61,10 @@ class Processes:
         self.pids: dict[int, int] = {}
         self.lost: Lost | None = None
         """Why all workers are gone at once, and nothing more will be heard of them."""
+        self._store: StoreGone | None = None
+        self._store_gone_at = 0.0
+        self._limit: float | None = None
+        """When whoever stops the workers must have done so."""
         self._noticed: dict[int, float] = {}
         self._stopped = False
         self._memory_kills = 0
@@ -77,9 +87,9 @@ class Processes:
 
         An order holds ``local_rank``, ``argv`` and ``env`` of one worker, and whatever else differs from the
         job's common part, such as ``affinity``; its streams come from *dest*. *prefixes* stand before the
-        console lines of tee'd streams. *listener* is the bound socket of the round's store. *guard* gets the
-        process with which all workers will die, before there are any. Raises `StartError` or `PreloadError`;
-        no process is left then.
+        console lines of tee'd streams. *listener* is the bound socket of the round's store. *guard* gets a
+        pidfd of the process with which all workers will die, before there are any. Raises `StartError` or
+        `PreloadError`; no process is left then.
         """
         self._forget()
         self._memory_kills = _machine.memory_kills()
@@ -94,8 +104,13 @@ class Processes:
         def begin() -> dict[int, int]:
             return self._begin(number, whole, listener, interrupt, guard)
 
+        with room_for(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
+            self.pids = self._begin_somehow(crew, begin)
+        return self.pids
+
+    def _begin_somehow(self, crew: Crew, begin: Callable[[], dict[int, int]]) -> dict[int, int]:
         try:
-            self.pids = begin()
+            return begin()
         except PreloadError as error:
             asked = None if self._job.template is None else self._job.template.preload
             if (error.module,) != asked or error.module not in DEFAULT_PRELOAD:
@@ -103,13 +118,12 @@ class Processes:
             # Nobody asked for it: a job without torch, or one whose torch does not bear it, runs all the same.
             self._sink(records.PreloadSkipped(str(error)))
             self._job = _order.without_preload(self._job)
-            self.pids = begin()
+            return begin()
         except StartError:
             if not (crew.started() or crew.was_warm()):
                 raise
             # Template or foreman was killed while idle: nothing ran, so this costs no restart.
-            self.pids = begin()
-        return self.pids
+            return begin()
 
     def _begin(
         self,
@@ -126,7 +140,7 @@ class Processes:
             if foreman is None:
                 return {}
             if guard is not None:
-                guard(foreman)
+                guard(foreman.fileno())
             return self._crew.start(number, orders, listener, interrupt)
         except ElasticError:
             self.dismiss()
@@ -164,16 +178,32 @@ class Processes:
                     self._stopped = True
                     if survivors:
                         self._sink(records.WorkersSurvived(tuple(survivors)))
+                case StoreGone():
+                    self._store, self._store_gone_at = self._store or event, time.time()
                 case Lost():
                     self.lost = self.lost or event  # the first one knows why
+        if self._limit is not None and not self.gone() and time.monotonic() >= self._limit:
+            self._end_deaf(self._crew)
+
+    def patience(self) -> float | None:
+        """Seconds until `take` wants to be called though nothing is readable; None: not at all."""
+        return None if self._limit is None or self.gone() else max(0.0, self._limit - time.monotonic())
+
+    def _end_deaf(self, crew: Crew) -> None:
+        """Whoever should stop the workers does not answer: kill it, and them with it."""
+        self._sink(records.SpawnerKilled(_ANSWER))
+        crew.kill()
+        self.dismiss()
+        _guardian.wait_for_ends(self.pids.values(), KILLED)
+        self._stopped = True
 
     def gone(self) -> bool:
         """Whether no worker of this round, nor what it started, is left."""
         return self._stopped or self.lost is not None
 
     def any_failed(self) -> bool:
-        """Whether a worker has ended otherwise than well."""
-        return any(end.exitcode != 0 for end in self.exits.values())
+        """Whether a worker has ended otherwise than well, or all have lost the store that they meet in."""
+        return self._store is not None or any(end.exitcode != 0 for end in self.exits.values())
 
     def all_succeeded(self) -> bool:
         """Whether all workers have ended well, and what they started is gone too."""
@@ -186,7 +216,7 @@ class Processes:
         Bring the workers down, with *signum* and after *grace* s with SIGKILL; return when they are gone.
 
         *meanwhile* is called again and again until then, in place of waiting for this object alone: it may
-        listen to others too, and `hasten` the end.
+        listen to others too, and `hasten` the end, but waits no longer than `patience` says.
         """
         self.take()
         crew = self._crew
@@ -194,7 +224,7 @@ class Processes:
             self.ask_to_stop(signum, grace)
             while not self.gone():
                 if meanwhile is None:
-                    wait_readable([self], None)
+                    wait_readable([self], self.patience())
                 else:
                     meanwhile()
                 self.take()
@@ -207,6 +237,7 @@ class Processes:
     def ask_to_stop(self, signum: int, grace: float) -> None:
         """Begin to bring the workers down, as `stop` does, and return at once."""
         self._deadline = time.monotonic() + grace
+        self._limit = self._deadline + _ANSWER
         if self._crew is not None:
             self._crew.stop(signum, grace)
 
@@ -214,7 +245,7 @@ class Processes:
         """While workers are being stopped: send them *signum* and leave them *grace* s, unless they have less."""
         deadline = time.monotonic() + grace
         if self._crew is not None and deadline < self._deadline:
-            self._deadline = deadline
+            self._deadline, self._limit = deadline, deadline + _ANSWER
             self._crew.stop(signum, grace)
 
     def drain(self) -> None:
@@ -254,7 +285,23 @@ class Processes:
                 found[rank_base + rank] = ProcessFailure(
                     rank, self.pids.get(rank, 0), -signal.SIGKILL, "", message=self.lost.why, rank=rank_base + rank
                 )
+        if self._store is not None and (blamed := self._blamed()) is not None:
+            gone = self._store
+            hint = _failure.explain(gone.exitcode, kills) if gone.pid else ""
+            failure = ProcessFailure(
+                blamed, gone.pid, gone.exitcode, "", message=gone.why, rank=rank_base + blamed, hint=hint
+            )
+            failure.timestamp = self._store_gone_at
+            found[rank_base + blamed] = failure
         return found
+
+    def _blamed(self) -> int | None:
+        """The rank that stands for the lost store: the first that did not fail by another cause; None: all did."""
+        return next((rank for rank in range(self._count) if self._may_be_blamed(rank)), None)
+
+    def _may_be_blamed(self, rank: int) -> bool:
+        end = self.exits.get(rank)
+        return end is None or not _failure.failed(end, "") or (end.report is not None and end.report.secondary)
 
     def cut_short(self) -> dict[int, ProcessFailure]:
         """The workers that `stop` ended before they were done, by local rank, or that were not seen to end."""
@@ -277,6 +324,8 @@ class Processes:
     def original_exception(self, rank: int) -> BaseException | None:
         """The exception that ended worker *rank* in this round, where it can be rebuilt."""
         end = self.exits.get(rank)
+        if self._store is not None and rank == self._blamed():
+            return StartError(self._store.why)
         if end is None:
             return self.lost.cause if self.lost is not None else None
         return _failure.original_exception(end)
@@ -286,6 +335,11 @@ class Processes:
         values: dict[int, Any] = {}
         for rank in range(self._count):
             report = self.exits[rank].report
+            if self.exits[rank].unread:
+                raise PicklingError(
+                    f"what rank {rank_base + rank} returned could not be taken in: this program has as many files open "
+                    f"as it may: {FEW_DESCRIPTORS.removeprefix('; ')}"
+                )
             values[rank_base + rank] = None
             if report is not None and report.kind == "result":
                 try:

@@ -112,6 +112,21 @@ class WorkersSurvived:
 
 
 @frozen
+class SpawnerKilled:
+    """The process that starts and stops the workers did not answer, and was killed with all of them."""
+
+    seconds: float
+
+    level = logging.ERROR
+
+    def __str__(self) -> str:
+        return (
+            f"the process that stops the workers does not answer, {self.seconds:g} s after they should have been gone: "
+            "it was killed, and they with it (stopped from outside, or held by a debugger?)"
+        )
+
+
+@frozen
 class ThreadsChosen:
     """OMP_NUM_THREADS was not set and was chosen."""
 

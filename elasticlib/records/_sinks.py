@@ -32,6 +32,7 @@ from elasticlib.records._of_jobs import (
     PreloadSkipped,
     RoundEnded,
     RoundStarted,
+    SpawnerKilled,
     ThreadsChosen,
     VariableIgnored,
     WatchdogTold,
@@ -61,6 +62,7 @@ Record: TypeAlias = (
     | RoundEnded
     | WorkersStopping
     | NotNeeded
+    | SpawnerKilled
     | WorkersSurvived
     | ThreadsChosen
     | PreloadSkipped

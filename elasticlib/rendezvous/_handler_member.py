@@ -154,7 +154,7 @@ class HandlerMember:
         """Say that this node goes. The job stays open for a successor."""
         self._ask(Leave(self.node, why, round))
 
-    def guard(self, pid: int) -> None:
+    def guard(self, handle: int) -> None:
         """Nothing: such handlers never say that contact is lost."""
 
     def listener(self) -> socket.socket | None:

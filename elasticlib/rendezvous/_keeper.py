@@ -22,6 +22,7 @@ _GRACE = 5.0
 def main(descriptor: int, command: list[str]) -> int:
     """Run the command until it ends or *descriptor* does; its exit status."""
     libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # one that is stopped then could end nothing
 
     def die_with_parent() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

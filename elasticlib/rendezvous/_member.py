@@ -159,7 +159,7 @@ class Member(Reporter):
         """Let `take` raise *error*: this node's part is over. From any thread."""
         self._happened(None, error)
 
-    def guard(self, pid: int) -> None:
+    def guard(self, handle: int) -> None:
         """Nothing: in the agent's own process, nobody else could act when the agent cannot."""
 
     # What comes.

@@ -37,8 +37,8 @@ class Membership(Protocol):
     def leave(self, why: str, round: int | None = None) -> None:
         """Say that this node goes; with the *round* if workers of it still run (`stopped` follows then)."""
 
-    def guard(self, pid: int) -> None:
-        """Name the process whose death ends all workers: it is killed when they outlive lost contact."""
+    def guard(self, handle: int) -> None:
+        """Give a pidfd, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
 
     def listener(self) -> socket.socket | None:
         """After a seat with group rank 0: the bound socket for the round's worker store, now the caller's own."""

@@ -24,7 +24,7 @@ from typing import NoReturn, Protocol
 from attrs import Factory, define
 
 from elasticlib._clock import Clock, monotonic
-from elasticlib._programs import CHANNEL_FD
+from elasticlib._programs import CHANNEL_FD, wake_with_parent
 from elasticlib._wire import Channel, HasDescriptor, Message, wait_readable
 from elasticlib.errors import ElasticError
 from elasticlib.rendezvous._job import Job
@@ -88,11 +88,10 @@ class Guarded:
     running: bool = False
     """Workers may run: a seat was passed on, and nothing was heard of their end."""
 
-    def name(self, pid: int) -> None:
-        """Guard *pid* from now on; one that has ended has no workers."""
+    def hold(self, handle: int) -> None:
+        """Guard the process of the pidfd *handle*, which is this object's from now on."""
         self.forget()
-        with contextlib.suppress(ProcessLookupError):
-            self.handle = os.pidfd_open(pid)
+        self.handle = handle
 
     def kill(self) -> None:
         """Have all workers die now."""
@@ -153,7 +152,7 @@ class Pump:
     _answered: float = 0.0
     _held: bool = False
     _due: bool = False
-    """The time for workers that still ran has come: whoever is named as their foreman dies, until they are gone."""
+    """The time for workers that still ran has come: whoever is given as their foreman dies, until they are gone."""
     _broken: bool = False
     _wish: int = 0
     """Which wish of the agent's the notices answer."""
@@ -183,7 +182,7 @@ class Pump:
                 return False
             if received[0]["op"] == "close":
                 return True
-            self._obey(received[0])
+            self._obey(*received)
         if self.launcher in ready:
             return False
         self._judge_silence()
@@ -201,7 +200,7 @@ class Pump:
 
     # From the launcher.
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, message: Message, descriptors: list[int]) -> None:
         member, guarded = self.share.member, self.guarded
         self._heard = self.clock()
         match message["op"]:
@@ -210,7 +209,7 @@ class Pump:
                 self._wish = message["wish"]
                 member.join(message["slots"], message["role"])
             case "guard":
-                guarded.name(message["pid"])
+                guarded.hold(*descriptors)
             case "report":
                 self._report(message["report"])
             case "alive":
@@ -313,6 +312,7 @@ def main(make: Callable[[Job], Share] = _open) -> NoReturn:
     os.set_inheritable(CHANNEL_FD, False)
     channel = Channel.adopt(CHANNEL_FD)
     try:
+        wake_with_parent()
         launcher = os.pidfd_open(parent)
         first = channel.receive()
         if first is None or os.getppid() != parent:

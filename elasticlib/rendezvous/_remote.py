@@ -24,8 +24,8 @@ from collections import deque
 
 from elasticlib import errors
 from elasticlib._clock import Clock, monotonic
-from elasticlib._programs import BOOT, Link, spawn, wait_for_end
-from elasticlib._wire import Channel, Message, wait_readable
+from elasticlib._programs import BOOT, Link, own, spawn, start_thread
+from elasticlib._wire import Channel, Message, room_for, wait_readable
 from elasticlib.errors import (
     ElasticError,
     RendezvousClosedError,
@@ -64,7 +64,7 @@ _BIRTH = 600.0
 
 _PROGRAM = (
     BOOT
-    + "import json, os; os.closerange(4, os.sysconf('SC_OPEN_MAX')); "
+    + "import json; from elasticlib._programs import close_all_but; close_all_but({0, 1, 2, 3}); "
     + "p += [f for f in json.loads(sys.argv.pop()) if f not in p]; "
     + "from elasticlib.rendezvous._process import main; main()"
 )
@@ -111,7 +111,7 @@ class RemoteMember(Reporter):
         self._link = Link(ours)
         path = json.dumps([os.path.abspath(folder) for folder in sys.path if folder])
         try:
-            self._pid = spawn([sys.executable, "-c", program, path], _environment(), theirs.fileno())
+            self._child = spawn([sys.executable, "-c", program, path], _environment(), theirs.fileno())
         except BaseException:
             self._link.close()
             raise
@@ -122,11 +122,18 @@ class RemoteMember(Reporter):
         """Whether the process has said anything: its imports take a while."""
         self._birth_limit = job.join_timeout or _BIRTH
         self._turned = threading.Condition()
-        self._letters: deque[Message] = deque([{"op": "job", "job": job.plain(), "stillness": stillness}])
+        first = {"op": "job", "job": job.plain(), "stillness": stillness}
+        self._letters: deque[tuple[Message, tuple[int, ...]]] = deque([(first, ())])
+        """With descriptors that are closed when they are sent."""
         self._sending = True
         """Whether the thread has something in hand: what comes then must wait for its turn."""
         self._sender = threading.Thread(target=self._send, name="elasticlib-rendezvous", daemon=True)
-        self._sender.start()
+        try:
+            start_thread(self._sender)
+        except BaseException:
+            self._link.close()
+            self._child.wait(0.0)
+            raise
 
     # Reports.
 
@@ -143,24 +150,25 @@ class RemoteMember(Reporter):
         """End the job for everybody; `Final` answers."""
         self._report(Close(self.node, why))
 
-    def guard(self, pid: int) -> None:
-        """Name the process whose death ends all workers: it is killed when they outlive lost contact."""
-        self._say({"op": "guard", "pid": pid})
+    def guard(self, handle: int) -> None:
+        """Give a pidfd, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
+        with room_for(1):
+            self._say({"op": "guard"}, os.dup(handle))
 
     def _report(self, report: Report) -> None:
         text = encode(report).decode("ascii")
         decode(text.encode())  # what this node may not say is its own error, here and now
         self._say({"op": "report", "report": text})
 
-    def _say(self, letter: Message) -> None:
+    def _say(self, letter: Message, *descriptors: int) -> None:
         if self._closed:
             raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {letter['op']!r} comes too late")
         with self._turned:
             if self._sending or self._letters or len(letter.get("report", "")) > _SHORT or not _takes(self._link):
-                self._letters.append(letter)
+                self._letters.append((letter, descriptors))
                 self._turned.notify()
             else:
-                self._link.send(letter)  # at once: this launcher may be stopped before its thread runs again
+                self._post(letter, descriptors)  # at once: this launcher may be stopped before its thread runs again
 
     def _send(self) -> None:
         interval = min(1.0, ALIVE * self._heartbeat) if self._heartbeat else None
@@ -169,15 +177,22 @@ class RemoteMember(Reporter):
                 self._sending = False
                 if not self._letters and not self._closed:
                     self._turned.wait(interval)
-                letter = self._letters.popleft() if self._letters else None
+                letter, descriptors = self._letters.popleft() if self._letters else (None, ())
                 if letter is None and self._closed:
                     return
                 self._sending = True
             try:
-                if not self._link.send(letter or {"op": "alive"}):
+                if not self._post(letter or {"op": "alive"}, descriptors):
                     return
             except OSError:
                 return  # stopped for so long that nothing goes in any more: `take` hears nothing and says so
+
+    def _post(self, letter: Message, descriptors: tuple[int, ...]) -> bool:
+        try:
+            return self._link.send(letter, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     # What comes.
 
@@ -211,7 +226,11 @@ class RemoteMember(Reporter):
             return []
         words: list[Word] = []
         while not self._gone and wait_readable([self._link], 0):
-            received = self._link.receive()
+            try:
+                received = self._link.receive()
+            except OSError as error:  # of a seat's socket, for which no descriptor is free
+                self._error = RendezvousError(f"node {self.node}: no seat can be taken: {error}")
+                break
             if received is None:
                 self._lose_process(words)
             else:
@@ -250,7 +269,7 @@ class RemoteMember(Reporter):
 
     def _lose_process(self, words: list[Word]) -> None:
         self._gone = True
-        wait_for_end(self._pid, 1.0)
+        self._child.wait(1.0)
         if self._error is None:
             why = "the rendezvous process of this node ended unexpectedly (killed from outside, or out of memory)"
             words.append(self._cut_off(why))
@@ -263,7 +282,7 @@ class RemoteMember(Reporter):
                 assert isinstance(notice, (Seat, RoundEnd, Final))
                 if descriptors:
                     self._drop_listener()
-                    self._listener = socket.socket(fileno=descriptors[0])
+                    self._listener = own(socket.socket(fileno=descriptors[0]))
                 if message["wish"] != self._wishes and not isinstance(notice, Final):
                     self._drop_listener()
                     return []
@@ -297,14 +316,14 @@ class RemoteMember(Reporter):
         # A process that does not hear us, or has given its error, has nothing to part from.
         parts = self._sender.is_alive() and not self._mute and self._error is None
         with self._turned:
-            self._letters.append({"op": "close"})
+            self._letters.append(({"op": "close"}, ()))
             self._closed = True
             self._turned.notify()
         try:
             if not self._gone:
-                wait_for_end(self._pid, self._parting + _ENDING if parts else _ENDING)
+                self._child.wait(self._parting + _ENDING if parts else _ENDING)
         except BaseException:  # the operator does not want to wait
-            wait_for_end(self._pid, 0.0)
+            self._child.wait(0.0)
             raise
         finally:
             self._gone = True

@@ -34,6 +34,7 @@ from collections.abc import Callable, Collection
 from multiprocessing.process import current_process
 from typing import Any, NoReturn
 
+from elasticlib._programs import close_all_but
 from elasticlib._wire import Message
 from elasticlib.workers import _ending, _guardian, _randomness, _report, _results, _serving, _tail, _threads
 from elasticlib.workers.record import with_file
@@ -53,7 +54,7 @@ def enter(order: Message, parent: int, keep: Collection[int], drop: Collection[i
     for name, target in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         os.dup2(order[name], target)
     if drop is None:
-        _close_all_but({0, 1, 2, *keep})
+        close_all_but({0, 1, 2, *keep})
     else:
         for descriptor in drop:
             os.close(descriptor)
@@ -84,12 +85,6 @@ def enter(order: Message, parent: int, keep: Collection[int], drop: Collection[i
         if order.get("bound"):
             raise  # these were asked for, and no others
     os.chdir(order["cwd"])
-
-
-def _close_all_but(keep: set[int]) -> None:
-    kept = sorted(keep)
-    for low, high in zip(kept, [*kept[1:], resource.getrlimit(resource.RLIMIT_NOFILE)[0]], strict=True):
-        os.closerange(low + 1, high)
 
 
 def disown_finalizers() -> None:

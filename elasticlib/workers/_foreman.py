@@ -27,12 +27,14 @@ from dataclasses import dataclass, field
 from multiprocessing import process as multiprocessing_process
 from typing import Any, NoReturn
 
+from elasticlib._programs import FEW_PROCESSES
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _child, _guardian, _report
+from elasticlib.workers._store_host import StoreHost
 
 _MENDS = {
     errno.EMFILE: "; each worker needs three descriptors: raise the hard limit of open files (ulimit -Hn)",
-    errno.EAGAIN: "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)",
+    errno.EAGAIN: FEW_PROCESSES,
     errno.ENOMEM: "; start fewer workers",
 }
 _LONGEST_WAIT = 86400.0
@@ -73,8 +75,10 @@ class Foreman:
     _round: int = -1
     _deadline: float | None = None
     _killed: bool = False
-    _listener: int | None = None
-    _store: int | None = None
+    _store: StoreHost = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._store = StoreHost(self._selector, self._keep, self._store_ended)
 
     def serve(self) -> NoReturn:
         """Follow orders until the launcher or the parent is gone."""
@@ -103,7 +107,7 @@ class Foreman:
             case "job":
                 self._job = message
                 self._memories = dict(zip(message["memories"], descriptors, strict=True))
-                self._launcher.send({"op": "hired", "foreman": os.getpid()})
+                self._introduce()
             case "start":
                 self._start(message, descriptors)
             case "stop":
@@ -111,14 +115,20 @@ class Foreman:
             case "quit":
                 self._leave()
 
+    def _introduce(self) -> None:
+        """Put this process into the launcher's hands: who holds a pidfd of it can never hit another one."""
+        me = os.getpid()
+        handle = os.pidfd_open(me)
+        self._launcher.send({"op": "hired", "foreman": me}, (handle,))
+        os.close(handle)
+
     def _start(self, message: Message, descriptors: list[int]) -> None:
         self._round = message["round"]
         self._killed = False
-        self._end_store()
+        self._store.end()
         streams = descriptors[:3]
         if message["store"]:
-            self._listener = descriptors[3]
-            self._selector.register(self._listener, selectors.EVENT_READ, self._open_store)
+            self._store.await_knock(descriptors[3])
         try:
             for order in message["workers"]:
                 self._start_worker(order, streams)
@@ -186,10 +196,10 @@ class Foreman:
 
     def _ended(self, worker: _Live) -> None:
         self._selector.unregister(worker.handle)
-        os.close(worker.handle)
         # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
-        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
-        _signal_group(worker.pid, signal.SIGKILL)
+        os.waitid(os.P_PIDFD, worker.handle, os.WEXITED | os.WNOWAIT)
+        _signal_group(worker.pid, worker.handle, signal.SIGKILL)
+        os.close(worker.handle)
         _, status = os.waitpid(worker.pid, 0)
         del self._live[worker.local_rank]
         code = os.waitstatus_to_exitcode(status)
@@ -203,7 +213,7 @@ class Foreman:
 
     def _all_ended(self) -> None:
         self._deadline = None
-        self._end_store()
+        self._store.end()
         survivors = _guardian.sweep(limit=_KILL_LIMIT)
         self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
 
@@ -217,8 +227,8 @@ class Foreman:
         for worker in self._live.values():
             # A peer may tell of a closed connection before the one that died is a zombie.
             worker.told = worker.told or not _guardian.ends(worker.pid)
-            _signal_group(worker.pid, signum)
-            _signal_group(worker.pid, signal.SIGCONT)  # a stopped process does not see the signal
+            _signal_group(worker.pid, worker.handle, signum)
+            _signal_group(worker.pid, worker.handle, signal.SIGCONT)  # a stopped process does not see the signal
 
     def _out_of_time(self) -> None:
         if self._killed:
@@ -232,8 +242,8 @@ class Foreman:
         self._killed = True
         self._deadline = time.monotonic() + _KILL_LIMIT
         for worker in self._live.values():
-            _signal_group(worker.pid, signal.SIGKILL)
-            _guardian.send(worker.pid, signal.SIGKILL)  # it may not lead its group yet
+            _signal_group(worker.pid, worker.handle, signal.SIGKILL)
+            _guardian.send(worker.handle, signal.SIGKILL)  # it may not lead its group yet
 
     def _give_up(self, worker: _Live) -> None:
         """Forget a worker that sits in uninterruptible sleep: a later sweep reaps it, if it ever ends."""
@@ -241,28 +251,8 @@ class Foreman:
         for descriptor in (worker.handle, *worker.left):
             os.close(descriptor)
 
-    def _open_store(self) -> None:
-        """Someone knocks: fork the process that hosts the workers' store on the socket of this round."""
-        listener = self._listener
-        if listener is None:
-            return  # the round ended in the very moment
-        self._selector.unregister(listener)
-        me = os.getpid()
-        self._store = os.fork()
-        if self._store == 0:
-            _host_store(listener, me)
-        os.close(listener)
-        self._listener = None
-
-    def _end_store(self) -> None:
-        if self._listener is not None:
-            self._selector.unregister(self._listener)
-            os.close(self._listener)
-            self._listener = None
-        if self._store is not None:
-            _guardian.send(self._store, signal.SIGKILL)
-            os.waitpid(self._store, 0)
-            self._store = None
+    def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
+        self._launcher.send({"op": "store", "round": self._round, "why": why, "pid": pid, "exitcode": exitcode})
 
 
 def _context() -> Any:
@@ -271,33 +261,14 @@ def _context() -> Any:
     return library.get_context("fork")
 
 
-def _signal_group(leader: int, signum: int) -> None:
+def _signal_group(leader: int, handle: int, signum: int) -> None:
+    """Signal the group of *leader*, a child that was not reaped: so its number, and the group's, is nobody else's."""
     try:
         os.killpg(leader, signum)
     except ProcessLookupError:
-        _guardian.send(leader, signum)  # forked just now: it has not made its session yet
+        _guardian.send(handle, signum)  # forked just now: it has not made its session yet
     except PermissionError:
         pass  # a program that changed its user: its end is still seen, and it dies with this process
-
-
-def _host_store(listener: int, parent: int) -> NoReturn:
-    """Host torch's TCPStore on *listener* until the foreman ends this process."""
-    try:
-        _guardian.die_with_parent(parent)
-        os.setsid()
-        import socket
-
-        with socket.socket(fileno=os.dup(listener)) as bound:
-            host, port = bound.getsockname()[:2]
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
-        signal.pause()
-        del store
-    except BaseException:
-        traceback.print_exc()  # workers that cannot reach their store say so; this is for the log of the template
-    finally:
-        os._exit(1)
 
 
 def be_foreman(
@@ -315,6 +286,7 @@ def be_foreman(
         # Blocked as well: what reaches a worker before it has its own handlers waits, and is not lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _guardian.STOP_SIGNALS)
         _guardian.adopt_orphans()
+        _guardian.outlive_parent()
         # Three descriptors a worker; the workers themselves get the caller's limit back.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

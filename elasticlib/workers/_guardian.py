@@ -3,10 +3,12 @@ Nothing outlives the launcher: how a process watches its parent, adopts orphans 
 
 Run as a script it is the guardian: a tiny process in a session of its own that stands between the
 launcher and the template and watches both; when either is gone it kills every descendant and ends.
-Template and foreman use the same three steps, so that any one of the chain may be killed.
+Template and foreman use the same three steps, so that any one of the chain may be killed, and the kernel wakes
+whoever of them was stopped when the one above it dies.
 
-Rules of this file: standard library only and no import of the package, since the guardian must start in
-milliseconds and stay small. Linux only (pidfd, sub-reaper, parent-death signal).
+Rules of this file: nobody is signalled by a number that may be another's by now; standard library only and no
+import of the package, since the guardian must start in milliseconds and stay small. Linux only (pidfd,
+sub-reaper, parent-death signal).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 TEMPLATE_FD = 3
 """The descriptor on which a template finds its control socket."""
+_LOW = 256
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -43,8 +46,12 @@ def die_with_parent(parent: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Disarm `die_with_parent`: from here on this process watches its parent and clears up by itself."""
-    _prctl(PR_SET_PDEATHSIG, 0)
+    """
+    In place of `die_with_parent`: from here on this process watches its parent and clears up by itself.
+
+    A stopped one could do neither, so the kernel wakes it when its parent, or just the thread that forked it, ends.
+    """
+    _prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def adopt_orphans() -> None:
@@ -110,14 +117,36 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
         # Also those that look like zombies: so does a process whose first thread alone has ended.
         alive = [pid for pid, parent, _ in members if not (parent == me and _reap(pid))]
         for pid in alive:
-            send(pid, signal.SIGKILL)
+            _kill_below(me, pid)
         if not members:
             return []
         left = deadline - time.monotonic()
         if left <= 0:
             return alive
-        _wait_for_ends(alive, left)
+        wait_for_ends(alive, left)
     return []
+
+
+def _kill_below(root: int, pid: int) -> None:
+    """SIGKILL *pid* if it still is a descendant of *root*."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return  # gone; or no descriptor is free, and the next turn of the sweep comes back to it
+    try:
+        # It may have ended since it was listed, and its number be a stranger's: whom the handle holds is looked at.
+        if _is_below(root, pid):
+            send(handle, signal.SIGKILL)
+    finally:
+        os.close(handle)
+
+
+def _is_below(root: int, pid: int) -> bool:
+    while pid > 1 and (facts := status(pid)) is not None:
+        pid = int(facts[1])
+        if pid == root:
+            return True
+    return False
 
 
 def ends(pid: int) -> bool:
@@ -143,15 +172,16 @@ def _reap(pid: int) -> bool:
         return True
 
 
-def send(pid: int, signum: int) -> None:
-    """Signal *pid*; one that is already gone is no error."""
+def send(handle: int, signum: int) -> None:
+    """Signal the process of the pidfd *handle*; one that is already gone is no error."""
     try:
-        os.kill(pid, signum)
+        signal.pidfd_send_signal(handle, signum)
     except (ProcessLookupError, PermissionError):
         pass
 
 
-def _wait_for_ends(pids: Iterable[int], limit: float) -> None:
+def wait_for_ends(pids: Iterable[int], limit: float) -> None:
+    """Return when those who now have these numbers have ended, after *limit* s at most; nobody is signalled."""
     poll = select.poll()
     handles = []
     for pid in pids:
@@ -194,16 +224,33 @@ def guard(parent: int, child: int) -> NoReturn:
     os._exit(0)
 
 
+def _close_inherited() -> None:
+    """Close all but the standard streams and `TEMPLATE_FD`, however high the limit is."""
+    os.closerange(TEMPLATE_FD + 1, _LOW)  # blindly: that makes room for the listing where the limit leaves none
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:  # no /proc: as slow as the limit is high, where the kernel has no call for ranges
+        os.closerange(_LOW, os.sysconf("SC_OPEN_MAX"))
+        return
+    for number in numbers:
+        os.closerange(max(number, _LOW), number + 1)
+
+
 def _main(argv: Sequence[str]) -> NoReturn:
     """``_guardian.py LAUNCHER_PID COMMAND...``: start COMMAND with descriptor 3 kept, then guard it."""
     launcher = int(argv[1])
     # What the launcher's program made inheritable is none of ours: its peers wait for the last copy to close.
-    os.closerange(TEMPLATE_FD + 1, os.sysconf("SC_OPEN_MAX"))
+    _close_inherited()
     settle_signals()
     adopt_orphans()
+    outlive_parent()
     handle = watch(launcher)
     me = os.getpid()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:
+        os.write(2, f"no process can be started: {error}".encode())
+        os._exit(1)
     if child == 0:
         os.setsid()
         die_with_parent(me)

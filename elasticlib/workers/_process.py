@@ -8,6 +8,7 @@ interrupts; nothing is thrown away that a worker left behind.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -17,7 +18,7 @@ from typing import Any
 
 from attrs import define, field
 
-from elasticlib._programs import Link, above_standard, wait_for_end
+from elasticlib._programs import Child, Link, Process, above_standard, close_all_but, not_started
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.workers import _guardian, _report
@@ -39,6 +40,8 @@ class Exit:
     """The fault handler's stacks, empty unless the worker crashed."""
     tail: str = ""
     """The end of what Python wrote to stderr."""
+    unread: bool = False
+    """True where no descriptor was free for what it left, so that a report may have been lost."""
 
 
 @define
@@ -49,6 +52,16 @@ class Stopped:
 
 
 @define
+class StoreGone:
+    """The process that hosts the workers' store of this round ended, or could not be started; the workers run on."""
+
+    why: str
+    pid: int
+    """0 where there was none."""
+    exitcode: int
+
+
+@define
 class Lost:
     """The foreman is gone, and with it every worker."""
 
@@ -56,7 +69,14 @@ class Lost:
     cause: Exception | None = None
 
 
-Event = Exit | Stopped | Lost
+Event = Exit | Stopped | StoreGone | Lost
+
+_EXIT_LIMIT = 1.0
+"""Seconds between a foreman's last word, the end of its channel, and its end."""
+_LEFT = 3
+"""Descriptors of what a worker leaves behind."""
+_QUIT_LIMIT = 6.0
+"""Seconds for a foreman that is let go of: as long as it waits for what even SIGKILL does not end, and one more."""
 
 
 class Crew:
@@ -67,11 +87,11 @@ class Crew:
         self._memories = dict(memories)
         self._template: Template | None = None
         self._channel: Channel | None = None
-        self._anchor: int | None = None
-        """Pid of the guardian that was forked from the caller."""
+        self._anchor: Child | None = None
+        """The guardian that was forked from the caller."""
         self._early: list[Event] = []
         self._round = -1
-        self._foreman: int | None = None
+        self._foreman: Process | None = None
         self._used = False
         self._warm = False
 
@@ -101,12 +121,18 @@ class Crew:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # what waits in a buffer would be written once more by the child
-        with warnings.catch_warnings():
-            # Python 3.12 warns of forks in threaded programs: the caller asked for just that.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._anchor = os.fork()
-        if self._anchor == 0:
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of forks in threaded programs: the caller asked for just that.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError as error:
+            link.close()
+            theirs.close()
+            raise not_started("a fork of this program", error) from error
+        if pid == 0:
             _guard_forked(theirs, me, call)
+        self._anchor = Child(pid)
         theirs.close()
         self._hire(link)
 
@@ -119,9 +145,9 @@ class Crew:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def foreman(self, interrupt: int | None = None) -> int | None:
+    def foreman(self, interrupt: int | None = None) -> Process | None:
         """
-        Wait for the process with which all workers will die; its pid.
+        Wait for the process with which all workers will die.
 
         None when *interrupt* becomes readable first. Raises `StartError` or `PreloadError` when it cannot come.
         """
@@ -138,7 +164,7 @@ class Crew:
         watched = [self._channel, *(() if interrupt is None else (interrupt,))]
         if self._channel.fileno() not in wait_readable(watched, None):
             return None
-        received = self._channel.receive()
+        received = self._channel.receive(whole=False)
         if received is None:
             raise self._why_gone()
         if received[0]["op"] == "broken":
@@ -155,6 +181,7 @@ class Crew:
         readable first. Raises `StartError` or `PreloadError` when no worker can be started.
         """
         assert self._channel is not None
+        self._wake()
         self._round = round_number
         streams = [_stream(number) for number in (0, 1, 2)]
         descriptors = (*streams, *(() if listener is None else (listener,)))
@@ -176,7 +203,7 @@ class Crew:
         """What has happened since the last call; never waits for more than one message under way."""
         events, self._early = self._early, []
         while self._channel is not None and wait_readable([self._channel], 0):
-            received = self._channel.receive()
+            received = self._channel.receive(whole=False)
             if received is None:
                 self._channel.close()
                 self._channel = None
@@ -194,7 +221,7 @@ class Crew:
     def _event(self, message: Message, descriptors: list[int]) -> list[Event]:
         try:
             if message["op"] == "hired":
-                self._foreman = message["foreman"]
+                self._foreman = Process(message["foreman"], descriptors.pop() if descriptors else -1)
                 return []
             if message["op"] == "broken":
                 return [Lost(message["why"], StartError(message["why"]))]
@@ -202,10 +229,14 @@ class Crew:
                 return []
             match message["op"]:
                 case "exited":
+                    rank, pid, code, told = (message[name] for name in ("local_rank", "pid", "exitcode", "told"))
+                    if len(descriptors) < _LEFT:  # the end itself is told all the same
+                        return [Exit(rank, pid, code, told, None, "", unread=True)]
                     report, *texts = descriptors
                     faults, tail = (_text(descriptor) for descriptor in texts)
-                    rank, pid, code = message["local_rank"], message["pid"], message["exitcode"]
-                    return [Exit(rank, pid, code, message["told"], _report.read(report), faults, tail)]
+                    return [Exit(rank, pid, code, told, _report.read(report), faults, tail)]
+                case "store":
+                    return [StoreGone(message["why"], message["pid"], message["exitcode"])]
                 case "stopped":
                     return [Stopped(message["survivors"])]
             return []
@@ -215,19 +246,28 @@ class Crew:
 
     def stop(self, signum: int, grace: float) -> bool:
         """Send *signum* to every worker's group and SIGKILL after *grace* s; `Stopped` follows. False if lost."""
+        self._wake()
         return self._channel is not None and self._channel.send({"op": "stop", "signal": signum, "grace": grace})
+
+    def _wake(self) -> None:
+        """A foreman that was stopped from outside hears nobody."""
+        if self._foreman is not None:
+            self._foreman.send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill a foreman that does not answer, and with it all workers."""
+        if self._foreman is not None:
+            self._foreman.kill()
 
     def close(self) -> None:
         """Kill what still runs and let the foreman go; call it in any state, more than once."""
         if self._channel is not None and (self._used or self._template is None or self._template.ready()):
+            self._wake()
             self._channel.send({"op": "quit"})
             # The foreman closes its end when nothing is left below it.
-            deadline = time.monotonic() + 5.0
+            deadline = time.monotonic() + _QUIT_LIMIT
             while (left := deadline - time.monotonic()) > 0 and wait_readable([self._channel], left):
-                try:
-                    received = self._channel.receive()
-                except OSError:
-                    continue  # no descriptor free for what a worker left behind: nobody asks for it any more
+                received = self._channel.receive(whole=False)
                 if received is None:
                     break
                 for descriptor in received[1]:
@@ -235,8 +275,13 @@ class Crew:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        if self._foreman is not None:
+            if not self._foreman.ends(_EXIT_LIMIT):
+                self._foreman.kill()
+            self._foreman.close()
+            self._foreman = None
         if self._anchor is not None:
-            wait_for_end(self._anchor, 5.0)
+            self._anchor.wait(_QUIT_LIMIT)
             self._anchor = None
         if self._template is not None:
             templates.give_back(self._template, unused=not self._used)
@@ -274,16 +319,23 @@ def _guard_forked(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
         os.setsid()
         _guardian.settle_signals()
         _guardian.adopt_orphans()
+        _guardian.outlive_parent()
         me = os.getpid()
         descriptor = above_standard(channel.fileno())
         channel.close()
         while (filler := os.open(os.devnull, os.O_RDWR)) < 3:
             pass  # the caller may have closed its streams: no other descriptor may take their numbers
         os.close(filler)
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError as error:
+            why = str(not_started("the process that starts the workers", error))
+            Channel.adopt(descriptor).send({"op": "broken", "why": why})
+            os._exit(1)
         if child == 0:
             _foreman.be_foreman(descriptor, me, call=call)
-        os.close(descriptor)
+        # Whoever waits for the last copy of one of the caller's files to close does not wait for this process.
+        close_all_but({0, 1, 2})
         _guardian.guard(launcher, child)
     except BaseException:
         traceback.print_exc()

@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import selectors
 import sys
 import threading
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from elasticlib._programs import not_started
 from elasticlib._wire import Channel
 from elasticlib.workers import _child, _foreman, _guardian, _randomness, _threads
 
@@ -139,8 +141,13 @@ def _serve(control: Channel, parent: int, keep: frozenset[int], changed: dict[st
     watched = _guardian.watch(parent)
     selector.register(watched, selectors.EVENT_READ)
     _guardian.outlive_parent()
-    control.send({"op": "ready"})
+    # A descriptor of each launch's foreman; workers get the caller's limit.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     me = os.getpid()
+    itself = os.pidfd_open(me)
+    control.send({"op": "ready", "pid": me}, (itself,))
+    os.close(itself)
     foremen: dict[int, int] = {}  # pidfd -> pid
     while True:
         for key, _ in selector.select():
@@ -150,15 +157,17 @@ def _serve(control: Channel, parent: int, keep: frozenset[int], changed: dict[st
                 os.waitpid(foremen.pop(key.fd), 0)
                 # Whoever is my child and no foreman was left behind by the one that ended.
                 _guardian.sweep(spare=set(foremen.values()))
-            elif key.fd == watched or (received := control.receive()) is None:
+            elif key.fd == watched or (received := control.receive(whole=False)) is None:
                 _guardian.sweep()
                 os._exit(0)
             else:
                 message, descriptors = received
+                if not descriptors:
+                    continue  # none was free, so the asker's end is closed, and it knows
                 try:
                     pid = os.fork()
                 except OSError as error:  # of no concern to the launches that run
-                    _turn_down(descriptors, f"no process can be started: {error}; raise the limit (ulimit -u)")
+                    _turn_down(descriptors, str(not_started("the process that starts the workers", error)))
                     continue
                 if pid == 0:
                     handles = [key.fd for key in selector.get_map().values() if key.fd != control.fileno()]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from elasticlib._programs import BOOT, Link, spawn, wait_for_end
+from elasticlib._programs import BOOT, KILLED, Link, Process, spawn
 from elasticlib._wire import Channel, wait_readable
 from elasticlib.errors import EntrypointError, PreloadError, StartError
 from elasticlib.workers import _guardian, _report
@@ -85,7 +85,9 @@ class Template:
         self._link = Link(ours)
         asked = json.dumps({"preload": key.preload, "path": list(search_path)})
         guardian = [sys.executable, "-S", "-E", str(Path(_guardian.__file__)), str(os.getpid())]
-        self.guardian = spawn(
+        self._process: Process | None = None
+        """The template itself, once its imports are done."""
+        self._guardian = spawn(
             [*guardian, key.python, *key.flags, "-u", "-c", _TEMPLATE_BOOT, asked],
             environment,
             theirs.fileno(),
@@ -110,6 +112,7 @@ class Template:
     def request(self, op: str) -> Channel:
         """Have the template fork a child for *op*; the channel to it."""
         ours, theirs = Channel.pair()
+        self._wake()
         with self._lock:
             self._link.send({"op": op}, (theirs.fileno(),))
         theirs.close()
@@ -119,13 +122,14 @@ class Template:
         """Take in what the template has said; the error that ended it, None while it lives."""
         with self._lock:
             while self._failure is None and wait_readable([self._link], 0):
-                received = self._link.receive()
+                received = self._link.receive(whole=False)
                 if received is None:
                     self._failure = StartError(f"the template process ended unexpectedly{self._last_words()}")
                 elif received[0]["op"] == "refused":
                     self._failure = PreloadError(received[0]["module"], received[0]["why"])
                 else:
                     self._ready = True
+                    self._process = Process(received[0]["pid"], received[1].pop() if received[1] else -1)
                     self._show_warnings()
             return self._failure
 
@@ -150,11 +154,23 @@ class Template:
         self.listen()
         if not self._ready:
             # Busy with imports it hears nothing; it has forked nothing yet and dies with its guardian.
-            _guardian.send(self.guardian, signal.SIGKILL)
+            self._guardian.send(signal.SIGKILL)
         self._failure = self._failure or StartError("the template was closed")
+        self._wake()
         self._link.close()
-        wait_for_end(self.guardian, 5.0)
+        if self._process is not None:
+            # It sweeps first; what even SIGKILL does not end may take it that long.
+            if not self._process.ends(KILLED + 1):
+                self._process.kill(0.0)  # its guardian sees to the rest
+            self._process.close()
+        self._guardian.wait(KILLED + 1)
         os.close(self._said)
+
+    def _wake(self) -> None:
+        """Whoever was stopped from outside hears nobody."""
+        self._guardian.send(signal.SIGCONT)
+        if self._process is not None:
+            self._process.send(signal.SIGCONT)
 
     def drop(self) -> None:
         """Forget the template in a process that was forked from its owner."""

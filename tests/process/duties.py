@@ -239,3 +239,9 @@ def fails_in_a_collective(end: str) -> None:
             case "quits":
                 sys.exit(3)
     distributed.all_reduce(torch.ones(1))
+
+
+def works_until(go: Path, folder: Path) -> None:
+    """Says that it works, and ends when *go* is there."""
+    at_work(folder)
+    wait_for(go.exists, 60.0)

@@ -250,4 +250,4 @@ def test_a_member_that_parts_leaves_no_process(start: Start) -> None:
 
     assert time.monotonic() - began < 5.0
     with pytest.raises(ProcessLookupError):
-        os.kill(member._pid, 0)
+        os.kill(member._child.pid, 0)

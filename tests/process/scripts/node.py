@@ -8,6 +8,7 @@ contact is lost it asks for another seat.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ workers: subprocess.Popen[bytes] | None = None
 
 
 def say(what: str, **facts: object) -> None:
-    print(json.dumps({"what": what, "at": time.monotonic(), "process": member._pid, **facts}), flush=True)
+    print(json.dumps({"what": what, "at": time.monotonic(), "process": member._child.pid, **facts}), flush=True)
 
 
 def stop() -> None:
@@ -46,7 +47,7 @@ try:
                 case Seat():
                     number = word.round
                     workers = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, start_new_session=True)
-                    member.guard(workers.pid)
+                    member.guard(os.pidfd_open(workers.pid))
                     say("seat", round=number, size=word.group_world_size, workers=workers.pid)
                 case RoundEnd():
                     say("end", why=word.why)

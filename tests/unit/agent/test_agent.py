@@ -538,8 +538,8 @@ class Told:
     def leave(self, why: str, round: int | None = None) -> None:
         self.told.append(("leave", round))
 
-    def guard(self, pid: int) -> None:
-        self.told.append(("guard", pid))
+    def guard(self, handle: int) -> None:
+        self.told.append(("guard", handle))
 
     def listener(self) -> socket.socket | None:
         found, self.bound = self.bound, None

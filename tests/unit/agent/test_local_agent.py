@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from elasticlib import records
+from elasticlib._programs import Process
 from elasticlib.agent import LocalElasticAgent, SimpleElasticAgent
 from elasticlib.errors import (
     ConfigError,
@@ -247,7 +248,7 @@ def test_an_agent_may_be_shut_down_before_it_ran_and_twice(make: Make) -> None:
 
 # A start that fails.
 
-FOREMAN = 69
+FOREMAN, HANDLE = 69, 99_999
 
 
 class Starter:
@@ -267,8 +268,8 @@ class Starter:
     def started(self) -> bool:
         return self.used
 
-    def foreman(self, interrupt: int | None = None) -> int | None:
-        return FOREMAN
+    def foreman(self, interrupt: int | None = None) -> Process | None:
+        return Process(FOREMAN, HANDLE)
 
     def was_warm(self) -> bool:
         return self.warm
@@ -351,11 +352,11 @@ def test_the_process_with_which_all_workers_will_die_is_named_before_there_are_a
 ) -> None:
     agent, crew = make(), Starter()
     named: list[tuple[int, bool]] = []
-    monkeypatch.setattr(agent._member, "guard", lambda pid: named.append((pid, crew.used)))
+    monkeypatch.setattr(agent._member, "guard", lambda handle: named.append((handle, crew.used)))
 
     start_with(agent, crew)
 
-    assert named == [(FOREMAN, False)]
+    assert named == [(HANDLE, False)]
 
 
 def test_a_signal_before_there_is_a_foreman_starts_nobody(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

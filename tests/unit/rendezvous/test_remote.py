@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
+from elasticlib._programs import Child
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import (
     ConfigError,
@@ -48,13 +49,13 @@ class Process:
         self.environment: dict[str, str] = {}
         self.channel = Channel(socket.socket(socket.AF_UNIX))
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str], descriptor: int) -> int:
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str], descriptor: int) -> Child:
         self.channel.close()
         self.channel = Channel.adopt(os.dup(descriptor))
         self.environment = dict(environment)
         sleep = shutil.which("sleep") or "sleep"
         self.pid = os.posix_spawn(sleep, ["sleep", "60"], {})
-        return self.pid
+        return Child(self.pid)
 
     def say(self, op: str, *descriptors: int, **facts: object) -> None:
         self.channel.send({"op": op, **facts}, descriptors)
@@ -145,7 +146,7 @@ def test_the_process_asks_no_name_server_for_the_names_of_peers(member: RemoteMe
 def test_reports_go_over_in_their_order(member: RemoteMember, process: Process) -> None:
     notes = (FailureNote(0, 0, 7, 1, "a bad value", traceback="Traceback\n  'é'"),)
     member.join(2, "trainer")
-    member.guard(4321)
+    member.guard(1)
     member.failed(0, notes)
     member.stopped(0, notes)
     member.succeeded(1)
@@ -155,7 +156,7 @@ def test_reports_go_over_in_their_order(member: RemoteMember, process: Process) 
     join, guard, *reports = [process.heard() for _ in range(7)]
 
     assert join == {"op": "join", "slots": 2, "role": "trainer", "wish": 1}
-    assert guard == {"op": "guard", "pid": 4321}
+    assert guard == {"op": "guard"}
     assert [decode(each["report"].encode()) for each in reports] == [
         Failed("n1/1-a", 0, notes),
         Stopped("n1/1-a", 0, notes),

@@ -65,7 +65,7 @@ class Member:
     def hold(self, held: bool) -> None:
         self.asked.append(("hold", held))
 
-    def guard(self, pid: int) -> None:
+    def guard(self, handle: int) -> None:
         raise AssertionError("the process itself guards")
 
     def listener(self) -> socket.socket | None:
@@ -131,6 +131,13 @@ class Desk:
     def hear(self, op: str, **facts: object) -> None:
         """The launcher says something, and the pump works it off."""
         self.launcher.send({"op": op, **facts})
+        self.step()
+
+    def guard(self, pid: int) -> None:
+        """The launcher gives what its workers will die with."""
+        handle = os.pidfd_open(pid)
+        self.launcher.send({"op": "guard"}, (handle,))
+        os.close(handle)
         self.step()
 
     def report(self, report: Report) -> None:
@@ -385,7 +392,7 @@ def test_log_lines_for_a_launcher_that_stands_still_are_dropped(desk: Desk) -> N
 def run_workers(desk: Desk) -> None:
     desk.hear("join", slots=2, role="trainer", wish=1)
     desk.tell(PEERS)
-    desk.hear("guard", pid=desk.foreman)
+    desk.guard(desk.foreman)
     desk.said()
 
 
@@ -447,7 +454,7 @@ def test_a_foreman_that_is_named_too_late_is_killed_at_once(desk: Desk) -> None:
     desk.member.kill_after = -1.0
     desk.step()
 
-    desk.hear("guard", pid=desk.foreman)
+    desk.guard(desk.foreman)
 
     assert not desk.runs(desk.foreman)
 
@@ -459,7 +466,7 @@ def test_a_foreman_that_took_the_place_of_a_killed_one_is_killed_too(desk: Desk)
     second = os.posix_spawn(shutil.which("sleep") or "sleep", ["sleep", "60"], {})
     desk.sleepers.append(second)
 
-    desk.hear("guard", pid=second)
+    desk.guard(second)
 
     assert not desk.runs(second)
 
@@ -471,7 +478,7 @@ def test_a_foreman_that_is_named_after_contact_came_back_is_killed_all_the_same(
     desk.step()
     desk.member.kill_after = 5.0
 
-    desk.hear("guard", pid=desk.foreman)
+    desk.guard(desk.foreman)
 
     assert not desk.runs(desk.foreman)
 
@@ -486,7 +493,7 @@ def test_a_new_seat_has_its_own_time(desk: Desk) -> None:
     second = os.posix_spawn(shutil.which("sleep") or "sleep", ["sleep", "60"], {})
     desk.sleepers.append(second)
 
-    desk.hear("guard", pid=second)
+    desk.guard(second)
 
     assert desk.runs(second)
 
@@ -515,7 +522,7 @@ def test_workers_count_as_gone_only_when_their_foreman_is(desk: Desk) -> None:
     before = guarded.outlast(0.0)
     desk.tell(PEERS)
     seated = guarded.outlast(0.0)
-    desk.hear("guard", pid=desk.foreman)
+    desk.guard(desk.foreman)
     running = guarded.outlast(0.0)
     guarded.kill()
 

@@ -26,8 +26,8 @@ class Yard:
         self.orders: list[Message] = []
         self.sent: list[tuple[int, int]] = []
         self.workers: list[int] = []
-        monkeypatch.setattr(_foreman, "_signal_group", lambda leader, signum: self.sent.append((leader, signum)))
-        monkeypatch.setattr(_guardian, "send", lambda pid, signum: None)
+        monkeypatch.setattr(_foreman, "_signal_group", lambda leader, _, signum: self.sent.append((leader, signum)))
+        monkeypatch.setattr(_guardian, "send", lambda handle, signum: None)
         monkeypatch.setattr(_guardian, "sweep", lambda **limits: [])
 
     def process(self, order: Message | None = None) -> int:
@@ -276,17 +276,18 @@ def test_a_start_that_fails_in_the_middle_is_broken_and_never_started(
     assert yard.said() == [{"op": "broken", "why": "a worker could not be started: no process left"}]
 
 
-def test_a_knock_that_comes_with_the_last_end_finds_no_store(yard: Yard) -> None:
+def test_a_knock_that_comes_with_the_last_end_finds_no_store(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = os.eventfd(1, os.EFD_CLOEXEC)
-    yard.foreman._listener = listener
-    yard.foreman._selector.register(listener, selectors.EVENT_READ, yard.foreman._open_store)
+    yard.foreman._store.await_knock(listener)
     live = yard.worker(0)
     knock = yard.foreman._selector.get_key(listener)
 
     yard.end(live)
+    begun: list[int] = []
+    monkeypatch.setattr(os, "fork", lambda: begun.append(1) or 1)
     knock.data()
 
-    assert yard.foreman._store is None
+    assert begun == []
 
 
 @pytest.mark.parametrize("grace", [1e10, math.inf])

@@ -74,12 +74,33 @@ def test_a_process_without_children_has_no_family(sleeper: Sleeper) -> None:
 
 def test_a_signal_to_nobody_is_no_error() -> None:
     gone = os.posix_spawn("/bin/true", ["true"], {})
+    handle = os.pidfd_open(gone)
     os.waitpid(gone, 0)
 
-    _guardian.send(gone, signal.SIGTERM)
+    _guardian.send(handle, signal.SIGTERM)
 
+    os.close(handle)
     with pytest.raises(ProcessLookupError):
         os.kill(gone, 0)
+
+
+def test_a_number_that_a_stranger_has_by_now_is_not_swept() -> None:
+    """A descendant that was listed ends, and the kernel gives its number away, before it is killed."""
+    script = (
+        "import os, signal, subprocess\n"
+        "from elasticlib.workers import _guardian\n"
+        "_guardian.adopt_orphans()\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "listed = _guardian.family(os.getpid())\n"
+        "_guardian.family = lambda root, spare=(): [(os.getppid(), child.pid, 'S'), *listed]\n"
+        "signalled = []\n"
+        "_guardian.send = lambda handle, signum: signalled.append(open(f'/proc/self/fdinfo/{handle}').read())\n"
+        "_guardian.sweep(limit=0.0)\n"
+        "print([f'Pid:\\t{child.pid}\\n' in each for each in signalled])\n"
+        "child.kill()\n"
+    )
+
+    assert outcome(script) == "[True]"
 
 
 def test_a_process_that_runs_has_not_begun_to_end(sleeper: Sleeper) -> None:

@@ -83,11 +83,15 @@ def test_a_start_sends_the_orders_and_returns_the_pids_by_rank(foreman: Foreman)
 
 
 def test_the_foreman_says_which_process_it_is(foreman: Foreman) -> None:
-    foreman.say("hired", foreman=4321)
+    handle = os.pidfd_open(os.getpid())
+    foreman.channel.send({"op": "hired", "foreman": os.getpid()}, (handle,))
+    os.close(handle)
 
     first, second = foreman.crew.foreman(), foreman.crew.foreman()
 
-    assert first == second == 4321
+    assert first is not None and first is second
+    assert first.pid == os.getpid() and not first.ends(0.0)
+    first.close()
 
 
 def test_a_wait_for_the_foreman_can_be_interrupted(foreman: Foreman) -> None:
