@@ -161,6 +161,14 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             metavar="SECONDS",
             unset="TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30",
         ),
+        Option(
+            "--exit-timeout",
+            "seconds from the end of a worker's program to that of its process; then it is ended, its stacks told",
+            None,
+            float,
+            metavar="SECONDS",
+            unset="30; scripts that ended well take any time",
+        ),
     ),
     "logs": (
         Option("--log-dir", "folder for logs", metavar="DIR", unset="a temporary one"),

@@ -72,6 +72,7 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         log_line_prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
         signals_to_handle=values["signals_to_handle"],
         shutdown_timeout=values["shutdown_timeout"],
+        exit_timeout=values["exit_timeout"],
         module=values["module"] and not values["run_path"],
         no_python=values["no_python"] and not values["run_path"],
         preload=values["preload"],

@@ -56,6 +56,14 @@ def whole(least: int) -> Validator:
     return check
 
 
+def exit_timeout(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Finite seconds from 0 on, or None."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ConfigError(f"{attribute.name}={value!r} must be seconds from 0 (stop at once) on, or None")
+
+
 def positive(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """A finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:

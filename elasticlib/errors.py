@@ -284,7 +284,7 @@ def _record(index: int, rank: int, failure: ProcessFailure) -> str:
         trace = f"{failure.message}\n{failure.traceback}"
     facts["traceback"] = trace.rstrip("\n").replace("\n", "\n    ")
     if failure.hint:
-        facts["hint"] = failure.hint
+        facts["hint"] = failure.hint.replace("\n", "\n    ")
     if failure.log_tail:
         facts["stderr"] = "\n    ".join(("last lines of the worker:", *failure.log_tail))
     body = [f"  {name:<10}: {value}" for name, value in facts.items()]

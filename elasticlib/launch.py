@@ -191,6 +191,7 @@ def _worker_spec(
         no_python=config.no_python,
         preload=config.preload,
         worker_server=config.worker_server,
+        exit_timeout=config.exit_timeout,
     )
 
 

@@ -234,6 +234,10 @@ class LaunchConfig(DataclassView):
     worker_server: bool = field(default=False, kw_only=True)
     """Run torch's debug server in every worker that loads torch; ``ELASTICLIB_WORKER_SERVER_SOCKET`` there names its
     Unix socket. Programs that are no Python find the socket to serve in ``TORCH_WORKER_SERVER_SOCKET``."""
+    exit_timeout: float | None = field(default=None, validator=_rules.exit_timeout, kw_only=True)
+    """Seconds from the outcome of a worker's program (it raised, returned or ended) to the end of its process: time for
+    exit handlers and threads. After it the stacks of its threads are told and it is stopped; what it returned counts.
+    None gives 30 s, and all the time in the world to the threads of a script whose main part ended well."""
 
     @max_nodes.validator
     def _not_below_min(self, attribute: Attribute[Any], value: int) -> None:
@@ -303,6 +307,8 @@ class WorkerSpec(DataclassView):
     no_python: bool = field(default=False, kw_only=True)
     preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_rules.words, kw_only=True)
     worker_server: bool = field(default=False, kw_only=True)
+    exit_timeout: float | None = field(default=None, validator=_rules.exit_timeout, kw_only=True)
+    """As in `LaunchConfig`."""
 
     def __attrs_post_init__(self) -> None:
         if self.fn is not None:

@@ -209,12 +209,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         return self._watch.explained(found, {each.global_rank: pids.get(each.local_rank, 0) for each in workers})
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._bring_down(signal.SIGTERM, self._grace)
+        self._bring_down(signal.SIGTERM, self._grace, spare_failed=True)
 
-    def _bring_down(self, signum: signal.Signals, grace: float) -> None:
+    def _bring_down(self, signum: signal.Signals, grace: float, spare_failed: bool = False) -> None:
         """Stop the workers; another signal meanwhile means SIGKILL now, lost contact less time."""
         self._watch.rest()
-        self._processes.stop(signum, grace, lambda: self._watch_stop(signum))
+        self._processes.stop(signum, grace, lambda: self._watch_stop(signum), spare_failed=spare_failed)
 
     def _watch_stop(self, signum: signal.Signals) -> None:
         """Wait for the workers' end, or for a reason to hurry."""

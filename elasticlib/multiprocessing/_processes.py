@@ -25,7 +25,7 @@ from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import DEFAULT_PRELOAD, LogsDest
 from elasticlib.workers import _failure, _guardian, _machine, _order
-from elasticlib.workers._process import Crew, Exit, Lost, Stopped, StoreGone
+from elasticlib.workers._process import Crew, Exit, Failed, Lingers, Lost, Stopped, StoreGone
 from elasticlib.workers._templates import templates
 
 _ANSWER = 12.0
@@ -58,6 +58,8 @@ class Processes:
     def _forget(self) -> None:
         self.exits: dict[int, Exit] = {}
         """How the workers of this round ended."""
+        self._failed: dict[int, Exit] = {}
+        """What is known of those whose programs failed, before their processes end."""
         self.pids: dict[int, int] = {}
         self.lost: Lost | None = None
         """Why all workers are gone at once, and nothing more will be heard of them."""
@@ -173,7 +175,13 @@ class Processes:
             match event:
                 case Exit():
                     self.exits[event.local_rank] = event
-                    self._noticed[event.local_rank] = time.time()
+                    self._noticed.setdefault(event.local_rank, time.time())
+                case Failed(end):
+                    self._failed[end.local_rank] = end
+                    self._noticed[end.local_rank] = time.time()
+                case Lingers():
+                    stacks = _failure.user_part(event.stacks)
+                    self._sink(records.WorkerLingers(event.local_rank, event.pid, event.seconds, event.ends, stacks))
                 case Stopped(survivors):
                     self._stopped = True
                     if survivors:
@@ -203,7 +211,11 @@ class Processes:
 
     def any_failed(self) -> bool:
         """Whether a worker has ended otherwise than well, or all have lost the store that they meet in."""
-        return self._store is not None or any(end.exitcode != 0 for end in self.exits.values())
+        return self._store is not None or any(end.exitcode != 0 for end in self._ends().values())
+
+    def _ends(self) -> dict[int, Exit]:
+        """How workers ended, or will, by what is known now."""
+        return {**self._failed, **self.exits}
 
     def all_succeeded(self) -> bool:
         """Whether all workers have ended well, and what they started is gone too."""
@@ -211,9 +223,13 @@ class Processes:
 
     # A round ends.
 
-    def stop(self, signum: int, grace: float, meanwhile: Callable[[], None] | None = None) -> None:
+    def stop(
+        self, signum: int, grace: float, meanwhile: Callable[[], None] | None = None, *, spare_failed: bool = False
+    ) -> None:
         """
         Bring the workers down, with *signum* and after *grace* s with SIGKILL; return when they are gone.
+
+        With *spare_failed* workers whose programs failed keep their exit timeout.
 
         *meanwhile* is called again and again until then, in place of waiting for this object alone: it may
         listen to others too, and `hasten` the end, but waits no longer than `patience` says.
@@ -221,7 +237,7 @@ class Processes:
         self.take()
         crew = self._crew
         if crew is not None and crew.started() and not self.gone():
-            self.ask_to_stop(signum, grace)
+            self.ask_to_stop(signum, grace, spare_failed)
             while not self.gone():
                 if meanwhile is None:
                     wait_readable([self], self.patience())
@@ -234,12 +250,13 @@ class Processes:
             self.dismiss()
         self.drain()
 
-    def ask_to_stop(self, signum: int, grace: float) -> None:
+    def ask_to_stop(self, signum: int, grace: float, spare_failed: bool = False) -> None:
         """Begin to bring the workers down, as `stop` does, and return at once."""
         self._deadline = time.monotonic() + grace
-        self._limit = self._deadline + _ANSWER
+        exit_timeout = self._job.common["exit_timeout"][0] if spare_failed else 0.0
+        self._limit = self._deadline + exit_timeout + _ANSWER
         if self._crew is not None:
-            self._crew.stop(signum, grace)
+            self._crew.stop(signum, grace, spare_failed)
 
     def hasten(self, signum: int, grace: float) -> None:
         """While workers are being stopped: send them *signum* and leave them *grace* s, unless they have less."""
@@ -277,7 +294,7 @@ class Processes:
         kills = _machine.memory_kills() - self._memory_kills
         found = {
             rank_base + rank: self._failure(end, rank_base, kills)
-            for rank, end in sorted(self.exits.items())
+            for rank, end in sorted(self._ends().items())
             if _failure.failed(end, self._dest.error_files.get(rank, ""))
         }
         if not found and self.lost is not None and by_loss:
@@ -300,7 +317,7 @@ class Processes:
         return next((rank for rank in range(self._count) if self._may_be_blamed(rank)), None)
 
     def _may_be_blamed(self, rank: int) -> bool:
-        end = self.exits.get(rank)
+        end = self._ends().get(rank)
         return end is None or not _failure.failed(end, "") or (end.report is not None and end.report.secondary)
 
     def cut_short(self) -> dict[int, ProcessFailure]:
@@ -323,7 +340,7 @@ class Processes:
 
     def original_exception(self, rank: int) -> BaseException | None:
         """The exception that ended worker *rank* in this round, where it can be rebuilt."""
-        end = self.exits.get(rank)
+        end = self._ends().get(rank)
         if self._store is not None and rank == self._blamed():
             return StartError(self._store.why)
         if end is None:

@@ -205,6 +205,30 @@ class WorkerAsleep:
 
 
 @frozen
+class WorkerLingers:
+    """A worker's program is over, but its process has not ended in the time that it has for this."""
+
+    local_rank: int
+    pid: int
+    seconds: float
+    ends: bool
+    """Whether it is stopped for that."""
+    stacks: str
+    """Those of its threads, as the fault handler writes them."""
+
+    level = logging.WARNING
+
+    def __str__(self) -> str:
+        what = (
+            "so it is stopped" if self.ends else "and is let be, since its main part ended well (exit_timeout ends it)"
+        )
+        return (
+            f"local rank {self.local_rank} (process {self.pid}) is done, but lives on for {self.seconds:g} s: "
+            f"threads, exit handlers or finalizers do not end; {what}. Its threads:\n{self.stacks or '(not seen)'}"
+        )
+
+
+@frozen
 class VariableIgnored:
     """A variable of this environment has a value that is not understood, and is taken as not set."""
 

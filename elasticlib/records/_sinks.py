@@ -37,6 +37,7 @@ from elasticlib.records._of_jobs import (
     VariableIgnored,
     WatchdogTold,
     WorkerAsleep,
+    WorkerLingers,
     WorkerServersPlaced,
     WorkersStopping,
     WorkersSurvived,
@@ -69,6 +70,7 @@ Record: TypeAlias = (
     | LogsKept
     | WatchdogTold
     | WorkerAsleep
+    | WorkerLingers
     | VariableIgnored
     | HealthCheckTold
     | WorkerServersPlaced

@@ -36,12 +36,14 @@ from typing import Any, NoReturn
 
 from elasticlib._programs import close_all_but
 from elasticlib._wire import Message
-from elasticlib.workers import _ending, _guardian, _randomness, _report, _results, _serving, _tail, _threads
+from elasticlib.workers import _ending, _exiting, _guardian, _randomness, _report, _results, _serving, _tail, _threads
 from elasticlib.workers.record import with_file
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked
 DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
 """Where processes that a worker spawns find the classes and functions of the caller's ``__main__``."""
+STACKS_SIGNAL = signal.SIGRTMAX - 1
+"""Has a worker write the stacks of all its threads where its launcher finds them, whatever it is doing."""
 base_path: list[str] = []
 """The interpreter's own ``sys.path``, without a script's folder."""
 _SPAWN_DEFINITIONS = "elasticlib.workers._main_definitions"
@@ -159,7 +161,8 @@ def run_forked(
             _randomness.reseed_caller()
             _forget_the_caller()
         _ending.begin(from_caller=call is not None)
-        _ending.finish(_run(order, call))
+        status = _run(order, call)
+        _ending.finish(status, lambda: _exiting.announce(order, _exiting.Outcome.CLOSING, status))
     except BaseException:
         # Nothing of the user has run, or its end was already reported.
         traceback.print_exc()
@@ -188,13 +191,16 @@ def run_fresh(descriptor: int) -> NoReturn:
     for inherited in order["inherit"]:
         os.set_inheritable(inherited, False)
     os.close(descriptor)
-    _ending.leave(_run(order, None))
+    status = _run(order, None)
+    _ending.leave(status)
 
 
 def _run(order: Message, call: Callable[..., Any] | None) -> int:
     """Run the user's program; its exit status, or ``-n`` for signal ``n``."""
     # A descriptor of our own: the user's stderr may be closed or replaced by the time of a crash.
     faulthandler.enable(file=order["faults"], all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, file=order["faults"], all_threads=True)
+    order["pid"] = os.getpid()
     _tail.install(order["tail"])
     if "server" in order:
         _serving.when_torch_comes(order["server"])
@@ -281,45 +287,56 @@ def _loaded(order: Message) -> Callable[[], Any]:
 
 
 def _outcome(run: Callable[[], Any], order: Message, shared: Collection[str] | None, keeps_result: bool = False) -> int:
-    """Run the user's code and report how it ended; return the exit status."""
+    """Run the user's code, report and announce how it ended; return the exit status, or ``-n`` for signal ``n``."""
     try:
         result = run()
     except SystemExit as stop:
-        return _exit_status(stop.code)
-    except KeyboardInterrupt as error:
-        _record(error, order, shared)
-        sys.excepthook(KeyboardInterrupt, error.with_traceback(_user_part(error)), error.__traceback__)
-        return -signal.SIGINT
+        status = _exit_status(stop.code)
+        _exiting.announce(order, _exiting.Outcome.ENDED, status)
+        return status
     except BaseException as error:
+        status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
         error = error.with_traceback(_user_part(error))
-        _record(error, order, shared)
+        _record(error, order, shared, status)
         sys.excepthook(type(error), error, error.__traceback__)
+        return status
+    if not keeps_result:
+        _exiting.announce(order, _exiting.Outcome.ENDED, 0)
+        return 0
+    try:
+        payload = _results.pack_result(result, shared)
+    except Exception as error:
+        kind = _report.qualified_name(type(result))
+        text = f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}"
+        _record(TypeError(text), order, shared, 1)
+        print(f"elasticlib: {text}", file=sys.stderr)
         return 1
-    if keeps_result:
-        try:
-            payload = _results.pack_result(result, shared)
-        except Exception as error:
-            kind = _report.qualified_name(type(result))
-            text = f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}"
-            _record(TypeError(text), order, shared)
-            print(f"elasticlib: {text}", file=sys.stderr)
-            return 1
-        return 0 if _deliver(_report.Report("result", payload), order) else 1
-    return 0
+    status = 0 if _deliver(_report.Report("result", payload), order) else 1
+    _exiting.announce(order, _exiting.Outcome.RETURNED, status)
+    return status
 
 
-def _record(error: BaseException, order: Message, shared: Collection[str] | None) -> None:
+def _record(error: BaseException, order: Message, shared: Collection[str] | None, status: int) -> None:
     try:
         pickled = _results.pack_exception(error, shared)
     except Exception:
         pickled = b""
     entry = _report.of_exception(error, pickled)
-    _deliver(entry, order)
-    with_file(lambda path: _report.write_error_file(path, entry))
+    if _deliver(entry, order):
+        with_file(lambda path: _report.write_error_file(path, entry))
+    _exiting.announce(order, _exiting.Outcome.RAISED, status)
 
 
 def _deliver(report: _report.Report, order: Message) -> bool:
     """Leave *report* for the launcher; False, with a line on stderr, when that cannot be done."""
+    if os.getpid() != order["pid"]:
+        text = "came back from the user's code"
+        print(
+            f"elasticlib: process {os.getpid()}, which the worker {order['pid']} forked, {text}: its {report.kind} is "
+            "dropped. End such a process by os._exit()",
+            file=sys.stderr,
+        )
+        return report.kind == "result"
     try:
         _report.write(_report.reopened(order["report"], tuple(order["identity"]), order["foreman"]), report)
     except OSError as failure:

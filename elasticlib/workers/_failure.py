@@ -63,10 +63,15 @@ def failure_of(
     elif written is not None and 0 <= written - failure.timestamp < _STAMP_IS_BEHIND:
         failure.timestamp = written
     if not failure.traceback and end.faults.strip():
-        failure.traceback = _user_part(end.faults)
+        failure.traceback = user_part(end.faults)
+    if end.overdue is not None:
+        failure.hint = (
+            f"it did not end within {end.overdue:g} s (exit_timeout) after that and was stopped; its threads then:\n"
+            + (user_part(end.faults) or "(could not be seen)")
+        )
     told = set(failure.traceback.splitlines())
     failure.log_tail = tuple(line for line in failure.log_tail if line not in told)
-    if not (
+    if not failure.hint and not (
         end.told and (report or written is not None)
     ):  # stopped by us after it had raised: the signal explains nothing
         failure.hint = explain(end.exitcode, memory_kills)
@@ -83,7 +88,7 @@ def _written(error_file: str) -> float | None:
         return None
 
 
-def _user_part(faults: str) -> str:
+def user_part(faults: str) -> str:
     """The fault handler's stacks without the frames below the user's first one."""
     lines = [line for line in faults.splitlines() if _OWN_FRAME.search(line) is None]
     return "\n".join(line for line in lines if not line.startswith("Extension modules:")).strip()
@@ -108,6 +113,8 @@ def explain(exitcode: int, memory_kills: int) -> str:
         return "native code crashed: the stack shows the Python line that called it"
     if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         return "the worker was asked to end from outside, not by this launcher"
+    if exitcode == 120:
+        return "output that was still in a buffer could not be written: a full disk, or a reader that is gone"
     if exitcode in (126, 127):
         return "a shell's status for a program that was not found or may not be executed"
     return ""

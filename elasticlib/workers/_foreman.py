@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from elasticlib._programs import FEW_PROCESSES
 from elasticlib._wire import Channel, Message
-from elasticlib.workers import _child, _guardian, _report
+from elasticlib.workers import _child, _exiting, _guardian, _report
 from elasticlib.workers._store_host import StoreHost
 
 _MENDS = {
@@ -38,8 +38,8 @@ _MENDS = {
     errno.ENOMEM: "; start fewer workers",
 }
 _LONGEST_WAIT = 86400.0
-_KILL_LIMIT = 5.0
-"""Seconds that a SIGKILLed process gets until it counts as a survivor."""
+_MOST_NOTICES = 65536
+"""Bytes that a pipe holds."""
 
 
 @dataclass
@@ -51,8 +51,11 @@ class _Live:
     """pidfd"""
     left: tuple[int, int, int]
     """What it leaves behind, as descriptors: report, fault handler's stacks, last lines of stderr."""
+    course: _exiting.Course
     told: bool = False
     """Whether it was sent the stop signal while it lived."""
+    dumped: int = -1
+    """Bytes of its threads' stacks at the last look."""
 
 
 @dataclass(eq=False)
@@ -73,8 +76,9 @@ class Foreman:
     _memories: dict[str, int] = field(default_factory=dict)
     """Pickled function and ``__main__`` definitions, as descriptors."""
     _round: int = -1
-    _deadline: float | None = None
-    _killed: bool = False
+    _survivors: list[int] = field(default_factory=list)
+    _notices: tuple[int, int] = (-1, -1)
+    """The pipe through which workers announce what has become of their programs."""
     _store: StoreHost = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,15 +88,18 @@ class Foreman:
         """Follow orders until the launcher or the parent is gone."""
         self._selector.register(self._launcher, selectors.EVENT_READ, self._obey)
         self._selector.register(_guardian.watch(self._parent), selectors.EVENT_READ, self._leave)
+        self._notices = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._notices[0], selectors.EVENT_READ, self._hear)
         while True:
             for key, _ in self._selector.select(self._left()):
                 key.data()
-            if self._deadline is not None and time.monotonic() >= self._deadline:
-                self._out_of_time()
+            for worker in list(self._live.values()):
+                self._look_at(worker)
 
     def _left(self) -> float | None:
-        """Seconds until the deadline, or until it is looked at again: the kernel does not count any number."""
-        return None if self._deadline is None else min(max(0.0, self._deadline - time.monotonic()), _LONGEST_WAIT)
+        """Seconds until the next deadline, or until it is looked at again: the kernel does not count any number."""
+        deadlines = [each.course.deadline for each in self._live.values() if each.course.deadline is not None]
+        return min(max(0.0, min(deadlines) - time.monotonic()), _LONGEST_WAIT) if deadlines else None
 
     def _leave(self) -> NoReturn:
         _guardian.sweep()
@@ -111,7 +118,7 @@ class Foreman:
             case "start":
                 self._start(message, descriptors)
             case "stop":
-                self._stop(message["signal"], message["grace"])
+                self._stop(message["signal"], message["grace"], message["spare"])
             case "quit":
                 self._leave()
 
@@ -124,7 +131,7 @@ class Foreman:
 
     def _start(self, message: Message, descriptors: list[int]) -> None:
         self._round = message["round"]
-        self._killed = False
+        self._survivors = []
         self._store.end()
         streams = descriptors[:3]
         if message["store"]:
@@ -150,6 +157,7 @@ class Foreman:
         opened = []
         order |= {"stdin": streams[0], "report": report, "faults": faults, "tail": tail}
         order |= {"identity": _report.identity(report), "foreman": os.getpid()}
+        order |= {"notices": self._notices[1], "notices_identity": _report.identity(self._notices[1])}
         order |= {name: self._memories.get(name) for name in ("function", "definitions")}
         for name, inherited in (("stdout", streams[1]), ("stderr", streams[2])):
             path = order[name]
@@ -162,12 +170,13 @@ class Foreman:
         finally:
             for descriptor in opened:
                 os.close(descriptor)
-        live = _Live(self._round, order["local_rank"], pid, os.pidfd_open(pid), (report, faults, tail))
+        course = _exiting.Course(*self._job["common"]["exit_timeout"])
+        live = _Live(self._round, order["local_rank"], pid, os.pidfd_open(pid), (report, faults, tail), course)
         self._live[live.local_rank] = live
         self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
 
     def _fork(self, order: Message) -> int:
-        left = [order["report"], order["faults"], order["tail"]]
+        left = [order["report"], order["faults"], order["tail"], order["notices"]]
         keep = {*left, *self._keep, *self._memories.values()}
         order["inherit"] = []
         if order["fresh"]:  # a new interpreter finds its order in memory that it inherits
@@ -202,9 +211,10 @@ class Foreman:
         os.close(worker.handle)
         _, status = os.waitpid(worker.pid, 0)
         del self._live[worker.local_rank]
-        code = os.waitstatus_to_exitcode(status)
+        code = worker.course.exitcode(os.waitstatus_to_exitcode(status))
+        overdue = worker.course.exit_timeout if worker.course.overdue else None
         message = {"op": "exited", "round": worker.round, "local_rank": worker.local_rank}
-        message |= {"pid": worker.pid, "exitcode": code, "told": worker.told}
+        message |= {"pid": worker.pid, "exitcode": code, "told": worker.told, "overdue": overdue}
         self._launcher.send(message, worker.left)
         for descriptor in worker.left:
             os.close(descriptor)
@@ -212,44 +222,71 @@ class Foreman:
             self._all_ended()
 
     def _all_ended(self) -> None:
-        self._deadline = None
         self._store.end()
-        survivors = _guardian.sweep(limit=_KILL_LIMIT)
+        survivors = [*self._survivors, *_guardian.sweep(self._survivors, limit=_exiting.KILL_LIMIT)]
         self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
 
-    def _stop(self, signum: int, grace: float) -> None:
+    def _stop(self, signum: int, grace: float, spare: bool) -> None:
         if not self._live:
             self._all_ended()
             return
-        if self._killed:
-            return  # nothing is stronger; the deadline is that of the kill
-        self._deadline = time.monotonic() + grace
+        self._hear()
+        now = time.monotonic()
         for worker in self._live.values():
-            # A peer may tell of a closed connection before the one that died is a zombie.
-            worker.told = worker.told or not _guardian.ends(worker.pid)
-            _signal_group(worker.pid, worker.handle, signum)
-            _signal_group(worker.pid, worker.handle, signal.SIGCONT)  # a stopped process does not see the signal
+            if worker.course.stop(grace, now, spare):
+                self._signal(worker, signum)
 
-    def _out_of_time(self) -> None:
-        if self._killed:
-            survivors = [worker.pid for worker in self._live.values()]
-            for worker in self._live.values():
-                self._give_up(worker)
-            self._live.clear()
-            self._deadline = None
-            self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
+    def _signal(self, worker: _Live, signum: int) -> None:
+        # A peer may tell of a closed connection before the one that died is a zombie.
+        worker.told = worker.told or not (worker.course.overdue or _guardian.ends(worker.pid))
+        _signal_group(worker.pid, worker.handle, signum)
+        _signal_group(worker.pid, worker.handle, signal.SIGCONT)  # a stopped process does not see the signal
+
+    def _hear(self) -> None:
+        """Take in what workers announce of their programs."""
+        try:
+            data = os.read(self._notices[0], _MOST_NOTICES)
+        except BlockingIOError:
             return
-        self._killed = True
-        self._deadline = time.monotonic() + _KILL_LIMIT
-        for worker in self._live.values():
-            _signal_group(worker.pid, worker.handle, signal.SIGKILL)
-            _guardian.send(worker.handle, signal.SIGKILL)  # it may not lead its group yet
+        for pid, outcome, status in _exiting.notices(data):
+            worker = next((each for each in self._live.values() if each.pid == pid), None)
+            if worker is not None and worker.course.heard(outcome, status, time.monotonic()):
+                message = {"op": "failed", "round": worker.round, "local_rank": worker.local_rank}
+                message |= {"pid": worker.pid, "exitcode": status}
+                self._launcher.send(message, worker.left[:1])
+
+    def _look_at(self, worker: _Live) -> None:
+        """Do what is due about a worker that takes its time."""
+        course = worker.course
+        if course.deadline is None or time.monotonic() < course.deadline:
+            return
+        size = os.fstat(worker.left[1]).st_size
+        dumped, worker.dumped = 0 < size == worker.dumped, size
+        for act in course.due(time.monotonic(), dumped):
+            match act:
+                case _exiting.Act.DUMP:
+                    _guardian.send(worker.handle, _child.STACKS_SIGNAL)
+                case _exiting.Act.TELL:
+                    message = {"op": "lingers", "round": worker.round, "local_rank": worker.local_rank}
+                    message |= {"pid": worker.pid, "seconds": course.exit_timeout, "ends": course.overdue}
+                    self._launcher.send(message, worker.left[1:2])
+                case _exiting.Act.TERM:
+                    self._signal(worker, signal.SIGTERM)
+                case _exiting.Act.KILL:
+                    _signal_group(worker.pid, worker.handle, signal.SIGKILL)
+                    _guardian.send(worker.handle, signal.SIGKILL)  # it may not lead its group yet
+                case _exiting.Act.GIVE_UP:
+                    self._give_up(worker)
 
     def _give_up(self, worker: _Live) -> None:
         """Forget a worker that sits in uninterruptible sleep: a later sweep reaps it, if it ever ends."""
         self._selector.unregister(worker.handle)
         for descriptor in (worker.handle, *worker.left):
             os.close(descriptor)
+        self._survivors.append(worker.pid)
+        del self._live[worker.local_rank]
+        if not self._live:
+            self._all_ended()
 
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
         self._launcher.send({"op": "store", "round": self._round, "why": why, "pid": pid, "exitcode": exitcode})

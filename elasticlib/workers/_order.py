@@ -29,7 +29,7 @@ from elasticlib.numa._apply import attempt
 from elasticlib.numa._cpus import cpus_for
 from elasticlib.numa._sysfs import read_topology
 from elasticlib.spec import DEFAULT_PRELOAD, WorkerSpec
-from elasticlib.workers import _devices, _env, _packing
+from elasticlib.workers import _devices, _env, _exiting, _packing
 from elasticlib.workers._templates import TemplateKey, fresh_command, importable_by
 
 _log = logging.getLogger("elasticlib")
@@ -126,6 +126,10 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
         "sys_path": [],
         "argv": [],
         "entry": "",
+        "exit_timeout": (
+            _exiting.DEFAULT_EXIT_TIMEOUT if spec.exit_timeout is None else spec.exit_timeout,
+            spec.exit_timeout is not None,
+        ),
     }
     job = Job(common, (), {}, None, environment, ())
     if isinstance(entry, (str, os.PathLike)):

@@ -40,8 +40,30 @@ class Exit:
     """The fault handler's stacks, empty unless the worker crashed."""
     tail: str = ""
     """The end of what Python wrote to stderr."""
+    overdue: float | None = None
+    """Seconds after the end of its program in which its process did not end, so that it was stopped."""
     unread: bool = False
     """True where no descriptor was free for what it left, so that a report may have been lost."""
+
+
+@define
+class Failed:
+    """A worker's program failed, though its process has not ended yet."""
+
+    end: Exit
+    """What is known of it by now."""
+
+
+@define
+class Lingers:
+    """A worker's program is over, but its process did not end within its exit timeout."""
+
+    local_rank: int
+    pid: int
+    seconds: float
+    ends: bool
+    """Whether it is stopped for that."""
+    stacks: str
 
 
 @define
@@ -69,7 +91,7 @@ class Lost:
     cause: Exception | None = None
 
 
-Event = Exit | Stopped | StoreGone | Lost
+Event = Exit | Failed | Lingers | Stopped | StoreGone | Lost
 
 _EXIT_LIMIT = 1.0
 """Seconds between a foreman's last word, the end of its channel, and its end."""
@@ -230,11 +252,19 @@ class Crew:
             match message["op"]:
                 case "exited":
                     rank, pid, code, told = (message[name] for name in ("local_rank", "pid", "exitcode", "told"))
+                    overdue = message["overdue"]
                     if len(descriptors) < _LEFT:  # the end itself is told all the same
-                        return [Exit(rank, pid, code, told, None, "", unread=True)]
+                        return [Exit(rank, pid, code, told, None, "", overdue=overdue, unread=True)]
                     report, *texts = descriptors
                     faults, tail = (_text(descriptor) for descriptor in texts)
-                    return [Exit(rank, pid, code, told, _report.read(report), faults, tail)]
+                    return [Exit(rank, pid, code, told, _report.read(report), faults, tail, overdue)]
+                case "failed":
+                    left = _report.read(descriptors[0]) if descriptors else None
+                    return [Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))]
+                case "lingers":
+                    stacks = _text(descriptors[0]) if descriptors else ""
+                    rank, pid, seconds, ends = (message[name] for name in ("local_rank", "pid", "seconds", "ends"))
+                    return [Lingers(rank, pid, seconds, ends, stacks)]
                 case "store":
                     return [StoreGone(message["why"], message["pid"], message["exitcode"])]
                 case "stopped":
@@ -244,10 +274,15 @@ class Crew:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def stop(self, signum: int, grace: float) -> bool:
-        """Send *signum* to every worker's group and SIGKILL after *grace* s; `Stopped` follows. False if lost."""
+    def stop(self, signum: int, grace: float, spare_failed: bool = False) -> bool:
+        """
+        Send *signum* to every worker's group and SIGKILL after *grace* s; `Stopped` follows. False if lost.
+
+        With *spare_failed* workers whose programs failed keep the time that they have for their exit handlers.
+        """
         self._wake()
-        return self._channel is not None and self._channel.send({"op": "stop", "signal": signum, "grace": grace})
+        message = {"op": "stop", "signal": signum, "grace": grace, "spare": spare_failed}
+        return self._channel is not None and self._channel.send(message)
 
     def _wake(self) -> None:
         """A foreman that was stopped from outside hears nobody."""
