@@ -88,13 +88,17 @@ class Foreman:
         """Follow orders until the launcher or the parent is gone."""
         self._selector.register(self._launcher, selectors.EVENT_READ, self._obey)
         self._selector.register(_guardian.watch(self._parent), selectors.EVENT_READ, self._leave)
-        self._notices = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(self._notices[0], selectors.EVENT_READ, self._hear)
+        self.listen()
         while True:
             for key, _ in self._selector.select(self._left()):
                 key.data()
             for worker in list(self._live.values()):
                 self._look_at(worker)
+
+    def listen(self) -> None:
+        """Have workers announce what becomes of their programs."""
+        self._notices = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._notices[0], selectors.EVENT_READ, self._hear)
 
     def _left(self) -> float | None:
         """Seconds until the next deadline, or until it is looked at again: the kernel does not count any number."""

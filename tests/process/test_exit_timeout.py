@@ -39,8 +39,9 @@ def held_by(how: str) -> None:
 
 
 def wait_holding_the_lock() -> None:
-    """Never come back from native code that keeps the interpreter's lock."""
-    ctypes.PyDLL(None).pause()
+    """Sit in native code that keeps the interpreter's lock."""
+    while True:
+        ctypes.PyDLL(None).pause()  # comes back when a signal interrupts it
 
 
 def raises_on_rank_one(how: str, folder: str) -> None:

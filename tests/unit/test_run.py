@@ -98,7 +98,8 @@ def test_defaults_are_torchruns_but_for_the_start_method(launches: Launches) -> 
 def test_every_option_of_one_node_reaches_the_config(launches: Launches) -> None:
     main(
         "--nnodes 1 --nproc-per-node 3 --start-method spawn --role trainer --max-restarts 2 --monitor-interval 0.5 "
-        "--signals-to-handle SIGTERM,SIGUSR1 --shutdown-timeout 7 --log-dir /logs --redirects 0:1,1:3 --tee 2 "
+        "--signals-to-handle SIGTERM,SIGUSR1 --shutdown-timeout 7 --exit-timeout 2.5 --log-dir /logs "
+        "--redirects 0:1,1:3 --tee 2 "
         "--local-ranks-filter 0,2 --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id job7 "
         "--local-addr 10.0.0.7 train.py".split()
     )
@@ -112,6 +113,7 @@ def test_every_option_of_one_node_reaches_the_config(launches: Launches) -> None
         config.monitor_interval,
     )
     assert ("SIGTERM,SIGUSR1", 7, "job7") == (config.signals_to_handle, config.shutdown_timeout, config.run_id)
+    assert 2.5 == config.exit_timeout
     assert ("c10d", "localhost:0", "10.0.0.7") == (config.rdzv_backend, config.rdzv_endpoint, config.local_addr)
     assert config.logs_specs == DefaultLogsSpecs(
         log_dir="/logs", redirects={0: Std.OUT, 1: Std.ALL}, tee=Std.ERR, local_ranks_filter=[0, 2]
@@ -144,6 +146,7 @@ EXAMPLES = {
     "max_restarts": "4",
     "monitor_interval": "0.7",
     "shutdown_timeout": "9",
+    "exit_timeout": "2.5",
     "redirects": "3",
     "tee": "1",
     "local_ranks_filter": "0",
@@ -356,6 +359,8 @@ def test_logs_specs_and_numa_binding_read_no_variable(launches: Launches, monkey
         (["--nproc-per-node", "2 gpus"], "'2 gpus'"),
         (["--shutdown-timeout", "-1"], "-1"),
         (["--shutdown-timeout", "soon"], "'soon'"),
+        (["--exit-timeout", "-1"], "exit-timeout"),
+        (["--exit-timeout", "soon"], "'soon'"),
         (["--redirects", "4"], "'4'"),
         (["--redirects", "0:1,"], "'0:1,'"),
         (["--tee", ""], "''"),
@@ -431,6 +436,7 @@ DEFAULTS = {
     "--numa-binding": "none",
     "--signals-to-handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     "--shutdown-timeout": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30",
+    "--exit-timeout": "30; scripts that ended well take any time",
     "--virtual-local-rank": "off",
     "--preload": "torch",
 }

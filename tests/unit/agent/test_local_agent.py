@@ -433,7 +433,7 @@ class Ladder(Starter):
     def fileno(self) -> int:
         return self.ready
 
-    def stop(self, signum: int, grace: float) -> bool:
+    def stop(self, signum: int, grace: float, spare_failed: bool = False) -> bool:
         self.stops.append((signum, grace))
         if grace < 10.0:
             self.events.append(Stopped())

@@ -40,7 +40,7 @@ class Told:
         events, self.events = self.events, []
         return events
 
-    def stop(self, signum: int, grace: float) -> bool:
+    def stop(self, signum: int, grace: float, spare_failed: bool = False) -> bool:
         self.stops.append((signum, grace))
         return True
 
@@ -313,7 +313,7 @@ def test_a_close_takes_a_plain_number_of_a_signal(make: Make) -> None:
     context = context_on(crew)
     stop = crew.stop
 
-    def stopping(signum: int, grace: float) -> bool:
+    def stopping(signum: int, grace: float, _: bool = False) -> bool:
         crew.events.append(Stopped())
         return stop(signum, grace)
 
@@ -328,7 +328,7 @@ def test_a_close_that_was_cut_off_ends_waits_all_the_same(make: Make, monkeypatc
     """An error within it: workers are killed, but nobody heard of their ends."""
     _, crew = make()
     context = context_on(crew)
-    monkeypatch.setattr(crew, "stop", lambda signum, grace: 1 / 0)
+    monkeypatch.setattr(crew, "stop", lambda *_: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
         context.close()

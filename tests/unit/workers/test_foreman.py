@@ -7,12 +7,14 @@ import os
 import selectors
 import shutil
 import signal
+import struct
 from collections.abc import Iterator
 
 import pytest
 
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers import _foreman, _guardian, _report
+from elasticlib.workers._exiting import Course, Outcome
 from elasticlib.workers._foreman import Foreman
 
 
@@ -23,12 +25,13 @@ class Yard:
         self.launcher, theirs = Channel.pair()
         self.theirs = theirs
         self.foreman = Foreman(theirs, os.getppid(), frozenset(), {"SET": "by the wrapper", "RANK": "by an import"})
+        self.foreman.listen()
         self.orders: list[Message] = []
         self.sent: list[tuple[int, int]] = []
         self.workers: list[int] = []
         monkeypatch.setattr(_foreman, "_signal_group", lambda leader, _, signum: self.sent.append((leader, signum)))
         monkeypatch.setattr(_guardian, "send", lambda handle, signum: None)
-        monkeypatch.setattr(_guardian, "sweep", lambda **limits: [])
+        monkeypatch.setattr(_guardian, "sweep", lambda *spare, **limits: [])
 
     def process(self, order: Message | None = None) -> int:
         """A process that stands for a worker; *order* is what the foreman would have it do."""
@@ -42,7 +45,7 @@ class Yard:
     def worker(self, rank: int) -> _foreman._Live:
         pid = self.process()
         left = os.memfd_create("report"), os.memfd_create("faults"), os.memfd_create("tail")
-        live = _foreman._Live(self.foreman._round, rank, pid, os.pidfd_open(pid), left)
+        live = _foreman._Live(self.foreman._round, rank, pid, os.pidfd_open(pid), left, Course())
         self.foreman._live[rank] = live
         self.foreman._selector.register(live.handle, selectors.EVENT_READ, lambda: self.foreman._ended(live))
         return live
@@ -57,8 +60,15 @@ class Yard:
         self.foreman._ended(live)
 
     def order(self, **message: object) -> None:
-        self.launcher.send(message, (0, 1, 2) if message["op"] == "start" else ())
+        more = {"spare": False} if message["op"] == "stop" else {}
+        self.launcher.send({**more, **message}, (0, 1, 2) if message["op"] == "start" else ())
         self.foreman._obey()
+
+    def out_of_time(self) -> None:
+        """Let the deadlines of all workers pass."""
+        for live in list(self.foreman._live.values()):
+            live.course.deadline = 0.0
+            self.foreman._look_at(live)
 
     def said(self) -> list[Message]:
         """All that the foreman has said by now."""
@@ -78,6 +88,8 @@ class Yard:
         for live in self.foreman._live.values():
             for descriptor in (live.handle, *live.left):
                 os.close(descriptor)
+        for descriptor in self.foreman._notices:
+            os.close(descriptor)
         self.foreman._selector.close()
         self.launcher.close()
         self.theirs.close()
@@ -170,9 +182,9 @@ def test_out_of_time_means_a_kill_and_then_the_survivors_are_told(yard: Yard) ->
     live = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
 
-    yard.foreman._out_of_time()
+    yard.out_of_time()
     after_kill = yard.said()
-    yard.foreman._out_of_time()
+    yard.out_of_time()
 
     assert yard.sent[-1] == (live.pid, signal.SIGKILL)
     assert after_kill == []
@@ -180,23 +192,23 @@ def test_out_of_time_means_a_kill_and_then_the_survivors_are_told(yard: Yard) ->
 
 
 def test_another_signal_after_the_kill_does_not_make_a_survivor_of_who_is_just_dying(yard: Yard) -> None:
-    yard.worker(0)
+    live = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGINT), grace=30.0)
     yard.order(op="stop", signal=int(signal.SIGKILL), grace=0.0)
-    yard.foreman._out_of_time()
-    until_then = yard.foreman._deadline
+    yard.out_of_time()
+    until_then = live.course.deadline
 
     yard.order(op="stop", signal=int(signal.SIGKILL), grace=0.0)
 
-    assert yard.foreman._deadline == until_then
+    assert live.course.deadline == until_then
 
 
 def test_a_survivor_is_no_worker_of_a_later_round(yard: Yard) -> None:
     yard.foreman._round = 0
     survivor = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
-    yard.foreman._out_of_time()
-    yard.foreman._out_of_time()
+    yard.out_of_time()
+    yard.out_of_time()
     yard.said()
 
     yard.order(op="start", round=1, workers=[], store=False)
@@ -213,8 +225,8 @@ def test_a_survivor_leaves_no_descriptor_open(yard: Yard) -> None:
     yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
 
-    yard.foreman._out_of_time()
-    yard.foreman._out_of_time()
+    yard.out_of_time()
+    yard.out_of_time()
 
     assert os.listdir("/proc/self/fd") == before
 
@@ -222,6 +234,7 @@ def test_a_survivor_leaves_no_descriptor_open(yard: Yard) -> None:
 def start(yard: Yard, *ranks: int) -> None:
     """Order a round of workers, of whom only their orders are looked at."""
     yard.foreman._job = {"common": {"env": {"SET": "by the caller", "HOME": "/"}, "stdout": None, "stderr": None}}
+    yard.foreman._job["common"]["exit_timeout"] = [30.0, False]
     workers = [{"local_rank": rank, "env": {"RANK": str(rank)}} for rank in ranks]
     yard.order(op="start", round=3, workers=workers, store=False)
 
@@ -300,3 +313,52 @@ def test_a_grace_may_be_longer_than_the_kernel_can_count(yard: Yard, grace: floa
     ready = yard.foreman._selector.select(yard.foreman._left())
 
     assert [key.fileobj for key, _ in ready] == [yard.theirs]
+
+
+def announced(yard: Yard, live: _foreman._Live, outcome: Outcome, status: int) -> None:
+    """Have *live* announce the outcome of its program, as its process would."""
+    writing = yard.foreman._notices[1]
+    os.write(writing, struct.pack("!iBi", live.pid, outcome, status))
+    yard.foreman._hear()
+
+
+def test_a_failure_is_told_when_it_is_announced_with_its_report(yard: Yard) -> None:
+    live = yard.worker(1)
+
+    announced(yard, live, Outcome.RAISED, 1)
+
+    assert yard.said() == [{"op": "failed", "round": -1, "local_rank": 1, "pid": live.pid, "exitcode": 1}]
+
+
+def test_a_stop_after_a_failure_spares_who_has_failed(yard: Yard) -> None:
+    failed, other = yard.worker(0), yard.worker(1)
+    announced(yard, failed, Outcome.RAISED, 1)
+
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0, spare=True)
+
+    assert {other.pid} == {pid for pid, _ in yard.sent}
+
+
+def test_who_lives_on_is_told_of_and_ends_with_the_status_of_its_program(yard: Yard) -> None:
+    """Its threads' stacks are asked for, then it is stopped."""
+    live = yard.worker(0)
+    announced(yard, live, Outcome.RETURNED, 0)
+    os.write(live.left[1], b"stacks")
+
+    while not yard.sent:
+        yard.out_of_time()
+    yard.end(live)
+
+    lingers, exited, stopped = yard.said()
+    assert ("lingers", True, 30.0) == (lingers["op"], lingers["ends"], lingers["seconds"])
+    assert (0, 30.0, False) == (exited["exitcode"], exited["overdue"], exited["told"])
+    assert "stopped" == stopped["op"]
+
+
+def test_announcements_of_strangers_are_left_out(yard: Yard) -> None:
+    yard.worker(0)
+    os.write(yard.foreman._notices[1], struct.pack("!iBi", 1, Outcome.RAISED, 1) + b"and more")
+
+    yard.foreman._hear()
+
+    assert yard.said() == []

@@ -39,7 +39,7 @@ class Foreman:
         os.write(memories[1], b"Fatal Python error" if exitcode == -11 else b"")
         os.write(memories[2], b"last words\n")
         message = {"op": "exited", "round": number, "local_rank": rank, "pid": 70 + rank}
-        self.channel.send({**message, "exitcode": exitcode, "told": False}, memories)
+        self.channel.send({**message, "exitcode": exitcode, "told": False, "overdue": None}, memories)
         for descriptor in memories:
             os.close(descriptor)
 
@@ -201,10 +201,11 @@ def test_a_foreman_that_broke_in_a_round_is_a_loss_with_its_reason(foreman: Fore
 def test_a_stop_is_sent_with_signal_and_grace(foreman: Foreman) -> None:
     foreman.hear()
 
-    sent = foreman.crew.stop(15, 2.5)
+    sent = foreman.crew.stop(15, 2.5), foreman.crew.stop(15, 2.5, spare_failed=True)
 
-    assert sent
-    assert foreman.hear() == {"op": "stop", "signal": 15, "grace": 2.5}
+    assert sent == (True, True)
+    assert foreman.hear() == {"op": "stop", "signal": 15, "grace": 2.5, "spare": False}
+    assert foreman.hear() == {"op": "stop", "signal": 15, "grace": 2.5, "spare": True}
 
 
 def test_a_stop_without_a_foreman_says_so(foreman: Foreman) -> None:
