@@ -117,6 +117,21 @@ def prepare(dest: LogsDest) -> None:
             raise LogDirError(f"{path} cannot take a worker's output: {error}; give another log_dir") from error
 
 
+def full_folders(dest: LogsDest) -> list[str]:
+    """Of each file system without room where *dest* has stream files, one folder: lines may be missing there."""
+    folders = {os.path.dirname(path) or "." for path in {*dest.stdouts.values(), *dest.stderrs.values()}}
+    full = {os.stat(folder).st_dev: folder for folder in sorted(folders, reverse=True) if _is_full(folder)}
+    return sorted(full.values())
+
+
+def _is_full(folder: str) -> bool:
+    try:
+        facts = os.statvfs(folder)
+    except OSError:
+        return False
+    return facts.f_blocks > 0 and (facts.f_bfree if os.geteuid() == 0 else facts.f_bavail) == 0
+
+
 def follow(tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: Duplicates) -> None:
     """
     Copy the tee'd files of *dest* to the console, each line after its rank's prefix, and to the filtered files.

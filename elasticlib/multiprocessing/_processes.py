@@ -267,6 +267,8 @@ class Processes:
 
     def drain(self) -> None:
         """Bring the last lines of this round's workers, which must be gone, to the console."""
+        for folder in _streams.full_folders(self._dest):
+            self._sink(records.LogsCutOff(folder))
         if self._tee is not None:
             self._tee.drain_and_forget([*self._dest.tee_stdouts.values(), *self._dest.tee_stderrs.values()])
 

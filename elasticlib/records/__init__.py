@@ -24,6 +24,7 @@ from elasticlib.records._of_agents import (
 from elasticlib.records._of_jobs import (
     HealthCheckTold,
     LaunchStarted,
+    LogsCutOff,
     LogsKept,
     NotNeeded,
     PreloadSkipped,
@@ -47,6 +48,7 @@ __all__ = [
     "AgentSucceeded",
     "HealthCheckTold",
     "LaunchStarted",
+    "LogsCutOff",
     "LogsKept",
     "NotNeeded",
     "PreloadSkipped",

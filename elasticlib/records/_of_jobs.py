@@ -165,6 +165,21 @@ class LogsKept:
 
 
 @frozen
+class LogsCutOff:
+    """The disk of a log folder was full when a round ended, so that lines may be missing there."""
+
+    folder: str
+
+    level = logging.WARNING
+
+    def __str__(self) -> str:
+        return (
+            f"no room is left on the disk of {self.folder}: lines that workers could not write are lost; make room, "
+            "or give another log_dir"
+        )
+
+
+@frozen
 class WatchdogTold:
     """The watchdog of countdown timers has something to tell."""
 

@@ -27,6 +27,7 @@ from elasticlib.records._of_agents import (
 from elasticlib.records._of_jobs import (
     HealthCheckTold,
     LaunchStarted,
+    LogsCutOff,
     LogsKept,
     NotNeeded,
     PreloadSkipped,
@@ -67,6 +68,7 @@ Record: TypeAlias = (
     | WorkersSurvived
     | ThreadsChosen
     | PreloadSkipped
+    | LogsCutOff
     | LogsKept
     | WatchdogTold
     | WorkerAsleep
