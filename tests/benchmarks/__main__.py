@@ -20,11 +20,12 @@ from tests.benchmarks.life import LIFE
 from tests.benchmarks.logs import LOGS
 from tests.benchmarks.lost_node import LOST_NODE
 from tests.benchmarks.peers_told import PEERS_TOLD
+from tests.benchmarks.raised import RAISED
 from tests.benchmarks.recoveries import RECOVERIES
 from tests.benchmarks.restart import RESTART
 from tests.benchmarks.sockets import SOCKETS
 
-BENCHMARKS = (RECOVERIES, RESTART, LIFE, CALLS, KILLS, LOGS, SOCKETS, COMMANDS, *FORMING, LOST_NODE, PEERS_TOLD)
+BENCHMARKS = (RECOVERIES, RESTART, LIFE, CALLS, KILLS, LOGS, SOCKETS, COMMANDS, *FORMING, LOST_NODE, PEERS_TOLD, RAISED)
 
 
 def in_turns(

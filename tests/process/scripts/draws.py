@@ -32,7 +32,9 @@ def drawn() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    with open(os.path.join(sys.argv[1], uuid.uuid4().hex), "w") as file:
+    path = os.path.join(sys.argv[1], uuid.uuid4().hex)
+    with open(path + ".part", "w") as file:
         json.dump(drawn(), file)
+    os.rename(path + ".part", path + ".json")  # a peer's failure may end this process at any time
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0":
         raise SystemExit(3)
