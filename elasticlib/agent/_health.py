@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from elasticlib._programs import own
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError
 
@@ -120,5 +121,5 @@ def _has_asked(client: socket.socket, wake: int) -> bool:
 
 def _listen(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+        return own(socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True))
+    return own(socket.create_server(("", port)))

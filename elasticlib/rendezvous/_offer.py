@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from attrs import define, frozen
 
+from elasticlib._programs import own
 from elasticlib.rendezvous._messages import Descriptor
 
 LOOPBACK = "127.0.0.1"
@@ -81,10 +82,10 @@ def _listen(address: str, port: int) -> tuple[socket.socket, tuple[str, ...]]:
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(address).is_loopback:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            return socket.create_server((address, port), family=family, backlog=_BACKLOG), ()
+            return own(socket.create_server((address, port), family=family, backlog=_BACKLOG)), ()
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
-    everywhere = socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
+    everywhere = own(socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual))
     return everywhere, tuple(other for other in own_addresses(ipv6=dual) if other != address)
 
 
