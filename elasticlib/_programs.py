@@ -159,15 +159,16 @@ def not_started(what: str, error: OSError | RuntimeError) -> StartError:
     # Of threads Python says only that there can be no more.
     number = errno.EAGAIN if isinstance(error, RuntimeError) else error.errno
     mend = {errno.EAGAIN: FEW_PROCESSES, errno.EMFILE: FEW_DESCRIPTORS}.get(number or 0, "")
-    return StartError(f"cannot start {what}: {error}{mend}")
+    return StartError(f"cannot start {what}: {getattr(error, 'strerror', None) or error}{mend}")
 
 
-def start_thread(thread: threading.Thread) -> None:
-    """Start *thread*. Raises `StartError` where the system has room for no more."""
+def start_thread(thread: threading.Thread) -> threading.Thread:
+    """*thread*, started. Raises `StartError` where the system has room for no more."""
     try:
         thread.start()
     except RuntimeError as error:
         raise not_started(f"the thread {thread.name}", error) from error
+    return thread
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None = None) -> Child:

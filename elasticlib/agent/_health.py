@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elasticlib._programs import own
+from elasticlib._programs import own, start_thread
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError
 
@@ -70,7 +70,7 @@ class HealthCheckServer:
         self._thread = threading.Thread(
             target=self._serve, args=(listener, server, self._wake), name="elasticlib-health-check", daemon=True
         )
-        self._thread.start()
+        start_thread(self._thread)
 
     def stop(self) -> None:
         """Cease to listen; may come at any time, more than once."""

@@ -27,6 +27,7 @@ PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 TEMPLATE_FD = 3
 """The descriptor on which a template finds its control socket."""
+FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 _LOW = 256
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -249,7 +250,7 @@ def _main(argv: Sequence[str]) -> NoReturn:
     try:
         child = os.fork()
     except OSError as error:
-        os.write(2, f"no process can be started: {error}".encode())
+        os.write(2, f"no process can be started: {error}{FEW_PROCESSES}".encode())
         os._exit(1)
     if child == 0:
         os.setsid()
