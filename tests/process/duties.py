@@ -267,3 +267,16 @@ def loses_the_store(folder: Path, does: str) -> str:
             distributed.distributed_c10d._get_default_store().get("never set")
         time.sleep(60)  # stands for work; the end of the store ends it
     return os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+
+def fails_once() -> str:
+    """Fails in the first round; returns which one it is."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        fails()
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+
+def works_and_fails_once(go: Path, folder: Path) -> str:
+    """Works until *go* is there, and then fails in the first round; returns which one it is."""
+    works_until(go, folder)
+    return fails_once()
