@@ -207,7 +207,7 @@ def test_what_could_not_be_read_of_a_worker_is_an_error_and_no_none(make: Make) 
     processes, _ = make(Exit(0, 100, 0, False, None, "", unread=True), ended(1), Stopped())
     processes.take()
 
-    with pytest.raises(PicklingError, match="rank 0 .*as many files open as it may.*ulimit -n"):
+    with pytest.raises(PicklingError, match=r"rank 0 .*as many files open as it may.*ulimit -n"):
         processes.return_values()
 
 
