@@ -257,6 +257,11 @@ class Processes:
             self._deadline, self._limit = deadline, deadline + _ANSWER
             self._crew.stop(signum, grace)
 
+    def signal(self, local_rank: int, signum: int) -> None:
+        """Signal one worker and all that it started; nothing once it has ended."""
+        if self._crew is not None:
+            self._crew.signal(local_rank, signum)
+
     def drain(self) -> None:
         """Bring the last lines of this round's workers, which must be gone, to the console."""
         if self._tee is not None:
