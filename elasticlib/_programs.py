@@ -125,8 +125,9 @@ class Child(Process):
 def close_all_but(keep: Collection[int]) -> None:
     """Close every descriptor of this process that is not in *keep*, in a time that its limit has no part in."""
     # The lowest ones blindly: that makes room for the listing where the limit leaves none.
-    for number in set(range(_LOW)).difference(keep):
-        os.closerange(number, number + 1)  # which minds none that is not open
+    low = [-1, *sorted(number for number in keep if number < _LOW), _LOW]
+    for before, after in zip(low, low[1:], strict=False):
+        os.closerange(before + 1, after)  # which minds none that is not open
     try:
         numbers = {int(name) for name in os.listdir("/proc/self/fd")}
     except OSError:  # no /proc: as slow as the limit is high, where the kernel has no call for ranges
