@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import signal
 import threading
@@ -126,8 +127,9 @@ def close_all_but(keep: Collection[int]) -> None:
     """Close every descriptor of this process that is not in *keep*, in a time that its limit has no part in."""
     # The lowest ones blindly: that makes room for the listing where the limit leaves none.
     low = [-1, *sorted(number for number in keep if number < _LOW), _LOW]
-    for before, after in zip(low, low[1:], strict=False):
-        os.closerange(before + 1, after)  # which minds none that is not open
+    for before, after in itertools.pairwise(low):
+        if before + 1 < after:  # an empty range that ends below 0 is all there is, to the interpreter
+            os.closerange(before + 1, after)  # which minds none that is not open
     try:
         numbers = {int(name) for name in os.listdir("/proc/self/fd")}
     except OSError:  # no /proc: as slow as the limit is high, where the kernel has no call for ranges

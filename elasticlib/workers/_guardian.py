@@ -234,7 +234,8 @@ def _close_inherited() -> None:
         os.closerange(_LOW, os.sysconf("SC_OPEN_MAX"))
         return
     for number in numbers:
-        os.closerange(max(number, _LOW), number + 1)
+        if number >= _LOW:
+            os.closerange(number, number + 1)  # which minds none that is not open
 
 
 def _main(argv: Sequence[str]) -> NoReturn:
