@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import signal
 import threading
@@ -125,8 +126,10 @@ class Child(Process):
 def close_all_but(keep: Collection[int]) -> None:
     """Close every descriptor of this process that is not in *keep*, in a time that its limit has no part in."""
     # The lowest ones blindly: that makes room for the listing where the limit leaves none.
-    for number in set(range(_LOW)).difference(keep):
-        os.closerange(number, number + 1)  # which minds none that is not open
+    low = [-1, *sorted(number for number in keep if number < _LOW), _LOW]
+    for before, after in itertools.pairwise(low):
+        if before + 1 < after:  # an empty range that ends below 0 is all there is, to the interpreter
+            os.closerange(before + 1, after)  # which minds none that is not open
     try:
         numbers = {int(name) for name in os.listdir("/proc/self/fd")}
     except OSError:  # no /proc: as slow as the limit is high, where the kernel has no call for ranges
@@ -159,15 +162,16 @@ def not_started(what: str, error: OSError | RuntimeError) -> StartError:
     # Of threads Python says only that there can be no more.
     number = errno.EAGAIN if isinstance(error, RuntimeError) else error.errno
     mend = {errno.EAGAIN: FEW_PROCESSES, errno.EMFILE: FEW_DESCRIPTORS}.get(number or 0, "")
-    return StartError(f"cannot start {what}: {error}{mend}")
+    return StartError(f"cannot start {what}: {getattr(error, 'strerror', None) or error}{mend}")
 
 
-def start_thread(thread: threading.Thread) -> None:
-    """Start *thread*. Raises `StartError` where the system has room for no more."""
+def start_thread(thread: threading.Thread) -> threading.Thread:
+    """*thread*, started. Raises `StartError` where the system has room for no more."""
     try:
         thread.start()
     except RuntimeError as error:
         raise not_started(f"the thread {thread.name}", error) from error
+    return thread
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None = None) -> Child:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from elasticlib._programs import own, start_thread
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError
 
@@ -69,7 +70,7 @@ class HealthCheckServer:
         self._thread = threading.Thread(
             target=self._serve, args=(listener, server, self._wake), name="elasticlib-health-check", daemon=True
         )
-        self._thread.start()
+        start_thread(self._thread)
 
     def stop(self) -> None:
         """Cease to listen; may come at any time, more than once."""
@@ -120,5 +121,5 @@ def _has_asked(client: socket.socket, wake: int) -> bool:
 
 def _listen(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+        return own(socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True))
+    return own(socket.create_server(("", port)))

@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from attrs import define, field
 
 from elasticlib._clock import Clock, monotonic
+from elasticlib._programs import start_thread
 from elasticlib.logs._console import Sink
 from elasticlib.logs._filters import LineFilter
 from elasticlib.logs._inotify import Inotify
@@ -166,7 +167,7 @@ class Tee:
         if self._inotify is not None:
             self._poll.register(self._inotify.fd, select.POLLIN)
         thread = threading.Thread(target=self._run, name="elasticlib-tee", daemon=True)
-        thread.start()
+        start_thread(thread)
         return thread
 
     def _run(self) -> None:

@@ -326,7 +326,10 @@ class SubprocessContext(PContext):
             self._look(time.monotonic())
             return self._processes.exits
 
-        return {rank: ProcessView(rank, ProcessOfSet(pid, rank, exits)) for rank, pid in self.pids().items()}
+        return {
+            rank: ProcessView(rank, ProcessOfSet(pid, rank, exits, self._processes.signal))
+            for rank, pid in self.pids().items()
+        }
 
     def _plan(self, wishes: _call.Wishes) -> _order.Job:
         return _call.of_program(self.entrypoint, self.args, wishes)  # type: ignore[arg-type]

@@ -93,6 +93,19 @@ class Processes:
         pidfd of the process with which all workers will die, before there are any. Raises `StartError` or
         `PreloadError`; no process is left then.
         """
+        with room_for(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
+            return self._start(number, orders, dest, prefixes, listener, interrupt, guard)
+
+    def _start(
+        self,
+        number: int,
+        orders: Sequence[Message],
+        dest: LogsDest,
+        prefixes: Mapping[int, bytes],
+        listener: int | None,
+        interrupt: int | None,
+        guard: Callable[[int], None] | None,
+    ) -> dict[int, int]:
         self._forget()
         self._memory_kills = _machine.memory_kills()
         self._dest = settled(dest)
@@ -106,13 +119,8 @@ class Processes:
         def begin() -> dict[int, int]:
             return self._begin(number, whole, listener, interrupt, guard)
 
-        with room_for(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
-            self.pids = self._begin_somehow(crew, begin)
-        return self.pids
-
-    def _begin_somehow(self, crew: Crew, begin: Callable[[], dict[int, int]]) -> dict[int, int]:
         try:
-            return begin()
+            self.pids = begin()
         except PreloadError as error:
             asked = None if self._job.template is None else self._job.template.preload
             if (error.module,) != asked or error.module not in DEFAULT_PRELOAD:
@@ -120,12 +128,13 @@ class Processes:
             # Nobody asked for it: a job without torch, or one whose torch does not bear it, runs all the same.
             self._sink(records.PreloadSkipped(str(error)))
             self._job = _order.without_preload(self._job)
-            return begin()
+            self.pids = begin()
         except StartError:
             if not (crew.started() or crew.was_warm()):
                 raise
             # Template or foreman was killed while idle: nothing ran, so this costs no restart.
-            return begin()
+            self.pids = begin()
+        return self.pids
 
     def _begin(
         self,
@@ -265,6 +274,11 @@ class Processes:
             self._deadline, self._limit = deadline, deadline + _ANSWER
             self._crew.stop(signum, grace)
 
+    def signal(self, local_rank: int, signum: int) -> None:
+        """Signal one worker and all that it started; nothing once it has ended."""
+        if self._crew is not None:
+            self._crew.signal(local_rank, signum)
+
     def drain(self) -> None:
         """Bring the last lines of this round's workers, which must be gone, to the console."""
         for folder in _streams.full_folders(self._dest):
@@ -293,12 +307,13 @@ class Processes:
 
         When all were lost at once, and none had failed before, that failed them all, unless *by_loss* is False.
         """
-        kills = _machine.memory_kills() - self._memory_kills
-        found = {
-            rank_base + rank: self._failure(end, rank_base, kills)
-            for rank, end in sorted(self._ends().items())
-            if _failure.failed(end, self._dest.error_files.get(rank, ""))
-        }
+        with room_for(1):
+            kills = _machine.memory_kills() - self._memory_kills
+            found = {
+                rank_base + rank: self._failure(end, rank_base, kills)
+                for rank, end in sorted(self._ends().items())
+                if _failure.failed(end, self._dest.error_files.get(rank, ""))
+            }
         if not found and self.lost is not None and by_loss:
             for rank in range(self._count):
                 found[rank_base + rank] = ProcessFailure(

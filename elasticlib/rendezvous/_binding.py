@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from attrs import frozen
 
+from elasticlib._programs import own
 from elasticlib.errors import ConfigError, RendezvousConnectionError
 from elasticlib.rendezvous._endpoint import address_of, is_loopback, spell
 from elasticlib.rendezvous._resolver import Address
@@ -92,7 +93,7 @@ def outward_address() -> str | None:
 
 
 def _listen(address: Address, port: int) -> socket.socket:
-    listener = socket.socket(address.family, socket.SOCK_STREAM)
+    listener = own(socket.socket(address.family, socket.SOCK_STREAM))
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if address.family == socket.AF_INET6:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from attrs import evolve
 
 from elasticlib._clock import monotonic
+from elasticlib._programs import start_thread
 from elasticlib._wire import wait_readable
 from elasticlib.errors import (
     ConfigError,
@@ -243,7 +244,7 @@ class CoordinatedHandler(RendezvousHandler):
                 self._listener = threading.Thread(
                     target=self._listen, args=(member,), name="elasticlib-handler", daemon=True
                 )
-                self._listener.start()
+                start_thread(self._listener)
             return self._member
 
     def _next_seat(self) -> Seat:

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from attrs import Factory, define, frozen
 
+from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._endpoint import is_loopback, spell
 from elasticlib.rendezvous._resolver import Address
@@ -98,7 +99,7 @@ class _Attempt(Generic[T]):
 
     def __attrs_post_init__(self) -> None:
         _unfinished.add(self)
-        threading.Thread(target=self._run, name="elasticlib-dial", daemon=True).start()
+        start_thread(threading.Thread(target=self._run, name="elasticlib-dial", daemon=True))
 
     def _run(self) -> None:
         try:

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable
 
 from elasticlib._clock import Clock, monotonic
+from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from elasticlib.rendezvous._etcd_exchange import SLICE, EtcdExchange, key_path
 from elasticlib.rendezvous._etcd_keys import KEEP, Hold, Keys
@@ -197,7 +198,7 @@ class Candidate:
 
     def start(self) -> None:
         """Begin; once."""
-        self._thread.start()
+        start_thread(self._thread)
 
     def close(self, timeout: float = 2.0) -> None:
         """Stand no more; resign at once if in office. Returns when that is done, after *timeout* seconds at most."""

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 from attrs import evolve, frozen
 
 from elasticlib._clock import Clock, monotonic
+from elasticlib._programs import start_thread
 from elasticlib.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -129,8 +130,7 @@ class HandlerMember:
         self._deadline = 0.0
         self._shut = False
         self._last_word: RoundEnd | None = None
-        self._thread = threading.Thread(target=self._work, name="elasticlib-foreign-handler", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(threading.Thread(target=self._work, name="elasticlib-foreign-handler", daemon=True))
 
     # What the agent calls.
 

@@ -19,7 +19,8 @@ from attrs import evolve
 from typing_extensions import assert_never
 
 from elasticlib._clock import Clock, monotonic
-from elasticlib.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from elasticlib._programs import start_thread
+from elasticlib.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError, StartError
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._contact import INTERVAL
 from elasticlib.rendezvous._coordinator import Action, ClearStore, Received, Rules, Send, State, Tick, WakeAt
@@ -95,7 +96,7 @@ class Host:
     def start(self) -> None:
         """Begin to answer, in a thread of its own; once in the life of a host."""
         self._thread = threading.Thread(target=self.run, name="elasticlib-coordinator", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def abandon(self, why: str, leaver: str | None = None) -> None:
         """End the job for everybody, *leaver* needs no answer; may be called from any thread."""
@@ -198,7 +199,10 @@ class Host:
                 except RendezvousError as error:
                     _log.debug("the coordinator could not be woken: %s", error)
 
-        threading.Thread(target=post, name="elasticlib-wake", daemon=True).start()
+        try:
+            start_thread(threading.Thread(target=post, name="elasticlib-wake", daemon=True))
+        except StartError:
+            post()  # there is room for no more
 
     # What comes in.
 

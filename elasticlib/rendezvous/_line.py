@@ -17,12 +17,14 @@ from typing import TypeAlias
 from attrs import Factory, define, field
 
 from elasticlib._clock import Clock
+from elasticlib._programs import start_thread
 from elasticlib.errors import (
     ConfigError,
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
     RendezvousStateError,
+    StartError,
 )
 from elasticlib.rendezvous._contact import INTERVAL, NO_PULSE, Acknowledged, Broken, Greeted
 from elasticlib.rendezvous._dial import RefusedError
@@ -46,7 +48,7 @@ _log = logging.getLogger("elasticlib")
 
 Dial: TypeAlias = Callable[[float], Exchange]
 """One attempt to connect, of about so many seconds; raises `RendezvousConnectionError`."""
-Happening: TypeAlias = Greeted | Acknowledged | Broken | Notice | RendezvousError | ConfigError
+Happening: TypeAlias = Greeted | Acknowledged | Broken | Notice | RendezvousError | ConfigError | StartError
 
 _WAKE = b""
 ATTEMPT = 5.0
@@ -132,15 +134,15 @@ class Line:
 
     def _run(self, work: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
+        start_thread(thread)
         self._threads.append(thread)
-        thread.start()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
         except RendezvousConnectionError as error:
             self.tell(self, Broken(str(error), isinstance(error, RefusedError)))
-        except (RendezvousError, ConfigError) as error:
+        except (RendezvousError, ConfigError, StartError) as error:
             self.tell(self, error)
         except Exception as error:
             _log.exception("a thread of the rendezvous broke")

@@ -27,6 +27,7 @@ from elasticlib.errors import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousNotFoundError,
+    StartError,
 )
 from elasticlib.rendezvous import _contact
 from elasticlib.rendezvous._contact import Acknowledged, Broken, Connect, Fence, GiveUp, Greeted, Limits
@@ -105,7 +106,7 @@ class Member(Reporter):
         self._happenings: deque[tuple[Line | None, Happening]] = deque()
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._line: Line | None = None
-        self._error: RendezvousError | ConfigError | None = None
+        self._error: RendezvousError | ConfigError | StartError | None = None
         self._waits_since: float | None = None
         self._told = 0
         self._contact, self._first = _contact.begin(limits or Limits(), clock())
@@ -259,7 +260,7 @@ class Member(Reporter):
                 return []
             self._desk.status = ""
             return self._step(what)
-        if isinstance(what, (RendezvousError, ConfigError)):
+        if isinstance(what, (RendezvousError, ConfigError, StartError)):
             if line is None or line is self._line:
                 self._error = what
             return []

@@ -16,6 +16,8 @@ from collections.abc import Callable
 
 from attrs import define, frozen
 
+from elasticlib._programs import own
+from elasticlib._wire import room_for
 from elasticlib.rendezvous._messages import Descriptor
 
 LOOPBACK = "127.0.0.1"
@@ -41,8 +43,9 @@ class BoundOffer:
     def describe(self, slots: int, role: str) -> Descriptor:
         """Bind a socket for the next round and say where it is."""
         self._drop()
-        first = self.address()
-        self._listener, others = _listen(first, self.port)
+        with room_for(4):  # a caller whose own files fill its limit goes on to the next round all the same
+            first = self.address()
+            self._listener, others = _listen(first, self.port)
         port = self._listener.getsockname()[1]
         return Descriptor(slots, role, (first, *others), port, self.index, self.hosts(), self.work)
 
@@ -81,10 +84,10 @@ def _listen(address: str, port: int) -> tuple[socket.socket, tuple[str, ...]]:
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(address).is_loopback:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            return socket.create_server((address, port), family=family, backlog=_BACKLOG), ()
+            return own(socket.create_server((address, port), family=family, backlog=_BACKLOG)), ()
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
-    everywhere = socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
+    everywhere = own(socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual))
     return everywhere, tuple(other for other in own_addresses(ipv6=dual) if other != address)
 
 

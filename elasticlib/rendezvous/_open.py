@@ -60,7 +60,11 @@ def open_local(
     host = Host(exchange, rules, run_id=run_id, name=name)
     host.start()
     member = Member(lambda timeout: exchange.clone(), name, BoundOffer(port=port), run_id=run_id)
-    return Rendezvous(run_id, backend, member.start(), host)
+    try:
+        return Rendezvous(run_id, backend, member.start(), host)
+    except BaseException:
+        host.abandon("its member cannot be started")
+        raise
 
 
 def open_remote(job: Job) -> Rendezvous:

@@ -345,7 +345,7 @@ def _environment() -> dict[str, str]:
 
 def _rebuilt(kind: str, text: str) -> ElasticError:
     found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, (RendezvousError, errors.ConfigError)):
+    if isinstance(found, type) and issubclass(found, (RendezvousError, errors.ConfigError, errors.StartError)):
         with contextlib.suppress(TypeError):
             return found(text)
     return RendezvousError(text)

@@ -13,6 +13,7 @@ import threading
 from typing import Any
 
 from elasticlib._clock import Clock, monotonic
+from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
 from elasticlib.rendezvous._contact import Limits
 from elasticlib.rendezvous._exchange import Exchange
@@ -206,7 +207,7 @@ class Station:
         if over:
             raise RendezvousClosedError(f"job {self.job.run_id!r} is over, and nobody is left to be told")
         self._leads = True
-        threading.Thread(target=self._lead, args=(journal,), name="elasticlib-coordinator", daemon=True).start()
+        start_thread(threading.Thread(target=self._lead, args=(journal,), name="elasticlib-coordinator", daemon=True))
 
     def _voted_out(self, why: str) -> None:
         self._leads = False

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from elasticlib._programs import start_thread
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, TimerError
 from elasticlib.timer._fifo_client import VERSION, FileTimerRequest
@@ -82,7 +83,7 @@ class FileTimerServer:
         self._pipe = os.open(self._file_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._progress = time.time()
         self._thread = threading.Thread(target=self._watch, name="elasticlib-watchdog", daemon=self._daemon)
-        self._thread.start()
+        start_thread(self._thread)
         self._tell("watchdog started")
 
     def stop(self) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from elasticlib._programs import start_thread
 from elasticlib.errors import ConfigError, TimerError
 from elasticlib.timer._ledger import TimerRequest, patience
 from elasticlib.timer._requests import RequestQueue
@@ -59,7 +60,7 @@ class TimerServer(abc.ABC):
         if self._thread is not None or self._stopping.is_set():
             raise TimerError("this timer server was started before: make a new one")
         self._thread = threading.Thread(target=self._watch, name="elasticlib-timers", daemon=self._daemon)
-        self._thread.start()
+        start_thread(self._thread)
 
     def stop(self) -> None:
         """Cease to watch; returns when the thread has ended, and after *max_interval* seconds at the latest."""

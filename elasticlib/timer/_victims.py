@@ -15,6 +15,8 @@ import select
 import signal
 from collections.abc import Collection
 
+from elasticlib._wire import room_for
+
 _log = logging.getLogger("elasticlib")
 
 
@@ -23,7 +25,7 @@ class Victims:
 
     def __init__(self) -> None:
         self._handles: dict[int, int | None] = {}
-        """Process descriptors; None where the kernel gave none, and the process was there."""
+        """Process descriptors; None where the kernel gave none, and the process was there: it cannot be signalled."""
         self._refused: set[int] = set()
         """Processes that could not be signalled, which has been said."""
 
@@ -32,7 +34,8 @@ class Victims:
         if pid in self._handles or pid <= 1:
             return
         try:
-            self._handles[pid] = os.pidfd_open(pid)
+            with room_for(1):
+                self._handles[pid] = os.pidfd_open(pid)
         except OSError as error:
             if error.errno != errno.ESRCH:
                 self._handles[pid] = None
@@ -62,10 +65,9 @@ class Victims:
             return True
         handle = self._handles[pid]
         try:
-            if handle is not None:
-                signal.pidfd_send_signal(handle, signum)
-            else:
-                os.kill(pid, signum)
+            if handle is None:  # its number may be another's by now
+                raise OSError(errno.EBADF, "no descriptor could be had of it when its timer began")
+            signal.pidfd_send_signal(handle, signum)
         except ProcessLookupError:
             _log.info("process %d, whose timer expired, had ended", pid)
         except OSError as error:

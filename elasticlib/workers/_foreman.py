@@ -121,6 +121,10 @@ class Foreman:
                 self._introduce()
             case "start":
                 self._start(message, descriptors)
+            case "signal":
+                worker = self._live.get(message["local_rank"])
+                if worker is not None and message["round"] == self._round:
+                    _signal_group(worker.pid, worker.handle, message["signal"])
             case "stop":
                 self._stop(message["signal"], message["grace"], message["spare"])
             case "quit":

@@ -27,6 +27,7 @@ PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 TEMPLATE_FD = 3
 """The descriptor on which a template finds its control socket."""
+FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 _LOW = 256
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -233,7 +234,8 @@ def _close_inherited() -> None:
         os.closerange(_LOW, os.sysconf("SC_OPEN_MAX"))
         return
     for number in numbers:
-        os.closerange(max(number, _LOW), number + 1)
+        if number >= _LOW:
+            os.closerange(number, number + 1)  # which minds none that is not open
 
 
 def _main(argv: Sequence[str]) -> NoReturn:
@@ -249,7 +251,7 @@ def _main(argv: Sequence[str]) -> NoReturn:
     try:
         child = os.fork()
     except OSError as error:
-        os.write(2, f"no process can be started: {error}".encode())
+        os.write(2, f"no process can be started: {error}{FEW_PROCESSES}".encode())
         os._exit(1)
     if child == 0:
         os.setsid()

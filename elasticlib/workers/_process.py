@@ -284,6 +284,12 @@ class Crew:
         message = {"op": "stop", "signal": signum, "grace": grace, "spare": spare_failed}
         return self._channel is not None and self._channel.send(message)
 
+    def signal(self, local_rank: int, signum: int) -> None:
+        """Signal the group of one worker, if it runs: the foreman alone knows whom its number means."""
+        self._wake()
+        if self._channel is not None:
+            self._channel.send({"op": "signal", "round": self._round, "local_rank": local_rank, "signal": signum})
+
     def _wake(self) -> None:
         """A foreman that was stopped from outside hears nobody."""
         if self._foreman is not None:

@@ -245,3 +245,38 @@ def works_until(go: Path, folder: Path) -> None:
     """Says that it works, and ends when *go* is there."""
     at_work(folder)
     wait_for(go.exists, 60.0)
+
+
+def loses_the_store(folder: Path, does: str) -> str:
+    """In the first round rank 0 kills the process that hosts the store; then all wait, or ask the store."""
+    import torch
+    from torch import distributed
+
+    distributed.init_process_group("gloo")
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        pids = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+        distributed.all_gather(pids, torch.tensor([os.getpid()]))
+        if os.environ["RANK"] == "0":
+            foreman = os.getppid()
+            children = {int(pid) for pid in os.listdir("/proc") if pid.isdigit() and lives(int(pid))}
+            (host,) = {pid for pid in children if parent_of(pid) == foreman} - {int(pid) for pid in pids}
+            say(folder / "store", str(host))
+            os.kill(host, signal.SIGKILL)
+        if does == "talks":
+            wait_for((folder / "store").exists)
+            distributed.distributed_c10d._get_default_store().get("never set")
+        time.sleep(60)  # stands for work; the end of the store ends it
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+
+def fails_once() -> str:
+    """Fails in the first round; returns which one it is."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        fails()
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+
+def works_and_fails_once(go: Path, folder: Path) -> str:
+    """Works until *go* is there, and then fails in the first round; returns which one it is."""
+    works_until(go, folder)
+    return fails_once()

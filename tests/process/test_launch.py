@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -290,3 +292,58 @@ def test_launches_side_by_side_do_not_meet() -> None:
         thread.join()
 
     assert {count: dict.fromkeys(range(count), sum(range(count))) for count in (1, 2, 3)} == results
+
+
+def served(port: int) -> tuple[str, int]:
+    """Which round it is, once a process group stood on the port that was asked for; fails in the first two."""
+    assert int(os.environ["MASTER_PORT"]) == port
+    total = sum_of_ranks()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] in ("0", "1"):
+        raise ValueError("once more")
+    return os.environ["TORCHELASTIC_RESTART_COUNT"], total
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_round_has_the_port_that_was_asked_for(method: str) -> None:
+    """Nobody holds the listener of the round before: neither who was forked from the caller, nor its guardian."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+
+    results = launch(
+        2,
+        served,
+        port,
+        max_restarts=2,
+        start_method=method,
+        rdzv_backend="static",
+        rdzv_endpoint=f"127.0.0.1:{port}",
+        rdzv_configs={"rank": 0},
+    )
+
+    assert dict.fromkeys((0, 1), ("2", 1)) == results
+
+
+def open_sockets(pid: int) -> set[str]:
+    """The sockets that a process holds."""
+    found = set()
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return {name for name in found if name.startswith("socket:")}
+
+
+def holders() -> tuple[set[str], set[str], set[str]]:
+    """The sockets of this worker, of its foreman, and of the guardian above them."""
+    foreman = os.getppid()
+    guardian = int(Path(f"/proc/{foreman}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    return open_sockets(os.getpid()), open_sockets(foreman), open_sockets(guardian)
+
+
+def test_workers_forked_from_the_caller_keep_its_sockets_and_its_guardian_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        name = os.readlink(f"/proc/self/fd/{listener.fileno()}")
+        worker, foreman, guardian = launch(1, holders, start_method="fork")[0]
+
+    assert name in worker
+    assert worker <= foreman
+    assert guardian == set()

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from elasticlib.workers import _guardian
 from tests.process import duties
+from tests.process.conftest import command_line
 from tests.process.test_signals import ALL_AT_WORK, AT_ONCE, NEVER, ROOT, Job, job
 
 __all__ = ["job"]
@@ -169,6 +171,22 @@ def test_nothing_is_left_though_the_next_one_below_who_is_killed_is_stopped(kill
 
     assert 1 == job.end(KILL_LIMIT + AT_ONCE)[0]
     assert nothing_is_left_of(job.pids())
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_of_a_launcher_whose_rendezvous_process_is_stopped(end: signal.Signals, job: Job) -> None:
+    """In order it is woken by the launcher, which parts from the job through it; else by the kernel."""
+    job.start(WORKS, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    job.wait_for(*ALL_AT_WORK)
+    assert job.launcher is not None
+    children = {pid for pid, parent, _ in _guardian.family(job.launcher.pid) if parent == job.launcher.pid}
+    (process,) = {pid for pid in children if "rendezvous" in command_line(pid)}
+    stop(process)
+
+    job.send(end)
+
+    job.end(KILL_LIMIT + AT_ONCE)
+    assert nothing_is_left_of({process, *job.pids()})
 
 
 @pytest.fixture

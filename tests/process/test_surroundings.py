@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from elasticlib import EntrypointError, LaunchConfig, PreloadError, StartError, elastic_launch
+from tests.shims import built
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
 
@@ -113,6 +114,77 @@ def test_what_the_caller_made_inheritable_is_not_kept_open() -> None:
 
     assert b"" == os.read(reader, 1)
     os.close(reader)
+
+
+def test_a_very_high_limit_of_open_files_costs_nothing(script: Path, tmp_path: Path) -> None:
+    """What is open is closed, and not what could be: a thousand million system calls take minutes."""
+    shim = {**built("open_files", tmp_path), "OPEN_FILES": "1000000000"}
+
+    done = shell(f"{RUN} {script}", env={**os.environ, **shim})
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert noted(script)[0]
+
+
+MANY_FILES = """
+import os, resource, sys
+from elasticlib import LaunchConfig, elastic_launch
+from tests.process import duties
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+kept = [open(os.devnull) for _ in range(1100)]
+place = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"} if sys.argv[2:] else {}
+config = LaunchConfig(nproc_per_node=2, preload=(), max_restarts=1, start_method=sys.argv[1], **place)
+print(elastic_launch(config, duties.fails_once)())
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork", "forkserver c10d"])
+def test_a_caller_may_have_many_files_open(method: str) -> None:
+    """More than any call that counts descriptors in bits can name; rounds, restarts and results are as ever."""
+    command = [sys.executable, "-c", MANY_FILES, *method.split()]
+
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    assert "{0: '1', 1: '1'}\n" == done.stdout, done.stderr
+
+
+FULL = """
+import os, resource, sys, threading
+from pathlib import Path
+from elasticlib import DefaultLogsSpecs, LaunchConfig, Std, elastic_launch
+from tests.process import duties
+
+here = Path(sys.argv[1])
+kept = []
+
+def fill():
+    "Take all descriptors that there are, once the workers are at work."
+    duties.wait_for(lambda: all((here / f"round0.rank{rank}").exists() for rank in (0, 1)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        while True:
+            kept.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        (here / "begin").rename(here / "go")
+
+(here / "begin").touch()
+threading.Thread(target=fill).start()
+logs = DefaultLogsSpecs(log_dir=str(here / "logs"), redirects=Std.ALL, tee=Std.ALL)
+config = LaunchConfig(nproc_per_node=2, preload=(), max_restarts=1, logs_specs=logs)
+results = elastic_launch(config, duties.works_and_fails_once)(here / "go", here)
+print(results, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def test_a_program_that_fills_its_limit_of_open_files_hinders_no_job(tmp_path: Path) -> None:
+    """The launcher lifts its own soft limit for what it needs (reports, a restart with logs) and puts it back."""
+    command = [sys.executable, "-c", FULL, str(tmp_path)]
+
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    assert "{0: '1', 1: '1'} 64" == done.stdout.splitlines()[-1], done.stderr
 
 
 def test_a_limit_that_leaves_no_room_is_named(script: Path) -> None:

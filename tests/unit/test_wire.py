@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import socket
 import struct
 import threading
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elasticlib._wire import Channel, Message, wait_readable
+from elasticlib._wire import Channel, Message, room_for, wait_readable
 
 LIMIT = 30.0
 Pair = tuple[Channel, Channel]
@@ -213,6 +214,64 @@ def test_a_frame_that_lost_its_descriptors_is_an_error(raw: tuple[socket.socket,
 
     with pytest.raises(OSError):
         channel.receive()
+
+
+def test_a_frame_that_lost_its_descriptors_is_given_without_them_where_they_are_not_needed(
+    raw: tuple[socket.socket, Channel],
+) -> None:
+    bare, channel = raw
+    bare.sendall(frame({"op": "exited"}, 2))
+
+    assert channel.receive(whole=False) == ({"op": "exited"}, [])
+
+
+@pytest.fixture
+def full() -> Iterator[int]:
+    """This program has as many files open as its soft limit lets it; that limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    yield 3
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_soft_limit_of_open_files_is_no_limit_for_a_frame(pair: Pair, full: int) -> None:
+    ours, theirs = pair
+    ours.send({"op": "exited"}, (0, 1, 2))
+
+    received = theirs.receive()
+
+    assert received is not None
+    for descriptor in received[1]:
+        os.close(descriptor)
+    assert len(received[1]) == 3
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == full
+
+
+def test_the_soft_limit_is_put_back_when_the_last_one_needs_no_room_any_more(full: int) -> None:
+    with room_for(1):
+        with room_for(1):
+            pass
+        os.close(os.dup(0))
+
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == full
+    with pytest.raises(OSError):
+        os.dup(0)
+
+
+def test_a_limit_that_the_program_sets_meanwhile_stays(full: int) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    with room_for(1):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (full + 1, hard))
+
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == full + 1
+
+
+def test_where_there_is_room_no_limit_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "setrlimit", lambda *limits: pytest.fail("a limit was set"))
+
+    with room_for(8):
+        pass
 
 
 def test_a_closed_channel_has_no_descriptor(pair: Pair) -> None:

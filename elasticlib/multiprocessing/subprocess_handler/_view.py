@@ -6,7 +6,6 @@ Rules of this file: a view starts and reaps nothing; what it knows it reads from
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Mapping
 
@@ -22,6 +21,7 @@ class ProcessOfSet:
     pid: int
     _rank: int
     _exits: Callable[[], Mapping[int, Exit]]
+    _signal: Callable[[int, int], None]
 
     def poll(self) -> int | None:
         """The exit status, ``-n`` for signal ``n``; None while the process runs."""
@@ -44,7 +44,4 @@ class ProcessView:
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """Send *death_sig* (SIGTERM) to the process and all that it started; nothing once it has ended."""
         if self.proc.poll() is None:
-            try:
-                os.killpg(self.proc.pid, signal.SIGTERM if death_sig is None else death_sig)
-            except ProcessLookupError:
-                pass  # it ended in this moment
+            self.proc._signal(self.local_rank_id, signal.SIGTERM if death_sig is None else death_sig)

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from elasticlib import records
-from elasticlib.errors import ConfigError
+from elasticlib.errors import ConfigError, PicklingError, root_cause
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.multiprocessing import MultiprocessContext, Std, _call, _context
+from elasticlib.multiprocessing import MultiprocessContext, Std, _call, _context, _processes
 from elasticlib.multiprocessing._processes import Processes
-from elasticlib.workers._process import Event, Exit, Lost, Stopped
+from elasticlib.workers._process import Event, Exit, Lost, Stopped, StoreGone
+from elasticlib.workers._report import Report
 
 
 class Told:
@@ -28,6 +29,7 @@ class Told:
         self.events = list(events)
         self.stops: list[tuple[int, float]] = []
         self.closed = 0
+        self.killed = False
         self.ready = os.eventfd(1, os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
@@ -43,6 +45,9 @@ class Told:
     def stop(self, signum: int, grace: float, spare_failed: bool = False) -> bool:
         self.stops.append((signum, grace))
         return True
+
+    def kill(self) -> None:
+        self.killed = True
 
     def close(self) -> None:
         self.closed += 1
@@ -129,6 +134,81 @@ def test_a_loss_is_the_failure_of_all_unless_it_is_nobodys(make: Make) -> None:
 
     assert {rank: each.pid for rank, each in processes.failures(4).items()} == {4: 100, 5: 101}
     assert processes.failures(by_loss=False) == {}
+
+
+def test_a_crew_that_does_not_stop_its_workers_in_time_is_killed(
+    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_processes, "_ANSWER", 0.1)
+    monkeypatch.setattr(_processes._guardian, "wait_for_ends", lambda pids, limit: None)
+    processes, crew = make()
+    os.eventfd_read(crew.ready)
+
+    processes.stop(signal.SIGTERM, 0.0)
+
+    assert (crew.killed, crew.closed, processes.gone()) == (True, 1, True)
+    assert said == [records.SpawnerKilled(0.1)]
+    assert processes.failures() == {}
+
+
+def test_a_crew_has_as_long_as_its_workers_and_some_more(make: Make) -> None:
+    processes, crew = make()
+    before = processes.patience()
+
+    processes.ask_to_stop(signal.SIGTERM, 30.0)
+    asked = processes.patience()
+    processes.hasten(signal.SIGKILL, 0.0)
+    hastened = processes.patience()
+    crew.events = [Stopped()]
+    processes.take()
+
+    assert asked is not None and hastened is not None
+    assert asked > 30.0 > hastened > 0.0
+    assert (before, processes.patience()) == (None, None)
+
+
+STORE = StoreGone("the process that hosts the workers' store (pid 7) was ended by SIGKILL", 7, -signal.SIGKILL)
+
+
+def raised(rank: int, *, secondary: bool) -> Exit:
+    report = Report("error", b"", "ValueError", "ValueError: bad", "", 1.0, secondary)
+    return Exit(rank, 100 + rank, 1, False, report, "")
+
+
+def test_a_store_that_ended_is_a_failure_though_all_workers_run(make: Make) -> None:
+    processes, _ = make(STORE)
+    processes.take()
+
+    assert processes.any_failed() and not processes.gone()
+    ((rank, failure),) = processes.failures(4).items()
+    assert (rank, failure.message, failure.pid, failure.exitcode) == (4, STORE.why, 7, -signal.SIGKILL)
+    assert str(processes.original_exception(0)) == STORE.why
+
+
+def test_a_store_that_ended_is_the_root_cause_of_connections_that_were_lost(make: Make) -> None:
+    processes, _ = make(raised(0, secondary=True), raised(1, secondary=True), STORE, Stopped())
+    processes.take()
+
+    _, cause = root_cause(processes.failures())
+
+    assert cause.message == STORE.why
+
+
+def test_a_worker_that_failed_by_itself_is_not_blamed_on_the_store(make: Make) -> None:
+    processes, _ = make(raised(0, secondary=False), STORE, Stopped())
+    processes.take()
+
+    failures = processes.failures()
+
+    assert (failures[0].message, failures[1].message) == ("ValueError: bad", STORE.why)
+
+
+def test_what_could_not_be_read_of_a_worker_is_an_error_and_no_none(make: Make) -> None:
+    processes, _ = make(Exit(0, 100, 0, False, None, "", unread=True), ended(1), Stopped())
+    processes.take()
+
+    with pytest.raises(PicklingError, match=r"rank 0 .*as many files open as it may.*ulimit -n"):
+        processes.return_values()
 
 
 def test_a_stop_asks_once_and_ends_when_all_are_gone(make: Make) -> None:

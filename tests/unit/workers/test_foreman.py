@@ -140,6 +140,17 @@ def test_a_stop_signals_all_groups_and_wakes_the_stopped_ones(yard: Yard) -> Non
     ]
 
 
+def test_one_worker_is_signalled_by_its_rank_as_long_as_its_round_runs(yard: Yard) -> None:
+    """Whoever knows only its number would hit whoever has that by then."""
+    yard.foreman._round = 2
+    live, _ = yard.worker(0), yard.worker(1)
+
+    for number, rank in ((2, 0), (1, 1), (2, 7)):
+        yard.order(op="signal", round=number, local_rank=rank, signal=int(signal.SIGUSR1))
+
+    assert yard.sent == [(live.pid, signal.SIGUSR1)]
+
+
 def test_an_end_after_the_stop_signal_is_told_as_such(yard: Yard) -> None:
     live = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+import shutil
+import signal
+import struct
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,7 +15,7 @@ import pytest
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.workers import _report
-from elasticlib.workers._process import Crew, Exit, Lost, Stopped
+from elasticlib.workers._process import Crew, Exit, Lost, Stopped, StoreGone
 
 
 class Foreman:
@@ -157,6 +161,57 @@ def test_what_is_said_of_an_earlier_round_is_not_heard(foreman: Foreman) -> None
     foreman.say("stopped", 0, survivors=[])
 
     assert foreman.crew.take() == []
+
+
+def test_an_end_is_told_though_no_descriptor_was_free_for_what_was_left(foreman: Foreman) -> None:
+    foreman.start()
+    body = json.dumps({"op": "exited", "round": 0, "local_rank": 1, "pid": 71, "exitcode": 3, "told": False}).encode()
+    foreman.channel._sock.sendall(struct.pack("!II", len(body), 3) + body)
+
+    assert foreman.crew.take() == [Exit(1, 71, 3, False, None, "", unread=True)]
+
+
+def test_the_end_of_the_store_is_told_with_its_process(foreman: Foreman) -> None:
+    foreman.start()
+    foreman.say("store", why="it was ended by SIGKILL", pid=77, exitcode=-9)
+
+    assert foreman.crew.take() == [StoreGone("it was ended by SIGKILL", 77, -9)]
+
+
+def hold(foreman: Foreman) -> int:
+    """A process in the foreman's place, which the crew holds; its pid."""
+    sleep = shutil.which("sleep") or "sleep"
+    pid = os.posix_spawn(sleep, ["sleep", "60"], {})
+    handle = os.pidfd_open(pid)
+    foreman.channel.send({"op": "hired", "foreman": pid}, (handle,))
+    os.close(handle)
+    foreman.crew.foreman()
+    return pid
+
+
+def test_a_foreman_that_does_not_go_is_killed(foreman: Foreman) -> None:
+    """Its channel has ended, and it has not."""
+    pid = hold(foreman)
+    foreman.start()
+    foreman.channel.close()
+
+    foreman.crew.close()
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_stopped_foreman_is_woken_to_stop_its_workers(foreman: Foreman) -> None:
+    pid = hold(foreman)
+    foreman.start()
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+
+    foreman.crew.stop(15, 2.5)
+
+    assert os.WIFCONTINUED(os.waitpid(pid, os.WCONTINUED)[1])
+    foreman.crew.kill()
+    os.waitpid(pid, 0)
+    foreman.channel.close()
 
 
 def test_survivors_are_named(foreman: Foreman) -> None:

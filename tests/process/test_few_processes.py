@@ -1,0 +1,65 @@
+"""A machine with room for few processes: wherever that is used up, the launch ends with what helps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.shims import built
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
+
+ROOT = Path(__file__).parents[2]
+MEND = "raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
+COMMAND = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", "--tee", "3"]
+REMOTE = [*COMMAND, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+FORKS = """
+from elasticlib import LaunchConfig, StartError, elastic_launch
+try:
+    elastic_launch(LaunchConfig(nproc_per_node=2, start_method="fork"), print)("at work")
+except StartError as error:
+    raise SystemExit(str(error))
+"""
+PROGRAMS = {
+    "one-node": [*COMMAND, "--no-python", "true"],
+    "spawn": [*COMMAND, "--start-method", "spawn", str(Path(__file__).parent / "scripts" / "nothing.py")],
+    "many-nodes": [*REMOTE, "--no-python", "true"],
+    "fork": [sys.executable, "-c", FORKS],
+}
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return built("few_processes", tmp_path_factory.mktemp("shim"))
+
+
+def needs_more(program: str, made: int, shim: dict[str, str], folder: Path) -> bool:
+    """Whether *program*, which may make so many processes and threads, needs more; it ends well, or says what helps."""
+    left = folder / f"left{made}"
+    left.write_bytes(made.to_bytes(4, sys.byteorder))
+    environment = {**os.environ, **shim, "PYTHONPATH": str(ROOT), "FEW_PROCESSES": str(left)}
+
+    done = subprocess.run(PROGRAMS[program], env=environment, capture_output=True, text=True, timeout=60)
+
+    if int.from_bytes(left.read_bytes(), sys.byteorder, signed=True) >= 0:
+        assert 0 == done.returncode, (made, done.stderr)
+        return False
+    assert "Traceback" not in done.stderr, (made, done.stderr)
+    assert done.returncode == 0 or MEND in done.stderr, (made, done.stderr)
+    return True
+
+
+@pytest.mark.parametrize("program", list(PROGRAMS))
+def test_wherever_processes_run_out_the_launch_ends_with_what_helps(
+    program: str, shim: dict[str, str], tmp_path: Path
+) -> None:
+    """No more than so many are made, one more each time, until they suffice."""
+    made = 0
+    while needs_more(program, made, shim, tmp_path):
+        made += 1
+
+    assert made > 4

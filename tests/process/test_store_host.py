@@ -1,0 +1,49 @@
+"""The process that hosts the workers' store ends: its end is noticed, told by its name, and costs a restart."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from elasticlib import ChildFailedError, LaunchConfig, elastic_launch
+from tests.process import duties
+
+pytestmark = pytest.mark.slow
+
+METHODS = ["forkserver", "fork"]
+NAMED = r"the process that hosts the workers' store \(pid \d+\) was ended by SIGKILL"
+
+
+def config(method: str, restarts: int) -> LaunchConfig:
+    return LaunchConfig(nproc_per_node=2, max_restarts=restarts, start_method=method)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_store_that_dies_costs_one_restart(method: str, tmp_path: Path) -> None:
+    """The next round has a store of its own, as always."""
+    results = elastic_launch(config(method, 1), duties.loses_the_store)(tmp_path, "waits")
+
+    assert {0: "1", 1: "1"} == results
+
+
+@pytest.mark.parametrize("does", ["waits", "talks"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_store_that_dies_is_the_root_cause_whatever_the_workers_say_of_it(
+    method: str, does: str, tmp_path: Path
+) -> None:
+    """Workers that need it at that moment see a lost connection, others nothing at all."""
+    begun = time.monotonic()
+
+    with pytest.raises(ChildFailedError, match=NAMED) as caught:
+        elastic_launch(config(method, 0), duties.loses_the_store)(tmp_path, does)
+
+    _, cause = caught.value.get_first_failure()
+    killed = int((tmp_path / "store").read_text())
+    assert (killed, -9) == (cause.pid, cause.exitcode)
+    assert f"(pid {killed})" in cause.message
+    assert cause.message in str(caught.value.__cause__)
+    assert time.monotonic() - begun < 20, "nobody waited for a time-out"
+    duties.wait_for(lambda: not os.path.exists(f"/proc/{killed}"))
