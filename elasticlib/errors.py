@@ -105,7 +105,7 @@ class RendezvousStateError(RendezvousError):
 
 
 class RendezvousGracefulExitError(RendezvousError):
-    """You get it when this node was a spare and the job ended well without it."""
+    """You get it when the job ended well without this node: as a spare, or replaced when its own part was done."""
 
 
 class SignalException(ElasticError):  # noqa: N818 - torch's name

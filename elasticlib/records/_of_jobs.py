@@ -85,7 +85,7 @@ class WorkersStopping:
 
 @frozen
 class NotNeeded:
-    """The job ended well while this node waited for a seat."""
+    """The job ended well without this node: its workers never did their part in the round that succeeded."""
 
     node: str
     why: str

@@ -183,6 +183,10 @@ class SimulatedCluster:
         """An agent is told the end."""
         self._watch(node.member.nonce).told(node, final)
 
+    def ends(self, node: Node, own: int | None, succeeded: bool) -> None:
+        """An agent takes leave."""
+        self._watch(node.member.nonce).ends(node, own, succeeded)
+
     def finished(self, node: Node) -> None:
         """An agent has ended."""
         self._left -= 1

@@ -18,6 +18,7 @@ from elasticlib.testing import (
     FailWorker,
     Fault,
     FaultPlan,
+    Fenced,
     Gone,
     Join,
     Kill,
@@ -183,6 +184,29 @@ def test_a_node_that_was_cut_off_comes_back(coordinator: str) -> None:
     cluster = run(Cut(2, at=5.0, seconds=30.0), coordinator=coordinator)
 
     assert [["n0", "n1", "n2"], ["n0", "n1"], ["n0", "n1", "n2"]] == rounds(cluster)
+
+
+@BOTH
+def test_a_node_that_loses_contact_after_its_success_has_its_results(coordinator: str) -> None:
+    """The invariants look at whose results are returned; here that it is a success, for all."""
+    cluster = run(Pause(1, at=55.0, seconds=9.0), Cut(2, at=61.0, seconds=9.0), coordinator=coordinator)
+
+    assert 1 == len(rounds(cluster))
+    assert "n2" in {record.node.partition("/")[0] for record in cluster.history if isinstance(record, Fenced)}
+    assert ["succeeded"] * 3 == kinds(cluster)
+
+
+@BOTH
+def test_a_node_whose_success_was_repeated_by_others_does_not_end_with_success(coordinator: str) -> None:
+    spares = (Join(3, at=3.0), Join(4, at=3.5))
+
+    cluster = run(
+        *spares, Pause(1, at=55.0, seconds=9.0), Kill(1, at=60.5), Cut(2, at=61.0, seconds=40.0),
+        rules=evolve(RULES, min_nodes=3), coordinator=coordinator,
+    )  # fmt: skip
+
+    assert ["n0", "n3", "n4"] == sorted(rounds(cluster)[-1])
+    assert ["succeeded", "-", "replaced", "succeeded", "succeeded"] == kinds(cluster)
 
 
 @BOTH
