@@ -240,6 +240,13 @@ def test_bytes_are_unpickled_only_where_they_come_from_our_own_processes() -> No
     assert set() == by_name
 
 
+def test_nothing_waits_by_what_counts_to_1023_descriptors_only() -> None:
+    """A caller with many open files is an ordinary one: ``poll`` and ``epoll`` take any number."""
+    found = {file for file in FILES if "select.select" in calls(file) or "select.select" in set(imports(file))}
+
+    assert set() == found
+
+
 def test_tests_of_the_pure_core_never_sleep() -> None:
     sources = [path for folder in ("unit", "sim", "contract") for path in (ROOT / "tests" / folder).rglob("*.py")]
 
