@@ -26,7 +26,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:  # noqa: N802 - the library's name
+    def do_GET(self) -> None:
         body = f'{{"port": {self.client_address[1]}}}'.encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
