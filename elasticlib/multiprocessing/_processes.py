@@ -24,8 +24,11 @@ from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import DEFAULT_PRELOAD, LogsDest
 from elasticlib.workers import _failure, _machine, _order
-from elasticlib.workers._process import Crew, Exit, Lost, Stopped
+from elasticlib.workers._process import Crew, Exit, Lost, Stopped, Stuck
 from elasticlib.workers._templates import templates
+
+_AT_ONCE = 0.5
+"""Seconds in which an end needs no explanation."""
 
 
 class Processes:
@@ -58,6 +61,8 @@ class Processes:
         self._noticed: dict[int, float] = {}
         self._stopped = False
         self._memory_kills = 0
+        self._rank_base = 0
+        self._signum = 0
 
     # A round begins.
 
@@ -160,6 +165,8 @@ class Processes:
                 case Exit():
                     self.exits[event.local_rank] = event
                     self._noticed[event.local_rank] = time.time()
+                case Stuck(rank, pid, waited):
+                    self._sink(records.WorkerStuck(self._rank_base + rank, pid, self._signum, waited))
                 case Stopped(survivors):
                     self._stopped = True
                     if survivors:
@@ -181,32 +188,52 @@ class Processes:
 
     # A round ends.
 
-    def stop(self, signum: int, grace: float, meanwhile: Callable[[], None] | None = None) -> None:
+    def stop(
+        self,
+        signum: int,
+        grace: float,
+        meanwhile: Callable[[float | None], None] | None = None,
+        *,
+        rank_base: int = 0,
+        somebody_waits: bool = False,
+    ) -> None:
         """
         Bring the workers down, with *signum* and after *grace* s with SIGKILL; return when they are gone.
 
-        *meanwhile* is called again and again until then, in place of waiting for this object alone: it may
-        listen to others too, and `hasten` the end.
+        *meanwhile* is called again and again until then, in place of waiting for this object alone, with the seconds
+        that it may take: it may listen to others too, and `hasten` the end. Where *somebody_waits* for it, they are
+        told for whom, with ranks that begin at *rank_base*.
         """
+        self._rank_base = rank_base
         self.take()
         crew = self._crew
         if crew is not None and crew.started() and not self.gone():
             self.ask_to_stop(signum, grace)
+            tell_at = time.monotonic() + _AT_ONCE if somebody_waits else None
             while not self.gone():
+                limit = None if tell_at is None else max(0.0, tell_at - time.monotonic())
                 if meanwhile is None:
-                    wait_readable([self], None)
+                    wait_readable([self], limit)
                 else:
-                    meanwhile()
+                    meanwhile(limit)
                 self.take()
+                if tell_at is not None and time.monotonic() >= tell_at and not self.gone():
+                    self._tell_who_is_left()
+                    tell_at = None
         elif crew is not None and not crew.started():
             self.dismiss()  # an interrupt came before the template was ready
         if self.lost is not None:
             self.dismiss()
         self.drain()
 
+    def _tell_who_is_left(self) -> None:
+        left = {self._rank_base + rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
+        if left and (time_left := self._deadline - time.monotonic()) > 0:
+            self._sink(records.StopAwaited(left, self._signum, time_left))
+
     def ask_to_stop(self, signum: int, grace: float) -> None:
         """Begin to bring the workers down, as `stop` does, and return at once."""
-        self._deadline = time.monotonic() + grace
+        self._deadline, self._signum = time.monotonic() + grace, signum
         if self._crew is not None:
             self._crew.stop(signum, grace)
 

@@ -29,6 +29,7 @@ from elasticlib.records._of_jobs import (
     PreloadSkipped,
     RoundEnded,
     RoundStarted,
+    StopAwaited,
     ThreadsChosen,
     VariableIgnored,
     WatchdogTold,
@@ -36,6 +37,7 @@ from elasticlib.records._of_jobs import (
     WorkerServersPlaced,
     WorkersStopping,
     WorkersSurvived,
+    WorkerStuck,
 )
 from elasticlib.records._sinks import Record, Sink, fan_out, log
 
@@ -59,6 +61,7 @@ __all__ = [
     "Sink",
     "StateTimed",
     "StepDone",
+    "StopAwaited",
     "ThreadsChosen",
     "VariableIgnored",
     "WatchdogTold",
@@ -67,6 +70,7 @@ __all__ = [
     "WorkerPlace",
     "WorkerServersPlaced",
     "WorkerStarted",
+    "WorkerStuck",
     "WorkersSeen",
     "WorkersStopping",
     "WorkersSurvived",

@@ -32,6 +32,7 @@ from elasticlib.records._of_jobs import (
     PreloadSkipped,
     RoundEnded,
     RoundStarted,
+    StopAwaited,
     ThreadsChosen,
     VariableIgnored,
     WatchdogTold,
@@ -39,6 +40,7 @@ from elasticlib.records._of_jobs import (
     WorkerServersPlaced,
     WorkersStopping,
     WorkersSurvived,
+    WorkerStuck,
 )
 
 _log = logging.getLogger("elasticlib")
@@ -62,6 +64,8 @@ Record: TypeAlias = (
     | WorkersStopping
     | NotNeeded
     | WorkersSurvived
+    | StopAwaited
+    | WorkerStuck
     | ThreadsChosen
     | PreloadSkipped
     | LogsKept

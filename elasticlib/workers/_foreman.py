@@ -28,7 +28,7 @@ from multiprocessing import process as multiprocessing_process
 from typing import Any, NoReturn
 
 from elasticlib._wire import Channel, Message
-from elasticlib.workers import _child, _guardian, _report
+from elasticlib.workers import _child, _guardian, _report, _stuck
 
 _MENDS = {
     errno.EMFILE: "; each worker needs three descriptors: raise the hard limit of open files (ulimit -Hn)",
@@ -73,6 +73,8 @@ class Foreman:
     _round: int = -1
     _deadline: float | None = None
     _killed: bool = False
+    _stopping: _stuck.Stop | None = None
+    """What is known of workers that take their time to end."""
     _listener: int | None = None
     _store: int | None = None
 
@@ -85,10 +87,15 @@ class Foreman:
                 key.data()
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._out_of_time()
+            elif self._stopping is not None and time.monotonic() >= self._stopping.next_look:
+                self._look_for_stuck(self._stopping)
 
     def _left(self) -> float | None:
-        """Seconds until the deadline, or until it is looked at again: the kernel does not count any number."""
-        return None if self._deadline is None else min(max(0.0, self._deadline - time.monotonic()), _LONGEST_WAIT)
+        """Seconds until something is due, or until it is looked at again: the kernel does not count any number."""
+        if self._deadline is None:
+            return None
+        due = self._deadline if self._stopping is None else min(self._deadline, self._stopping.next_look)
+        return min(max(0.0, due - time.monotonic()), _LONGEST_WAIT)
 
     def _leave(self) -> NoReturn:
         _guardian.sweep()
@@ -202,7 +209,7 @@ class Foreman:
             self._all_ended()
 
     def _all_ended(self) -> None:
-        self._deadline = None
+        self._deadline = self._stopping = None
         self._end_store()
         survivors = _guardian.sweep(limit=_KILL_LIMIT)
         self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
@@ -214,11 +221,23 @@ class Foreman:
         if self._killed:
             return  # nothing is stronger; the deadline is that of the kill
         self._deadline = time.monotonic() + grace
+        if self._stopping is None or self._stopping.signum != signum:
+            self._stopping = _stuck.Stop(signum, time.monotonic())
         for worker in self._live.values():
             # A peer may tell of a closed connection before the one that died is a zombie.
             worker.told = worker.told or not _guardian.ends(worker.pid)
             _signal_group(worker.pid, signum)
             _signal_group(worker.pid, signal.SIGCONT)  # a stopped process does not see the signal
+
+    def _look_for_stuck(self, stop: _stuck.Stop) -> None:
+        """End one that sits in native code, in case that frees the others for what they do at their end."""
+        looks = {rank: _stuck.look(worker.pid, stop.signum) for rank, worker in self._live.items()}
+        rank = stop.stuck(looks, time.monotonic())
+        if rank is None:
+            return
+        pid, waited = self._live[rank].pid, time.monotonic() - stop.began
+        self._launcher.send({"op": "stuck", "round": self._round, "local_rank": rank, "pid": pid, "waited": waited})
+        _signal_group(pid, signal.SIGKILL)
 
     def _out_of_time(self) -> None:
         if self._killed:
@@ -229,7 +248,7 @@ class Foreman:
             self._deadline = None
             self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
             return
-        self._killed = True
+        self._killed, self._stopping = True, None
         self._deadline = time.monotonic() + _KILL_LIMIT
         for worker in self._live.values():
             _signal_group(worker.pid, signal.SIGKILL)

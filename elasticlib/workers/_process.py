@@ -42,6 +42,16 @@ class Exit:
 
 
 @define
+class Stuck:
+    """A worker that sat in native code while it was to end, was killed so that the others go on."""
+
+    local_rank: int
+    pid: int
+    waited: float
+    """Seconds since the signal that was to stop it."""
+
+
+@define
 class Stopped:
     """All workers of a round are gone, but for `survivors` that even SIGKILL did not end (process ids)."""
 
@@ -56,7 +66,7 @@ class Lost:
     cause: Exception | None = None
 
 
-Event = Exit | Stopped | Lost
+Event = Exit | Stuck | Stopped | Lost
 
 
 class Crew:
@@ -206,6 +216,8 @@ class Crew:
                     faults, tail = (_text(descriptor) for descriptor in texts)
                     rank, pid, code = message["local_rank"], message["pid"], message["exitcode"]
                     return [Exit(rank, pid, code, message["told"], _report.read(report), faults, tail)]
+                case "stuck":
+                    return [Stuck(message["local_rank"], message["pid"], message["waited"])]
                 case "stopped":
                     return [Stopped(message["survivors"])]
             return []
