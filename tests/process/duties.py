@@ -256,6 +256,19 @@ def raises_what_cannot_be_shown() -> None:
     raise UnshowableError
 
 
+class HoldsALockError(ValueError):
+    """An exception with a field that cannot be pickled, and one that can."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+        self.code = 5
+
+
+def raises_what_cannot_be_pickled_whole() -> None:
+    raise HoldsALockError("a bad value")
+
+
 def raises_text(text: str) -> None:
     raise ValueError(text)
 
