@@ -6,11 +6,15 @@ The invariants are checked by the simulated cluster itself.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 from attrs import evolve
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from elasticlib.errors import ConfigError
 from elasticlib.testing import (
     Break,
     Cut,
@@ -293,6 +297,37 @@ def test_too_few_nodes_fail_after_their_patience() -> None:
     (verdict,) = cluster.verdicts.values()
     assert "timeout" == verdict.kind
     assert "1 of at least 2 nodes" in verdict.why
+
+
+@BOTH
+def test_rules_without_a_heartbeat_get_that_of_real_jobs(coordinator: str) -> None:
+    """Without one a dead machine would be waited for without end, and the invariants would be broken."""
+    cluster = run(Kill(2, at=5.0), rules=Rules(2, 3, 3), coordinator=coordinator)
+
+    assert 10.0 == cluster.rules.heartbeat
+    assert ["succeeded", "succeeded", "-"] == kinds(cluster)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: SimulatedCluster(3), "rules=3: give Rules"),
+        (lambda: SimulatedCluster(RULES, plan=[Kill(2, at=5.0)]), "plan=[Kill(2, 5.0)]: give FaultPlan"),
+        (lambda: SimulatedCluster(RULES, nodes=0), "nodes=0: give a whole number, 1 or more"),
+        (lambda: SimulatedCluster(RULES, slots=1.5), "slots=1.5: give a whole number, 1 or more"),
+        (lambda: SimulatedCluster(RULES, work="long"), "work='long': give a number of seconds, 0 or more"),
+        (lambda: SimulatedCluster(RULES, coordinator="any"), "coordinator='any': give one of fixed, elected"),
+        (lambda: Rules(0, 3), "min_nodes=0: give a whole number, 1 or more"),
+        (lambda: Rules("2", 3), "min_nodes='2': give a whole number, 1 or more"),
+        (lambda: Rules(2, None), "max_nodes=None: give a whole number, 1 or more"),
+        (lambda: Rules(2, 3, -1), "max_restarts=-1: give a whole number, 0 or more"),
+        (lambda: Rules(2, 3, heartbeat="10"), "heartbeat='10': give a number of seconds, 0 or more"),
+        (lambda: Rules(2, 3, wait_for="all"), "wait_for='all': give 'quiet', 'min' or 'max'"),
+    ],
+)
+def test_a_cluster_that_cannot_be_names_the_value_and_what_to_give(make: Callable[[], object], why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        make()
 
 
 # Clocks.
