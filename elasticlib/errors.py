@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass, field
@@ -105,7 +106,7 @@ class RendezvousStateError(RendezvousError):
 
 
 class RendezvousGracefulExitError(RendezvousError):
-    """You get it when this node was a spare and the job ended well without it."""
+    """You get it when the job ended well without this node: as a spare, or replaced when its own part was done."""
 
 
 class SignalException(ElasticError):  # noqa: N818 - torch's name
@@ -124,6 +125,15 @@ class LaunchInterrupted(SignalException, KeyboardInterrupt):
 
 
 NOT_AVAILABLE = "<N/A>"
+_FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_TRACEBACK = re.compile(r"^(?:  \+ Exception Group )?Traceback \(most recent call last\):", re.MULTILINE)
+_CRASH = re.compile(r"^(?:Current thread|Thread) [^\n]*\(most recent call first\):", re.MULTILINE)
+_PARTS = re.compile(r"^ +\+-\+--", re.MULTILINE)
+_LIBRARY = re.compile(
+    rf"^<frozen |/(?:site|dist)-packages/|/lib(?:64)?/python\d|^{re.escape(os.path.dirname(__file__))}/"
+)
+"""Files that are not the user's."""
+_LONGEST_LINE = 300
 _LATEST = 1e11
 """Unix seconds after which a timestamp is no time of a failure."""
 
@@ -220,9 +230,40 @@ class ProcessFailure:
         except ValueError:
             return f"SIG{-self.exitcode}"
 
+    def summary(self) -> str:
+        """What happened, and where in the user's code, in one line."""
+        place = _place(self.traceback)
+        if self.exitcode < 0 and not self.exception_type and self.message == self._describe():
+            what = f"ended by {self.signal_name()}"
+            why = "" if place else self.hint
+        elif self.message == self._describe():
+            what, why = f"exit status {self.exitcode}", self.log_tail[-1] if self.log_tail else self.hint
+        else:
+            what, why = next((line for line in self.message.splitlines() if line.strip()), "no message"), ""
+        line = " ".join((f"{what}: {why}" if why else what).split())
+        line = line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
+        return f"{line} ({place})" if place else line
+
     def timestamp_isoformat(self) -> str:
         """Local time of the failure, ``_`` between date and time."""
         return datetime.datetime.fromtimestamp(self.timestamp).isoformat(sep="_", timespec="milliseconds")
+
+
+def _place(traceback: str) -> str:
+    """File and line of the innermost frame of the user's own, as far as a traceback tells; empty without one."""
+    crash = _CRASH.search(traceback)
+    if crash is not None:  # the fault handler's stacks: the innermost frame comes first
+        stack = re.split(r"\n\s*\n", traceback[crash.end() :])[0]
+        frames = list(reversed(_FRAME.findall(stack)))
+    else:
+        # Of a chain the last one ended the worker; what a group holds comes after its own frames.
+        last = list(_TRACEBACK.finditer(traceback))[-1:]
+        frames = _FRAME.findall(_PARTS.split(traceback[last[0].end() :])[0]) if last else []
+    own = [(file, line) for file, line in frames if not _LIBRARY.search(file)]
+    if not frames:
+        return ""
+    file, line = (own or frames)[-1]
+    return " ".join(f"{os.path.basename(file)}:{line}".split())
 
 
 def root_cause(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
@@ -238,9 +279,9 @@ class ChildFailedError(ElasticError):
     """
     You get it when workers failed and no restart was left.
 
-    `failures` maps global rank to `ProcessFailure`; the text is a summary with every failure and the
-    root cause. Raised *from* the worker's own exception where that could be rebuilt. (torch:
-    ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError``)
+    `failures` maps global rank to `ProcessFailure`; the text's first line is the root cause, a table of every failure
+    follows, which is what `format_msg` gives. Raised *from* the worker's own exception, as far as that could be
+    rebuilt. (torch: ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError``)
     """
 
     def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
@@ -251,7 +292,12 @@ class ChildFailedError(ElasticError):
         self.failures = failures
 
     def __str__(self) -> str:
-        return self.format_msg()
+        return self.summary() + self.format_msg()
+
+    def summary(self) -> str:
+        """The root cause in one line, such as ``rank 1: ValueError: bad batch (train.py:54)``."""
+        rank, failure = self.get_first_failure()
+        return f"rank {rank}: {failure.summary()}"
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """The root cause: its global rank and its failure."""

@@ -61,7 +61,7 @@ class elastic_launch:  # noqa: N801 - torch's name
     callable's return values, None for others. Calls may come from any thread and run side by side.
 
     Each node of a job makes the same call and gets the results of its own workers; a spare that was not
-    needed gets {}.
+    needed gets {}, one whose workers had ended well before others repeated the round `RendezvousGracefulExitError`.
 
     *config* may be torch's own ``LaunchConfig``: its fields are taken as they are at the call, torch's defaults too.
     A *health_check_server* that the caller has started is stopped when a call ends, however it does. After a launch

@@ -19,7 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from elasticlib._cli_options import read_nodes, read_workers
 from elasticlib._cli_parser import PROG, Parser
 from elasticlib._cli_request import Request, by_source, request_of
-from elasticlib.errors import ChildFailedError, ConfigError, ElasticError, SignalException
+from elasticlib.errors import (
+    ChildFailedError,
+    ConfigError,
+    ElasticError,
+    RendezvousGracefulExitError,
+    SignalException,
+)
 from elasticlib.spec import Entrypoint, LaunchConfig
 from elasticlib.utils._levels import level_of
 
@@ -189,6 +195,8 @@ def _leave_by(error: ElasticError) -> None:
         _leave(1, f"{error}")
     if isinstance(error, ConfigError):
         _leave(2, f"{PROG}: error: {error}")
+    if isinstance(error, RendezvousGracefulExitError):
+        _leave(0, f"{PROG}: {error}")  # the job ended well, and a script has no results that could be missed
     if isinstance(error, SignalException):
         signal.signal(error.sigval, signal.SIG_IGN)  # whoever presses the key again need not see how we leave
     _leave(1, f"{PROG}: {str(error) or 'interrupted'}")

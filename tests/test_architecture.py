@@ -95,7 +95,7 @@ MAY_UNPICKLE = {
     "workers/_child.py": "the function that the launcher sends to its own worker",
     "workers/_main_definitions.py": "the caller's definitions, sent beside that function",
     "workers/_results.py": "an exception of this very process, to see whether it can be rebuilt",
-    "workers/_failure.py": "the exception that our own worker left in its memory file",
+    "workers/_exceptions.py": "the exception that our own worker left in its memory file",
     "multiprocessing/_processes.py": "the return values that our own workers left in their memory files",
 }
 TORCHS_OWN_LAUNCHER = tuple(f"torch.distributed.{name}" for name in ("elastic", "launcher", "run", "launch"))
@@ -238,6 +238,13 @@ def test_bytes_are_unpickled_only_where_they_come_from_our_own_processes() -> No
 
     assert set(MAY_UNPICKLE) == found
     assert set() == by_name
+
+
+def test_nothing_waits_by_what_counts_to_1023_descriptors_only() -> None:
+    """A caller with many open files is an ordinary one: ``poll`` and ``epoll`` take any number."""
+    found = {file for file in FILES if "select.select" in calls(file) or "select.select" in set(imports(file))}
+
+    assert set() == found
 
 
 def test_tests_of_the_pure_core_never_sleep() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import os
 import signal
 import socket
 import traceback
@@ -28,11 +27,9 @@ from elasticlib.agent import _checks, _policy
 from elasticlib.agent._chronicle import Chronicle
 from elasticlib.agent._verdict import agreed, error_of, notes
 from elasticlib.errors import (
-    LaunchInterrupted,
     ProcessFailure,
     RendezvousClosedError,
     RendezvousError,
-    SignalException,
     StartError,
     root_cause,
 )
@@ -48,6 +45,7 @@ from elasticlib.spec import DEFAULT_SIGNALS, WorkerSpec
 from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
 
 DEFAULT_ROLE = "default"
+_NOT_WELL = (WorkerState.FAILED, WorkerState.UNHEALTHY, WorkerState.UNKNOWN)
 _LONGEST_WHY = 1000
 """Characters of an error that the other nodes are told."""
 
@@ -377,20 +375,21 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _finish(self, end: _policy.Finish) -> RunResult:
         group, self._ended = self._worker_group, True
-        if end.signum is not None:
-            name = signal.Signals(end.signum).name
-            kind = LaunchInterrupted if end.signum == signal.SIGINT else SignalException
-            raise kind(f"process {os.getpid()} got {name}: its workers were stopped", signal.Signals(end.signum))
         if end.succeeded:
             group.state = WorkerState.SUCCEEDED
-            if not self._seated:
-                self._sink(records.NotNeeded(self._member.node, end.why))
-            return RunResult(WorkerState.SUCCEEDED, self._result.return_values if self._seated else {})
-        group.state = WorkerState.FAILED
-        if (error := error_of(end.final)) is not None:
+            if end.results:
+                return RunResult(WorkerState.SUCCEEDED, self._result.return_values)
+            self._sink(records.NotNeeded(self._member.node, end.why))
+            return RunResult(WorkerState.SUCCEEDED)
+        if end.signum is None:
+            group.state = WorkerState.FAILED
+        if (error := error_of(end)) is not None:
             raise error
         own = self._failures() if self._seated else {}
-        return RunResult(WorkerState.FAILED, {}, agreed(own, end.final, self._member.node))
+        failures = agreed(own, end.final, self._member.node)
+        if not failures and not (self._seated and self._result.state in _NOT_WELL):
+            raise RendezvousClosedError(end.why)  # such as a host that was lost again and again: no worker failed
+        return RunResult(WorkerState.FAILED, {}, failures)
 
 
 def _store_address(seat: Seat) -> str:

@@ -211,17 +211,26 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._bring_down(signal.SIGTERM, self._grace, spare_failed=True)
 
-    def _bring_down(self, signum: signal.Signals, grace: float, spare_failed: bool = False) -> None:
+    def _bring_down(
+        self, signum: signal.Signals, grace: float, *, spare_failed: bool = False, somebody_waits: bool = False
+    ) -> None:
         """Stop the workers; another signal meanwhile means SIGKILL now, lost contact less time."""
         self._watch.rest()
-        self._processes.stop(signum, grace, lambda: self._watch_stop(signum), spare_failed=spare_failed)
+        self._processes.stop(
+            signum,
+            grace,
+            lambda limit: self._watch_stop(signum, limit),
+            rank_base=self._worker_group.workers[0].global_rank,
+            somebody_waits=somebody_waits,
+            spare_failed=spare_failed,
+        )
 
-    def _watch_stop(self, signum: signal.Signals) -> None:
-        """Wait for the workers' end, or for a reason to hurry."""
+    def _watch_stop(self, signum: signal.Signals, limit: float | None) -> None:
+        """Wait for the workers' end, or for a reason to hurry; not longer than *limit* s."""
         hears = self._broken is None
         watched: list[HasDescriptor] = [self._signals, self._processes, *([self._member] if hears else [])]
-        patience = [self._processes.patience(), self._member.patience() if hears else None]
-        wait_readable(watched, min((each for each in patience if each is not None), default=None))
+        waits = [limit, self._member.patience() if hears else None]
+        wait_readable(watched, min((each for each in waits if each is not None), default=None))
         for came in self._signals.take():
             self._events.append(_policy.StopRequested(came))
             self._processes.hasten(signal.SIGKILL, 0.0)
@@ -233,7 +242,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
         try:
             if WorkerState.is_running(self._worker_group.state):
-                self._bring_down(death_sig, timeout)
+                self._bring_down(death_sig, timeout, somebody_waits=True)
         finally:
             self._processes.dismiss()
         # Where nobody reads the console, the operator will not wait for it.

@@ -6,6 +6,10 @@ in order. The coordinator decides about rounds; this decides about the node's ow
 
     JOINING --seated--> RUNNING --failed / ended / signal / contact lost--> STOPPING --gone--> JOINING or WAITING
     RUNNING --succeeded--> WAITING --final--> DONE
+                           WAITING --ended / contact lost--> JOINING --final--> DONE
+
+Results are those of the last round that began here, and count if the job's success is that round's: whoever asked
+for another seat meanwhile, and got none, still has them.
 """
 
 from __future__ import annotations
@@ -45,6 +49,8 @@ class State:
     """Contact was lost while workers ran: their round goes on without this node."""
     told: bool = False
     """The coordinator was told that no worker of the round is left here."""
+    succeeded: bool = False
+    """The coordinator was told that all workers of `round` ended well, and no later round has begun here."""
 
 
 # Events: what happened.
@@ -140,10 +146,13 @@ class Finish:
     """Return the result, or raise for the signal or for an end that no worker caused."""
 
     succeeded: bool
+    """The job did, and no success was told here that does not count."""
     why: str
     signum: int | None = None
     final: Final | None = None
     """The coordinator's word, where it came."""
+    results: bool = False
+    """Whether what the workers of the last round here returned are results of the job."""
 
 
 Action: TypeAlias = Join | Start | Stop | TellFailed | TellStopped | TellSucceeded | Leave | Finish
@@ -163,7 +172,7 @@ def step(state: State, event: Event) -> Step:
         case Seat():
             if state.phase is not Phase.JOINING:
                 return state, ()  # of a round that a signal made us leave
-            state = evolve(state, phase=Phase.RUNNING, round=event.round, end=None, lost=False, told=False)
+            state = State(Phase.RUNNING, event.round)
             return state, (Start(event),)
         case WorkersFailed():
             if state.phase is not Phase.RUNNING:
@@ -172,7 +181,7 @@ def step(state: State, event: Event) -> Step:
         case WorkersSucceeded():
             if state.phase is not Phase.RUNNING:
                 return state, ()
-            return evolve(state, phase=Phase.WAITING), (TellSucceeded(state.round),)
+            return evolve(state, phase=Phase.WAITING, succeeded=True), (TellSucceeded(state.round),)
         case WorkersGone():
             return _gone(state)
         case RoundEnd():
@@ -244,4 +253,9 @@ def _signalled(state: State, signum: int) -> Step:
 def _done(state: State, *first: Action) -> Step:
     succeeded = state.signum is None and state.final is not None and state.final.succeeded
     why = state.final.why if state.final is not None else f"signal {state.signum}"
-    return evolve(state, phase=Phase.DONE), (*first, Finish(succeeded, why, state.signum, state.final))
+    results = succeeded and state.succeeded and state.final is not None and state.final.round == state.round
+    if succeeded and state.succeeded and not results:
+        # Neither the results of a round that was repeated nor none at all are what this node was asked for.
+        succeeded, why = False, f"the results of round {state.round} do not count: {why} without this node"
+    finish = Finish(succeeded, why, state.signum, state.final, results)
+    return evolve(state, phase=Phase.DONE), (*first, finish)

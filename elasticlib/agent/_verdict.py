@@ -7,14 +7,20 @@ reported beside it.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterable
 
+from elasticlib.agent._policy import Finish
 from elasticlib.errors import (
+    ElasticError,
+    LaunchInterrupted,
     ProcessFailure,
     RendezvousClosedError,
-    RendezvousError,
+    RendezvousGracefulExitError,
     RendezvousTimeoutError,
+    SignalException,
 )
 from elasticlib.rendezvous._messages import FailureNote, Final
 
@@ -76,9 +82,18 @@ def agreed(own: dict[int, ProcessFailure], final: Final | None, node: str) -> di
     return {**own, note.rank: root}
 
 
-def error_of(final: Final | None) -> RendezvousError | None:
-    """What the caller gets when the job ended badly, and not by workers that failed."""
-    if final is None or final.succeeded or final.root is not None or final.kind == "failed":
+def error_of(end: Finish) -> ElasticError | None:
+    """What the caller gets when the run ended badly, and not by workers that failed."""
+    final = end.final
+    if end.signum is not None:
+        came = signal.Signals(end.signum)
+        kind = LaunchInterrupted if came == signal.SIGINT else SignalException
+        return kind(f"process {os.getpid()} got {came.name}: its workers were stopped", came)
+    if end.succeeded or final is None:
+        return None
+    if final.succeeded:
+        return RendezvousGracefulExitError(end.why)
+    if final.root is not None or final.kind == "failed":
         return None
     if final.kind == "timeout":
         return RendezvousTimeoutError(final.why)

@@ -231,15 +231,15 @@ class PContext(abc.ABC):
         late: list[int] = []
         with _signals.Signals(self._handled) as came, self._lock:
 
-            def watch() -> None:
-                wait_readable([came, self._processes], self._processes.patience())
+            def watch(limit: float | None) -> None:
+                wait_readable([came, self._processes], limit)
                 for signum in came.take():
                     late.append(signum)
                     self._processes.hasten(signal.SIGKILL, 0.0)
 
             try:
                 if self._started:
-                    self._processes.stop(number, grace, watch)
+                    self._processes.stop(number, grace, watch, somebody_waits=True)
             finally:
                 self._let_go()
                 self._handlers.remove()

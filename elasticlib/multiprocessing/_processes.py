@@ -25,13 +25,16 @@ from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import DEFAULT_PRELOAD, LogsDest
 from elasticlib.workers import _failure, _guardian, _machine, _order
-from elasticlib.workers._process import Crew, Exit, Failed, Lingers, Lost, Stopped, StoreGone
+from elasticlib.workers._process import Crew, Exit, Failed, Lingers, Lost, Stopped, StoreGone, Stuck
 from elasticlib.workers._templates import templates
 
 _ANSWER = 12.0
 """Seconds beyond a shutdown's own time in which it must be done: two waits for kills, and some for a slow machine."""
 _DESCRIPTORS = 32, 8
 """More than a round needs for itself, and for each worker."""
+
+_AT_ONCE = 0.5
+"""Seconds in which an end needs no explanation."""
 
 
 class Processes:
@@ -70,6 +73,8 @@ class Processes:
         self._noticed: dict[int, float] = {}
         self._stopped = False
         self._memory_kills = 0
+        self._rank_base = 0
+        self._signum = 0
 
     # A round begins.
 
@@ -191,6 +196,8 @@ class Processes:
                 case Lingers():
                     stacks = _failure.user_part(event.stacks)
                     self._sink(records.WorkerLingers(event.local_rank, event.pid, event.seconds, event.ends, stacks))
+                case Stuck(rank, pid, waited):
+                    self._sink(records.WorkerStuck(self._rank_base + rank, pid, self._signum, waited))
                 case Stopped(survivors):
                     self._stopped = True
                     if survivors:
@@ -233,35 +240,55 @@ class Processes:
     # A round ends.
 
     def stop(
-        self, signum: int, grace: float, meanwhile: Callable[[], None] | None = None, *, spare_failed: bool = False
+        self,
+        signum: int,
+        grace: float,
+        meanwhile: Callable[[float | None], None] | None = None,
+        *,
+        rank_base: int = 0,
+        somebody_waits: bool = False,
+        spare_failed: bool = False,
     ) -> None:
         """
         Bring the workers down, with *signum* and after *grace* s with SIGKILL; return when they are gone.
 
         With *spare_failed* workers whose programs failed keep their exit timeout.
 
-        *meanwhile* is called again and again until then, in place of waiting for this object alone: it may
-        listen to others too, and `hasten` the end, but waits no longer than `patience` says.
+        *meanwhile* is called again and again until then, in place of waiting for this object alone, with the seconds
+        that it may take: it may listen to others too, and `hasten` the end. Where *somebody_waits* for it, they are
+        told for whom, with ranks that begin at *rank_base*.
         """
+        self._rank_base = rank_base
         self.take()
         crew = self._crew
         if crew is not None and crew.started() and not self.gone():
             self.ask_to_stop(signum, grace, spare_failed)
+            tell_at = time.monotonic() + _AT_ONCE if somebody_waits else None
             while not self.gone():
+                until_told = None if tell_at is None else max(0.0, tell_at - time.monotonic())
+                limit = min((each for each in (until_told, self.patience()) if each is not None), default=None)
                 if meanwhile is None:
-                    wait_readable([self], self.patience())
+                    wait_readable([self], limit)
                 else:
-                    meanwhile()
+                    meanwhile(limit)
                 self.take()
+                if tell_at is not None and time.monotonic() >= tell_at and not self.gone():
+                    self._tell_who_is_left()
+                    tell_at = None
         elif crew is not None and not crew.started():
             self.dismiss()  # an interrupt came before the template was ready
         if self.lost is not None:
             self.dismiss()
         self.drain()
 
+    def _tell_who_is_left(self) -> None:
+        left = {self._rank_base + rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
+        if left and (time_left := self._deadline - time.monotonic()) > 0:
+            self._sink(records.StopAwaited(left, self._signum, time_left))
+
     def ask_to_stop(self, signum: int, grace: float, spare_failed: bool = False) -> None:
         """Begin to bring the workers down, as `stop` does, and return at once."""
-        self._deadline = time.monotonic() + grace
+        self._deadline, self._signum = time.monotonic() + grace, signum
         exit_timeout = self._job.common["exit_timeout"][0] if spare_failed else 0.0
         self._limit = self._deadline + exit_timeout + _ANSWER
         if self._crew is not None:

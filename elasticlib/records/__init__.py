@@ -31,6 +31,7 @@ from elasticlib.records._of_jobs import (
     RoundEnded,
     RoundStarted,
     SpawnerKilled,
+    StopAwaited,
     ThreadsChosen,
     VariableIgnored,
     WatchdogTold,
@@ -39,6 +40,7 @@ from elasticlib.records._of_jobs import (
     WorkerServersPlaced,
     WorkersStopping,
     WorkersSurvived,
+    WorkerStuck,
 )
 from elasticlib.records._sinks import Record, Sink, fan_out, log
 
@@ -64,6 +66,7 @@ __all__ = [
     "SpawnerKilled",
     "StateTimed",
     "StepDone",
+    "StopAwaited",
     "ThreadsChosen",
     "VariableIgnored",
     "WatchdogTold",
@@ -73,6 +76,7 @@ __all__ = [
     "WorkerPlace",
     "WorkerServersPlaced",
     "WorkerStarted",
+    "WorkerStuck",
     "WorkersSeen",
     "WorkersStopping",
     "WorkersSurvived",

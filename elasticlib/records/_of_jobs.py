@@ -7,8 +7,25 @@ Rules of this file: a record holds facts; its text is made from them, here.
 from __future__ import annotations
 
 import logging
+import signal
+from collections.abc import Iterable
 
 from attrs import frozen
+
+_MOST = 8
+
+
+def _few(numbers: Iterable[int]) -> str:
+    """Numbers for people: the first few of many."""
+    texts = [str(number) for number in numbers]
+    return ", ".join(texts[:_MOST]) + (f" and {len(texts) - _MOST} more" if len(texts) > _MOST else "")
+
+
+def _name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
 
 
 @frozen
@@ -84,8 +101,48 @@ class WorkersStopping:
 
 
 @frozen
+class StopAwaited:
+    """Somebody asked for the end, and waits for workers that are not gone at once."""
+
+    pids: dict[int, int]
+    """Process ids by global rank of those that are left."""
+    signum: int
+    left: float
+    """Seconds until SIGKILL."""
+
+    level = logging.WARNING
+
+    def __str__(self) -> str:
+        several = "s" if len(self.pids) > 1 else ""
+        who = f"rank{several} {_few(self.pids)} (process{'es' if several else ''} {_few(self.pids.values())})"
+        return (
+            f"waiting for {who} to end by {_name(self.signum)}: SIGKILL follows in {self.left:.1f} s, "
+            "or at once with another Ctrl-C or signal"
+        )
+
+
+@frozen
+class WorkerStuck:
+    """A worker was killed before its time: native code kept it from the signal, and the others with it."""
+
+    rank: int
+    pid: int
+    signum: int
+    waited: float
+    """Seconds since the signal was sent."""
+
+    level = logging.WARNING
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} (process {self.pid}) sits in native code, such as a collective, and has not come back "
+            f"for {_name(self.signum)} in {self.waited:.1f} s, nor has any other here: killed, to free the others"
+        )
+
+
+@frozen
 class NotNeeded:
-    """The job ended well while this node waited for a seat."""
+    """The job ended well without this node: its workers never did their part in the round that succeeded."""
 
     node: str
     why: str

@@ -34,6 +34,7 @@ from elasticlib.records._of_jobs import (
     RoundEnded,
     RoundStarted,
     SpawnerKilled,
+    StopAwaited,
     ThreadsChosen,
     VariableIgnored,
     WatchdogTold,
@@ -42,6 +43,7 @@ from elasticlib.records._of_jobs import (
     WorkerServersPlaced,
     WorkersStopping,
     WorkersSurvived,
+    WorkerStuck,
 )
 
 _log = logging.getLogger("elasticlib")
@@ -66,6 +68,8 @@ Record: TypeAlias = (
     | NotNeeded
     | SpawnerKilled
     | WorkersSurvived
+    | StopAwaited
+    | WorkerStuck
     | ThreadsChosen
     | PreloadSkipped
     | LogsCutOff

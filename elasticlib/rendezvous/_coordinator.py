@@ -302,7 +302,7 @@ def _settle(state: State, now: float) -> Outcome:
         return gather(state, now)
     if len(current.succeeded) == len(current.entries):
         why = f"all {len(current.entries)} nodes succeeded in round {current.number}"
-        return finish(state, Final(True, why))
+        return finish(state, Final(True, why, round=current.number))
     if current.end is None:
         return state, ()
     if current.end.restart:

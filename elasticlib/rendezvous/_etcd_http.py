@@ -11,7 +11,6 @@ import contextlib
 import errno
 import http.client
 import json
-import select
 import socket
 import ssl
 import threading
@@ -21,6 +20,7 @@ from typing import Any
 
 from attrs import frozen
 
+from elasticlib._wire import wait_readable
 from elasticlib.errors import RendezvousConnectionError
 
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
@@ -163,7 +163,7 @@ class Line:
     def _connection(self) -> http.client.HTTPConnection:
         if self._closed:
             raise ConnectionAbortedError("this connection was closed")
-        if self._kept is not None and select.select([self._kept.sock], [], [], 0)[0]:
+        if self._kept is not None and wait_readable([self._kept.sock], 0):
             self._drop()  # an idle connection that has something to read was closed by the server
         if self._kept is None:
             self._kept = _open(self.site, self.limit)

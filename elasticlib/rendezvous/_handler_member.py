@@ -310,10 +310,10 @@ class HandlerMember:
         if self._phase is _Phase.BARRIER:
             done = table.count_done()
             if done >= table.size:
-                return self._conclude(Final(True, f"all {done} nodes succeeded"))
+                return self._conclude(Final(True, f"all {done} nodes succeeded", round=self._past.round))
             if self._clock() >= self._deadline:
                 why = f"{done} of {table.size} nodes succeeded, and no other said otherwise for {self._barrier:g} s"
-                return self._conclude(Final(True, why), linger=0.0)
+                return self._conclude(Final(True, why, round=self._past.round), linger=0.0)
         elif (waiting := self._timed(self._handler.num_nodes_waiting)) > 0 and not table.count_done():
             # Work that a node has finished is not thrown away for an arrival.
             return self._end(RoundEnd(self._past.round, f"{waiting} nodes wait to join", True))

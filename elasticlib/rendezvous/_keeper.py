@@ -29,8 +29,10 @@ def main(descriptor: int, command: list[str]) -> int:
 
     child = subprocess.Popen(command, preexec_fn=die_with_parent, stdin=subprocess.DEVNULL)
     ended = os.pidfd_open(child.pid)
-    ready, _, _ = select.select([descriptor, ended], [], [])
-    if ended not in ready:
+    poll = select.poll()  # and not select, which can count to 1023 only
+    for each in (descriptor, ended):
+        poll.register(each, select.POLLIN)
+    if ended not in dict(poll.poll()):
         child.terminate()
         try:
             child.wait(_GRACE)

@@ -159,6 +159,8 @@ class Final:
     kind: str = "failed"
     """Sort of an end without success: ``failed`` (workers), ``timeout`` (too few nodes), ``closed`` (the job had
     ended, or was ended from outside), ``refused`` (this node may not take part), ``left`` (it said so itself)."""
+    round: int | None = None
+    """The round that succeeded, whose results are the job's."""
 
 
 @frozen

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
-from attrs import Factory, field, frozen
-from attrs.validators import ge, in_, lt
+from attrs import Attribute, Factory, field, frozen
 
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous._messages import Descriptor, FailureNote, Final, Notice, Report, RoundEnd, Seat
@@ -26,26 +25,44 @@ AGENT_GONE = "its agent"
 MOST_NAMES = 16
 
 
+def _count(least: int) -> Callable[[object, Attribute[int], int], None]:
+    def check(_: object, attribute: Attribute[int], value: int) -> None:
+        if type(value) is not int or value < least:
+            raise ConfigError(f"{attribute.name}={value!r:.80}: give a whole number, {least} or more")
+
+    return check
+
+
+def _seconds(_: object, attribute: Attribute[float], value: float) -> None:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ConfigError(f"{attribute.name}={value!r:.80}: give a number of seconds, 0 or more")
+
+
+def _whom(_: object, attribute: Attribute[str], value: str) -> None:
+    if value not in ("quiet", "min", "max"):
+        raise ConfigError(f"{attribute.name}={value!r:.80}: give 'quiet', 'min' or 'max'")
+
+
 @frozen
 class Rules:
-    """What the job asked for; raises a ``ValueError`` for a number that breaks its rule."""
+    """What the job asked for; raises a `ConfigError` for a value that breaks its rule."""
 
-    min_nodes: int = field(default=1, validator=ge(1))
-    max_nodes: int = field(default=1)
-    max_restarts: int = field(default=3, validator=ge(0))
+    min_nodes: int = field(default=1, validator=_count(1))
+    max_nodes: int = field(default=1, validator=_count(1))
+    max_restarts: int = field(default=3, validator=_count(0))
     """Restarts after worker failures, counted over the whole job and all its nodes."""
-    last_call: float = field(default=30.0, validator=[ge(0), lt(math.inf)])
+    last_call: float = field(default=30.0, validator=_seconds)
     """Seconds without a new join after which a round below `max_nodes` starts, if `wait_for` is ``quiet``."""
-    join_timeout: float = field(default=600.0, validator=[ge(0), lt(math.inf)])
+    join_timeout: float = field(default=600.0, validator=_seconds)
     """
     Seconds that too few nodes wait for others, from when nothing of the last round runs any more.
 
     With 0 nobody waits for a replacement: once too few nodes are left, the job ends. The nodes of the first
     round, and those that come back after a failure, are then waited for as by default, for 600 s.
     """
-    heartbeat: float = field(default=0.0, validator=[ge(0), lt(math.inf)])
+    heartbeat: float = field(default=0.0, validator=_seconds)
     """Seconds without a new beat after which a node is lost; 0: no node is ever thought lost."""
-    wait_for: str = field(default="quiet", validator=in_(("quiet", "min", "max")))
+    wait_for: str = field(default="quiet", validator=_whom)
     """For whom a first round waits between min and max: for ``max`` until `join_timeout`, for ``min``, or
     until it is ``quiet``."""
     fixed_places: bool = field(default=False)

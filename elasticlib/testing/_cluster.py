@@ -13,16 +13,18 @@ Rules of this file: wiring, and what a fault does; no decision of the job's.
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._contact import Limits
 from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._messages import Descriptor, Final, Seat, Terms, encode
+from elasticlib.rendezvous._options import HEARTBEAT
 from elasticlib.testing._candidate import Candidate
 from elasticlib.testing._faults import (
     Break,
@@ -62,7 +64,8 @@ class SimulatedCluster:
     A job on *nodes* machines, to which *plan* happens. `run` it.
 
     With a *fixed* coordinator it and the store live on the first node's machine; an *elected* one may be any
-    node, and the store is elsewhere. Workers of a round succeed after *work* seconds. Raises `ConfigError`.
+    node, and the store is elsewhere. Workers of a round succeed after *work* seconds. *rules* that name no heartbeat
+    get that of real jobs, without which a dead machine would be waited for without end. Raises `ConfigError`.
     """
 
     rules: Rules
@@ -92,8 +95,9 @@ class SimulatedCluster:
     """Agents that have not ended and faults that have not happened."""
 
     def __attrs_post_init__(self) -> None:
-        if self.coordinator not in COORDINATORS:
-            raise ConfigError(f"coordinator={self.coordinator!r}: give one of {', '.join(COORDINATORS)}")
+        self._check()
+        if not self.rules.heartbeat:
+            self.rules = evolve(self.rules, heartbeat=HEARTBEAT)
         self._chance = random.Random(self.seed)
         self.network = Network(self.timeline, random.Random(self.seed + 1))
         if self.coordinator == "elected":
@@ -110,6 +114,19 @@ class SimulatedCluster:
             moment = self._chance.random() * 0.05 if number else 0.0
             self._left += 1
             self.timeline.at(moment, None, lambda number=number: self._start_agent(number))  # type: ignore[misc]
+
+    def _check(self) -> None:
+        for name, kind in (("rules", Rules), ("plan", FaultPlan)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise ConfigError(f"{name}={value!r:.80}: give {kind.__name__}(...)")
+        if self.coordinator not in COORDINATORS:
+            raise ConfigError(f"coordinator={self.coordinator!r}: give one of {', '.join(COORDINATORS)}")
+        for name in ("nodes", "slots"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r:.80}: give a whole number, 1 or more")
+        if isinstance(self.work, bool) or not isinstance(self.work, (int, float)) or not 0 <= self.work < math.inf:
+            raise ConfigError(f"work={self.work!r:.80}: give a number of seconds, 0 or more")
 
     # What users ask for.
 
@@ -182,6 +199,10 @@ class SimulatedCluster:
     def told(self, node: Node, final: Final) -> None:
         """An agent is told the end."""
         self._watch(node.member.nonce).told(node, final)
+
+    def ends(self, node: Node, own: int | None, succeeded: bool) -> None:
+        """An agent takes leave."""
+        self._watch(node.member.nonce).ends(node, own, succeeded)
 
     def finished(self, node: Node) -> None:
         """An agent has ended."""

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from attrs import NOTHING, Attribute, asdict, field, fields, frozen
-from attrs.validators import ge, in_
 
 from elasticlib.errors import ConfigError
 
@@ -23,9 +22,42 @@ PARTS = ("machine", "agent", "rendezvous")
 """What of a node a fault can hit: all of it, the agent alone, or its rendezvous process alone."""
 
 
+def _wrong(owner: Any, attribute: Attribute[Any], value: object, rule: str) -> ConfigError:
+    return ConfigError(f"{type(owner).__name__}.{attribute.name}={value!r:.80}: give {rule}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _moment(owner: Any, attribute: Attribute[float], value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ConfigError(f"{type(owner).__name__}.{attribute.name}={value!r}: give a number of seconds, 0 or more")
+    if not _is_number(value) or value < 0:
+        raise _wrong(owner, attribute, value, "a number of seconds, 0 or more")
+
+
+def _offset(owner: Any, attribute: Attribute[float], value: float) -> None:
+    if not _is_number(value):
+        raise _wrong(owner, attribute, value, "a number of seconds, below 0 for a clock that is behind")
+
+
+def _drift(owner: Any, attribute: Attribute[float], value: float) -> None:
+    if not _is_number(value) or value < -0.1:
+        raise _wrong(owner, attribute, value, "seconds gained in each second, -0.1 or more")
+
+
+def _node(owner: Any, attribute: Attribute[int], value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _wrong(owner, attribute, value, "the number of a node, 0 for the first")
+
+
+def _part(owner: Any, attribute: Attribute[str], value: str) -> None:
+    if value not in PARTS:
+        raise _wrong(owner, attribute, value, f"one of {', '.join(map(repr, PARTS))}")
+
+
+def _yes_or_no(owner: Any, attribute: Attribute[bool], value: bool) -> None:
+    if not isinstance(value, bool):
+        raise _wrong(owner, attribute, value, "True or False")
 
 
 class _Printed:
@@ -46,26 +78,26 @@ class _Printed:
 class Kill(_Printed):
     """SIGKILL: to the whole machine (nothing of it answers any more), or to one process on it."""
 
-    node: int = field(validator=ge(0))
+    node: int = field(validator=_node)
     at: float = field(validator=_moment)
-    what: str = field(default="machine", validator=in_(PARTS))
+    what: str = field(default="machine", validator=_part)
 
 
 @frozen(repr=False)
 class Pause(_Printed):
     """SIGSTOP, and SIGCONT after *seconds*: all processes of the machine, workers included, or one of them."""
 
-    node: int = field(validator=ge(0))
+    node: int = field(validator=_node)
     at: float = field(validator=_moment)
     seconds: float = field(validator=_moment)
-    what: str = field(default="machine", validator=in_(PARTS))
+    what: str = field(default="machine", validator=_part)
 
 
 @frozen(repr=False)
 class Cut(_Printed):
     """The machine's link is down for *seconds*: nothing is refused, nothing arrives."""
 
-    node: int = field(validator=ge(0))
+    node: int = field(validator=_node)
     at: float = field(validator=_moment)
     seconds: float = field(validator=_moment)
 
@@ -74,7 +106,7 @@ class Cut(_Printed):
 class Break(_Printed):
     """Every connection of the machine is reset: what was on its way is lost, and nobody knows how much of it."""
 
-    node: int = field(validator=ge(0))
+    node: int = field(validator=_node)
     at: float = field(validator=_moment)
 
 
@@ -82,7 +114,7 @@ class Break(_Printed):
 class Slow(_Printed):
     """For *seconds* everything that the machine sends or gets takes *delay* seconds more."""
 
-    node: int = field(validator=ge(0))
+    node: int = field(validator=_node)
     at: float = field(validator=_moment)
     seconds: float = field(validator=_moment)
     delay: float = field(default=0.5, validator=_moment)
@@ -92,16 +124,16 @@ class Slow(_Printed):
 class FailWorker(_Printed):
     """A worker of the node fails, if one runs; *secondary*: as one does that lost its peer."""
 
-    node: int = field(validator=ge(0))
+    node: int = field(validator=_node)
     at: float = field(validator=_moment)
-    secondary: bool = False
+    secondary: bool = field(default=False, validator=_yes_or_no)
 
 
 @frozen(repr=False)
 class Stubborn(_Printed):
     """From *at* on the node's workers go on for *seconds* after SIGTERM."""
 
-    node: int = field(validator=ge(0))
+    node: int = field(validator=_node)
     at: float = field(validator=_moment)
     seconds: float = field(validator=_moment)
 
@@ -110,7 +142,7 @@ class Stubborn(_Printed):
 class Leave(_Printed):
     """The operator stops the node's agent by SIGTERM."""
 
-    node: int = field(validator=ge(0))
+    node: int = field(validator=_node)
     at: float = field(validator=_moment)
 
 
@@ -118,7 +150,7 @@ class Leave(_Printed):
 class Join(_Printed):
     """Another agent is started on the node's machine, which is switched on if it is not."""
 
-    node: int = field(validator=ge(0))
+    node: int = field(validator=_node)
     at: float = field(validator=_moment)
 
 
@@ -126,9 +158,9 @@ class Join(_Printed):
 class Skew(_Printed):
     """From the start the machine's clocks are *seconds* ahead, and gain *drift* seconds each second."""
 
-    node: int = field(validator=ge(0))
-    seconds: float
-    drift: float = field(default=0.0, validator=[ge(-0.1)])
+    node: int = field(validator=_node)
+    seconds: float = field(validator=_offset)
+    drift: float = field(default=0.0, validator=_drift)
 
     @property
     def at(self) -> float:
@@ -153,7 +185,10 @@ _BY_NAME = {kind.__name__: kind for kind in KINDS}
 
 
 def _as_tuple(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    return tuple(faults)
+    try:
+        return tuple(faults)
+    except TypeError:
+        raise ConfigError(f"FaultPlan.faults={faults!r:.80}: give a list of faults, also of one") from None
 
 
 @frozen(repr=False)
@@ -198,7 +233,13 @@ class FaultPlan(_Printed):
 
 
 def _fault(body: Any) -> Fault:
-    if not isinstance(body, dict) or body.get("fault") not in _BY_NAME:
+    if not isinstance(body, dict) or str(body.get("fault")) not in _BY_NAME:
         raise ValueError(f"{body!r:.80} is no fault")
-    made: Fault = _BY_NAME[body["fault"]](**{name: value for name, value in body.items() if name != "fault"})
+    kind = _BY_NAME[body["fault"]]
+    given = {name: value for name, value in body.items() if name != "fault"}
+    needed = {each.name for each in fields(kind) if each.default is NOTHING}
+    if not needed <= given.keys() <= {each.name for each in fields(kind)}:
+        names = ", ".join(each.name for each in fields(kind))
+        raise ValueError(f"{kind.__name__} has the fields {names}, of which {', '.join(sorted(needed))} must be given")
+    made: Fault = kind(**given)
     return made

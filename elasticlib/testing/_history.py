@@ -98,8 +98,9 @@ class Verdict:
     at: float
     node: str
     kind: str
-    """``succeeded``; a kind of `Final`: ``failed``, ``timeout``, ``closed``, ``refused``, ``left``; or ``lost``:
-    an error instead of a verdict, because the job was not found or contact did not come back."""
+    """``succeeded``; ``replaced``: its workers ended well, but the job did so in a later round without it; a kind of
+    `Final`: ``failed``, ``timeout``, ``closed``, ``refused``, ``left``; or ``lost``: an error instead of a verdict,
+    because the job was not found or contact did not come back."""
     why: str
 
 

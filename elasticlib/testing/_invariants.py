@@ -109,6 +109,15 @@ class Watch:
             personal = not final.succeeded and final.kind in PERSONAL
             self._demand(personal, f"{node.name} was told {final}, the verdict is {self.final}")
 
+    def ends(self, node: Node, own: int | None, succeeded: bool) -> None:
+        """An agent takes leave, with the results of its round *own*: as one that *succeeded*, or not."""
+        good = self.final.round if self.final is not None else None
+        if own is not None:
+            self._demand(succeeded and own == good, f"{node.name} returns results of round {own}, {good} succeeded")
+        elif node.told_success is not None:
+            what = f"{node.name} told success in round {node.told_success}, {good} succeeded: it ends without results"
+            self._demand(not succeeded and node.told_success != good, what)
+
     def started(self, group: Group) -> None:
         """Workers run from now on."""
         number = group.seat.round

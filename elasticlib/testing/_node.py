@@ -97,6 +97,8 @@ class Node:
     verdict: Verdict | None = None
     group: Group | None = None
     groups: list[Group] = Factory(list)
+    told_success: int | None = None
+    """The round whose success it told, if it has begun no later one."""
     descriptor: Descriptor = field(init=False)
     policy: _policy.State = field(init=False)
     _queue: deque[_policy.Event | Stopping | Answer] = Factory(deque)
@@ -167,13 +169,23 @@ class Node:
                 case _policy.TellStopped(number):
                     self._soon(functools.partial(self._tell_stopped, number, self._notes()))
                 case _policy.TellSucceeded(number):
+                    self.told_success = number
                     self._soon(functools.partial(self._tell_succeeded, number))
                 case _policy.Leave(why, number):
                     self._soon(functools.partial(self._tell_left, why, number))
-                case _policy.Finish(succeeded, why, signum, final):
-                    kind = "left" if signum is not None else "succeeded" if succeeded else final.kind if final else "?"
-                    self._end(kind, why)
+                case _policy.Finish():
+                    self._finish(action)
                     return
+
+    def _finish(self, end: _policy.Finish) -> None:
+        if end.signum is not None:
+            self._end("left", end.why)
+            return
+        assert end.final is not None
+        own = self.group.seat.round if self.group is not None and end.results else None
+        self.cluster.ends(self, own, end.succeeded)
+        unlucky = "replaced" if end.final.succeeded else end.final.kind
+        self._end("succeeded" if end.succeeded else unlucky, end.why)
 
     def _stopped(self, rest: deque[_policy.Action]) -> None:
         self._busy = False
@@ -188,6 +200,7 @@ class Node:
         process = Process(f"workers of {self.name}", thaws_at=0.0)
         self.group = group = Group(self, seat, process)
         self.groups.append(group)
+        self.told_success = None
         ranks = tuple(range(seat.rank_base, seat.rank_base + self.descriptor.slots))
         master = (seat.master_addresses, seat.master_port)
         self.cluster.note(Started(timeline.now, self.name, seat.round, seat.group_rank, ranks, master))

@@ -7,14 +7,14 @@ what cannot be read is left out, never raised. Who was stopped by us has failed 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import pickle
 import re
 import signal
 
 from elasticlib.errors import ProcessFailure
-from elasticlib.workers import _tail
+from elasticlib.workers import _exceptions, _tail
 from elasticlib.workers._process import Exit
 
 _TAIL_BYTES = 8192
@@ -132,15 +132,23 @@ def _end_of(path: str) -> str:
 
 
 def original_exception(end: Exit) -> BaseException | None:
-    """The worker's own exception, rebuilt; None when it raised none or it cannot be rebuilt here."""
-    if end.report is None or end.report.kind != "error" or not end.report.payload:
+    """The worker's own exception, or what comes nearest to it here; None when it raised none."""
+    report = end.report
+    if report is None or report.kind != "error":
         return None
-    try:
-        error = pickle.loads(end.report.payload)
-    except Exception:
-        return None
-    if not isinstance(error, BaseException):
-        return None
-    if hasattr(error, "add_note"):
-        error.add_note(f"from the worker of local rank {end.local_rank}:\n{end.report.traceback}")
+    error = _exceptions.unpack(report.payload)
+    if error is None and report.exception_type:
+        text = report.message.removeprefix(report.exception_type).removeprefix(": ")
+        error = _exceptions.stand_in(report.exception_type, text)
+    if error is not None:
+        note = f"from the worker of local rank {end.local_rank}:\n{report.traceback}"
+        with contextlib.suppress(Exception):  # a class may forbid it
+            if hasattr(error, "add_note"):
+                error.add_note(note)
+            else:
+                error.__cause__ = _WorkersTraceback(note)
     return error
+
+
+class _WorkersTraceback(Exception):  # noqa: N818 - it is shown as the cause, where Python has no notes
+    """Shows the traceback of a worker's exception above that (Python 3.10)."""

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from elasticlib._programs import FEW_PROCESSES
 from elasticlib._wire import Channel, Message
-from elasticlib.workers import _child, _exiting, _guardian, _report
+from elasticlib.workers import _child, _exiting, _guardian, _report, _stuck
 from elasticlib.workers._store_host import StoreHost
 
 _MENDS = {
@@ -79,6 +79,8 @@ class Foreman:
     _survivors: list[int] = field(default_factory=list)
     _notices: tuple[int, int] = (-1, -1)
     """The pipe through which workers announce what has become of their programs."""
+    _stopping: _stuck.Stop | None = None
+    """What is known of workers that take their time to end."""
     _store: StoreHost = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +96,8 @@ class Foreman:
                 key.data()
             for worker in list(self._live.values()):
                 self._look_at(worker)
+            if self._stopping is not None and time.monotonic() >= self._stopping.next_look:
+                self._look_for_stuck(self._stopping)
 
     def listen(self) -> None:
         """Have workers announce what becomes of their programs."""
@@ -101,9 +105,11 @@ class Foreman:
         self._selector.register(self._notices[0], selectors.EVENT_READ, self._hear)
 
     def _left(self) -> float | None:
-        """Seconds until the next deadline, or until it is looked at again: the kernel does not count any number."""
-        deadlines = [each.course.deadline for each in self._live.values() if each.course.deadline is not None]
-        return min(max(0.0, min(deadlines) - time.monotonic()), _LONGEST_WAIT) if deadlines else None
+        """Seconds until something is due, or until it is looked at again: the kernel does not count any number."""
+        due = [each.course.deadline for each in self._live.values() if each.course.deadline is not None]
+        if self._stopping is not None:
+            due.append(self._stopping.next_look)
+        return min(max(0.0, min(due) - time.monotonic()), _LONGEST_WAIT) if due else None
 
     def _leave(self) -> NoReturn:
         _guardian.sweep()
@@ -230,6 +236,7 @@ class Foreman:
             self._all_ended()
 
     def _all_ended(self) -> None:
+        self._stopping = None
         self._store.end()
         survivors = [*self._survivors, *_guardian.sweep(self._survivors, limit=_exiting.KILL_LIMIT)]
         self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
@@ -240,9 +247,26 @@ class Foreman:
             return
         self._hear()
         now = time.monotonic()
+        if self._stopping is None or self._stopping.signum != signum:
+            self._stopping = _stuck.Stop(signum, now)
         for worker in self._live.values():
             if worker.course.stop(grace, now, spare):
                 self._signal(worker, signum)
+
+    def _look_for_stuck(self, stop: _stuck.Stop) -> None:
+        """End one that sits in native code, in case that frees the others for what they do at their end."""
+        asked = {rank: each for rank, each in self._live.items() if each.course.stage is _exiting.Stage.ASKED}
+        if not asked:
+            self._stopping = None
+            return
+        looks = {rank: _stuck.look(worker.pid, stop.signum) for rank, worker in asked.items()}
+        rank = stop.stuck(looks, time.monotonic())
+        if rank is None:
+            return
+        worker, waited = asked[rank], time.monotonic() - stop.began
+        message = {"op": "stuck", "round": self._round, "local_rank": rank, "pid": worker.pid, "waited": waited}
+        self._launcher.send(message)
+        _signal_group(worker.pid, worker.handle, signal.SIGKILL)
 
     def _signal(self, worker: _Live, signum: int) -> None:
         # A peer may tell of a closed connection before the one that died is a zombie.

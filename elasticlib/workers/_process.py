@@ -67,6 +67,16 @@ class Lingers:
 
 
 @define
+class Stuck:
+    """A worker that sat in native code while it was to end, was killed so that the others go on."""
+
+    local_rank: int
+    pid: int
+    waited: float
+    """Seconds since the signal that was to stop it."""
+
+
+@define
 class Stopped:
     """All workers of a round are gone, but for `survivors` that even SIGKILL did not end (process ids)."""
 
@@ -91,7 +101,7 @@ class Lost:
     cause: Exception | None = None
 
 
-Event = Exit | Failed | Lingers | Stopped | StoreGone | Lost
+Event = Exit | Failed | Lingers | Stuck | Stopped | StoreGone | Lost
 
 _EXIT_LIMIT = 1.0
 """Seconds between a foreman's last word, the end of its channel, and its end."""
@@ -267,6 +277,8 @@ class Crew:
                     return [Lingers(rank, pid, seconds, ends, stacks)]
                 case "store":
                     return [StoreGone(message["why"], message["pid"], message["exitcode"])]
+                case "stuck":
+                    return [Stuck(message["local_rank"], message["pid"], message["waited"])]
                 case "stopped":
                     return [Stopped(message["survivors"])]
             return []

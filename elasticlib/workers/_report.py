@@ -134,10 +134,11 @@ def is_secondary(error: BaseException) -> bool:
     """Whether *error* says no more than that the connection to a peer was lost."""
     if type(error).__name__ in _SECONDARY_TYPES or isinstance(error, _SECONDARY_BASES):
         return True
-    return isinstance(error, RuntimeError) and _SECONDARY_TEXT.search(_text(error)) is not None
+    return isinstance(error, RuntimeError) and _SECONDARY_TEXT.search(text_of(error)) is not None
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """The text of an exception, whatever its class makes of it."""
     try:
         return str(error)
     except Exception as failure:
@@ -155,7 +156,7 @@ def _cut(text: str) -> str:
 def of_exception(error: BaseException, pickled: bytes, formatted: str | None = None) -> Report:
     """The report of an exception that ended a worker."""
     name = qualified_name(type(error))
-    text = _text(error)
+    text = text_of(error)
     return Report(
         kind="error",
         payload=pickled,

@@ -11,6 +11,12 @@ from typing import Any
 
 import cloudpickle
 
+from elasticlib.workers._exceptions import ArgumentText
+from elasticlib.workers._report import qualified_name, text_of
+
+_MOST_TWICE = 1 << 20
+"""Bytes of a pickled exception whose parts are pickled too."""
+
 
 class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Sends classes that launcher and worker both have in ``__main__`` by name, so that they stay the same."""
@@ -37,31 +43,40 @@ def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
 
 def pack_exception(error: BaseException, shared: Collection[str] | None) -> bytes:
     """
-    Pickle an exception such that it can be rebuilt, also where its class has an ``__init__`` of its own.
+    Pickle an exception such that `_exceptions.unpack` finds as much of it as can travel, whatever it holds.
 
-    Raises whatever pickling its fields raises.
+    What cannot be pickled by itself, or not be rebuilt from that, is left out: a field, an argument for which its text
+    goes, the class for which the nearest one above it goes.
     """
+    text = text_of(error)
+    whole = _packed(error, shared) or b""
     try:
-        pickled = pack_result(error, shared)
-        pickle.loads(pickled)
+        if whole and text_of(pickle.loads(whole)) != text:
+            whole = b""  # its class makes something else of its arguments, as one with an ``__init__`` of its own may
     except Exception:
-        return pack_result(_Rebuilt(type(error), error.args, dict(error.__dict__)), shared)
-    return pickled
+        whole = b""
+    parts: dict[str, Any] = {"name": qualified_name(type(error)), "text": text, "whole": whole}
+    if len(whole) <= _MOST_TWICE:  # its class may be missing over there
+        fields = {name: _packed(value, shared) for name, value in vars(error).items()}
+        parts["fields"] = {name: value for name, value in fields.items() if value is not None}
+        parts["args"] = [_packed(value, shared) or _packed(ArgumentText(_shown(value)), shared) for value in error.args]
+        kinds = [_packed(kind, shared) for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+        parts["kinds"] = [kind for kind in kinds if kind is not None]
+    return pickle.dumps(parts)
 
 
-class _Rebuilt:
-    """Stands for an exception in a pickle: it comes out as the exception, made without calling its ``__init__``."""
+def _packed(value: Any, shared: Collection[str] | None) -> bytes | None:
+    """*value* pickled; None where it cannot be rebuilt even here."""
+    try:
+        packed = pack_result(value, shared)
+        pickle.loads(packed)
+    except Exception:
+        return None
+    return packed
 
-    def __init__(self, kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> None:
-        self._parts = kind, args, fields
 
-    def __reduce__(self) -> Any:
-        return rebuild, self._parts
-
-
-def rebuild(kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> BaseException:
-    """An exception of class *kind* with these arguments and fields."""
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(fields)
-    return error
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return object.__repr__(value)

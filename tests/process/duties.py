@@ -7,11 +7,13 @@ the chain above it; what then ends it is the test's business.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -157,6 +159,52 @@ def note_signals(folder: Path, *, ignores: bool = False, cleans_up_for: float = 
         time.sleep(60)  # stands for work; a signal that is only noted does not end it
 
 
+def sits_in_native_code(folder: Path) -> None:
+    """Waits where no signal brings Python back: for a lock of the C library that nobody gives up."""
+    mutex = ctypes.create_string_buffer(64)
+    lock = ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    at_work(folder)
+    lock(mutex)
+
+
+def waits_in_a_collective(folder: Path, where: str) -> None:
+    """All but the last rank wait in an all_reduce, the last one elsewhere: it never completes."""
+    import torch
+    from torch import distributed
+
+    distributed.init_process_group("gloo")
+    other = distributed.new_group()
+    distributed.barrier()
+    if distributed.get_rank() < distributed.get_world_size() - 1:
+        at_work(folder)
+        distributed.all_reduce(torch.ones(1))
+    match where:
+        case "another collective":
+            at_work(folder)
+            distributed.all_reduce(torch.ones(1), group=other)
+        case "a C call":
+            sits_in_native_code(folder)
+        case "a lock":
+            at_work(folder)
+            lock = threading.Lock()
+            with lock, lock:
+                pass
+        case "a sleep":
+            at_work(folder)
+            time.sleep(600)
+
+
+def saves_when_interrupted(folder: Path, seconds: float) -> None:
+    """What a training does at its end, without a handler: it takes its time, and then says that it is done."""
+    at_work(folder)
+    try:
+        time.sleep(600)  # stands for work
+    finally:
+        time.sleep(seconds)  # stands for a checkpoint that is written
+        say(folder / f"saved{os.environ['RANK']}", "")
+
+
 def fails_beside_a_stopped_one(folder: Path) -> str:
     """In the first round rank 0 stops itself, and then rank 1 fails; returns the round."""
     mark = folder / "stopped"
@@ -206,6 +254,19 @@ class UnshowableError(Exception):
 
 def raises_what_cannot_be_shown() -> None:
     raise UnshowableError
+
+
+class HoldsALockError(ValueError):
+    """An exception with a field that cannot be pickled, and one that can."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+        self.code = 5
+
+
+def raises_what_cannot_be_pickled_whole() -> None:
+    raise HoldsALockError("a bad value")
 
 
 def raises_text(text: str) -> None:

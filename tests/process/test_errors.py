@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,17 @@ def test_a_message_longer_than_anybody_reads_keeps_its_ends(tmp_path: Path) -> N
     assert len(message) < 70_000
     assert "characters left out" in message
     assert text == str(error.__cause__)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_an_exception_that_cannot_be_pickled_whole_is_the_cause_without_what_cannot(method: str) -> None:
+    error = failed(duties.raises_what_cannot_be_pickled_whole, workers=1, start_method=method)
+
+    cause = error.__cause__
+    assert isinstance(cause, duties.HoldsALockError)
+    assert ("a bad value", 5, False) == (str(cause), cause.code, hasattr(cause, "lock"))
+    shown = "".join(traceback.format_exception(cause))
+    assert 'raise HoldsALockError("a bad value")' in shown
 
 
 def test_a_chain_of_exceptions_is_told_from_its_beginning() -> None:

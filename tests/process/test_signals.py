@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from elasticlib import LaunchConfig, LaunchInterrupted, SignalException, elastic_launch
+from elasticlib.workers import _guardian
+from elasticlib.workers._stuck import PATIENCE
 from tests.process import duties
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
@@ -273,6 +275,96 @@ def test_a_stopped_worker_is_woken_to_hear_the_signal(job: Job) -> None:
     status, _ = job.end()
 
     assert (1, ["rank0.SIGTERM", "rank1.SIGTERM"]) == (status, job.noted())
+
+
+# Ranks that wait for each other in native code.
+
+
+def in_native_code(pid: int) -> bool:
+    """Whether a worker that has said that it is at work waits by now."""
+    facts = _guardian.status(pid)
+    return facts is not None and facts[0] == b"S"
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_one_interrupt_ends_ranks_that_sit_in_native_code_and_says_what_is_waited_for(method: str, job: Job) -> None:
+    job.start("sits_in_native_code(here)", "--shutdown-timeout", NEVER, "--start-method", method)
+    job.wait_for(*ALL_AT_WORK)
+    workers = [int((job.folder / name).read_text().split()[0]) for name in ALL_AT_WORK]
+    duties.wait_for(lambda: all(map(in_native_code, workers)))
+    job.send(signal.SIGINT)
+
+    status, stderr = job.end(PATIENCE + AT_ONCE)
+
+    assert 1 == status
+    assert f"waiting for ranks 0, 1 (processes {workers[0]}, {workers[1]}) to end by SIGINT: SIGKILL follows" in stderr
+    assert "or at once with another Ctrl-C" in stderr
+    assert f"rank 1 (process {workers[1]}) sits in native code" in stderr
+
+
+@pytest.mark.parametrize("where", ["another collective", "a C call", "a lock", "a sleep"])
+@pytest.mark.parametrize("count", ["2", "4"])
+def test_one_interrupt_ends_a_collective_that_never_completes(where: str, count: str, job: Job) -> None:
+    """Whoever can hear it ends, and so frees the others; where nobody can, one is killed and frees them."""
+    duty = f"waits_in_a_collective(here, {where!r})"
+    job.start(duty, "--shutdown-timeout", NEVER, "--nproc-per-node", count, "--preload", "torch")
+    job.wait_for(*(f"round0.rank{rank}" for rank in range(int(count))))
+    job.send(signal.SIGINT)
+
+    status, stderr = job.end(PATIENCE + AT_ONCE)
+
+    assert 1 == status
+    assert "got SIGINT: its workers were stopped" in stderr
+
+
+@pytest.mark.parametrize(
+    ("duty", "mark"),
+    [
+        ("note_signals(here, cleans_up_for={seconds})", "rank0.SIGINT"),
+        ("saves_when_interrupted(here, {seconds})", "saved0"),
+    ],
+    ids=["a handler", "an exception"],
+)
+def test_a_rank_that_is_at_work_on_its_end_has_the_whole_time_beside_one_in_native_code(
+    duty: str, mark: str, job: Job
+) -> None:
+    longer = duty.format(seconds=PATIENCE + 1)
+    job.start(f"sits_in_native_code(here) if os.environ['RANK'] == '1' else {longer}", "--shutdown-timeout", NEVER)
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.SIGINT)
+
+    status, _ = job.end(2 * PATIENCE + 1 + AT_ONCE)
+
+    assert 1 == status
+    assert (job.folder / mark).exists()
+
+
+def test_a_rank_that_has_taken_note_of_the_signal_may_go_on_in_native_code(job: Job) -> None:
+    """Its handler asks it to stop at the end of its step, which takes longer than the others' patience."""
+    code = (
+        "import ctypes\nasked = []\nsignal.signal(signal.SIGTERM, lambda *_: asked.append(1))\nat_work(here)\n"
+        "while not asked:\n    time.sleep(0.01)\n"
+        f"clock = time.monotonic()\nwhile time.monotonic() < clock + {PATIENCE + 1}:\n    ctypes.CDLL(None).sleep(1)\n"
+        "say(here / f\"saved{os.environ['RANK']}\", '')"
+    )
+    job.start(code, "--shutdown-timeout", NEVER)
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.SIGTERM)
+
+    status, stderr = job.end(PATIENCE + 1 + AT_ONCE)
+
+    assert (1, True) == (status, "got SIGTERM" in stderr)
+    assert ["saved0", "saved1"] == sorted(path.name for path in job.folder.glob("saved*"))
+
+
+def test_an_end_that_takes_no_time_is_not_talked_about(job: Job) -> None:
+    job.start("note_signals(here)")
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.SIGINT)
+
+    _, stderr = job.end()
+
+    assert "waiting for" not in stderr
 
 
 # Signals at awkward moments.

@@ -200,8 +200,9 @@ def test_a_wait_ends_at_its_time_with_nothing_while_processes_run(started: Start
 
 
 def test_a_failure_whose_peers_take_their_time_is_no_result_yet(started: Started, gate: Path) -> None:
-    stubborn = f"trap '' TERM; cat {gate}; exit 0"
-    context = started("sh", ("-c", stubborn), ("-c", "exit 3"))
+    ready = gate.with_name("ready")
+    stubborn = f"trap '' TERM; : > {ready}; cat {gate}; exit 0"
+    context = started("sh", ("-c", stubborn), ("-c", f"until [ -e {ready} ]; do sleep 0.01; done; exit 3"))
     while not context.subprocess_handlers[1].proc.poll():  # type: ignore[attr-defined]
         assert context.wait(0.01) is None
 

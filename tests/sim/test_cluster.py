@@ -6,11 +6,15 @@ The invariants are checked by the simulated cluster itself.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 from attrs import evolve
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from elasticlib.errors import ConfigError
 from elasticlib.testing import (
     Break,
     Cut,
@@ -18,6 +22,7 @@ from elasticlib.testing import (
     FailWorker,
     Fault,
     FaultPlan,
+    Fenced,
     Gone,
     Join,
     Kill,
@@ -186,6 +191,29 @@ def test_a_node_that_was_cut_off_comes_back(coordinator: str) -> None:
 
 
 @BOTH
+def test_a_node_that_loses_contact_after_its_success_has_its_results(coordinator: str) -> None:
+    """The invariants look at whose results are returned; here that it is a success, for all."""
+    cluster = run(Pause(1, at=55.0, seconds=9.0), Cut(2, at=61.0, seconds=9.0), coordinator=coordinator)
+
+    assert 1 == len(rounds(cluster))
+    assert "n2" in {record.node.partition("/")[0] for record in cluster.history if isinstance(record, Fenced)}
+    assert ["succeeded"] * 3 == kinds(cluster)
+
+
+@BOTH
+def test_a_node_whose_success_was_repeated_by_others_does_not_end_with_success(coordinator: str) -> None:
+    spares = (Join(3, at=3.0), Join(4, at=3.5))
+
+    cluster = run(
+        *spares, Pause(1, at=55.0, seconds=9.0), Kill(1, at=60.5), Cut(2, at=61.0, seconds=40.0),
+        rules=evolve(RULES, min_nodes=3), coordinator=coordinator,
+    )  # fmt: skip
+
+    assert ["n0", "n3", "n4"] == sorted(rounds(cluster)[-1])
+    assert ["succeeded", "-", "replaced", "succeeded", "succeeded"] == kinds(cluster)
+
+
+@BOTH
 def test_a_waiting_node_that_was_taken_for_dead_asks_again(coordinator: str) -> None:
     rules = evolve(RULES, min_nodes=3)
 
@@ -269,6 +297,37 @@ def test_too_few_nodes_fail_after_their_patience() -> None:
     (verdict,) = cluster.verdicts.values()
     assert "timeout" == verdict.kind
     assert "1 of at least 2 nodes" in verdict.why
+
+
+@BOTH
+def test_rules_without_a_heartbeat_get_that_of_real_jobs(coordinator: str) -> None:
+    """Without one a dead machine would be waited for without end, and the invariants would be broken."""
+    cluster = run(Kill(2, at=5.0), rules=Rules(2, 3, 3), coordinator=coordinator)
+
+    assert 10.0 == cluster.rules.heartbeat
+    assert ["succeeded", "succeeded", "-"] == kinds(cluster)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: SimulatedCluster(3), "rules=3: give Rules"),
+        (lambda: SimulatedCluster(RULES, plan=[Kill(2, at=5.0)]), "plan=[Kill(2, 5.0)]: give FaultPlan"),
+        (lambda: SimulatedCluster(RULES, nodes=0), "nodes=0: give a whole number, 1 or more"),
+        (lambda: SimulatedCluster(RULES, slots=1.5), "slots=1.5: give a whole number, 1 or more"),
+        (lambda: SimulatedCluster(RULES, work="long"), "work='long': give a number of seconds, 0 or more"),
+        (lambda: SimulatedCluster(RULES, coordinator="any"), "coordinator='any': give one of fixed, elected"),
+        (lambda: Rules(0, 3), "min_nodes=0: give a whole number, 1 or more"),
+        (lambda: Rules("2", 3), "min_nodes='2': give a whole number, 1 or more"),
+        (lambda: Rules(2, None), "max_nodes=None: give a whole number, 1 or more"),
+        (lambda: Rules(2, 3, -1), "max_restarts=-1: give a whole number, 0 or more"),
+        (lambda: Rules(2, 3, heartbeat="10"), "heartbeat='10': give a number of seconds, 0 or more"),
+        (lambda: Rules(2, 3, wait_for="all"), "wait_for='all': give 'quiet', 'min' or 'max'"),
+    ],
+)
+def test_a_cluster_that_cannot_be_names_the_value_and_what_to_give(make: Callable[[], object], why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        make()
 
 
 # Clocks.

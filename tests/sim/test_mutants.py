@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 from attrs import evolve
 
+from elasticlib.agent import _policy
 from elasticlib.rendezvous import _contact
 from elasticlib.rendezvous._contact import Contact
-from elasticlib.rendezvous._messages import Seat
+from elasticlib.rendezvous._messages import ContactLost, Seat
 from elasticlib.rendezvous._state import Round
 from elasticlib.testing import (
     Cut,
@@ -19,6 +20,7 @@ from elasticlib.testing import (
     Join,
     Kill,
     Leave,
+    Pause,
     Rules,
     SimulatedCluster,
     Stubborn,
@@ -28,6 +30,14 @@ from elasticlib.testing._node import Node
 RULES = Rules(1, 3, last_call=2.0, heartbeat=10.0)
 LEAVING = (Stubborn(2, at=0.0, seconds=3.0), Leave(2, at=5.0))
 CUT = (Cut(2, at=5.0, seconds=40.0),)
+SUCCEEDED_AND_CUT = (Pause(1, at=55.0, seconds=9.0), Cut(2, at=61.0, seconds=9.0))
+"""Machine 2 ends its work, machine 1 stands still at that moment; then 2 is out of contact when the job succeeds."""
+FULL = evolve(RULES, min_nodes=3)
+SUCCEEDED_AND_REPLACED = (
+    *(Join(3, at=3.0), Join(4, at=3.5)),
+    *(Pause(1, at=55.0, seconds=9.0), Kill(1, at=60.5), Cut(2, at=61.0, seconds=40.0)),
+)
+"""Machine 2 ends its work and is out of contact when machine 1 dies: two spares do the next round in their place."""
 CHANGING = (Join(3, at=5.0), Kill(0, at=10.0))
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -56,10 +66,32 @@ def does_not_fence_itself(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_contact, "kill_at", lambda contact: None)
 
 
+def forgets_its_success_when_contact_is_lost(patch: pytest.MonkeyPatch) -> None:
+    sound = _policy._out_of_contact
+
+    def forget(state: _policy.State, loss: ContactLost) -> _policy.Step:
+        after, actions = sound(state, loss)
+        return evolve(after, succeeded=False), actions
+
+    patch.setattr(_policy, "_out_of_contact", forget)
+
+
+def takes_its_old_results_for_those_of_any_round(patch: pytest.MonkeyPatch) -> None:
+    sound = _policy._done
+
+    def done(state: _policy.State, *first: _policy.Action) -> _policy.Step:
+        final = state.final
+        return sound(state if final is None else evolve(state, final=evolve(final, round=state.round)), *first)
+
+    patch.setattr(_policy, "_done", done)
+
+
 MUTANTS: dict[str, tuple[Mutate, Rules, tuple[Fault, ...]]] = {
     "no sequence check": (seats_without_waiting_for_the_old_round, RULES, LEAVING),
     "recomputed ranks": (recomputes_ranks_from_the_list_of_names, evolve(RULES, max_nodes=4), CHANGING),
     "no fencing": (does_not_fence_itself, RULES, CUT),
+    "forgotten success": (forgets_its_success_when_contact_is_lost, RULES, SUCCEEDED_AND_CUT),
+    "results of any round": (takes_its_old_results_for_those_of_any_round, FULL, SUCCEEDED_AND_REPLACED),
 }
 
 

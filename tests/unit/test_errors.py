@@ -8,6 +8,7 @@ import os
 import pathlib
 import pickle
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -196,3 +197,61 @@ def test_what_the_nodes_agreed_upon_is_the_root_cause_whatever_the_clocks_say() 
     failures = {0: failure(0, timestamp=1.0), 3: failure(3, timestamp=9.0, secondary=True, root=True)}
 
     assert root_cause(failures)[0] == 3
+
+
+# The first line of a failure.
+
+TRAIN = '  File "/home/me/train.py", line 54, in step\n    raise\n'
+TORCH = '  File "/venv/lib/python3.11/site-packages/torch/nn/functional.py", line 7, in f\n'
+BEGIN = "Traceback (most recent call last):\n"
+NOTHING = "The worker ended with exit status 3 and left no exception"
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ({"message": "ValueError: bad batch", "traceback": f"{BEGIN}{TRAIN}ValueError: bad batch"},
+         "ValueError: bad batch (train.py:54)"),
+        ({"message": "ValueError: bad batch\nof 7", "traceback": ""}, "ValueError: bad batch"),
+        ({"message": "\n\nE: later", "traceback": ""}, "E: later"),
+        ({"message": " ", "traceback": ""}, "no message"),
+        ({"message": "E: in torch", "traceback": f"{BEGIN}{TRAIN}{TORCH}"}, "E: in torch (train.py:54)"),
+        ({"message": "E: in torch alone", "traceback": BEGIN + TORCH}, "E: in torch alone (functional.py:7)"),
+        ({"message": "E: second", "traceback": f"{BEGIN}{TORCH}KeyError\n\nDuring handling ...\n\n{BEGIN}{TRAIN}E"},
+         "E: second (train.py:54)"),
+        ({"message": "G: two", "traceback": f"  + Exception Group {BEGIN}  | {TRAIN}  | G: two\n  +-+---- 1 ----\n"
+                                            f"    | {BEGIN}    | {TRAIN.replace('54', '7')}    | E: one\n"},
+         "G: two (train.py:54)"),
+        ({"message": "E: " + "x" * 1000, "traceback": ""}, "E: " + "x" * 294 + "..."),
+        ({"message": NOTHING, "exitcode": 3}, "exit status 3"),
+        ({"message": NOTHING, "exitcode": 3, "log_tail": ("first", "no data")}, "exit status 3: no data"),
+        ({"message": NOTHING, "exitcode": 3, "hint": "a shell's status"}, "exit status 3: a shell's status"),
+        ({"exitcode": -9, "message": "", "hint": "out of memory"}, "ended by SIGKILL: out of memory"),
+        ({"exitcode": -11, "message": "", "hint": "native code crashed",
+          "traceback": f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+                       f'  File "/venv/lib/python3.11/ctypes/__init__.py", line 5 in g\n{TRAIN}\n\nThread 0x2 ...'},
+         "ended by SIGSEGV (train.py:54)"),
+        ({"exitcode": -64, "message": ""}, "ended by SIGRTMAX"),
+    ],
+)  # fmt: skip
+def test_a_failure_has_a_line_that_says_what_and_where(facts: dict[str, Any], line: str) -> None:
+    made = ProcessFailure(0, 100, **{"exitcode": 1, "error_file": "", "timestamp": 1.0, **facts})
+
+    assert line == made.summary()
+
+
+@given(text=st.text(), trace=st.text(), file=st.text(min_size=1))
+def test_a_line_is_one_line_whatever_the_worker_wrote(text: str, trace: str, file: str) -> None:
+    frame = f'  File "{file}", line 3'
+    made = ProcessFailure(0, 100, 1, "", message=text, traceback=f"{BEGIN}{trace}\n{frame}\n{trace}", timestamp=1.0)
+
+    assert 1 == len(made.summary().splitlines())
+
+
+def test_the_first_line_of_the_error_is_the_root_cause_and_torchs_table_follows() -> None:
+    error = ChildFailedError("train.py", {0: failure(0, timestamp=5.0), 3: failure(3, message="ValueError: bad batch")})
+
+    first, _, table = str(error).partition("\n")
+
+    assert "rank 3: ValueError: bad batch" == first == error.summary()
+    assert f"\n{table}" == error.format_msg()

@@ -26,6 +26,7 @@ from elasticlib.records import (
     SpawnerKilled,
     StateTimed,
     StepDone,
+    StopAwaited,
     ThreadsChosen,
     WatchdogTold,
     WorkerEnded,
@@ -34,6 +35,7 @@ from elasticlib.records import (
     WorkersStopping,
     WorkersSurvived,
     WorkerStarted,
+    WorkerStuck,
 )
 
 WORKER = WorkerPlace(1, 3, 3, 4, 1001)
@@ -55,6 +57,21 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
             "stopping the workers of round 2 with signal 15, 2.5 s: rank 1 failed",
         ),
         (ThreadsChosen(2, 4.5, 2), "OMP_NUM_THREADS=2 in each worker: 4.5 CPUs for 2 workers"),
+        (
+            StopAwaited({4: 1004}, 15, 2.04),
+            "waiting for rank 4 (process 1004) to end by SIGTERM: SIGKILL follows in 2.0 s, or at once with another "
+            "Ctrl-C or signal",
+        ),
+        (
+            StopAwaited({rank: 1000 + rank for rank in range(10)}, 99, 29.5),
+            "waiting for ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more (processes 1000, 1001, 1002, 1003, 1004, 1005, 1006, "
+            "1007 and 2 more) to end by signal 99: SIGKILL follows in 29.5 s, or at once with another Ctrl-C or signal",
+        ),
+        (
+            WorkerStuck(3, 1001, 2, 2.04),
+            "rank 3 (process 1001) sits in native code, such as a collective, and has not come back for SIGINT in 2.0 "
+            "s, nor has any other here: killed, to free the others",
+        ),
         (
             NotNeeded("n2/1-a", "all 2 nodes succeeded in round 0"),
             "node n2/1-a was not needed, so none of its workers has a result: all 2 nodes succeeded in round 0",

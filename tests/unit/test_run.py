@@ -24,6 +24,7 @@ from elasticlib.errors import (
     ConfigError,
     LaunchInterrupted,
     ProcessFailure,
+    RendezvousGracefulExitError,
     RendezvousTimeoutError,
     SignalException,
     StartError,
@@ -778,6 +779,17 @@ def test_help_says_where_a_token_comes_from(launches: Launches, capsys: pytest.C
         main(["--help"])
 
     assert "variable ELASTICLIB_TOKEN alone" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_node_that_others_have_replaced_when_its_script_was_done_leaves_well_and_says_why(
+    launches: Launches, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job ended well, and there are no results of a script that could be missed."""
+    launches.fails = RendezvousGracefulExitError("the results of round 0 do not count")
+
+    status = as_program("train.py")
+
+    assert (0, "elasticrun: the results of round 0 do not count\n") == (status, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from elasticlib.errors import (
     ProcessFailure,
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousGracefulExitError,
     RendezvousTimeoutError,
     SignalException,
     StartError,
@@ -564,6 +565,7 @@ class Told:
 NODES = Seat(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
 LATER = Seat(1, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
 LOST = ContactLost("nobody answered for 6 s", 1.5)
+WELL = Final(True, "all 2 nodes succeeded in round 0", round=0)
 
 
 @pytest.fixture
@@ -731,13 +733,31 @@ def test_failures_of_a_round_that_this_node_has_left_are_not_those_of_the_end(se
     assert set(result.failures) == {0}
 
 
-def test_results_of_a_round_that_was_repeated_without_this_node_are_not_returned(seated: Seated) -> None:
-    end, final = RoundEnd(0, "rank 0 failed", True), Final(True, "all succeeded")
-    agent, _ = seated([NODES, None, None, end, final], [succeeded()])
+@pytest.mark.parametrize("word", [RoundEnd(0, "rank 0 failed", True), LOST], ids=["ended", "contact lost"])
+def test_results_of_a_round_that_was_repeated_without_this_node_are_an_error(word: Word, seated: Seated) -> None:
+    final = Final(True, "all 2 nodes succeeded in round 1", round=1)
+    agent, _ = seated([NODES, None, None, word, final], [succeeded()])
+
+    with pytest.raises(RendezvousGracefulExitError, match="results of round 0 do not count: all 2 nodes succeeded in"):
+        run(agent)
+
+
+def test_results_of_the_round_that_succeeded_are_returned_though_contact_was_lost_since(seated: Seated) -> None:
+    agent, member = seated([NODES, None, None, LOST, None, WELL], [succeeded()])
+
+    result = run(agent)
+
+    assert result == succeeded()
+    assert [("join", 2, "trainer"), ("succeeded", 0), ("join", 2, "trainer")] == member.told
+
+
+def test_a_success_that_this_node_had_no_part_in_is_told_of_though_its_workers_ran(seated: Seated) -> None:
+    agent, _ = seated([NODES, None, Final(True, "all 2 nodes succeeded in round 1", round=1)], [HEALTHY] * 9)
 
     result = run(agent)
 
     assert result == RunResult(WorkerState.SUCCEEDED, {})
+    assert records.NotNeeded in [type(record) for record in agent.said]
 
 
 @pytest.mark.parametrize(
@@ -750,6 +770,17 @@ def test_an_end_that_no_worker_caused_is_raised(seated: Seated, kind: str, expec
     with pytest.raises(expected, match="the reason"):
         run(agent)
     assert agent.get_worker_group().state is WorkerState.FAILED
+
+
+@pytest.mark.parametrize("before", [[], [NODES, None, RoundEnd(0, "host n2 was lost", True), None]])
+def test_an_end_that_names_no_failed_worker_is_an_error_that_says_why(
+    before: Sequence[Word | None], seated: Seated
+) -> None:
+    why = "host n2 was lost in 3 rounds running before any worker succeeded; no restarts are allowed"
+    agent, _ = seated([*before, Final(False, why)], [HEALTHY] * 9)
+
+    with pytest.raises(RendezvousClosedError, match=why):
+        run(agent)
 
 
 def test_the_workers_store_is_the_first_address_that_answers(seated: Seated) -> None:

@@ -31,6 +31,7 @@ from elasticlib.spec import WorkerSpec
 from elasticlib.state import RunResult, WorkerState
 from elasticlib.workers._process import Event, Exit, Lost, Stopped
 from elasticlib.workers._report import Report, of_exception
+from elasticlib.workers._results import pack_exception
 
 Make = Callable[..., LocalElasticAgent]
 
@@ -213,7 +214,7 @@ def test_a_foreman_that_is_lost_after_all_workers_ended_well_costs_nothing(make:
 def test_the_original_exception_is_the_workers_own(make: Make) -> None:
     agent = make()
     error = ValueError("a bad value")
-    note(agent, ended(1, 1, of_exception(error, pickle.dumps(error))))
+    note(agent, ended(1, 1, of_exception(error, pack_exception(error, ()))))
 
     original = agent.original_exception(1)
 

@@ -38,7 +38,8 @@ def seat(number: int = 0) -> Seat:
 
 AGAIN = RoundEnd(0, "rank 1 failed", restart=True)
 NO_MORE = RoundEnd(0, "rank 1 failed; no restarts are allowed", restart=False)
-WELL = Final(True, "all succeeded")
+WELL = Final(True, "all succeeded in round 0", round=0)
+LATER = Final(True, "all succeeded in round 1", round=1)
 BADLY = Final(False, "rank 1 failed")
 LOST = ContactLost("nobody answered for 6 s", 1.5)
 TERM = int(signal.SIGTERM)
@@ -175,7 +176,50 @@ def test_the_end_of_the_job_is_the_coordinators_word(final: Final, succeeded: bo
     state, actions = after(*WAITING, final)
 
     assert state.phase is Phase.DONE
-    assert actions == (Finish(succeeded, final.why, final=final),)
+    assert actions == (Finish(succeeded, final.why, final=final, results=succeeded),)
+
+
+@pytest.mark.parametrize("course", [(LOST,), (LOST, LOST), (RoundEnd(0, "the last one came too late", restart=True),)])
+def test_who_asked_for_another_seat_after_its_success_still_has_the_results_of_the_round_that_succeeded(
+    course: tuple[Event, ...],
+) -> None:
+    _, actions = after(*WAITING, *course, WELL)
+
+    assert actions == (Finish(True, WELL.why, final=WELL, results=True),)
+
+
+@pytest.mark.parametrize("course", [(LOST,), (AGAIN,), (LOST, AGAIN)])
+def test_a_told_success_that_a_later_round_without_this_node_replaced_is_no_success(course: tuple[Event, ...]) -> None:
+    """Its results do not count and it has no others: the caller must hear of that."""
+    _, actions = after(*WAITING, *course, LATER)
+
+    (finish,) = actions
+    assert isinstance(finish, Finish)
+    assert (False, False, LATER) == (finish.succeeded, finish.results, finish.final)
+    assert "the results of round 0 do not count: all succeeded in round 1 without this node" == finish.why
+
+
+@pytest.mark.parametrize(
+    "course",
+    [
+        (),
+        (*STOPPING, AGAIN, WorkersGone()),
+        (*RUNNING, LOST, WorkersGone()),
+        (*WAITING, LOST, seat(1), LOST, WorkersGone()),
+    ],
+    ids=["a spare", "failed", "cut off", "began a later round"],
+)
+@pytest.mark.parametrize("final", [WELL, LATER])
+def test_who_told_no_success_of_its_last_round_has_no_results(course: tuple[Event, ...], final: Final) -> None:
+    _, actions = after(*course, final)
+
+    assert actions == (Finish(True, final.why, final=final, results=False),)
+
+
+def test_workers_that_are_stopped_for_the_success_of_others_have_no_results() -> None:
+    _, actions = after(*RUNNING, LATER, WorkersGone())
+
+    assert actions[-1] == Finish(True, LATER.why, final=LATER, results=False)
 
 
 def test_an_agent_without_a_seat_finishes_with_the_job() -> None:
@@ -324,7 +368,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.just(WorkersSucceeded()),
     st.just(WorkersGone()),
     st.builds(RoundEnd, ROUNDS, st.just("ended"), st.booleans()),
-    st.builds(Final, st.booleans(), st.just("over")),
+    st.builds(Final, st.booleans(), st.just("over"), round=st.none() | ROUNDS),
     st.just(LOST),
     st.builds(StopRequested, st.sampled_from([TERM, int(signal.SIGINT)])),
 )
@@ -428,6 +472,19 @@ def test_a_run_succeeds_only_by_the_coordinators_word_and_without_a_signal(cours
                 final = event if isinstance(event, Final) else before.final
                 assert final is not None and final.succeeded
                 assert action.signum is None and before.signum is None
+
+
+@given(COURSES)
+def test_a_told_success_is_followed_by_results_or_by_no_success(course: list[Event]) -> None:
+    told = None
+    for action in all_actions(course):
+        if isinstance(action, Start):
+            told = None
+        elif isinstance(action, TellSucceeded):
+            told = action.round
+        elif isinstance(action, Finish) and told is not None:
+            assert action.results == action.succeeded
+            assert not action.results or (action.final is not None and action.final.round == told)
 
 
 @given(COURSES)

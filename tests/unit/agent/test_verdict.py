@@ -7,8 +7,15 @@ import time
 
 import pytest
 
+from elasticlib.agent._policy import Finish
 from elasticlib.agent._verdict import agreed, error_of, notes
-from elasticlib.errors import ProcessFailure, RendezvousClosedError, RendezvousTimeoutError, root_cause
+from elasticlib.errors import (
+    ProcessFailure,
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+    root_cause,
+)
 from elasticlib.rendezvous import FailureNote, Final
 
 HERE, THERE = "n1/10-aa", "n2/20-bb"
@@ -81,7 +88,7 @@ def test_without_a_root_cause_what_failed_here_is_all() -> None:
     ],
 )
 def test_an_end_that_no_worker_caused_is_an_error_by_its_kind(kind: str, expected: type[Exception], text: str) -> None:
-    error = error_of(Final(False, "why", kind=kind))
+    error = error_of(Finish(False, "why", final=Final(False, "why", kind=kind)))
 
     assert type(error) is expected
     assert str(error) == text
@@ -89,7 +96,14 @@ def test_an_end_that_no_worker_caused_is_an_error_by_its_kind(kind: str, expecte
 
 @pytest.mark.parametrize("final", [None, Final(True, "all succeeded"), Final(False, "why", THERE, NOTE)])
 def test_a_success_and_failed_workers_are_no_error_of_the_rendezvous(final: Final | None) -> None:
-    assert error_of(final) is None
+    assert error_of(Finish(final is not None and final.succeeded, "why", final=final)) is None
+
+
+def test_a_success_of_others_that_made_this_nodes_results_void_is_an_error_that_names_no_failure() -> None:
+    error = error_of(Finish(False, "the results of round 0 do not count", final=Final(True, "all succeeded", round=1)))
+
+    assert RendezvousGracefulExitError is type(error)
+    assert "the results of round 0 do not count" == str(error)
 
 
 def test_that_no_restart_would_help_travels_too() -> None:

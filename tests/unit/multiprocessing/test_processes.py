@@ -18,7 +18,7 @@ from elasticlib.errors import ConfigError, PicklingError, root_cause
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.multiprocessing import MultiprocessContext, Std, _call, _context, _processes
 from elasticlib.multiprocessing._processes import Processes
-from elasticlib.workers._process import Event, Exit, Lost, Stopped, StoreGone
+from elasticlib.workers._process import Event, Exit, Lost, Stopped, StoreGone, Stuck
 from elasticlib.workers._report import Report
 
 
@@ -214,7 +214,7 @@ def test_what_could_not_be_read_of_a_worker_is_an_error_and_no_none(make: Make) 
 def test_a_stop_asks_once_and_ends_when_all_are_gone(make: Make) -> None:
     processes, crew = make()
 
-    def tell() -> None:
+    def tell(limit: float | None) -> None:
         crew.events.append(Stopped())
 
     processes.stop(signal.SIGTERM, 30.0, tell)
@@ -233,7 +233,7 @@ def test_a_stop_of_what_is_gone_asks_nobody(make: Make) -> None:
 def test_a_stop_is_hastened_and_never_slowed_down(make: Make) -> None:
     processes, crew = make()
 
-    def hurry() -> None:
+    def hurry(limit: float | None) -> None:
         for grace in (60.0, 1.0, 5.0, 0.0):
             processes.hasten(signal.SIGKILL, grace)
         crew.events.append(Stopped())
@@ -241,6 +241,39 @@ def test_a_stop_is_hastened_and_never_slowed_down(make: Make) -> None:
     processes.stop(signal.SIGTERM, 30.0, hurry)
 
     assert [grace for _, grace in crew.stops] == [30.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("somebody_waits", [True, False])
+def test_whoever_waits_for_a_stop_is_told_once_for_whom(
+    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch, somebody_waits: bool
+) -> None:
+    monkeypatch.setattr(_processes, "_AT_ONCE", 0.0)
+    processes, crew = make(ended(0))
+    limits: list[float | None] = []
+
+    def listen(limit: float | None) -> None:
+        limits.append(limit)
+        if len(limits) == 3:
+            crew.events.append(Stopped())
+
+    processes.stop(signal.SIGINT, 30.0, listen, rank_base=4, somebody_waits=somebody_waits)
+
+    assert [0.0 if somebody_waits else None, None, None] == limits
+    told = [(record.pids, record.signum) for record in said if isinstance(record, records.StopAwaited)]
+    assert told == [({5: 101}, signal.SIGINT)] * somebody_waits
+
+
+def test_a_worker_that_was_killed_in_native_code_is_told_by_its_global_rank(
+    make: Make, said: list[records.Record]
+) -> None:
+    processes, crew = make()
+
+    def find(limit: float | None) -> None:
+        crew.events += [Stuck(1, 101, 2.25), Stopped()]
+
+    processes.stop(signal.SIGINT, 30.0, find, rank_base=4)
+
+    assert [records.WorkerStuck(5, 101, signal.SIGINT, 2.25)] == said
 
 
 def test_a_loss_lets_go_of_the_foreman(make: Make) -> None:

@@ -483,7 +483,7 @@ def test_the_job_succeeds_when_all_seated_nodes_have() -> None:
 
     assert not desk.sent()
     desk.hear(Succeeded("a", 0))
-    final = Final(True, "all 2 nodes succeeded in round 0")
+    final = Final(True, "all 2 nodes succeeded in round 0", round=0)
     assert {"a": final, "b": final} == desk.sent()
 
 

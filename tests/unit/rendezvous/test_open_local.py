@@ -63,7 +63,7 @@ def test_a_node_that_succeeds_ends_the_job_well(rendezvous: Rendezvous) -> None:
     assert listener is not None
     assert ("127.0.0.1", seat.master_port) == listener.getsockname()
     listener.close()
-    assert Final(True, "all 1 nodes succeeded in round 0") == notice(rendezvous)
+    assert Final(True, "all 1 nodes succeeded in round 0", round=0) == notice(rendezvous)
 
 
 def test_a_node_restarts_until_the_budget_is_gone(rendezvous: Rendezvous) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 
 import elasticlib.testing
 from elasticlib.errors import ConfigError
-from elasticlib.testing import Cut, FaultPlan, Kill, Pause, strategies
+from elasticlib.testing import Break, Cut, FailWorker, FaultPlan, Kill, Pause, Skew, strategies
 
 
 @given(plan=strategies.fault_plans())
@@ -37,6 +40,30 @@ def test_a_plan_is_over_when_its_last_fault_is() -> None:
 def test_a_moment_is_a_number_of_seconds(at: object) -> None:
     with pytest.raises(ConfigError, match=r"Kill\.at"):
         Kill(1, at=at)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: Kill(-1, 2.0), "Kill.node=-1: give the number of a node, 0 for the first"),
+        (lambda: Cut("0", 2.0, 1.0), "Cut.node='0': give the number of a node"),
+        (lambda: Break(True, 2.0), "Break.node=True: give the number of a node"),
+        (lambda: Kill(0, 2.0, "disk"), "Kill.what='disk': give one of 'machine', 'agent', 'rendezvous'"),
+        (lambda: Pause(0, 2.0, math.inf), "Pause.seconds=inf: give a number of seconds, 0 or more"),
+        (lambda: Skew(0, "fast"), "Skew.seconds='fast': give a number of seconds"),
+        (lambda: Skew(0, 1.0, -2.0), "Skew.drift=-2.0: give seconds gained in each second, -0.1 or more"),
+        (lambda: FailWorker(0, 1.0, "no"), "FailWorker.secondary='no': give True or False"),
+        (lambda: FaultPlan(Kill(0, 2.0)), r"FaultPlan.faults=Kill(0, 2.0): give a list of faults, also of one"),
+        (lambda: FaultPlan.from_json('{"v": 1, "faults": [{"fault": "Kill", "node": 1}]}'),
+         "Kill has the fields node, at, what, of which at, node must be given"),
+        (lambda: FaultPlan.from_json('{"v": 1, "faults": [{"fault": "Kill", "node": 1, "at": 2, "when": 3}]}'),
+         "Kill has the fields node, at, what"),
+        (lambda: FaultPlan.from_json('{"v": 1, "faults": [{"fault": [], "node": 1}]}'), "is no fault"),
+    ],
+)  # fmt: skip
+def test_a_fault_that_cannot_be_names_the_value_and_what_to_give(make: Callable[[], object], why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        make()
 
 
 def test_a_plan_holds_faults_only() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
 import signal
+import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from elasticlib.errors import root_cause
 from elasticlib.workers._failure import explain, failed, failure_of, original_exception
 from elasticlib.workers._process import Exit
 from elasticlib.workers._report import Report, of_exception
+from elasticlib.workers._results import pack_exception
 
 ERROR = Report("error", b"", "ValueError", "ValueError: bad", "Traceback\nValueError: bad", 1234.5)
 END = Exit(1, 77, 1, False, None, "", "")
@@ -265,22 +269,41 @@ def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
 
 
 def test_the_exception_of_the_worker_is_rebuilt() -> None:
-    report = of_exception(ValueError("bad"), pickle.dumps(ValueError("bad")))
+    report = of_exception(ValueError("bad"), pack_exception(ValueError("bad"), ()))
 
-    assert repr(original_exception(evolve(END, report=report))) == "ValueError('bad')"
+    original = original_exception(evolve(END, report=report))
+
+    assert repr(original) == "ValueError('bad')"
+    assert original is not None
+    assert f"from the worker of local rank 1:\n{report.traceback}" in noted(original)
+
+
+def noted(error: BaseException) -> str:
+    """What is shown beside the error."""
+    return "".join(error.__notes__) if sys.version_info >= (3, 11) else str(error.__cause__)
 
 
 @pytest.mark.parametrize(
-    "report",
-    [
-        None,
-        ERROR,
-        Report("result", pickle.dumps(ValueError("a value"))),
-        Report("error", b"no pickle at all"),
-        Report("error", pickle.dumps("no exception")),
-        Report("error", b"cno_such_module\nTrouble\n."),
-    ],
-    ids=["no report", "no payload", "a result", "garbage", "no exception", "not importable"],
+    "payload", [b"", b"no pickle at all", pickle.dumps("no exception"), b"cno_such_module\nTrouble\n."]
 )
-def test_an_exception_that_cannot_be_rebuilt_is_left_out(report: Report | None) -> None:
+def test_an_exception_of_which_nothing_can_be_rebuilt_has_its_type_text_and_traceback(payload: bytes) -> None:
+    report = dataclasses.replace(ERROR, payload=payload)
+
+    original = original_exception(evolve(END, report=report))
+
+    assert isinstance(original, ValueError)
+    assert ("ValueError", "bad") == (type(original).__name__, str(original))
+    assert "Traceback\nValueError: bad" in noted(original)
+
+
+def test_an_exception_of_an_unknown_class_keeps_its_name() -> None:
+    report = dataclasses.replace(ERROR, exception_type="train.Stop", message="train.Stop: at 3")
+
+    original = original_exception(evolve(END, report=report))
+
+    assert "train.Stop: at 3\n" == traceback.format_exception_only(type(original), original)[0]
+
+
+@pytest.mark.parametrize("report", [None, Report("result", pickle.dumps(ValueError("a value"))), Report("error", b"")])
+def test_who_raised_nothing_has_no_exception(report: Report | None) -> None:
     assert original_exception(evolve(END, report=report)) is None

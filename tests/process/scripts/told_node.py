@@ -1,0 +1,34 @@
+"""A node that launches a function and prints its results: ``ENDPOINT FOLDER (host|other)``; its log is on stderr."""
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from elasticlib import LaunchConfig, elastic_launch, records
+from tests.process.duties import wait_for
+
+endpoint, folder, part = sys.argv[1:]
+
+
+def work(go: Path) -> str:
+    """The host's worker ends when it may, the other one at once."""
+    if os.environ["GROUP_RANK"] == "0":
+        wait_for(go.exists, limit=60.0)
+    return f"result of rank {os.environ['RANK']}"
+
+
+logging.basicConfig(level=records.FINE, format="%(message)s")
+config = LaunchConfig(
+    min_nodes=2,
+    max_nodes=2,
+    nproc_per_node=1,
+    run_id="job",
+    rdzv_backend="c10d",
+    rdzv_endpoint=endpoint,
+    rdzv_configs={"heartbeat_timeout": 2, "is_host": part == "host"},
+    max_restarts=0,
+    preload=(),
+)
+print(json.dumps(elastic_launch(config, work)(Path(folder) / "go")), flush=True)
