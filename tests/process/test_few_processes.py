@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
 ROOT = Path(__file__).parents[2]
 MEND = "raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 COMMAND = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", "--tee", "3"]
-REMOTE = [*COMMAND, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+REMOTE = [*COMMAND, "--rdzv-backend", "c10d", "--rdzv-id", "few", "--rdzv-endpoint"]
 FORKS = """
 from elasticlib import LaunchConfig, StartError, elastic_launch
 try:
@@ -27,7 +28,7 @@ except StartError as error:
 PROGRAMS = {
     "one-node": [*COMMAND, "--no-python", "true"],
     "spawn": [*COMMAND, "--start-method", "spawn", str(Path(__file__).parent / "scripts" / "nothing.py")],
-    "many-nodes": [*REMOTE, "--no-python", "true"],
+    "rendezvous-process": [*REMOTE, "127.0.0.1:{port}", "--no-python", "true"],
     "fork": [sys.executable, "-c", FORKS],
 }
 
@@ -43,7 +44,11 @@ def needs_more(program: str, made: int, shim: dict[str, str], folder: Path) -> b
     left.write_bytes(made.to_bytes(4, sys.byteorder))
     environment = {**os.environ, **shim, "PYTHONPATH": str(ROOT), "FEW_PROCESSES": str(left)}
 
-    done = subprocess.run(PROGRAMS[program], env=environment, capture_output=True, text=True, timeout=60)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [word.format(port=port) if "{port}" in word else word for word in PROGRAMS[program]]
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
     if int.from_bytes(left.read_bytes(), sys.byteorder, signed=True) >= 0:
         assert 0 == done.returncode, (made, done.stderr)

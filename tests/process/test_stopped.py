@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -176,7 +177,9 @@ def test_nothing_is_left_though_the_next_one_below_who_is_killed_is_stopped(kill
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_of_a_launcher_whose_rendezvous_process_is_stopped(end: signal.Signals, job: Job) -> None:
     """In order it is woken by the launcher, which parts from the job through it; else by the kernel."""
-    job.start(WORKS, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    job.start(WORKS, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "stopped")
     job.wait_for(*ALL_AT_WORK)
     assert job.launcher is not None
     children = {pid for pid, parent, _ in _guardian.family(job.launcher.pid) if parent == job.launcher.pid}
