@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from elasticlib.errors import LogDirError
+from elasticlib.logs import _leftovers
 from elasticlib.logs._layout import TEMPORARY_BASE, attempt_names, destinations, run_folder_prefix
 from elasticlib.spec import LogsDest, LogsSpecs, Std
 
@@ -34,7 +35,8 @@ class DefaultLogsSpecs(LogsSpecs):
     makes no folder, a temporary folder is removed when the launch succeeds, a later round never deletes the
     logs of an earlier one, any run id will do, and the environments given to `reify` are not changed.
 
-    ``log_dir=None`` takes a temporary folder; `os.devnull` keeps no files and redirects nothing.
+    ``log_dir=None`` takes a temporary folder; `os.devnull` keeps no files and redirects nothing. Temporary folders
+    that stay after failures are bounded: of more than 50, those older than a day go, the oldest first.
     """
 
     def __init__(
@@ -129,6 +131,8 @@ class DefaultLogsSpecs(LogsSpecs):
         if not self._base:
             if self._root_log_dir is None:
                 self._base = tempfile.mkdtemp(prefix=TEMPORARY_BASE)
+                _leftovers.mark(self._base)
+                _leftovers.sweep(os.path.dirname(self._base), TEMPORARY_BASE)
             else:
                 base = os.path.abspath(self._root_log_dir)
                 os.makedirs(base, exist_ok=True)
@@ -169,6 +173,7 @@ class DefaultLogsSpecs(LogsSpecs):
         base = os.path.dirname(run_folder)
         try:
             os.rmdir(run_folder)
+            _leftovers.unmark_if_empty(base)
             os.rmdir(base)
         except OSError:
             return
@@ -179,7 +184,9 @@ class DefaultLogsSpecs(LogsSpecs):
         """Whether there is anything to keep. Raises nothing: it is asked while the job's own error is on its way."""
         walk = os.walk(self._base, onerror=_reraise)
         try:
-            return any(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in walk for name in names)
+            files = (os.path.join(folder, name) for folder, _, names in walk for name in names)
+            mark = os.path.join(self._base, _leftovers.MARK)
+            return any(os.lstat(path).st_size for path in files if path != mark)
         except FileNotFoundError as error:
             return bool(error.filename != self._base)  # unless all of it is gone
         except OSError:

@@ -1,0 +1,133 @@
+"""
+Temporary log folders that failed launches have left: the newest are kept, the others go one by one, the oldest first.
+
+Rules of this file: a folder goes only if it is ours by its mark, no file in it is younger than a day, and the program
+that made it has certainly ended; what cannot be told, or not be deleted, stays. Nothing here is ever raised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from typing import Any
+
+MARK = ".elasticlib"
+"""Name of the file in each folder that says which program made it."""
+KEPT = 50
+"""Folders that stay, however old."""
+YOUNGEST = 86400.0
+"""Seconds in which somebody may still want to look at a failure."""
+_LONGEST_MARK = 4096
+
+
+def mark(folder: str) -> None:
+    """Say in *folder* that this program made it; a folder that cannot be marked stays for ever."""
+    try:
+        handle = os.open(os.path.join(folder, MARK), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "w") as file:
+            json.dump({"v": 1, **_program(os.getpid())}, file)
+    except OSError:
+        return
+
+
+def unmark_if_empty(folder: str) -> None:
+    """Take the mark of *folder* away where nothing else is left in it, so that it can go."""
+    try:
+        if os.listdir(folder) == [MARK]:
+            os.unlink(os.path.join(folder, MARK))
+    except OSError:
+        return
+
+
+def sweep(parent: str, prefix: str) -> None:
+    """Delete the oldest of the marked folders in *parent*, as far as there are more than `KEPT`."""
+    try:
+        with os.scandir(parent) as entries:
+            named = [entry.path for entry in entries if entry.name.startswith(prefix)]
+    except OSError:
+        return
+    if len(named) <= KEPT:
+        return
+    marked = sorted((at, path) for path in named for at in _marked_at(path))
+    surplus = len(marked) - KEPT
+    for _, path in marked:
+        if surplus <= 0:
+            return
+        if _may_go(path):
+            shutil.rmtree(path, ignore_errors=True)
+            surplus -= 1
+
+
+def _marked_at(folder: str) -> Iterator[float]:
+    """When *folder* was marked; nothing for what is not a marked folder of this user's."""
+    try:
+        here, there = os.lstat(folder), os.lstat(os.path.join(folder, MARK))
+    except OSError:
+        return
+    if stat.S_ISDIR(here.st_mode) and stat.S_ISREG(there.st_mode) and {here.st_uid, there.st_uid} == {os.geteuid()}:
+        yield there.st_mtime
+
+
+def _may_go(folder: str) -> bool:
+    return _has_ended(folder) and time.time() - _last_change(folder) >= YOUNGEST
+
+
+def _last_change(folder: str) -> float:
+    """When anything in *folder* changed last; now where that cannot be seen."""
+    try:
+        walk = os.walk(folder, onerror=_refuse)
+        return max(os.lstat(os.path.join(place, name)).st_mtime for place, _, names in walk for name in (".", *names))
+    except (OSError, ValueError):
+        return time.time()
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+def _has_ended(folder: str) -> bool:
+    """Whether the program that made *folder* is gone, as far as this machine can tell."""
+    try:
+        with open(os.path.join(folder, MARK), encoding="utf-8") as file:
+            made = json.loads(file.read(_LONGEST_MARK))
+        known, ours = dict(made), _program(os.getpid())
+        if known.get("v") != 1 or known.get("host") != ours["host"]:
+            return False  # of another version, or in a folder that machines share
+        if known["boot"] != ours["boot"]:
+            return bool(known["boot"] and ours["boot"])
+        if known["namespace"] != ours["namespace"]:
+            return False  # a container's: its processes cannot be seen from here
+        return type(known["pid"]) is int and _program(known["pid"])["started"] != known["started"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def _program(pid: int) -> dict[str, Any]:
+    """What tells a process from every other one, on any machine, before and after any boot."""
+    facts = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return {
+        "pid": pid,
+        "started": facts[19] if len(facts) > 19 and facts[0] not in "ZX" else "",
+        "namespace": _link("/proc/self/ns/pid"),
+        "boot": _read("/proc/sys/kernel/random/boot_id").strip(),
+        "host": os.uname().nodename,
+    }
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
