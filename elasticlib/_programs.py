@@ -72,6 +72,18 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: in
             os.close(copy)
 
 
+def ended_within(pid: int, limit: float) -> bool:
+    """Whether the child *pid* ends within *limit* seconds; it is not reaped."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(wait_readable([handle], limit))
+    finally:
+        os.close(handle)
+
+
 def wait_for_end(pid: int, limit: float) -> None:
     """Reap *pid*; SIGKILL it when it has not ended after *limit* seconds."""
     try:

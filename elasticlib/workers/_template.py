@@ -16,23 +16,25 @@ import selectors
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from elasticlib._wire import Channel
+from elasticlib._wire import Channel, Message
 from elasticlib.workers import _child, _foreman, _guardian, _threads
+from elasticlib.workers._observer import Observer
 
 _SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
 _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/dev/davinci", "/dev/habanalabs")
 
 
-def why_refused(module: str) -> str | None:
+def why_refused(module: str, observer: Observer | None = None) -> str | None:
     """Import *module* and say what it left behind that a forked worker could not do with, None if nothing."""
     threads, tasks = threading.active_count(), _tasks()
-    with _noted_reads() as reads:
+    observer = observer or Observer()
+    with observer.observing():
         importlib.import_module(module)
+    reads = RANK_VARIABLES & {*observer.names, *observer.defaults}
     if threading.active_count() > threads:
         names = ", ".join(thread.name for thread in threading.enumerate()[threads:])
         return f"its import starts a Python thread ({names}), which would be missing in the workers"
@@ -67,29 +69,10 @@ def _open_files() -> list[tuple[str, int]]:
     return found
 
 
-@contextmanager
-def _noted_reads() -> Iterator[set[str]]:
-    """Collect which of the per-worker variables are looked up in ``os.environ``."""
-    reads: set[str] = set()
-    environ = type(os.environ)
-    plain = environ.__getitem__
-
-    def noted(self: Any, key: Any) -> Any:
-        if key in RANK_VARIABLES:
-            reads.add(key)
-        return plain(self, key)
-
-    environ.__getitem__ = noted  # type: ignore[method-assign]
-    try:
-        yield reads
-    finally:
-        environ.__getitem__ = plain  # type: ignore[method-assign]
-
-
-def _preload(modules: list[str], control: Channel) -> None:
+def _preload(modules: list[str], observer: Observer, control: Channel) -> None:
     for module in modules:
         try:
-            why = why_refused(module)
+            why = why_refused(module, observer)
         except (Exception, SystemExit) as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             why = f"its import fails with {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
@@ -108,37 +91,80 @@ def main() -> NoReturn:
     os.set_inheritable(_guardian.TEMPLATE_FD, False)
     _child.base_path[:] = sys.path
     sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
-    _preload(asked["preload"], control)
+    observer = Observer()
+    _preload(asked["preload"], observer, control)
     sys.path[:] = _child.base_path
     keep = frozenset(number for _, number in _open_files() if number not in mine)
     _child.disown_finalizers()
     gc.collect()
     gc.freeze()
     _guardian.adopt_orphans()
-    _serve(control, parent, keep, _changed_variables(parent))
+    given = _first_environment(parent)
+    wrapped = _differences(given, _first_environment("self"))
+    wrapped.pop("LC_CTYPE", None)  # Python's own doing, where the locale is C
+    ready = {
+        "op": "ready",
+        "names": sorted(observer.names | _site_reads()),
+        "defaults": observer.defaults,
+        "intel_openmp": _is_mapped("libiomp", "libomp"),
+        "whole": wrapped != {} or _site_is_customized(),
+    }
+    changed = _differences(given, dict(os.environ)) if given else {}
+    # Also what the launch that this process was started for had set by itself: another may lack it, or differ.
+    changed |= {name: os.environ.get(name) for name in (*observer.written, *observer.defaults)}
+    _serve(control, parent, keep, ready, changed)
 
 
-def _changed_variables(guardian: int) -> dict[str, str | None]:
-    """What the interpreter's wrapper and the imports changed in the environment that the guardian got."""
+def _first_environment(process: int | str) -> dict[str, str]:
+    """The variables that a process was started with; empty where nobody may look."""
     try:
-        with open(f"/proc/{guardian}/environ", "rb") as file:
-            given = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
+        with open(f"/proc/{process}/environ", "rb") as file:
+            entries = [entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry]
     except OSError:
         return {}
-    changed: dict[str, str | None] = {os.fsdecode(name): None for name in given if name not in os.environb}
-    changed |= {
-        os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items() if given.get(name) != value
-    }
-    return {name: value for name, value in changed.items() if name not in _SHELLS_OWN}
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in entries}
 
 
-def _serve(control: Channel, parent: int, keep: frozenset[int], changed: dict[str, str | None]) -> NoReturn:
+def _differences(given: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str | None]:
+    """What the interpreter, its wrapper or the imports changed: new values, None for what was removed."""
+    names = [name for name in {**given, **found} if given.get(name) != found.get(name) and name not in _SHELLS_OWN]
+    return {name: found.get(name) for name in names}
+
+
+def _site_reads() -> set[str]:
+    """Variables by which Python's own start finds the user's packages."""
+    return {"HOME"} if getattr(sys.modules.get("site"), "ENABLE_USER_SITE", None) else set()
+
+
+def _site_is_customized() -> bool:
+    """Whether code that ran before anybody could observe it has to do with variables."""
+    for name in ("sitecustomize", "usercustomize"):
+        path = getattr(sys.modules.get(name), "__file__", None)
+        if path is not None:
+            try:
+                with open(path, "rb") as file:
+                    text = file.read()
+            except OSError:
+                return True
+            if b"environ" in text or b"getenv" in text:
+                return True
+    return False
+
+
+def _is_mapped(*libraries: str) -> bool:
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        return any(os.path.basename(line.rstrip()).startswith(libraries) for line in file)
+
+
+def _serve(
+    control: Channel, parent: int, keep: frozenset[int], ready: Message, changed: dict[str, str | None]
+) -> NoReturn:
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
     watched = _guardian.watch(parent)
     selector.register(watched, selectors.EVENT_READ)
     _guardian.outlive_parent()
-    control.send({"op": "ready"})
+    control.send(ready)
     me = os.getpid()
     foremen: dict[int, int] = {}  # pidfd -> pid
     while True:
@@ -188,13 +214,14 @@ def _turn_down(descriptors: list[int], why: str) -> None:
 def _count_devices(answer: Channel) -> NoReturn:
     """Tell how many accelerators there are, in a child that is thrown away with its device context."""
     try:
+        _tell_who_answers(answer)
         import torch
 
         kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         count = torch.accelerator.device_count() if kind is not None else 0
         answer.send({"count": count, "kind": kind.type if kind is not None else ""})
-    except BaseException:
-        traceback.print_exc()  # kept with what the template says; the launcher sees the missing answer
+    except BaseException as error:
+        answer.send({"why": f"torch cannot count the accelerators: {type(error).__name__}: {error}"})
     finally:
         os._exit(0)
 
@@ -202,6 +229,7 @@ def _count_devices(answer: Channel) -> NoReturn:
 def _list_gpus(answer: Channel) -> NoReturn:
     """Tell where the GPUs sit, in a child that is thrown away with its device context."""
     try:
+        _tell_who_answers(answer)
         from elasticlib.numa import _gpus
 
         answer.send({"addresses": _gpus.addresses_here()})
@@ -209,3 +237,11 @@ def _list_gpus(answer: Channel) -> NoReturn:
         answer.send({"why": f"torch cannot list the GPUs: {type(error).__name__}: {error}"})
     finally:
         os._exit(0)
+
+
+def _tell_who_answers(answer: Channel) -> None:
+    """Give the launcher a handle to end this process by, should a driver hang."""
+    handle = os.pidfd_open(os.getpid())
+    if not answer.send({"op": "asking"}, (handle,)):
+        os._exit(0)  # nobody waits any more
+    os.close(handle)

@@ -8,29 +8,35 @@ caller forks drops all handles, so that it can neither use nor keep alive what i
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attrs import frozen
 
-from elasticlib._programs import BOOT, Link, spawn, wait_for_end
-from elasticlib._wire import Channel, wait_readable
+from elasticlib._programs import BOOT, Link, ended_within, spawn, wait_for_end
+from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import EntrypointError, PreloadError, StartError
 from elasticlib.workers import _guardian, _report
+from elasticlib.workers._reads import Reads, serves
 
 _TEMPLATE_BOOT = BOOT + "from elasticlib.workers._template import main; main()"
 _FRESH_BOOT = BOOT + "from elasticlib.workers._child import run_fresh; run_fresh(int(sys.argv.pop()))"
 
-# Set anew for each program, test or terminal, and read by no library at import.
-_NOISE = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "LINES", "COLUMNS", "PYTEST_CURRENT_TEST"})
-_PER_LAUNCH = frozenset({"OMP_NUM_THREADS", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_ERROR_FILE"})
 _MOST_TEMPLATES = 2
+_TALK_LIMIT = 5.0
+"""Seconds that a template may leave a message of ours untaken, or one of its own half said."""
+_CLOSE_LIMIT = 0.5
+"""Seconds that a launch waits for the end of a template that it displaced; after that a thread does."""
+_COUNT_LIMIT = 60.0
+"""Seconds that torch may take to answer about devices: opening eight GPUs without their daemon takes up to thirty."""
 
 
 def fresh_command(python: str, flags: Sequence[str] = ()) -> list[str]:
@@ -49,24 +55,25 @@ def importable_by(python: str, environment: Mapping[str, str]) -> bool:
         raise EntrypointError(f"PYTHON_EXEC={python!r} cannot be run: {error.strerror}") from error
 
 
+def flags_here() -> tuple[str, ...]:
+    """Optimisation, warnings, isolation ...: options of this interpreter, under which functions run elsewhere too."""
+    return tuple(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+
+
+def depends_on_path(preload: Sequence[str]) -> bool:
+    """Whether another search path may find other modules to preload: torch is installed once, with its interpreter."""
+    return any(module.partition(".")[0] != "torch" for module in preload)
+
+
 @frozen
 class TemplateKey:
-    """What two launches must have in common to fork their workers from one template."""
+    """What two launches must have in common to fork their workers from one template, besides what that has read."""
 
     python: str
-    preload: tuple[str, ...]
-    path: tuple[str, ...]
-    environment: frozenset[tuple[str, str]]
+    preload: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     """Options of the interpreter."""
-
-    @classmethod
-    def of(
-        cls, python: str, preload: Sequence[str], path: Sequence[str], environment: Mapping[str, str]
-    ) -> TemplateKey:
-        """The key of a launch with *environment*; variables that no import reads are left out."""
-        kept = {(k, v) for k, v in environment.items() if k not in _NOISE and k not in _PER_LAUNCH}
-        return cls(python, tuple(preload), tuple(path), frozenset(kept))
 
 
 class Template:
@@ -75,13 +82,18 @@ class Template:
     def __init__(self, key: TemplateKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
         self.key = key
         self.crews = 0
+        self._given = dict(environment)
+        self._reads: Reads | None = None
         self._lock = threading.Lock()
+        """Held to hear the template, or to close it: for `_TALK_LIMIT` seconds at most."""
+        self._sending = threading.Lock()
         self._failure: Exception | None = None
         self._ready = False
         self._stamps = _stamps(key, search_path)
         self._search_path = tuple(search_path)
         self._said = os.memfd_create("template-stderr")
         ours, theirs = Channel.pair()
+        ours.limit(_TALK_LIMIT)
         self._link = Link(ours)
         asked = json.dumps({"preload": key.preload, "path": list(search_path)})
         guardian = [sys.executable, "-S", "-E", str(Path(_guardian.__file__)), str(os.getpid())]
@@ -92,6 +104,11 @@ class Template:
             self._said,
         )
         theirs.close()
+
+    def serves(self, key: TemplateKey, environment: Mapping[str, str]) -> bool:
+        """Whether a launch of that *key* may fork its workers, which get the *environment*, from this template."""
+        self.listen()
+        return self.key == key and serves(self._reads, self._given, environment)
 
     def alive(self) -> bool:
         """Whether it can still fork, as far as this process has heard."""
@@ -110,21 +127,31 @@ class Template:
     def request(self, op: str) -> Channel:
         """Have the template fork a child for *op*; the channel to it."""
         ours, theirs = Channel.pair()
-        with self._lock:
-            self._link.send({"op": op}, (theirs.fileno(),))
-        theirs.close()
+        try:
+            with self._sending:
+                self._link.send({"op": op}, (theirs.fileno(),))
+        except BlockingIOError as error:
+            ours.close()
+            raise StartError("the process that starts the workers takes no orders: it is stopped, or hangs") from error
+        finally:
+            theirs.close()
         return Link(ours)
 
     def listen(self) -> Exception | None:
         """Take in what the template has said; the error that ended it, None while it lives."""
         with self._lock:
             while self._failure is None and wait_readable([self._link], 0):
-                received = self._link.receive()
+                try:
+                    received = self._link.receive()
+                except BlockingIOError:
+                    self._failure = StartError("the template process stopped in the middle of a message")
+                    break
                 if received is None:
                     self._failure = StartError(f"the template process ended unexpectedly{self._last_words()}")
                 elif received[0]["op"] == "refused":
                     self._failure = PreloadError(received[0]["module"], received[0]["why"])
                 else:
+                    self._reads = Reads.told(received[0], self.key.preload)
                     self._ready = True
                     self._show_warnings()
             return self._failure
@@ -145,14 +172,25 @@ class Template:
         if words := self._words():
             print(words, file=sys.stderr)
 
-    def close(self) -> None:
-        """End the template and its guardian, with everything below; return when they are gone."""
+    def close(self, patience: float | None = None) -> None:
+        """
+        End the template and its guardian, with everything below; return when they are gone.
+
+        Those that hang are killed in the end: by a thread, where that takes longer than *patience* seconds.
+        """
         self.listen()
         if not self._ready:
             # Busy with imports it hears nothing; it has forked nothing yet and dies with its guardian.
             _guardian.send(self.guardian, signal.SIGKILL)
-        self._failure = self._failure or StartError("the template was closed")
-        self._link.close()
+        with self._lock:
+            self._failure = self._failure or StartError("the template was closed")
+            self._link.close()
+        if patience is None or ended_within(self.guardian, patience):
+            self._reap()
+        else:
+            threading.Thread(target=self._reap, name="elasticlib-end-of-template").start()
+
+    def _reap(self) -> None:
         wait_for_end(self.guardian, 5.0)
         os.close(self._said)
 
@@ -162,7 +200,11 @@ class Template:
 
 
 class _Templates:
-    """The templates of this program: at most two, the most recently used last."""
+    """
+    The templates of this program: at most two, the most recently used last.
+
+    The lock is held for looking and for starting, never for an end: no launch waits for another one's template.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -170,33 +212,37 @@ class _Templates:
 
     def take(self, key: TemplateKey, environment: Mapping[str, str], search_path: Sequence[str]) -> Template:
         with self._lock:
-            self._end(t for t in self._kept if not t.alive() or (t.crews == 0 and t.outdated()))
-            found = next((t for t in self._kept if t.key == key and not t.outdated()), None)
+            done = [t for t in self._kept if not t.alive() or (t.crews == 0 and t.outdated())]
+            self._kept = [t for t in self._kept if t not in done]
+            fitting = [t for t in reversed(self._kept) if t.serves(key, environment) and not t.outdated()]
+            found = next((t for t in fitting if t.ready()), fitting[0] if fitting else None)
             if found is None:
                 found = Template(key, environment, search_path)
             else:
                 self._kept.remove(found)
             found.crews += 1
             self._kept.append(found)
-            self._end(self._surplus())
-            return found
+            done += self._surplus()
+        _end(done)
+        return found
 
     def give_back(self, template: Template, unused: bool = False) -> None:
         """Let *template* serve others; one that was never used and is still at its imports is ended."""
+        done = []
         with self._lock:
             template.crews -= 1
             if unused and template.crews == 0 and template in self._kept and not template.ready():
-                self._end([template])
-            self._end(self._surplus())
+                self._kept.remove(template)
+                done = [template]
+            done += self._surplus()
+        _end(done)
 
     def _surplus(self) -> list[Template]:
+        """Take out and return those that are too many; under the lock."""
         idle = [template for template in self._kept if template.crews == 0]
-        return idle[: max(0, len(self._kept) - _MOST_TEMPLATES)]
-
-    def _end(self, some: Iterable[Template]) -> None:
-        for template in list(some):
-            self._kept.remove(template)
-            template.close()
+        surplus = idle[: max(0, len(self._kept) - _MOST_TEMPLATES)]
+        self._kept = [template for template in self._kept if template not in surplus]
+        return surplus
 
     def close(self) -> None:
         with self._lock:
@@ -211,12 +257,19 @@ class _Templates:
             template.drop()
 
 
+def _end(some: Sequence[Template]) -> None:
+    """End templates that nobody can find any more."""
+    for template in some:
+        template.close(_CLOSE_LIMIT)
+
+
 def _stamps(key: TemplateKey, search_path: Sequence[str]) -> dict[str, float]:
-    # Archives as a whole: what they hold is not looked at.
-    found = {path: os.stat(path).st_mtime_ns / 1e9 for path in search_path if os.path.isfile(path)}
+    found: dict[str, float] = {}
     for module in key.preload:
-        if module == "torch":
+        if module.partition(".")[0] == "torch":
             continue  # nobody edits it between two cells, and looking for it costs milliseconds
+        # Archives as a whole: what they hold is not looked at.
+        found |= {path: os.stat(path).st_mtime_ns / 1e9 for path in search_path if os.path.isfile(path)}
         for folder in (*search_path, *sys.path):
             base = os.path.join(folder or ".", *module.split("."))
             for path in (base + ".py", os.path.join(base, "__init__.py")):
@@ -233,22 +286,45 @@ os.register_at_fork(after_in_child=templates.drop)
 
 
 def count_devices(template: Template) -> tuple[int, str]:
-    """How many accelerators torch sees, and their type, asked of a child that is thrown away."""
-    answer = template.request("count")
-    received = answer.receive()
-    answer.close()
-    if received is None or "count" not in received[0]:
-        raise template.failure() if received is None else StartError(received[0]["why"])
-    return received[0]["count"], received[0]["kind"]
+    """How many accelerators torch sees, and their type. Raises `StartError`, also when a driver does not answer."""
+    answer = _ask_of_a_child(template, "count", "counting the accelerators", "give nproc_per_node=N, a number")
+    if "count" not in answer:
+        raise StartError(answer["why"])
+    return answer["count"], answer["kind"]
 
 
 def list_gpus(template: Template) -> list[str]:
-    """PCI addresses of the GPUs that torch sees, by index, asked of a child that is thrown away."""
-    answer = template.request("gpus")
-    received = answer.receive()
-    answer.close()
-    if received is None:
-        raise template.failure()
-    if "why" in received[0]:
-        raise StartError(received[0]["why"])
-    return [str(address) for address in received[0]["addresses"]]
+    """PCI addresses of the GPUs that torch sees, by index. Raises `StartError`, also when a driver does not answer."""
+    answer = _ask_of_a_child(template, "gpus", "listing the GPUs", "leave numa_options out")
+    if "why" in answer:
+        raise StartError(answer["why"])
+    return [str(address) for address in answer["addresses"]]
+
+
+def _ask_of_a_child(template: Template, op: str, doing: str, instead: str) -> Message:
+    """The answer to *op* of a child of *template* that is thrown away, and killed where a driver keeps it."""
+    channel, handle, began = template.request(op), None, None
+    try:
+        while True:
+            left = 0.1 if began is None else _COUNT_LIMIT - (time.monotonic() - began)
+            if left <= 0:
+                raise StartError(
+                    f"{doing} took more than {_COUNT_LIMIT:g} s: torch asks the driver, which hangs (does nvidia-smi, "
+                    f"or the like, answer?); {instead}, and torch is not asked"
+                )
+            if wait_readable([channel], left):
+                received = channel.receive()
+                if received is None:
+                    raise template.failure()
+                message, descriptors = received
+                if not descriptors:
+                    return message
+                (handle,) = descriptors
+            elif began is None and template.ready():
+                began = time.monotonic()  # its imports, which may be slow, are not what the limit is for
+    finally:
+        if handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        channel.close()

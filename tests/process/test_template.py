@@ -186,16 +186,18 @@ def test_a_variable_that_no_import_reads_needs_no_new_template(name: str, monkey
     assert "2" == value or name == "TORCHELASTIC_ERROR_FILE"  # a worker has an error file of its own
 
 
-def test_another_environment_makes_a_new_template_and_both_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_the_interpreter_reads_makes_a_new_template_and_both_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job = elastic_launch(config(), duties.variable)
-    before = job("ELASTICLIB_TEST")[0]
-    monkeypatch.setenv("ELASTICLIB_TEST", "changed")
-    changed = job("ELASTICLIB_TEST")[0]
-    monkeypatch.delenv("ELASTICLIB_TEST")
+    before = job("MALLOC_ARENA_MAX")[0]
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    changed = job("MALLOC_ARENA_MAX")[0]
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
 
-    after = job("ELASTICLIB_TEST")[0]
+    after = job("MALLOC_ARENA_MAX")[0]
 
-    assert (None, "changed") == (before[0], changed[0])
+    assert (None, "2") == (before[0], changed[0])
     assert before[1] != changed[1]
     assert before == after
 
@@ -204,7 +206,7 @@ def test_no_more_than_two_templates_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     """The one that was not used for longest goes, with its guardian."""
     chains = []
     for value in ("1", "2", "3"):
-        monkeypatch.setenv("ELASTICLIB_TEST", value)
+        monkeypatch.setenv("MALLOC_ARENA_MAX", value)
         chains.append(chain())
 
     oldest, *kept = chains
