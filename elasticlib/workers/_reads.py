@@ -22,6 +22,7 @@ INTERPRETER = (
     "PYTHON*",
     "LD_*",  # the dynamic loader
     "GLIBC_TUNABLES",
+    "GLIBCXX_TUNABLES",
     "MALLOC_*",
     "TCMALLOC_*",
     "LANG",  # the encoding of files and streams
@@ -50,6 +51,19 @@ LIBRARIES = (
     "KINETO_*",
     "CUDA_*",
     "NCCL_*",
+    "CUBLAS*",
+    "CASK_*",
+    "NVRTC_*",
+    "LIBNVVM_*",
+    "NV_NVVM_VERSION",
+    "AS_SECURE_LOG_FILE",
+    "LLVM_*",
+    "HIP_*",  # ROCm's and XPU's by their documentation: no test has seen them
+    "HSA_*",
+    "ROCR_*",
+    "AMD_*",
+    "ZE_*",
+    "SYCL_*",
     "INTEL_LIBITTNOTIFY64",
     "I_MPI_*",  # MKL: the processes of MPI among which it divides the CPUs
     "MPI_LOCALNRANKS",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticlib.workers._reads import Reads, serves
+import elasticlib
+from elasticlib.workers._reads import INTEL_OPENMP, INTERPRETER, LIBRARIES, NOISE, PER_LAUNCH, Reads, serves
 
 GIVEN = {"PATH": "/bin", "HOME": "/root", "MY_SIZE": "small"}
 ENVIRONMENTS = st.dictionaries(st.sampled_from(["A", "B", "TZ", "_", "OMP_PLACES"]), st.sampled_from("12"))
@@ -106,3 +108,12 @@ def test_a_fork_server_serves_its_own_environment_and_either_of_two_the_other_or
     for reads in (None, told(["A"]), told(defaults={"A": "1"})):
         assert serves(reads, one, dict(reversed(one.items())))
         assert serves(reads, one, other) == serves(reads, other, one)
+
+
+def test_the_lists_are_those_of_the_documentation() -> None:
+    text = (Path(elasticlib.__file__).parent / "docs" / "fork_server.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[2].split("`")[1::2] for line in text.splitlines() if line.startswith("| ")][1:]
+
+    assert [{*INTERPRETER, "HOME"}, {*LIBRARIES}, {*INTEL_OPENMP}] == [set(row) for row in rows]
+    assert all(f"`{name}`" in text for name in (*PER_LAUNCH, "PYTEST_CURRENT_TEST"))
+    assert "PYTEST_CURRENT_TEST" in NOISE
