@@ -50,7 +50,7 @@ def gpu_addresses(
         template, search_path = TemplateKey(sys.executable, ("torch",)), tuple(sys.path)
     asked = templates.take(template, environment, search_path)
     try:
-        return list_gpus(asked)
+        return list_gpus(asked, environment)
     finally:
         templates.give_back(asked)
 
@@ -60,8 +60,9 @@ def _accelerators(preload: tuple[str, ...], flags: tuple[str, ...]) -> tuple[int
         return 0, ""
     if "torch" not in preload or depends_on_path(preload):
         preload = ("torch",)
-    template = templates.take(TemplateKey(sys.executable, preload, (), flags), dict(os.environ), tuple(sys.path))
+    environment = dict(os.environ)
+    template = templates.take(TemplateKey(sys.executable, preload, (), flags), environment, tuple(sys.path))
     try:
-        return count_devices(template)
+        return count_devices(template, environment)
     finally:
         templates.give_back(template)

@@ -74,10 +74,10 @@ LIBRARIES = (
 INTEL_OPENMP = ("KMP_*",)
 """Read by libiomp5 and libomp alone."""
 
-PER_LAUNCH = frozenset(
-    {_env.THREADS, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_ERROR_FILE"}
-)
-"""On the lists, or set for each launch, and yet of no concern: workers apply them by setters, or read them later."""
+READ_LATER = frozenset({_env.DEVICES, "TORCH_NCCL_ASYNC_ERROR_HANDLING"})
+"""On the lists by their first letters, but read when devices and process groups are opened, in the workers."""
+PER_LAUNCH = READ_LATER | {_env.THREADS, "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_ERROR_FILE"}
+"""Of no concern unless Python code read it: what each launch sets, and what workers apply by setters."""
 NOISE = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "LINES", "COLUMNS", "PYTEST_CURRENT_TEST"})
 """Set anew for each program, test or terminal."""
 _ANEW_EACH_TEST = "PYTEST_CURRENT_TEST"

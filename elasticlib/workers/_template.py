@@ -193,9 +193,9 @@ def _serve(
                     control.close()
                     (descriptor,) = descriptors
                     if message["op"] == "count":
-                        _count_devices(Channel.adopt(descriptor))
+                        _count_devices(Channel.adopt(descriptor), changed)
                     if message["op"] == "gpus":
-                        _list_gpus(Channel.adopt(descriptor))
+                        _list_gpus(Channel.adopt(descriptor), changed)
                     _foreman.be_foreman(descriptor, me, keep, changed)
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -211,10 +211,10 @@ def _turn_down(descriptors: list[int], why: str) -> None:
         asker.close()
 
 
-def _count_devices(answer: Channel) -> NoReturn:
+def _count_devices(answer: Channel, changed: Mapping[str, str | None]) -> NoReturn:
     """Tell how many accelerators there are, in a child that is thrown away with its device context."""
     try:
-        _tell_who_answers(answer)
+        _be_asked(answer, changed)
         import torch
 
         kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -226,10 +226,10 @@ def _count_devices(answer: Channel) -> NoReturn:
         os._exit(0)
 
 
-def _list_gpus(answer: Channel) -> NoReturn:
+def _list_gpus(answer: Channel, changed: Mapping[str, str | None]) -> NoReturn:
     """Tell where the GPUs sit, in a child that is thrown away with its device context."""
     try:
-        _tell_who_answers(answer)
+        _be_asked(answer, changed)
         from elasticlib.numa import _gpus
 
         answer.send({"addresses": _gpus.addresses_here()})
@@ -239,9 +239,15 @@ def _list_gpus(answer: Channel) -> NoReturn:
         os._exit(0)
 
 
-def _tell_who_answers(answer: Channel) -> None:
-    """Give the launcher a handle to end this process by, should a driver hang."""
+def _be_asked(answer: Channel, changed: Mapping[str, str | None]) -> None:
+    """Give the launcher a handle to end this process by, should a driver hang, and take its environment."""
     handle = os.pidfd_open(os.getpid())
-    if not answer.send({"op": "asking"}, (handle,)):
-        os._exit(0)  # nobody waits any more
+    told = answer.send({"op": "asking"}, (handle,))
     os.close(handle)
+    received = answer.receive() if told else None
+    if received is None:
+        os._exit(0)  # nobody waits any more
+    # Which devices are visible is up to the launch, and not to the one that this template was made for.
+    wanted = {**received[0]["env"], **changed}
+    os.environ.clear()
+    os.environ.update({name: value for name, value in wanted.items() if value is not None})

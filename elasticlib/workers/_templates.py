@@ -132,7 +132,8 @@ class Template:
                 self._link.send({"op": op}, (theirs.fileno(),))
         except BlockingIOError as error:
             ours.close()
-            raise StartError("the process that starts the workers takes no orders: it is stopped, or hangs") from error
+            self._failure = StartError("the process that starts the workers takes no orders: it is stopped, or hangs")
+            raise self._failure from error
         finally:
             theirs.close()
         return Link(ours)
@@ -188,7 +189,10 @@ class Template:
         if patience is None or ended_within(self.guardian, patience):
             self._reap()
         else:
-            threading.Thread(target=self._reap, name="elasticlib-end-of-template").start()
+            try:
+                threading.Thread(target=self._reap, name="elasticlib-end-of-template").start()
+            except RuntimeError:  # no thread to be had, or the program is ending
+                self._reap()
 
     def _reap(self) -> None:
         wait_for_end(self.guardian, 5.0)
@@ -285,23 +289,28 @@ atexit.register(templates.close)
 os.register_at_fork(after_in_child=templates.drop)
 
 
-def count_devices(template: Template) -> tuple[int, str]:
-    """How many accelerators torch sees, and their type. Raises `StartError`, also when a driver does not answer."""
-    answer = _ask_of_a_child(template, "count", "counting the accelerators", "give nproc_per_node=N, a number")
+def count_devices(template: Template, environment: Mapping[str, str]) -> tuple[int, str]:
+    """
+    How many accelerators torch sees with the variables of *environment*, and their type.
+
+    Raises `StartError`, also when a driver does not answer.
+    """
+    doing, instead = "counting the accelerators", "give nproc_per_node=N, a number"
+    answer = _ask_of_a_child(template, "count", environment, doing, instead)
     if "count" not in answer:
         raise StartError(answer["why"])
     return answer["count"], answer["kind"]
 
 
-def list_gpus(template: Template) -> list[str]:
-    """PCI addresses of the GPUs that torch sees, by index. Raises `StartError`, also when a driver does not answer."""
-    answer = _ask_of_a_child(template, "gpus", "listing the GPUs", "leave numa_options out")
+def list_gpus(template: Template, environment: Mapping[str, str]) -> list[str]:
+    """PCI addresses of the GPUs that torch sees, by index, as with `count_devices`."""
+    answer = _ask_of_a_child(template, "gpus", environment, "listing the GPUs", "leave numa_options out")
     if "why" in answer:
         raise StartError(answer["why"])
     return [str(address) for address in answer["addresses"]]
 
 
-def _ask_of_a_child(template: Template, op: str, doing: str, instead: str) -> Message:
+def _ask_of_a_child(template: Template, op: str, environment: Mapping[str, str], doing: str, instead: str) -> Message:
     """The answer to *op* of a child of *template* that is thrown away, and killed where a driver keeps it."""
     channel, handle, began = template.request(op), None, None
     try:
@@ -320,6 +329,7 @@ def _ask_of_a_child(template: Template, op: str, doing: str, instead: str) -> Me
                 if not descriptors:
                     return message
                 (handle,) = descriptors
+                channel.send({"env": dict(environment)})
             elif began is None and template.ready():
                 began = time.monotonic()  # its imports, which may be slow, are not what the limit is for
     finally:

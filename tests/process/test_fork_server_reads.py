@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from elasticlib.errors import StartError
 from elasticlib.workers import _devices, _templates
 from tests.process import duties
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
 
 LIMIT = 20.0
 """Seconds that anything waited for may take."""
@@ -116,9 +116,9 @@ def test_a_template_that_counted_the_devices_serves_the_launch(
     counted: list[int] = []
     count = _devices.count_devices
 
-    def noted(template: _templates.Template) -> tuple[int, str]:
+    def noted(template: _templates.Template, environment: Mapping[str, str]) -> tuple[int, str]:
         counted.append(template.guardian)
-        count(template)
+        count(template, environment)
         return 0, ""  # so that the CPUs are taken, whatever is in this machine
 
     monkeypatch.setattr(_devices, "count_devices", noted)
@@ -288,6 +288,46 @@ def test_a_launch_does_not_wait_for_the_end_of_a_template_that_hangs(monkeypatch
     assert took < 4.0  # a template that does not end is killed after 5 s
 
 
+# Devices.
+
+
+COUNTS = """
+import os
+def get_num_threads(): return 1
+def set_num_threads(count): pass
+class accelerator:
+    type = "npu"
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: len(os.environ["MY_VISIBLE_DEVICES"].split(",")))
+accelerator.current_accelerator = staticmethod(lambda: accelerator)
+"""
+
+
+@pytest.fixture
+def own_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Writes a torch for templates of this test, on a machine that has devices."""
+    monkeypatch.setattr(_devices._machine, "may_have_accelerators", lambda: True)
+    monkeypatch.setenv("TORCH_OF_THIS_TEST", str(tmp_path))  # its template must serve no other test
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return lambda code: (tmp_path / "torch.py").write_text(code) and None
+
+
+def test_devices_are_counted_as_the_launchs_own_variables_leave_them_visible(
+    own_torch: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not those of the launch that the template was made for."""
+    own_torch(COUNTS)
+    found = []
+    for visible in ("0", "0,1,2"):
+        monkeypatch.setenv("MY_VISIBLE_DEVICES", visible)
+        found.append(_devices.workers_per_node("npu"))
+        found.append(_templates.templates._kept[-1].guardian)
+
+    one, first, three, second = found
+    assert (1, 3) == (one, three)
+    assert first == second
+
+
 HANGS = """
 import ctypes, os, pathlib
 def get_num_threads(): return 1
@@ -302,13 +342,10 @@ accelerator.current_accelerator = staticmethod(current_accelerator)
 
 
 @pytest.fixture
-def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def hanging(own_torch: Callable[[str], None], tmp_path: Path) -> Path:
     """A torch whose driver hangs; the file that will hold the pid of the process that asked it."""
-    monkeypatch.setattr(_devices._machine, "may_have_accelerators", lambda: True)
-    monkeypatch.setenv("TORCH_OF_THIS_TEST", str(tmp_path))  # its template must serve no other test
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "torch.py").write_text(HANGS.format(mark=str(tmp_path / "asked")))
-    yield tmp_path / "asked"
+    own_torch(HANGS.format(mark=str(tmp_path / "asked")))
+    return tmp_path / "asked"
 
 
 def test_a_driver_that_hangs_when_devices_are_counted_is_told_and_its_process_killed(

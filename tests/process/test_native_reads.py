@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.workers._reads import INTEL_OPENMP, INTERPRETER, LIBRARIES
+from elasticlib.workers._reads import INTEL_OPENMP, INTERPRETER, LIBRARIES, READ_LATER
 
 pytestmark = pytest.mark.slow
 
@@ -72,4 +72,5 @@ def test_what_libraries_read_when_they_are_loaded_is_listed_or_was_observed(
 
     assert any(name.startswith("OPENBLAS_") for name in native)
     assert module != "torch" or {"TORCH_SHOW_CPP_STACKTRACES", "OMP_PROC_BIND", "MKL_DYNAMIC"} <= native
+    assert set() == native & READ_LATER
     assert [] == unlisted(native - observed - set(OF_NO_EFFECT), (*INTERPRETER, *LIBRARIES, *INTEL_OPENMP))

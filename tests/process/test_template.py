@@ -363,6 +363,20 @@ def test_variables_that_a_wrapper_sets_reach_the_script(
     assert "yes" == seen_by(script, start_method=method)["wrapped"]
 
 
+@pytest.mark.parametrize("preload", [(), ("colorsys",)])
+def test_what_a_wrapper_makes_of_the_environment_is_made_anew_for_each_launch(
+    preload: tuple[str, ...], script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows what it reads for that."""
+    monkeypatch.setenv("PYTHON_EXEC", wrapper(tmp_path, 'WRAPPED="$OUTSIDE, wrapped" exec {python}'))
+    found = []
+    for value in ("one", "two"):
+        monkeypatch.setenv("OUTSIDE", value)
+        found.append(seen_by(script, preload=preload)["wrapped"])
+
+    assert ["one, wrapped", "two, wrapped"] == found
+
+
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_variables_that_a_wrapper_takes_away_do_not_reach_the_script(
     method: str, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -53,7 +53,7 @@ def test_what_each_interpreter_reads_asks_for_a_new_fork_server_of_any_kind(name
 @pytest.mark.parametrize(
     "name",
     "OMP_PLACES GOMP_CPU_AFFINITY MKL_NUM_THREADS OPENBLAS_CORETYPE TORCH_LOGS PYTORCH_CUDA_ALLOC_CONF "
-    "CUDA_VISIBLE_DEVICES NCCL_DEBUG".split(),
+    "CUDA_MODULE_LOADING NCCL_DEBUG".split(),
 )
 def test_what_native_libraries_read_asks_for_a_new_fork_server_where_any_was_loaded(name: str) -> None:
     assert not serves(told(), GIVEN, {**GIVEN, name: "1"})
@@ -67,7 +67,7 @@ def test_variables_of_intels_openmp_matter_where_it_is_loaded() -> None:
     assert not serves(told(intel_openmp=True), GIVEN, changed)
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"])
+@pytest.mark.parametrize("name", sorted(PER_LAUNCH))
 def test_what_each_launch_sets_asks_for_no_new_fork_server_unless_python_code_read_it(name: str) -> None:
     changed = {**GIVEN, name: "1"}
 

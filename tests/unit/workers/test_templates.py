@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from elasticlib._wire import Channel
-from elasticlib.errors import EntrypointError
+from elasticlib.errors import EntrypointError, StartError
 from elasticlib.workers import _template, _templates
 from elasticlib.workers._templates import TemplateKey, importable_by
 
@@ -211,6 +211,66 @@ def test_a_forked_child_has_no_template_and_ends_none(shelf: Shelf) -> None:
 
     assert own is not parents
     assert (parents.dropped, parents.closed) == (True, False)
+
+
+# What a template says, and does not say.
+
+
+@pytest.fixture
+def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_templates.Template, Channel]]:
+    """A template without a process, and the other end of its channel."""
+    ends = []
+
+    def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None) -> int:
+        ends.append(Channel.adopt(os.dup(descriptor)))
+        return 0
+
+    monkeypatch.setattr(_templates, "spawn", spawn)
+    monkeypatch.setattr(_templates, "_TALK_LIMIT", 0.05)
+    made = _templates.Template(key(), {"READ": "1", "OTHER": "1"}, ())
+    yield made, ends[0]
+    made._link.close()
+    os.close(made._said)
+    ends[0].close()
+
+
+READY = {"op": "ready", "names": ["READ"], "defaults": {}, "intel_openmp": False, "whole": False}
+
+
+def test_a_template_serves_by_what_it_read_once_it_has_told(template: tuple[_templates.Template, Channel]) -> None:
+    """Before, any variable may be among that."""
+    made, end = template
+    others = [{"READ": "1", "OTHER": "2"}, {"READ": "2", "OTHER": "1"}]
+    before = [made.serves(key(), other) for other in others]
+    end.send(READY)
+
+    assert [False, False] == before
+    assert [True, False] == [made.serves(key(), other) for other in others]
+    assert not made.serves(key(preload=()), others[0])
+
+
+def test_a_template_that_stops_in_the_middle_of_a_message_has_failed(
+    template: tuple[_templates.Template, Channel],
+) -> None:
+    """And whoever looks whether it lives does not wait for the rest."""
+    made, end = template
+    os.write(end.fileno(), b"\0\0")
+
+    assert not made.alive()
+    assert "in the middle of a message" in str(made.failure())
+
+
+def test_a_template_that_takes_no_orders_has_failed(template: tuple[_templates.Template, Channel]) -> None:
+    made, _ = template
+    asked = []
+
+    with pytest.raises(StartError, match="takes no orders: it is stopped, or hangs"):
+        for _ in range(10_000):
+            asked.append(made.request("job"))
+
+    assert asked and not made.alive()
+    for channel in asked:
+        channel.close()
 
 
 # Whether a preloaded module changed.
