@@ -9,6 +9,7 @@ looked it up is none either; in doubt a name counts as read.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, ItemsView, Iterator, ValuesView
 from contextlib import contextmanager
@@ -19,6 +20,19 @@ _Environ: type[Any] = type(os.environ)
 _METHODS = ("__getitem__", "__setitem__", "__delitem__", "__iter__", "setdefault")
 # They look up name after name for whoever goes through all of them.
 _VIEWS = frozenset({ItemsView.__iter__.__code__, ValuesView.__iter__.__code__, ValuesView.__contains__.__code__})
+
+_LOOKUP = re.compile(
+    r"""(?:\bos\.environb?(?:\.(?:get|pop|setdefault)\s*\(|\s*\[)|\bos\.getenvb?\s*\()\s*b?(["'])(?P<name>\w+)\1"""
+    r"""|(["'])(?P<sought>\w+)\3\s+(?:not\s+)?in\s+os\.environb?\b(?!\.)"""
+)
+_ANY_USE = re.compile(r"environ|getenv|exec|eval|__import__|importlib|runpy")
+
+
+def names_in(source: str) -> set[str] | None:
+    """What Python code that ran unobserved looks up, by its text; None where it may look up more than is plain."""
+    lookups = list(_LOOKUP.finditer(source))
+    rest = _LOOKUP.sub("", source)
+    return None if _ANY_USE.search(rest) else {each["name"] or each["sought"] for each in lookups}
 
 
 class Observer:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _child, _foreman, _guardian, _threads
-from elasticlib.workers._observer import Observer
+from elasticlib.workers._observer import Observer, names_in
 
 _SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
@@ -102,12 +102,13 @@ def main() -> NoReturn:
     given = _first_environment(parent)
     wrapped = _differences(given, _first_environment("self"))
     wrapped.pop("LC_CTYPE", None)  # Python's own doing, where the locale is C
+    at_start = _site_reads()
     ready = {
         "op": "ready",
-        "names": sorted(observer.names | _site_reads()),
+        "names": sorted(observer.names | (at_start or set())),
         "defaults": observer.defaults,
         "intel_openmp": _is_mapped("libiomp", "libomp"),
-        "whole": wrapped != {} or _site_is_customized(),
+        "whole": wrapped != {} or at_start is None,
     }
     changed = _differences(given, dict(os.environ)) if given else {}
     # Also what the launch that this process was started for had set by itself: another may lack it, or differ.
@@ -131,24 +132,22 @@ def _differences(given: Mapping[str, str], found: Mapping[str, str]) -> dict[str
     return {name: found.get(name) for name in names}
 
 
-def _site_reads() -> set[str]:
-    """Variables by which Python's own start finds the user's packages."""
-    return {"HOME"} if getattr(sys.modules.get("site"), "ENABLE_USER_SITE", None) else set()
-
-
-def _site_is_customized() -> bool:
-    """Whether code that ran before anybody could observe it has to do with variables."""
+def _site_reads() -> set[str] | None:
+    """What Python's own start, which nobody could observe, looks up; None where that cannot be told."""
+    found = {"HOME"} if getattr(sys.modules.get("site"), "ENABLE_USER_SITE", None) else set()
     for name in ("sitecustomize", "usercustomize"):
         path = getattr(sys.modules.get(name), "__file__", None)
-        if path is not None:
-            try:
-                with open(path, "rb") as file:
-                    text = file.read()
-            except OSError:
-                return True
-            if b"environ" in text or b"getenv" in text:
-                return True
-    return False
+        if path is None:
+            continue
+        try:
+            with open(path, encoding="utf-8") as file:
+                names = names_in(file.read())
+        except (OSError, UnicodeError):
+            return None
+        if names is None:
+            return None
+        found |= names
+    return found
 
 
 def _is_mapped(*libraries: str) -> bool:

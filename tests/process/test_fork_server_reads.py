@@ -175,11 +175,12 @@ def test_a_variable_that_the_interpreter_or_torch_reads_makes_a_new_template(
     assert before != template
 
 
+@pytest.mark.parametrize("lookup", ["os.environ.get('{}')", "dict(os.environ).get('{}')"])
 def test_what_a_customized_start_of_the_interpreter_may_read_makes_a_new_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lookup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs before anything could observe what it looks up."""
-    (tmp_path / "sitecustomize.py").write_text(f"import os\nos.environ['COPIED'] = os.environ.get('{NAME}', '')")
+    (tmp_path / "sitecustomize.py").write_text(f"import os\nos.environ['COPIED'] = {lookup.format(NAME)} or ''")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = []
     for value in ("one", "two"):

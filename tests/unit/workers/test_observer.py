@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from elasticlib.workers import _template
-from elasticlib.workers._observer import _METHODS, Observer
+from elasticlib.workers._observer import _METHODS, Observer, names_in
 
 THERE, ABSENT = "ELASTICLIB_THERE", "ELASTICLIB_ABSENT"
 
@@ -194,6 +194,27 @@ def test_what_is_no_name_fails_as_ever() -> None:
         with pytest.raises(TypeError, match="str expected"):
             os.environ.setdefault(ABSENT, 5)  # type: ignore[arg-type]
     assert ABSENT not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("", set()),
+        ("import apport_hook\napport_hook.install()", set()),
+        ("import os\nif os.environ.get('A'): pass\nb = os.environ [ \"B\" ]", {"A", "B"}),
+        ("import os\nos.environ.pop( 'A', None); os.environ.setdefault('B', '1'); os.getenv(\n'C')", {"A", "B", "C"}),
+        ("import os\nif 'A' in os.environ or 'B' not in os.environ: os.environb[b'C'] = b'1'", {"A", "B", "C"}),
+        ("import os\nfor name in os.environ: print(name)", None),
+        ("import os\nos.environ.get(name)", None),
+        ("import os\n'A' in os.environ.values()", None),
+        ("from os import environ\nenviron['A']", None),
+        ("from os import getenv\ngetenv('A')", None),
+        ("exec(open('/etc/more').read())", None),
+    ],
+)
+def test_code_that_ran_unobserved_looks_up_what_is_plain_from_its_text(source: str, names: set[str] | None) -> None:
+    """Else nobody can tell."""
+    assert names == names_in(source)
 
 
 def test_a_module_that_copies_the_environment_of_a_worker_is_not_refused(
