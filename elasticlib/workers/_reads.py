@@ -102,8 +102,8 @@ class Reads:
     @classmethod
     def told(cls, message: Mapping[str, Any], preload: Sequence[str]) -> Reads | None:
         """What a fork server with *preload* says of itself; None where it cannot know all that it read."""
-        if message["whole"]:
-            return None
+        if message.get("whole", True):
+            return None  # also one of another version, where another interpreter has that
         libraries = (*LIBRARIES, *(INTEL_OPENMP if message["intel_openmp"] else ())) if preload else ()
         return cls(frozenset(message["names"]), message["defaults"], (*INTERPRETER, *libraries))
 

@@ -101,6 +101,10 @@ def test_while_reads_are_unknown_all_but_what_is_set_anew_for_each_program_matte
         assert not serves(reads, GIVEN, {**GIVEN, "ELASTICLIB_TEST": "1"})
 
 
+def test_of_a_fork_server_that_says_nothing_of_its_reads_all_matters() -> None:
+    assert None is Reads.told({"op": "ready"}, ("torch",))
+
+
 @given(ENVIRONMENTS, ENVIRONMENTS)
 def test_a_fork_server_serves_its_own_environment_and_either_of_two_the_other_or_none(
     one: dict[str, str], other: dict[str, str]
