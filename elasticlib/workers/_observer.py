@@ -35,6 +35,28 @@ def names_in(source: str) -> set[str] | None:
     return None if _ANY_USE.search(rest) else {each["name"] or each["sought"] for each in lookups}
 
 
+class Absences:
+    """A finder behind all others: notes the names of modules, without a package, that nobody found."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Note names in the block."""
+        sys.meta_path.append(self)
+        try:
+            yield
+        finally:
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """What Python asks a finder: this one never has an answer."""
+        if path is None:
+            self.names.add(name)
+
+
 class Observer:
     """Collects reads and writes while `observing`."""
 

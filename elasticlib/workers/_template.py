@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _child, _foreman, _guardian, _threads
-from elasticlib.workers._observer import Observer, names_in
+from elasticlib.workers._observer import Absences, Observer, names_in
 
 _SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
@@ -92,7 +92,9 @@ def main() -> NoReturn:
     _child.base_path[:] = sys.path
     sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
     observer = Observer()
-    _preload(asked["preload"], observer, control)
+    absences = Absences()
+    with absences.observing():
+        _preload(asked["preload"], observer, control)
     sys.path[:] = _child.base_path
     keep = frozenset(number for _, number in _open_files() if number not in mine)
     _child.disown_finalizers()
@@ -107,6 +109,8 @@ def main() -> NoReturn:
         "op": "ready",
         "names": sorted(observer.names | (at_start or set())),
         "defaults": observer.defaults,
+        "found": sorted({name.partition(".")[0] for name in sys.modules}),
+        "missing": sorted(absences.names),
         "intel_openmp": _is_mapped("libiomp", "libomp"),
         "whole": wrapped != {} or at_start is None,
     }

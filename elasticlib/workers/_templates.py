@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from elasticlib._programs import BOOT, Link, ended_within, spawn, wait_for_end
 from elasticlib._wire import Channel, Message, wait_readable
@@ -84,6 +84,10 @@ class Template:
         self.crews = 0
         self._given = dict(environment)
         self._reads: Reads | None = None
+        self._found: frozenset[str] | None = None
+        """Names of modules that its imports found; None before they are done."""
+        self._missing: frozenset[str] = frozenset()
+        """Names of modules that its imports looked for in vain."""
         self._lock = threading.Lock()
         """Held to hear the template, or to close it: for `_TALK_LIMIT` seconds at most."""
         self._sending = threading.Lock()
@@ -108,7 +112,11 @@ class Template:
     def serves(self, key: TemplateKey, environment: Mapping[str, str]) -> bool:
         """Whether a launch of that *key* may fork its workers, which get the *environment*, from this template."""
         self.listen()
-        return self.key == key and serves(self._reads, self._given, environment)
+        return (
+            evolve(self.key, path=key.path) == key
+            and _finds_the_same(self.key.path, key.path, self._found, self._missing)
+            and serves(self._reads, self._given, environment)
+        )
 
     def alive(self) -> bool:
         """Whether it can still fork, as far as this process has heard."""
@@ -153,6 +161,8 @@ class Template:
                     self._failure = PreloadError(received[0]["module"], received[0]["why"])
                 else:
                     self._reads = Reads.told(received[0], self.key.preload)
+                    self._found = frozenset(received[0].get("found", ())) or None
+                    self._missing = frozenset(received[0].get("missing", ()))
                     self._ready = True
                     self._show_warnings()
             return self._failure
@@ -280,6 +290,30 @@ def _stamps(key: TemplateKey, search_path: Sequence[str]) -> dict[str, float]:
                 if os.path.isfile(path) and module not in found:
                     found[module] = os.stat(path).st_mtime_ns / 1e9
     return found
+
+
+def _finds_the_same(
+    path: Sequence[str], other: Sequence[str], found: frozenset[str] | None, missing: frozenset[str]
+) -> bool:
+    """Whether imports that *found* modules on *path*, and others *missing*, do so on the search path *other*."""
+    if tuple(path) == tuple(other):
+        return True
+    if found is None or [folder for folder in other if folder in path] != list(path):
+        return False
+    sought = missing  # behind all others a folder hides none of their modules
+    for folder in reversed(other):
+        if folder in path:
+            sought = missing | found
+            continue
+        try:
+            # Of my_module.cpython-311-x86_64-linux-gnu.so as of my_module.py and the folder my_module.
+            if not sought.isdisjoint(name.partition(".")[0] for name in os.listdir(folder or ".")):
+                return False
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False  # an archive, or a folder that cannot be looked into
+    return True
 
 
 templates = _Templates()

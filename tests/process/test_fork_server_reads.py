@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -127,6 +128,36 @@ def test_a_template_that_counted_the_devices_serves_the_launch(
     chain = elastic_launch(settings, duties.chain)()[0]
 
     assert [chain["guardian"]] == counted
+
+
+# The search path.
+
+
+def test_a_folder_more_on_the_search_path_needs_no_new_template_unless_its_imports_would_look_there(
+    module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an import of setuptools in the caller adds one; a module that was missing is found where it comes."""
+    preload = (module("try:\n    import extra_of_mine as VALUE\nexcept ImportError:\n    VALUE = None"),)
+    job = elastic_launch(config(preload=preload), value_at_import)
+    others, mine = tmp_path / "others", tmp_path / "mine"
+    for folder, name in ((others, "json"), (mine, "extra_of_mine")):
+        folder.mkdir()
+        (folder / f"{name}.py").write_text("")
+    found = [job()[0]]
+    for folder in (others, mine):
+        monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+        found.append(elastic_launch(config(preload=preload), finds_extra)()[0])
+
+    (_, first), (without, second), (with_extra, third) = found
+    assert (False, True) == (without, with_extra)
+    assert first == second != third
+
+
+def finds_extra() -> tuple[bool, int]:
+    """Whether the preloaded module found what it looked for."""
+    import preloaded
+
+    return preloaded.VALUE is not None, duties.chain()["template"]
 
 
 # Variables that were read.

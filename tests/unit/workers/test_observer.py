@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from elasticlib.workers import _template
-from elasticlib.workers._observer import _METHODS, Observer, names_in
+from elasticlib.workers._observer import _METHODS, Absences, Observer, names_in
 
 THERE, ABSENT = "ELASTICLIB_THERE", "ELASTICLIB_ABSENT"
 
@@ -227,6 +227,19 @@ def test_a_module_that_copies_the_environment_of_a_worker_is_not_refused(
         file.write("import os\nmine = [v for k, v in dict(os.environ).items()], list(os.environ.values())\n")
 
     assert None is _template.why_refused("copies_its_environment")
+
+
+def test_modules_that_nobody_finds_are_noted_and_the_finders_stay_as_they_were() -> None:
+    finders, absences = list(sys.meta_path), Absences()
+
+    with absences.observing():
+        for name in ("not_there_at_all", "json.not_there_either"):
+            with pytest.raises(ModuleNotFoundError, match=name):
+                __import__(name)
+        __import__("colorsys")
+
+    assert {"not_there_at_all"} == absences.names
+    assert finders == sys.meta_path
 
 
 @pytest.mark.slow

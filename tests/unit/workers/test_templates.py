@@ -273,6 +273,47 @@ def test_a_template_that_takes_no_orders_has_failed(template: tuple[_templates.T
         channel.close()
 
 
+# Which search paths are as good as another.
+
+
+@pytest.mark.parametrize(
+    ("path", "other", "same"),
+    [
+        (["a", "b"], ["a", "b"], True),
+        (["a", "b"], ["a", "b", "of_others"], True),
+        (["a", "b"], ["of_others", "a", "b"], True),
+        (["a", "b"], ["a", "of_others", "b", "not_there"], True),
+        (["a", "b"], ["a", "b", "of_mine"], True),
+        (["a", "b"], ["a", "of_mine", "b"], False),
+        (["a", "b"], ["a", "b", "not_there", "with_missing"], False),
+        (["a", "b"], ["with_missing", "a", "b"], False),
+        (["a", "b"], ["of_native_mine", "a", "b"], False),
+        (["a", "b"], ["a", "b", "archive.zip"], False),
+        (["a", "b"], ["b", "a"], False),
+        (["a", "b"], ["a"], False),
+        (["a", "b"], ["a", "a", "b"], False),
+    ],
+)
+def test_a_folder_more_matters_when_it_holds_a_missing_module_or_hides_one_that_was_found(
+    path: list[str], other: list[str], same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder less, or another order, always."""
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "of_others/helpers.py",
+        "of_mine/models/__init__.py",
+        "of_native_mine/models.abi3.so",
+        "archive.zip",
+        "with_missing/extra.py",
+    ):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+    found, missing = frozenset({"models", "torch"}), frozenset({"extra"})
+    assert same == _templates._finds_the_same(path, other, found, missing)
+    assert (path == other) == _templates._finds_the_same(path, other, None, missing)
+
+
 # Whether a preloaded module changed.
 
 
