@@ -134,8 +134,8 @@ def close_all_but(keep: Collection[int]) -> None:
         numbers = {int(name) for name in os.listdir("/proc/self/fd")}
     except OSError:  # no /proc: as slow as the limit is high, where the kernel has no call for ranges
         kept = sorted({*keep, _LOW - 1})
-        for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-            os.closerange(low + 1, high)
+        for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+            os.closerange(before + 1, after)
         return
     for number in numbers.difference(keep):
         os.closerange(number, number + 1)

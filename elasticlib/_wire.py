@@ -124,6 +124,12 @@ class Channel:
         """Close this end; the peer sees an end of file."""
         self._sock.close()
 
+    def limit(self, seconds: float) -> None:
+        """Raise BlockingIOError where the peer keeps one `send`, or one begun frame, waiting for *seconds*."""
+        span = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            self._sock.setsockopt(socket.SOL_SOCKET, option, span)
+
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
         """Send one frame; False when the peer is gone."""
         if len(descriptors) > _MOST_DESCRIPTORS:

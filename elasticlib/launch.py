@@ -44,6 +44,7 @@ from elasticlib.spec import (
 )
 from elasticlib.state import RunResult
 from elasticlib.workers import _devices
+from elasticlib.workers._templates import flags_here
 
 _log = logging.getLogger("elasticlib")
 
@@ -106,7 +107,8 @@ def launch_agent(
         choice = _choose(config)
         if isinstance(choice, Job):
             choice = evolve(choice, work=title)
-        workers = _devices.workers_per_node(config.nproc_per_node)
+        flags = flags_here() if callable(entrypoint) else ()
+        workers = _devices.workers_per_node(config.nproc_per_node, config.preload, flags)
         spec = _worker_spec(config, workers, entrypoint, args, kwargs or {})
         grace = _shutdown_timeout(config)
         prepared = prepare(spec, config.start_method, config.signals_to_handle)

@@ -74,6 +74,7 @@ PURE = [
     "numa/_options.py",
     "numa/_cpus.py",
     "workers/_env.py",
+    "workers/_reads.py",
     "logs/_layout.py",
     "logs/_lines.py",
     "agent/_policy.py",

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from elasticlib.errors import SpecError
 from elasticlib.spec import DEVICE_WORDS
 from elasticlib.workers import _machine
-from elasticlib.workers._templates import TemplateKey, count_devices, list_gpus, templates
+from elasticlib.workers._templates import TemplateKey, count_devices, depends_on_path, list_gpus, templates
 
 
-def workers_per_node(asked: int | str) -> int:
+def workers_per_node(asked: int | str, preload: Sequence[str] = ("torch",), flags: tuple[str, ...] = ()) -> int:
     """
     A number for `LaunchConfig.nproc_per_node`.
 
     ``cpu`` counts the CPUs of the affinity mask, ``gpu`` CUDA (or ROCm) devices, ``xpu`` those of Intel,
     ``auto`` the accelerators of whatever kind, else the CPUs; any other word is torch's name of a device, such as
-    ``npu``. Raises `SpecError` (a ``ValueError``) where there is none of the kind asked for.
+    ``npu``. Asked is a template with *preload* and *flags*, those of the job where it has torch, so that it can serve
+    that too. Raises `SpecError` (a ``ValueError``) where there is none of the kind asked for.
     """
     if isinstance(asked, int):
         return asked
     if asked == "cpu":
         return len(os.sched_getaffinity(0))
-    count, kind = _accelerators()
+    count, kind = _accelerators(tuple(preload), flags)
     if asked == "auto":
         return count or len(os.sched_getaffinity(0))
     wanted = "cuda" if asked == "gpu" else asked
@@ -46,20 +47,22 @@ def gpu_addresses(
     if not _machine.may_have_accelerators():
         return []
     if template is None or "torch" not in template.preload:
-        template, search_path = TemplateKey.of(sys.executable, ("torch",), (), environment), tuple(sys.path)
+        template, search_path = TemplateKey(sys.executable, ("torch",)), tuple(sys.path)
     asked = templates.take(template, environment, search_path)
     try:
-        return list_gpus(asked)
+        return list_gpus(asked, environment)
     finally:
         templates.give_back(asked)
 
 
-def _accelerators() -> tuple[int, str]:
+def _accelerators(preload: tuple[str, ...], flags: tuple[str, ...]) -> tuple[int, str]:
     if not _machine.may_have_accelerators():
         return 0, ""
+    if "torch" not in preload or depends_on_path(preload):
+        preload = ("torch",)
     environment = dict(os.environ)
-    template = templates.take(TemplateKey.of(sys.executable, ("torch",), (), environment), environment, tuple(sys.path))
+    template = templates.take(TemplateKey(sys.executable, preload, (), flags), environment, tuple(sys.path))
     try:
-        return count_devices(template)
+        return count_devices(template, environment)
     finally:
         templates.give_back(template)

@@ -15,7 +15,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,7 @@ from elasticlib.numa._cpus import cpus_for
 from elasticlib.numa._sysfs import read_topology
 from elasticlib.spec import DEFAULT_PRELOAD, WorkerSpec
 from elasticlib.workers import _devices, _env, _exiting, _packing
-from elasticlib.workers._templates import TemplateKey, fresh_command, importable_by
+from elasticlib.workers._templates import TemplateKey, depends_on_path, flags_here, fresh_command, importable_by
 
 _log = logging.getLogger("elasticlib")
 _LOCAL_RANK = re.compile(r"\$\{local_rank\}|\$local_rank\b")
@@ -184,8 +183,7 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     if start_method == "fork":
         return evolve(job, call=lambda: entry(*args, **kwargs))
     packed = _packing.pack(entry, args, kwargs)
-    # Optimisation, warnings, isolation ...: as multiprocessing does, functions run under the caller's options.
-    flags = tuple(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+    flags = flags_here()  # as multiprocessing does
     job.common["python"] = fresh_command(sys.executable, flags)
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
     job.common.update(sources=packed.sources, main_file=main_file, shared=sorted(packed.names))
@@ -230,7 +228,7 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
         _refuse_preload(spec)
     if len(command) > 1 and (python == sys.executable or importable_by(python, environment)):
         job.common["python"] = fresh_command(python)
-        path = () if spec.preload == DEFAULT_PRELOAD else (job.common["path0"],)
+        path = (job.common["path0"],) if depends_on_path(spec.preload) else ()
         return _templated(evolve(job, args=args, search_path=path), spec, start_method, python)
     if len(command) > 1:
         warnings.warn(
@@ -245,22 +243,14 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
 def without_preload(job: Job) -> Job:
     """*job* with a template that imports nothing ahead."""
     assert job.template is not None
-    bare = evolve(_bare(job.environment, job.template.python), flags=job.template.flags)
-    return evolve(job, template=bare, search_path=())
-
-
-def _bare(environment: Mapping[str, str], python: str) -> TemplateKey:
-    # Only what the interpreter itself reads tells two templates apart.
-    kept = {name: value for name, value in environment.items() if name.startswith(("PYTHON", "LD_"))}
-    return TemplateKey.of(python, (), (), kept)
+    return evolve(job, template=evolve(job.template, preload=(), path=()), search_path=())
 
 
 def _templated(job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable) -> Job:
     if start_method == "spawn":
-        return evolve(job, template=_bare(job.environment, sys.executable), search_path=())
-    search_path = job.search_path
-    key = TemplateKey.of(python, spec.preload, () if spec.preload == DEFAULT_PRELOAD else search_path, job.environment)
-    return evolve(job, template=key)
+        return evolve(job, template=TemplateKey(sys.executable, ()), search_path=())
+    path = job.search_path if depends_on_path(spec.preload) else ()
+    return evolve(job, template=TemplateKey(python, spec.preload, path))
 
 
 def _refuse_preload(spec: WorkerSpec) -> None:

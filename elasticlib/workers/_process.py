@@ -143,7 +143,11 @@ class Crew:
         """Have *template* fork a foreman for this crew; the crew gives the template back when it closes."""
         self._template = template
         self._warm = template.ready()
-        self._hire(template.request("job"))
+        try:
+            self._hire(template.request("job"))
+        except BaseException:
+            self.close()
+            raise
 
     def fork_caller(self, call: Callable[[], Any]) -> None:
         """Have a foreman that is forked from this very process (start method ``fork``)."""

@@ -17,24 +17,26 @@ import selectors
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from elasticlib._programs import not_started
-from elasticlib._wire import Channel
+from elasticlib._wire import Channel, Message
 from elasticlib.workers import _child, _foreman, _guardian, _randomness, _threads
+from elasticlib.workers._observer import Absences, Observer, names_in
 
 _SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
 _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/dev/davinci", "/dev/habanalabs")
 
 
-def why_refused(module: str) -> str | None:
+def why_refused(module: str, observer: Observer | None = None) -> str | None:
     """Import *module* and say what it left behind that a forked worker could not do with, None if nothing."""
     threads, tasks = threading.active_count(), _tasks()
-    with _noted_reads() as reads:
+    observer = observer or Observer()
+    with observer.observing():
         importlib.import_module(module)
+    reads = RANK_VARIABLES & {*observer.names, *observer.defaults}
     if threading.active_count() > threads:
         names = ", ".join(thread.name for thread in threading.enumerate()[threads:])
         return f"its import starts a Python thread ({names}), which would be missing in the workers"
@@ -69,29 +71,10 @@ def _open_files() -> list[tuple[str, int]]:
     return found
 
 
-@contextmanager
-def _noted_reads() -> Iterator[set[str]]:
-    """Collect which of the per-worker variables are looked up in ``os.environ``."""
-    reads: set[str] = set()
-    environ = type(os.environ)
-    plain = environ.__getitem__
-
-    def noted(self: Any, key: Any) -> Any:
-        if key in RANK_VARIABLES:
-            reads.add(key)
-        return plain(self, key)
-
-    environ.__getitem__ = noted  # type: ignore[method-assign]
-    try:
-        yield reads
-    finally:
-        environ.__getitem__ = plain  # type: ignore[method-assign]
-
-
-def _preload(modules: list[str], control: Channel) -> None:
+def _preload(modules: list[str], observer: Observer, control: Channel) -> None:
     for module in modules:
         try:
-            why = why_refused(module)
+            why = why_refused(module, observer)
         except (Exception, SystemExit) as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             why = f"its import fails with {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
@@ -110,32 +93,77 @@ def main() -> NoReturn:
     os.set_inheritable(_guardian.TEMPLATE_FD, False)
     _child.base_path[:] = sys.path
     sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
-    with _randomness.observed():
-        _preload(asked["preload"], control)
+    observer = Observer()
+    absences = Absences()
+    with _randomness.observed(), absences.observing():
+        _preload(asked["preload"], observer, control)
     sys.path[:] = _child.base_path
     keep = frozenset(number for _, number in _open_files() if number not in mine)
     _child.disown_finalizers()
     gc.collect()
     gc.freeze()
     _guardian.adopt_orphans()
-    _serve(control, parent, keep, _changed_variables(parent))
+    given = _first_environment(parent)
+    wrapped = _differences(given, _first_environment("self"))
+    wrapped.pop("LC_CTYPE", None)  # Python's own doing, where the locale is C
+    at_start = _site_reads()
+    ready = {
+        "op": "ready",
+        "names": sorted(observer.names | (at_start or set())),
+        "defaults": observer.defaults,
+        "found": sorted({name.partition(".")[0] for name in sys.modules}),
+        "missing": sorted(absences.names),
+        "intel_openmp": _is_mapped("libiomp", "libomp"),
+        "whole": wrapped != {} or at_start is None,
+    }
+    changed = _differences(given, dict(os.environ)) if given else {}
+    # Also what the launch that this process was started for had set by itself: another may lack it, or differ.
+    changed |= {name: os.environ.get(name) for name in (*observer.written, *observer.defaults)}
+    _serve(control, parent, keep, ready, changed)
 
 
-def _changed_variables(guardian: int) -> dict[str, str | None]:
-    """What the interpreter's wrapper and the imports changed in the environment that the guardian got."""
+def _first_environment(process: int | str) -> dict[str, str]:
+    """The variables that a process was started with; empty where nobody may look."""
     try:
-        with open(f"/proc/{guardian}/environ", "rb") as file:
-            given = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
+        with open(f"/proc/{process}/environ", "rb") as file:
+            entries = [entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry]
     except OSError:
         return {}
-    changed: dict[str, str | None] = {os.fsdecode(name): None for name in given if name not in os.environb}
-    changed |= {
-        os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items() if given.get(name) != value
-    }
-    return {name: value for name, value in changed.items() if name not in _SHELLS_OWN}
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in entries}
 
 
-def _serve(control: Channel, parent: int, keep: frozenset[int], changed: dict[str, str | None]) -> NoReturn:
+def _differences(given: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str | None]:
+    """What the interpreter, its wrapper or the imports changed: new values, None for what was removed."""
+    names = [name for name in {**given, **found} if given.get(name) != found.get(name) and name not in _SHELLS_OWN]
+    return {name: found.get(name) for name in names}
+
+
+def _site_reads() -> set[str] | None:
+    """What Python's own start, which nobody could observe, looks up; None where that cannot be told."""
+    found = {"HOME"} if getattr(sys.modules.get("site"), "ENABLE_USER_SITE", None) else set()
+    for name in ("sitecustomize", "usercustomize"):
+        path = getattr(sys.modules.get(name), "__file__", None)
+        if path is None:
+            continue
+        try:
+            with open(path, encoding="utf-8") as file:
+                names = names_in(file.read())
+        except (OSError, UnicodeError):
+            return None
+        if names is None:
+            return None
+        found |= names
+    return found
+
+
+def _is_mapped(*libraries: str) -> bool:
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        return any(os.path.basename(line.rstrip()).startswith(libraries) for line in file)
+
+
+def _serve(
+    control: Channel, parent: int, keep: frozenset[int], ready: Message, changed: dict[str, str | None]
+) -> NoReturn:
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
     watched = _guardian.watch(parent)
@@ -146,7 +174,7 @@ def _serve(control: Channel, parent: int, keep: frozenset[int], changed: dict[st
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     me = os.getpid()
     itself = os.pidfd_open(me)
-    control.send({"op": "ready", "pid": me}, (itself,))
+    control.send({**ready, "pid": me}, (itself,))
     os.close(itself)
     foremen: dict[int, int] = {}  # pidfd -> pid
     while True:
@@ -177,9 +205,9 @@ def _serve(control: Channel, parent: int, keep: frozenset[int], changed: dict[st
                     control.close()
                     (descriptor,) = descriptors
                     if message["op"] == "count":
-                        _count_devices(Channel.adopt(descriptor))
+                        _count_devices(Channel.adopt(descriptor), changed)
                     if message["op"] == "gpus":
-                        _list_gpus(Channel.adopt(descriptor))
+                        _list_gpus(Channel.adopt(descriptor), changed)
                     _foreman.be_foreman(descriptor, me, keep, changed)
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -195,23 +223,25 @@ def _turn_down(descriptors: list[int], why: str) -> None:
         asker.close()
 
 
-def _count_devices(answer: Channel) -> NoReturn:
+def _count_devices(answer: Channel, changed: Mapping[str, str | None]) -> NoReturn:
     """Tell how many accelerators there are, in a child that is thrown away with its device context."""
     try:
+        _be_asked(answer, changed)
         import torch
 
         kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         count = torch.accelerator.device_count() if kind is not None else 0
         answer.send({"count": count, "kind": kind.type if kind is not None else ""})
-    except BaseException:
-        traceback.print_exc()  # kept with what the template says; the launcher sees the missing answer
+    except BaseException as error:
+        answer.send({"why": f"torch cannot count the accelerators: {type(error).__name__}: {error}"})
     finally:
         os._exit(0)
 
 
-def _list_gpus(answer: Channel) -> NoReturn:
+def _list_gpus(answer: Channel, changed: Mapping[str, str | None]) -> NoReturn:
     """Tell where the GPUs sit, in a child that is thrown away with its device context."""
     try:
+        _be_asked(answer, changed)
         from elasticlib.numa import _gpus
 
         answer.send({"addresses": _gpus.addresses_here()})
@@ -219,3 +249,17 @@ def _list_gpus(answer: Channel) -> NoReturn:
         answer.send({"why": f"torch cannot list the GPUs: {type(error).__name__}: {error}"})
     finally:
         os._exit(0)
+
+
+def _be_asked(answer: Channel, changed: Mapping[str, str | None]) -> None:
+    """Give the launcher a handle to end this process by, should a driver hang, and take its environment."""
+    handle = os.pidfd_open(os.getpid())
+    told = answer.send({"op": "asking"}, (handle,))
+    os.close(handle)
+    received = answer.receive() if told else None
+    if received is None:
+        os._exit(0)  # nobody waits any more
+    # Which devices are visible is up to the launch, and not to the one that this template was made for.
+    wanted = {**received[0]["env"], **changed}
+    os.environ.clear()
+    os.environ.update({name: value for name, value in wanted.items() if value is not None})

@@ -8,29 +8,35 @@ caller forks drops all handles, so that it can neither use nor keep alive what i
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from elasticlib._programs import BOOT, KILLED, Link, Process, spawn
-from elasticlib._wire import Channel, wait_readable
+from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import EntrypointError, PreloadError, StartError
 from elasticlib.workers import _guardian, _report
+from elasticlib.workers._reads import Reads, serves
 
 _TEMPLATE_BOOT = BOOT + "from elasticlib.workers._template import main; main()"
 _FRESH_BOOT = BOOT + "from elasticlib.workers._child import run_fresh; run_fresh(int(sys.argv.pop()))"
 
-# Set anew for each program, test or terminal, and read by no library at import.
-_NOISE = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "LINES", "COLUMNS", "PYTEST_CURRENT_TEST"})
-_PER_LAUNCH = frozenset({"OMP_NUM_THREADS", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_ERROR_FILE"})
 _MOST_TEMPLATES = 2
+_TALK_LIMIT = 5.0
+"""Seconds that a template may leave a message of ours untaken, or one of its own half said."""
+_CLOSE_LIMIT = 0.5
+"""Seconds that a launch waits for the end of a template that it displaced; after that a thread does."""
+_COUNT_LIMIT = 60.0
+"""Seconds that torch may take to answer about devices: opening eight GPUs without their daemon takes up to thirty."""
 
 
 def fresh_command(python: str, flags: Sequence[str] = ()) -> list[str]:
@@ -49,24 +55,25 @@ def importable_by(python: str, environment: Mapping[str, str]) -> bool:
         raise EntrypointError(f"PYTHON_EXEC={python!r} cannot be run: {error.strerror}") from error
 
 
+def flags_here() -> tuple[str, ...]:
+    """Optimisation, warnings, isolation ...: options of this interpreter, under which functions run elsewhere too."""
+    return tuple(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+
+
+def depends_on_path(preload: Sequence[str]) -> bool:
+    """Whether another search path may find other modules to preload: torch is installed once, with its interpreter."""
+    return any(module.partition(".")[0] != "torch" for module in preload)
+
+
 @frozen
 class TemplateKey:
-    """What two launches must have in common to fork their workers from one template."""
+    """What two launches must have in common to fork their workers from one template, besides what that has read."""
 
     python: str
-    preload: tuple[str, ...]
-    path: tuple[str, ...]
-    environment: frozenset[tuple[str, str]]
+    preload: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     """Options of the interpreter."""
-
-    @classmethod
-    def of(
-        cls, python: str, preload: Sequence[str], path: Sequence[str], environment: Mapping[str, str]
-    ) -> TemplateKey:
-        """The key of a launch with *environment*; variables that no import reads are left out."""
-        kept = {(k, v) for k, v in environment.items() if k not in _NOISE and k not in _PER_LAUNCH}
-        return cls(python, tuple(preload), tuple(path), frozenset(kept))
 
 
 class Template:
@@ -75,13 +82,22 @@ class Template:
     def __init__(self, key: TemplateKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
         self.key = key
         self.crews = 0
+        self._given = dict(environment)
+        self._reads: Reads | None = None
+        self._found: frozenset[str] | None = None
+        """Names of modules that its imports found; None before they are done."""
+        self._missing: frozenset[str] = frozenset()
+        """Names of modules that its imports looked for in vain."""
         self._lock = threading.Lock()
+        """Held to hear the template, or to close it: for `_TALK_LIMIT` seconds at most."""
+        self._sending = threading.Lock()
         self._failure: Exception | None = None
         self._ready = False
         self._stamps = _stamps(key, search_path)
         self._search_path = tuple(search_path)
         self._said = os.memfd_create("template-stderr")
         ours, theirs = Channel.pair()
+        ours.limit(_TALK_LIMIT)
         self._link = Link(ours)
         asked = json.dumps({"preload": key.preload, "path": list(search_path)})
         guardian = [sys.executable, "-S", "-E", str(Path(_guardian.__file__)), str(os.getpid())]
@@ -94,6 +110,15 @@ class Template:
             self._said,
         )
         theirs.close()
+
+    def serves(self, key: TemplateKey, environment: Mapping[str, str]) -> bool:
+        """Whether a launch of that *key* may fork its workers, which get the *environment*, from this template."""
+        self.listen()
+        return (
+            evolve(self.key, path=key.path) == key
+            and _finds_the_same(self.key.path, key.path, self._found, self._missing)
+            and serves(self._reads, self._given, environment)
+        )
 
     def alive(self) -> bool:
         """Whether it can still fork, as far as this process has heard."""
@@ -113,21 +138,34 @@ class Template:
         """Have the template fork a child for *op*; the channel to it."""
         ours, theirs = Channel.pair()
         self._wake()
-        with self._lock:
-            self._link.send({"op": op}, (theirs.fileno(),))
-        theirs.close()
+        try:
+            with self._sending:
+                self._link.send({"op": op}, (theirs.fileno(),))
+        except BlockingIOError as error:
+            ours.close()
+            self._failure = StartError("the process that starts the workers takes no orders: it is stopped, or hangs")
+            raise self._failure from error
+        finally:
+            theirs.close()
         return Link(ours)
 
     def listen(self) -> Exception | None:
         """Take in what the template has said; the error that ended it, None while it lives."""
         with self._lock:
             while self._failure is None and wait_readable([self._link], 0):
-                received = self._link.receive(whole=False)
+                try:
+                    received = self._link.receive(whole=False)
+                except BlockingIOError:
+                    self._failure = StartError("the template process stopped in the middle of a message")
+                    break
                 if received is None:
                     self._failure = StartError(f"the template process ended unexpectedly{self._last_words()}")
                 elif received[0]["op"] == "refused":
                     self._failure = PreloadError(received[0]["module"], received[0]["why"])
                 else:
+                    self._reads = Reads.told(received[0], self.key.preload)
+                    self._found = frozenset(received[0].get("found", ())) or None
+                    self._missing = frozenset(received[0].get("missing", ()))
                     self._ready = True
                     self._process = Process(received[0]["pid"], received[1].pop() if received[1] else -1)
                     self._show_warnings()
@@ -149,15 +187,29 @@ class Template:
         if words := self._words():
             print(words, file=sys.stderr)
 
-    def close(self) -> None:
-        """End the template and its guardian, with everything below; return when they are gone."""
+    def close(self, patience: float | None = None) -> None:
+        """
+        End the template and its guardian, with everything below; return when they are gone.
+
+        Those that hang are killed in the end: by a thread, where that takes longer than *patience* seconds.
+        """
         self.listen()
         if not self._ready:
             # Busy with imports it hears nothing; it has forked nothing yet and dies with its guardian.
             self._guardian.send(signal.SIGKILL)
-        self._failure = self._failure or StartError("the template was closed")
         self._wake()
-        self._link.close()
+        with self._lock:
+            self._failure = self._failure or StartError("the template was closed")
+            self._link.close()
+        if patience is None or self._guardian.ends(patience):
+            self._reap()
+        else:
+            try:
+                threading.Thread(target=self._reap, name="elasticlib-end-of-template").start()
+            except RuntimeError:  # no thread to be had, or the program is ending
+                self._reap()
+
+    def _reap(self) -> None:
         if self._process is not None:
             # It sweeps first; what even SIGKILL does not end may take it that long.
             if not self._process.ends(KILLED + 1):
@@ -178,7 +230,11 @@ class Template:
 
 
 class _Templates:
-    """The templates of this program: at most two, the most recently used last."""
+    """
+    The templates of this program: at most two, the most recently used last.
+
+    The lock is held for looking and for starting, never for an end: no launch waits for another one's template.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -186,33 +242,37 @@ class _Templates:
 
     def take(self, key: TemplateKey, environment: Mapping[str, str], search_path: Sequence[str]) -> Template:
         with self._lock:
-            self._end(t for t in self._kept if not t.alive() or (t.crews == 0 and t.outdated()))
-            found = next((t for t in self._kept if t.key == key and not t.outdated()), None)
+            done = [t for t in self._kept if not t.alive() or (t.crews == 0 and t.outdated())]
+            self._kept = [t for t in self._kept if t not in done]
+            fitting = [t for t in reversed(self._kept) if t.serves(key, environment) and not t.outdated()]
+            found = next((t for t in fitting if t.ready()), fitting[0] if fitting else None)
             if found is None:
                 found = Template(key, environment, search_path)
             else:
                 self._kept.remove(found)
             found.crews += 1
             self._kept.append(found)
-            self._end(self._surplus())
-            return found
+            done += self._surplus()
+        _end(done)
+        return found
 
     def give_back(self, template: Template, unused: bool = False) -> None:
         """Let *template* serve others; one that was never used and is still at its imports is ended."""
+        done = []
         with self._lock:
             template.crews -= 1
             if unused and template.crews == 0 and template in self._kept and not template.ready():
-                self._end([template])
-            self._end(self._surplus())
+                self._kept.remove(template)
+                done = [template]
+            done += self._surplus()
+        _end(done)
 
     def _surplus(self) -> list[Template]:
+        """Take out and return those that are too many; under the lock."""
         idle = [template for template in self._kept if template.crews == 0]
-        return idle[: max(0, len(self._kept) - _MOST_TEMPLATES)]
-
-    def _end(self, some: Iterable[Template]) -> None:
-        for template in list(some):
-            self._kept.remove(template)
-            template.close()
+        surplus = idle[: max(0, len(self._kept) - _MOST_TEMPLATES)]
+        self._kept = [template for template in self._kept if template not in surplus]
+        return surplus
 
     def close(self) -> None:
         with self._lock:
@@ -227,18 +287,49 @@ class _Templates:
             template.drop()
 
 
+def _end(some: Sequence[Template]) -> None:
+    """End templates that nobody can find any more."""
+    for template in some:
+        template.close(_CLOSE_LIMIT)
+
+
 def _stamps(key: TemplateKey, search_path: Sequence[str]) -> dict[str, float]:
-    # Archives as a whole: what they hold is not looked at.
-    found = {path: os.stat(path).st_mtime_ns / 1e9 for path in search_path if os.path.isfile(path)}
+    found: dict[str, float] = {}
     for module in key.preload:
-        if module == "torch":
+        if module.partition(".")[0] == "torch":
             continue  # nobody edits it between two cells, and looking for it costs milliseconds
+        # Archives as a whole: what they hold is not looked at.
+        found |= {path: os.stat(path).st_mtime_ns / 1e9 for path in search_path if os.path.isfile(path)}
         for folder in (*search_path, *sys.path):
             base = os.path.join(folder or ".", *module.split("."))
             for path in (base + ".py", os.path.join(base, "__init__.py")):
                 if os.path.isfile(path) and module not in found:
                     found[module] = os.stat(path).st_mtime_ns / 1e9
     return found
+
+
+def _finds_the_same(
+    path: Sequence[str], other: Sequence[str], found: frozenset[str] | None, missing: frozenset[str]
+) -> bool:
+    """Whether imports that *found* modules on *path*, and others *missing*, do so on the search path *other*."""
+    if tuple(path) == tuple(other):
+        return True
+    if found is None or [folder for folder in other if folder in path] != list(path):
+        return False
+    sought = missing  # behind all others a folder hides none of their modules
+    for folder in reversed(other):
+        if folder in path:
+            sought = missing | found
+            continue
+        try:
+            # Of my_module.cpython-311-x86_64-linux-gnu.so as of my_module.py and the folder my_module.
+            if not sought.isdisjoint(name.partition(".")[0] for name in os.listdir(folder or ".")):
+                return False
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False  # an archive, or a folder that cannot be looked into
+    return True
 
 
 templates = _Templates()
@@ -248,23 +339,52 @@ atexit.register(templates.close)
 os.register_at_fork(after_in_child=templates.drop)
 
 
-def count_devices(template: Template) -> tuple[int, str]:
-    """How many accelerators torch sees, and their type, asked of a child that is thrown away."""
-    answer = template.request("count")
-    received = answer.receive()
-    answer.close()
-    if received is None or "count" not in received[0]:
-        raise template.failure() if received is None else StartError(received[0]["why"])
-    return received[0]["count"], received[0]["kind"]
+def count_devices(template: Template, environment: Mapping[str, str]) -> tuple[int, str]:
+    """
+    How many accelerators torch sees with the variables of *environment*, and their type.
+
+    Raises `StartError`, also when a driver does not answer.
+    """
+    doing, instead = "counting the accelerators", "give nproc_per_node=N, a number"
+    answer = _ask_of_a_child(template, "count", environment, doing, instead)
+    if "count" not in answer:
+        raise StartError(answer["why"])
+    return answer["count"], answer["kind"]
 
 
-def list_gpus(template: Template) -> list[str]:
-    """PCI addresses of the GPUs that torch sees, by index, asked of a child that is thrown away."""
-    answer = template.request("gpus")
-    received = answer.receive()
-    answer.close()
-    if received is None:
-        raise template.failure()
-    if "why" in received[0]:
-        raise StartError(received[0]["why"])
-    return [str(address) for address in received[0]["addresses"]]
+def list_gpus(template: Template, environment: Mapping[str, str]) -> list[str]:
+    """PCI addresses of the GPUs that torch sees, by index, as with `count_devices`."""
+    answer = _ask_of_a_child(template, "gpus", environment, "listing the GPUs", "leave numa_options out")
+    if "why" in answer:
+        raise StartError(answer["why"])
+    return [str(address) for address in answer["addresses"]]
+
+
+def _ask_of_a_child(template: Template, op: str, environment: Mapping[str, str], doing: str, instead: str) -> Message:
+    """The answer to *op* of a child of *template* that is thrown away, and killed where a driver keeps it."""
+    channel, handle, began = template.request(op), None, None
+    try:
+        while True:
+            left = 0.1 if began is None else _COUNT_LIMIT - (time.monotonic() - began)
+            if left <= 0:
+                raise StartError(
+                    f"{doing} took more than {_COUNT_LIMIT:g} s: torch asks the driver, which hangs (does nvidia-smi, "
+                    f"or the like, answer?); {instead}, and torch is not asked"
+                )
+            if wait_readable([channel], left):
+                received = channel.receive()
+                if received is None:
+                    raise template.failure()
+                message, descriptors = received
+                if not descriptors:
+                    return message
+                (handle,) = descriptors
+                channel.send({"env": dict(environment)})
+            elif began is None and template.ready():
+                began = time.monotonic()  # its imports, which may be slow, are not what the limit is for
+    finally:
+        if handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        channel.close()

@@ -186,16 +186,18 @@ def test_a_variable_that_no_import_reads_needs_no_new_template(name: str, monkey
     assert "2" == value or name == "TORCHELASTIC_ERROR_FILE"  # a worker has an error file of its own
 
 
-def test_another_environment_makes_a_new_template_and_both_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_the_interpreter_reads_makes_a_new_template_and_both_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job = elastic_launch(config(), duties.variable)
-    before = job("ELASTICLIB_TEST")[0]
-    monkeypatch.setenv("ELASTICLIB_TEST", "changed")
-    changed = job("ELASTICLIB_TEST")[0]
-    monkeypatch.delenv("ELASTICLIB_TEST")
+    before = job("MALLOC_ARENA_MAX")[0]
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    changed = job("MALLOC_ARENA_MAX")[0]
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
 
-    after = job("ELASTICLIB_TEST")[0]
+    after = job("MALLOC_ARENA_MAX")[0]
 
-    assert (None, "changed") == (before[0], changed[0])
+    assert (None, "2") == (before[0], changed[0])
     assert before[1] != changed[1]
     assert before == after
 
@@ -204,7 +206,7 @@ def test_no_more_than_two_templates_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     """The one that was not used for longest goes, with its guardian."""
     chains = []
     for value in ("1", "2", "3"):
-        monkeypatch.setenv("ELASTICLIB_TEST", value)
+        monkeypatch.setenv("MALLOC_ARENA_MAX", value)
         chains.append(chain())
 
     oldest, *kept = chains
@@ -359,6 +361,20 @@ def test_variables_that_a_wrapper_sets_reach_the_script(
     monkeypatch.setenv("PYTHON_EXEC", wrapper(tmp_path, "WRAPPED=yes exec {python}"))
 
     assert "yes" == seen_by(script, start_method=method)["wrapped"]
+
+
+@pytest.mark.parametrize("preload", [(), ("colorsys",)])
+def test_what_a_wrapper_makes_of_the_environment_is_made_anew_for_each_launch(
+    preload: tuple[str, ...], script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows what it reads for that."""
+    monkeypatch.setenv("PYTHON_EXEC", wrapper(tmp_path, 'WRAPPED="$OUTSIDE, wrapped" exec {python}'))
+    found = []
+    for value in ("one", "two"):
+        monkeypatch.setenv("OUTSIDE", value)
+        found.append(seen_by(script, preload=preload)["wrapped"])
+
+    assert ["one, wrapped", "two, wrapped"] == found
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])

@@ -15,7 +15,7 @@ from elasticlib.workers import _devices
 def test_a_word_means_the_devices_of_that_name(
     monkeypatch: pytest.MonkeyPatch, asked: int | str, found: tuple[int, str], workers: int
 ) -> None:
-    monkeypatch.setattr(_devices, "_accelerators", lambda: found)
+    monkeypatch.setattr(_devices, "_accelerators", lambda *_: found)
 
     assert workers == _devices.workers_per_node(asked)
 
@@ -26,7 +26,7 @@ def test_a_word_means_the_devices_of_that_name(
 def test_a_word_without_devices_is_refused_by_name_with_what_is_here(
     monkeypatch: pytest.MonkeyPatch, asked: str, found: tuple[int, str]
 ) -> None:
-    monkeypatch.setattr(_devices, "_accelerators", lambda: found)
+    monkeypatch.setattr(_devices, "_accelerators", lambda *_: found)
 
     with pytest.raises(SpecError, match=f"nproc_per_node='{asked}', but torch finds .*give a number"):
         _devices.workers_per_node(asked)

@@ -225,19 +225,25 @@ def test_only_spawn_asks_for_fresh_interpreters(script: str) -> None:
     assert not plan(script).common["fresh"]
 
 
-def test_spawned_workers_share_a_template_whatever_their_environment(script: str) -> None:
-    one = plan(script, method="spawn", environment={"A": "1"})
-    other = plan(script, method="spawn", environment={"A": "2"})
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_the_environment_is_no_part_of_what_names_a_template(method: str, script: str) -> None:
+    """Which of its variables matter, the template tells when it has read them."""
+    one = plan(script, method=method, environment={"A": "1"})
+    other = plan(script, method=method, environment={"A": "2"})
 
     assert one.template is not None
     assert one.template == other.template
 
 
-def test_a_variable_that_an_import_may_read_asks_for_a_template_of_its_own(script: str) -> None:
-    one = plan(script, environment={"A": "1"})
-    other = plan(script, environment={"A": "2"})
+@pytest.mark.parametrize("preload", [("torch",), ("torch", "torch._dynamo"), ()])
+def test_another_search_path_asks_for_no_new_template_for_torch_or_nothing(
+    preload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = plan(len, preload=preload)
+    monkeypatch.syspath_prepend(str(tmp_path))
 
-    assert one.template != other.template
+    assert before.template is not None
+    assert before.template == plan(len, preload=preload).template
 
 
 def test_templates_that_preload_torch_alone_serve_scripts_of_all_folders(script: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
-from elasticlib.workers import _report
+from elasticlib.workers import _process, _report
 from elasticlib.workers._process import Crew, Exit, Lost, Stopped, StoreGone
 
 
@@ -58,6 +58,28 @@ def foreman() -> Iterator[Foreman]:
     yield foreman
     foreman.channel.close()
     foreman.crew.close()
+
+
+class Hanging:
+    """A template that takes no orders."""
+
+    def ready(self) -> bool:
+        return True
+
+    def request(self, op: str) -> Channel:
+        raise StartError("takes no orders")
+
+
+def test_a_crew_that_cannot_be_employed_gives_its_template_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nobody would ever end that."""
+    returned: list[tuple[object, bool]] = []
+    monkeypatch.setattr(_process.templates, "give_back", lambda template, unused: returned.append((template, unused)))
+    template = Hanging()
+
+    with pytest.raises(StartError, match="takes no orders"):
+        Crew({"common": {}}, {}).employ(template)  # type: ignore[arg-type]
+
+    assert [(template, True)] == returned
 
 
 def open_descriptors() -> int:

@@ -4,57 +4,35 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elasticlib._wire import Channel
-from elasticlib.errors import EntrypointError
+from elasticlib.errors import EntrypointError, StartError
 from elasticlib.workers import _template, _templates
 from elasticlib.workers._templates import TemplateKey, importable_by
 
-ENVIRONMENT = {"PATH": "/bin", "HOME": "/root"}
 
-
-def key(environment: Mapping[str, str] = ENVIRONMENT, preload: Sequence[str] = ("torch",)) -> TemplateKey:
-    return TemplateKey.of("/usr/bin/python", preload, (), environment)
+def key(preload: Sequence[str] = ("torch",)) -> TemplateKey:
+    return TemplateKey("/usr/bin/python", tuple(preload))
 
 
 # What two launches must have in common.
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["_", "PWD", "OLDPWD", "SHLVL", "LINES", "COLUMNS", "OMP_NUM_THREADS", "TORCHELASTIC_ERROR_FILE"],
-)
-def test_a_variable_that_no_import_reads_asks_for_no_new_template(name: str) -> None:
-    assert key({**ENVIRONMENT, name: "1"}) == key({**ENVIRONMENT, name: "2"}) == key()
-
-
-@given(st.dictionaries(st.text(min_size=1, max_size=4), st.text(max_size=4), max_size=6))
-def test_the_order_of_variables_asks_for_no_new_template(environment: dict[str, str]) -> None:
-    assert key(environment) == key(dict(reversed(environment.items())))
-    assert hash(key(environment)) == hash(key(dict(reversed(environment.items()))))
-
-
-@pytest.mark.parametrize("changed", [{"TORCH_LOGS": "all"}, {"HOME": "/home"}])
-def test_any_other_variable_asks_for_a_new_template(changed: dict[str, str]) -> None:
-    assert key({**ENVIRONMENT, **changed}) != key()
 
 
 def test_other_modules_another_path_and_another_interpreter_ask_for_a_new_template() -> None:
     keys = {
         key(),
         key(preload=()),
-        TemplateKey.of("/usr/bin/python", ("torch",), ("/src",), ENVIRONMENT),
-        TemplateKey.of("/opt/python", ("torch",), (), ENVIRONMENT),
+        TemplateKey("/usr/bin/python", ("torch",), ("/src",)),
+        TemplateKey("/opt/python", ("torch",)),
+        TemplateKey("/usr/bin/python", ("torch",), (), ("-O",)),
     }
 
-    assert len(keys) == 4
+    assert len(keys) == 5
 
 
 # How many are kept.
@@ -68,6 +46,7 @@ class Fake:
     def __init__(self, key: TemplateKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
         self.key = key
         self.crews = 0
+        self.given = environment
         self.lives, self.changed, self.imported = True, False, True
         self.closed = self.dropped = False
         Fake.made.append(self)
@@ -75,13 +54,16 @@ class Fake:
     def alive(self) -> bool:
         return self.lives
 
+    def serves(self, key: TemplateKey, environment: Mapping[str, str]) -> bool:
+        return (self.key, self.given) == (key, environment)
+
     def outdated(self) -> bool:
         return self.changed
 
     def ready(self) -> bool:
         return self.imported
 
-    def close(self) -> None:
+    def close(self, patience: float | None = None) -> None:
         self.closed = True
 
     def drop(self) -> None:
@@ -95,7 +77,7 @@ class Shelf:
         self.templates = _templates._Templates()
 
     def take(self, name: str) -> Fake:
-        template = self.templates.take(key({"NAME": name}), {}, ())
+        template = self.templates.take(key(), {"NAME": name}, ())
         assert isinstance(template, Fake)
         return template
 
@@ -231,11 +213,112 @@ def test_a_forked_child_has_no_template_and_ends_none(shelf: Shelf) -> None:
     assert (parents.dropped, parents.closed) == (True, False)
 
 
+# What a template says, and does not say.
+
+
+@pytest.fixture
+def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_templates.Template, Channel]]:
+    """A template without a process, and the other end of its channel."""
+    ends = []
+
+    def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None) -> int:
+        ends.append(Channel.adopt(os.dup(descriptor)))
+        return 0
+
+    monkeypatch.setattr(_templates, "spawn", spawn)
+    monkeypatch.setattr(_templates, "_TALK_LIMIT", 0.05)
+    made = _templates.Template(key(), {"READ": "1", "OTHER": "1"}, ())
+    yield made, ends[0]
+    made._link.close()
+    os.close(made._said)
+    ends[0].close()
+
+
+READY = {"op": "ready", "names": ["READ"], "defaults": {}, "intel_openmp": False, "whole": False}
+
+
+def test_a_template_serves_by_what_it_read_once_it_has_told(template: tuple[_templates.Template, Channel]) -> None:
+    """Before, any variable may be among that."""
+    made, end = template
+    others = [{"READ": "1", "OTHER": "2"}, {"READ": "2", "OTHER": "1"}]
+    before = [made.serves(key(), other) for other in others]
+    end.send(READY)
+
+    assert [False, False] == before
+    assert [True, False] == [made.serves(key(), other) for other in others]
+    assert not made.serves(key(preload=()), others[0])
+
+
+def test_a_template_that_stops_in_the_middle_of_a_message_has_failed(
+    template: tuple[_templates.Template, Channel],
+) -> None:
+    """And whoever looks whether it lives does not wait for the rest."""
+    made, end = template
+    os.write(end.fileno(), b"\0\0")
+
+    assert not made.alive()
+    assert "in the middle of a message" in str(made.failure())
+
+
+def test_a_template_that_takes_no_orders_has_failed(template: tuple[_templates.Template, Channel]) -> None:
+    made, _ = template
+    asked = []
+
+    with pytest.raises(StartError, match="takes no orders: it is stopped, or hangs"):
+        for _ in range(10_000):
+            asked.append(made.request("job"))
+
+    assert asked and not made.alive()
+    for channel in asked:
+        channel.close()
+
+
+# Which search paths are as good as another.
+
+
+@pytest.mark.parametrize(
+    ("path", "other", "same"),
+    [
+        (["a", "b"], ["a", "b"], True),
+        (["a", "b"], ["a", "b", "of_others"], True),
+        (["a", "b"], ["of_others", "a", "b"], True),
+        (["a", "b"], ["a", "of_others", "b", "not_there"], True),
+        (["a", "b"], ["a", "b", "of_mine"], True),
+        (["a", "b"], ["a", "of_mine", "b"], False),
+        (["a", "b"], ["a", "b", "not_there", "with_missing"], False),
+        (["a", "b"], ["with_missing", "a", "b"], False),
+        (["a", "b"], ["of_native_mine", "a", "b"], False),
+        (["a", "b"], ["a", "b", "archive.zip"], False),
+        (["a", "b"], ["b", "a"], False),
+        (["a", "b"], ["a"], False),
+        (["a", "b"], ["a", "a", "b"], False),
+    ],
+)
+def test_a_folder_more_matters_when_it_holds_a_missing_module_or_hides_one_that_was_found(
+    path: list[str], other: list[str], same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder less, or another order, always."""
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "of_others/helpers.py",
+        "of_mine/models/__init__.py",
+        "of_native_mine/models.abi3.so",
+        "archive.zip",
+        "with_missing/extra.py",
+    ):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+    found, missing = frozenset({"models", "torch"}), frozenset({"extra"})
+    assert same == _templates._finds_the_same(path, other, found, missing)
+    assert (path == other) == _templates._finds_the_same(path, other, None, missing)
+
+
 # Whether a preloaded module changed.
 
 
 def stamps(preload: Sequence[str], folder: Path) -> dict[str, float]:
-    return _templates._stamps(key(preload=preload), (str(folder),))
+    return _templates._stamps(key(preload), (str(folder),))
 
 
 def test_a_module_has_a_stamp_that_changes_with_its_file(tmp_path: Path) -> None:

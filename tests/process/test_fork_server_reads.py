@@ -1,0 +1,410 @@
+"""Which variables ask for a new template, and which go to the workers alone; and that no template holds up another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticlib import LaunchConfig, elastic_launch
+from elasticlib.errors import StartError
+from elasticlib.workers import _devices, _templates
+from tests.process import duties
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
+
+LIMIT = 20.0
+"""Seconds that anything waited for may take."""
+NAME = "ELASTICLIB_TEST"
+
+
+def config(**settings: Any) -> LaunchConfig:
+    """A launch without restarts whose template imports nothing, so that it starts in milliseconds."""
+    return LaunchConfig(nproc_per_node=1, **{"max_restarts": 0, "preload": (), **settings})
+
+
+def template_and(name: str, **settings: Any) -> tuple[int, str | None]:
+    """Which template serves a launch now, and what its worker has as variable *name*."""
+    value, template = elastic_launch(config(**settings), duties.variable)(name)[0]
+    return template, value
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes the module ``preloaded`` where the template finds it; returns its name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(code: str) -> str:
+        (tmp_path / "preloaded.py").write_text(code)
+        return "preloaded"
+
+    return write
+
+
+def value_at_import() -> Any:
+    """What the preloaded module found, and the template that imported it."""
+    import preloaded  # type: ignore[import-not-found]
+
+    return preloaded.VALUE, duties.chain()["template"]
+
+
+# Variables that nobody reads at import.
+
+
+@pytest.mark.parametrize("preload", [(), ("torch",), ("json", "torch")])
+def test_a_variable_that_no_import_reads_goes_to_the_workers_alone(
+    preload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Set, changed and removed: each launch has its own, all have one template."""
+    found = [template_and(NAME, preload=preload)]
+    for value in ("one", "two"):
+        monkeypatch.setenv(NAME, value)
+        found.append(template_and(NAME, preload=preload))
+    monkeypatch.delenv(NAME)
+    found.append(template_and(NAME, preload=preload))
+
+    assert [None, "one", "two", None] == [value for _, value in found]
+    assert len({template for template, _ in found}) == 1
+
+
+def test_what_an_import_in_the_caller_sets_for_openmp_goes_to_the_workers_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As scikit-learn does, while the template has another OpenMP."""
+    before, _ = template_and("KMP_INIT_AT_FORK", preload=("torch",))
+    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")
+    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")
+
+    assert (before, "FALSE") == template_and("KMP_INIT_AT_FORK", preload=("torch",))
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "dict(os.environ)",
+        "os.environ.copy()",
+        "[each for each in os.environ.items()]",
+        "subprocess.run(['/bin/true'], check=True)",
+        "subprocess.run(['/bin/true'], check=True, env={**os.environ})",
+    ],
+)
+def test_a_preloaded_module_that_copies_the_environment_reads_nothing(
+    copy: str, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = module(f"import os, subprocess\ncopied = {copy}")
+    monkeypatch.setenv(NAME, "one")
+    before, _ = template_and(NAME, preload=(name,))
+    monkeypatch.setenv(NAME, "two")
+
+    assert (before, "two") == template_and(NAME, preload=(name,))
+
+
+@pytest.mark.parametrize("preload", [("torch",), ("torch", "torch.optim")])
+def test_a_template_that_counted_the_devices_serves_the_launch(
+    preload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which sets a few variables by itself, and preloads more."""
+    monkeypatch.setattr(_devices._machine, "may_have_accelerators", lambda: True)
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    counted: list[int] = []
+    count = _devices.count_devices
+
+    def noted(template: _templates.Template, environment: Mapping[str, str]) -> tuple[int, str]:
+        counted.append(template.guardian)
+        count(template, environment)
+        return 0, ""  # so that the CPUs are taken, whatever is in this machine
+
+    monkeypatch.setattr(_devices, "count_devices", noted)
+    settings = LaunchConfig(nproc_per_node="auto", max_restarts=0, preload=preload)
+
+    chain = elastic_launch(settings, duties.chain)()[0]
+
+    assert [chain["guardian"]] == counted
+
+
+# The search path.
+
+
+def test_a_folder_more_on_the_search_path_needs_no_new_template_unless_its_imports_would_look_there(
+    module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an import of setuptools in the caller adds one; a module that was missing is found where it comes."""
+    preload = (module("try:\n    import extra_of_mine as VALUE\nexcept ImportError:\n    VALUE = None"),)
+    job = elastic_launch(config(preload=preload), value_at_import)
+    others, mine = tmp_path / "others", tmp_path / "mine"
+    for folder, name in ((others, "json"), (mine, "extra_of_mine")):
+        folder.mkdir()
+        (folder / f"{name}.py").write_text("")
+    found = [job()[0]]
+    for folder in (others, mine):
+        monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+        found.append(elastic_launch(config(preload=preload), finds_extra)()[0])
+
+    (_, first), (without, second), (with_extra, third) = found
+    assert (False, True) == (without, with_extra)
+    assert first == second != third
+
+
+def finds_extra() -> tuple[bool, int]:
+    """Whether the preloaded module found what it looked for."""
+    import preloaded
+
+    return preloaded.VALUE is not None, duties.chain()["template"]
+
+
+# Variables that were read.
+
+
+@pytest.mark.parametrize(
+    "lookup",
+    [
+        f"os.environ['{NAME}']",
+        f"os.environ.get('{NAME}')",
+        f"os.getenv('{NAME}')",
+        f"os.getenvb(b'{NAME}').decode()",
+        f"'{NAME}' in os.environ and dict(os.environ)['{NAME}']",
+        f"os.path.expandvars('${NAME}')",
+    ],
+)
+def test_a_variable_that_a_preloaded_module_reads_makes_a_new_template(
+    lookup: str, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And another launch with the first value has the first one again."""
+    job = elastic_launch(config(preload=(module(f"import os\nVALUE = {lookup}"),)), value_at_import)
+    found = []
+    for value in ("one", "two", "one"):
+        monkeypatch.setenv(NAME, value)
+        found.append(job()[0])
+
+    assert ["one", "two", "one"] == [value for value, _ in found]
+    assert found[0] == found[2]
+    assert found[0][1] != found[1][1]
+
+
+@pytest.mark.parametrize(
+    ("name", "preload"), [("LD_LIBRARY_PATH", ()), ("PYTHONHASHSEED", ()), ("TORCH_LOGS", ("torch",))]
+)
+def test_a_variable_that_the_interpreter_or_torch_reads_makes_a_new_template(
+    name: str, preload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = {"TORCH_LOGS": "recompiles"}.get(name, "1")
+    monkeypatch.delenv(name, raising=False)
+    before, _ = template_and(name, preload=preload)
+    monkeypatch.setenv(name, value)
+
+    template, seen = template_and(name, preload=preload)
+
+    assert value == seen
+    assert before != template
+
+
+@pytest.mark.parametrize("lookup", ["os.environ.get('{}')", "dict(os.environ).get('{}')"])
+def test_what_a_customized_start_of_the_interpreter_may_read_makes_a_new_template(
+    lookup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs before anything could observe what it looks up."""
+    (tmp_path / "sitecustomize.py").write_text(f"import os\nos.environ['COPIED'] = {lookup.format(NAME)} or ''")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = []
+    for value in ("one", "two"):
+        monkeypatch.setenv(NAME, value)
+        found.append(template_and("COPIED")[1])
+
+    assert ["one", "two"] == found
+
+
+# What the imports set.
+
+
+@pytest.mark.parametrize(
+    ("code", "values"),
+    [
+        (f"os.environ.setdefault('{NAME}', 'default')", ["default", "mine", "default"]),
+        (f"os.environ['{NAME}'] = 'default'", ["default", "default", "default"]),
+        (f"os.environ.update(**{{'{NAME}': 'default'}})", ["default", "default", "default"]),
+        (f"if '{NAME}' not in os.environ: os.environ['{NAME}'] = 'default'", ["default", "mine", "default"]),
+        (f"os.environ.pop('{NAME}', None)", [None, None, None]),
+    ],
+)
+@pytest.mark.parametrize("mine_first", [False, True])
+def test_what_an_import_sets_or_leaves_is_as_in_a_plain_program(
+    code: str, values: list[str | None], mine_first: bool, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the launch that the template was made for had."""
+    preload = (module(f"import os\n{code}"),)
+    given = [None, "mine", "default"]
+    pairs = list(zip(given, values, strict=True))
+    for own, expected in reversed(pairs) if mine_first else pairs:
+        if own is None:
+            monkeypatch.delenv(NAME, raising=False)
+        else:
+            monkeypatch.setenv(NAME, own)
+        assert expected == template_and(NAME, preload=preload)[1]
+
+
+def test_a_default_that_was_decided_by_a_copy_never_beats_the_launchs_own_value(
+    module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"import os\nif '{NAME}' not in dict(os.environ): os.environ['{NAME}'] = 'default'"
+    preload = (module(code),)
+    absent = template_and(NAME, preload=preload)
+    monkeypatch.setenv(NAME, "mine")
+
+    assert ("default", "mine") == (absent[1], template_and(NAME, preload=preload)[1])
+
+
+def test_a_default_that_the_caller_has_by_itself_needs_no_new_template(
+    module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an import of the same module in the caller."""
+    preload = (module(f"import os\nos.environ.setdefault('{NAME}', 'default')"),)
+    before = template_and(NAME, preload=preload)
+    monkeypatch.setenv(NAME, "default")
+
+    assert before == template_and(NAME, preload=preload)
+
+
+# No template holds up another.
+
+
+def test_a_launch_with_other_variables_does_not_wait_for_a_template_at_its_imports(
+    module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What that one reads is not known yet."""
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    code = (
+        "import pathlib, time\n"
+        f"begun, go = pathlib.Path({str(begun)!r}), pathlib.Path({str(go)!r})\n"
+        "first = not begun.exists()\nbegun.touch()\n"
+        "while first and not go.exists(): time.sleep(0.01)"
+    )
+    preload = (module(code),)
+    with ThreadPoolExecutor(1) as thread:
+        slow = thread.submit(template_and, NAME, preload=preload)
+        try:
+            duties.wait_for(begun.exists)
+            monkeypatch.setenv(NAME, "mine")
+            quick = template_and(NAME, preload=preload)
+            waited = not slow.done()
+        finally:
+            go.touch()
+        assert (True, "mine") == (waited, quick[1])
+        assert slow.result(LIMIT)[0] != quick[0]
+
+
+def test_a_launch_does_not_wait_for_the_end_of_a_template_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is stopped, idle, and has to go for another."""
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    chain = elastic_launch(config(), duties.chain)()[0]
+    os.kill(chain["template"], signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        for value in ("2", "3"):
+            monkeypatch.setenv("MALLOC_ARENA_MAX", value)
+            template_and(NAME)
+        took = time.monotonic() - began
+        [ending] = [each for each in threading.enumerate() if each.name == "elasticlib-end-of-template"]
+        ending.join(LIMIT)
+        assert not duties.lives(chain["guardian"])
+    finally:
+        os.kill(chain["template"], signal.SIGCONT)
+    duties.wait_for(lambda: not duties.lives(chain["template"]))
+    assert took < 4.0  # a template that does not end is killed after 5 s
+
+
+# Devices.
+
+
+COUNTS = """
+import os
+def get_num_threads(): return 1
+def set_num_threads(count): pass
+class accelerator:
+    type = "npu"
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: len(os.environ["MY_VISIBLE_DEVICES"].split(",")))
+accelerator.current_accelerator = staticmethod(lambda: accelerator)
+"""
+
+
+@pytest.fixture
+def own_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Writes a torch for templates of this test, on a machine that has devices."""
+    monkeypatch.setattr(_devices._machine, "may_have_accelerators", lambda: True)
+    monkeypatch.setenv("TORCH_OF_THIS_TEST", str(tmp_path))  # its template must serve no other test
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return lambda code: (tmp_path / "torch.py").write_text(code) and None
+
+
+def test_devices_are_counted_as_the_launchs_own_variables_leave_them_visible(
+    own_torch: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not those of the launch that the template was made for."""
+    own_torch(COUNTS)
+    found = []
+    for visible in ("0", "0,1,2"):
+        monkeypatch.setenv("MY_VISIBLE_DEVICES", visible)
+        found.append(_devices.workers_per_node("npu"))
+        found.append(_templates.templates._kept[-1].guardian)
+
+    one, first, three, second = found
+    assert (1, 3) == (one, three)
+    assert first == second
+
+
+HANGS = """
+import ctypes, os, pathlib
+def get_num_threads(): return 1
+def set_num_threads(count): pass
+class accelerator:
+    is_available = staticmethod(lambda: True)
+def current_accelerator():
+    pathlib.Path({mark!r}).write_text(str(os.getpid()))
+    ctypes.PyDLL(None).pause()  # as a driver in its native code, with the interpreter's lock
+accelerator.current_accelerator = staticmethod(current_accelerator)
+"""
+
+
+@pytest.fixture
+def hanging(own_torch: Callable[[str], None], tmp_path: Path) -> Path:
+    """A torch whose driver hangs; the file that will hold the pid of the process that asked it."""
+    own_torch(HANGS.format(mark=str(tmp_path / "asked")))
+    return tmp_path / "asked"
+
+
+def test_a_driver_that_hangs_when_devices_are_counted_is_told_and_its_process_killed(
+    hanging: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_templates, "_COUNT_LIMIT", 0.3)
+
+    with pytest.raises(StartError, match=r"counting the accelerators took more than 0\.3 s.*give nproc_per_node=N"):
+        elastic_launch(LaunchConfig(nproc_per_node="gpu"), duties.chain)()
+
+    duties.wait_for(lambda: not duties.lives(int(hanging.read_text())))
+
+
+def test_a_driver_that_hangs_holds_up_no_other_launch(hanging: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one of its own template nor one of another."""
+    monkeypatch.setattr(_templates, "_COUNT_LIMIT", 2 * LIMIT)
+    with ThreadPoolExecutor(1) as thread:
+        counting = thread.submit(_devices.workers_per_node, "gpu", ("torch",), _templates.flags_here())
+        duties.wait_for(lambda: hanging.exists() and hanging.read_text())
+        asker = int(hanging.read_text())
+        asked = duties.parent_of(asker)
+        of_the_same = elastic_launch(config(preload=("torch",)), duties.chain)()[0]["template"]
+        of_another, _ = template_and(NAME)
+        waits = not counting.done()
+        os.kill(asker, signal.SIGKILL)
+        with pytest.raises(StartError, match="ended from outside"):
+            counting.result(LIMIT)
+
+    assert waits
+    assert asked == of_the_same != of_another

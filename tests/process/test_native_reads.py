@@ -1,0 +1,76 @@
+"""What native code reads of the environment while a fork server comes to be, held against the lists that say so."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticlib.workers._reads import INTEL_OPENMP, INTERPRETER, LIBRARIES, READ_LATER
+
+pytestmark = pytest.mark.slow
+
+OF_NO_EFFECT = {
+    "PATH": "where Python looks for itself when it was started by a name without a slash, which we never do",
+    "bar": "LLVM asks for it so that its compiler keeps a call, and drops the answer",
+    "__PYVENV_LAUNCHER__": "it has a meaning on macOS alone",
+}
+IMPORTS = (
+    "import json, sys\n"
+    "from elasticlib.workers import _template\n"
+    "from elasticlib.workers._observer import Observer\n"
+    "observer = Observer()\n"
+    "with observer.observing():\n"
+    "    for name in sys.argv[1:]: __import__(name)\n"
+    "print(json.dumps(sorted(observer.names | set(observer.defaults) | observer.written)))\n"
+)
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that logs the names that native code looks up."""
+    library = tmp_path_factory.mktemp("shim") / "getenv_shim.so"
+    source = Path(__file__).with_name("getenv_shim.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-o", str(library), str(source)], check=True)
+    return library
+
+
+def reads(shim: Path, log: Path, *modules: str) -> tuple[set[str], set[str]]:
+    """What native and what Python code looks up in a program that imports *modules* ahead."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, *modules],
+        env={**os.environ, "LD_PRELOAD": str(shim), "GETENV_SHIM_LOG": str(log)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(log.read_text().split()), set(json.loads(done.stdout))
+
+
+def unlisted(names: set[str], patterns: tuple[str, ...]) -> list[str]:
+    return sorted(name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def test_what_the_interpreter_reads_is_listed(shim: Path, tmp_path: Path) -> None:
+    """Also what libraries of Python's own modules read."""
+    native, _ = reads(shim, tmp_path / "log")
+
+    assert {"PYTHONPATH", "PYTHONHASHSEED", "LC_ALL"} <= native
+    assert [] == unlisted(native - set(OF_NO_EFFECT), INTERPRETER)
+
+
+@pytest.mark.parametrize("module", ["torch", "numpy"])
+def test_what_libraries_read_when_they_are_loaded_is_listed_or_was_observed(
+    module: str, shim: Path, tmp_path: Path
+) -> None:
+    native, observed = reads(shim, tmp_path / "log", module)
+
+    assert any(name.startswith("OPENBLAS_") for name in native)
+    assert module != "torch" or {"TORCH_SHOW_CPP_STACKTRACES", "OMP_PROC_BIND", "MKL_DYNAMIC"} <= native
+    assert set() == native & READ_LATER
+    assert [] == unlisted(native - observed - set(OF_NO_EFFECT), (*INTERPRETER, *LIBRARIES, *INTEL_OPENMP))
