@@ -180,7 +180,7 @@ def _worker_spec(
         args=tuple(args),
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
-        local_addr=config.local_addr,
+        local_addr=config.local_addr or None,
         event_log_handler=config.event_log_handler,
         numa_options=config.numa_options,
         virtual_local_rank=config.virtual_local_rank,
@@ -249,7 +249,7 @@ def _opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
                     run_id,
                     config.min_nodes,
                     config.max_nodes,
-                    config.local_addr,
+                    config.local_addr or None,
                     **config.rdzv_configs,
                 )
             )
