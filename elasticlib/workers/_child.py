@@ -200,6 +200,7 @@ def run_fresh(descriptor: int) -> NoReturn:
 def _run(order: Message, call: Callable[..., Any] | None) -> NoReturn:
     # A descriptor of our own: the user's stderr may be closed or replaced by the time of a crash.
     faulthandler.enable(file=order["faults"], all_threads=True)
+    _report.has_the_stacks_of_crashes = True
     _tail.install(order["tail"])
     if "server" in order:
         _serving.when_torch_comes(order["server"])
