@@ -19,7 +19,7 @@ from elasticlib._cli_options import NUMA_MODES
 from elasticlib._cli_parser import values_of
 from elasticlib.errors import ConfigError, SpecError
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.spec import Entrypoint, LaunchConfig, LogsSpecs
+from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs
 
 log = logging.getLogger("elasticlib.run")
 
@@ -60,6 +60,13 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
     min_nodes, max_nodes = values["nnodes"]
     if not 0 < min_nodes <= max_nodes:
         raise SpecError(f"nnodes={min_nodes}:{max_nodes} is no range of nodes: give MIN:MAX with 1 <= MIN <= MAX")
+    if values["max_restarts"] is not None and values["max_restarts"] < 0:
+        raise SpecError(f"max_restarts={values['max_restarts']} must be a whole number of at least 0")
+    start_method = values["start_method"]
+    variable = given.get("start_method", "PET_START_METHOD")
+    if start_method not in START_METHODS and variable == "PET_START_METHOD":
+        log.warning("%s=%r is unknown and ignored: forkserver is used", variable, start_method)
+        start_method = "forkserver"
     config = LaunchConfig(
         min_nodes,
         max_nodes,
@@ -68,7 +75,7 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         role=values["role"],
         max_restarts=values["max_restarts"],
         monitor_interval=values["monitor_interval"],
-        start_method=values["start_method"],
+        start_method=start_method,
         log_line_prefix_template=values["log_line_prefix_template"]
         or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
         signals_to_handle=values["signals_to_handle"],

@@ -282,9 +282,10 @@ def _shutdown_timeout(config: LaunchConfig) -> float:
     if config.shutdown_timeout is not None:
         return config.shutdown_timeout
     text = os.environ.get(TIMEOUT_VARIABLE, str(DEFAULT_SHUTDOWN_TIMEOUT))
-    if not text.isdecimal():
-        raise ConfigError(f"{TIMEOUT_VARIABLE}={text!r} must be whole seconds, 0 or more")
-    return int(text)
+    try:
+        return max(0, int(text))
+    except ValueError:
+        raise ConfigError(f"{TIMEOUT_VARIABLE}={text!r} must be whole seconds, 0 or more") from None
 
 
 __all__ = ["elastic_launch", "launch_agent"]

@@ -291,7 +291,8 @@ def _outcome(run: Callable[[], Any], order: Message, shared: Collection[str] | N
     except KeyboardInterrupt as error:
         _record(error, order, shared)
         sys.excepthook(KeyboardInterrupt, error.with_traceback(_user_part(error)), error.__traceback__)
-        return -signal.SIGINT
+        # A script ends as under `python`, a function's process as one of `torch.multiprocessing`.
+        return 128 + signal.SIGINT if keeps_result else -signal.SIGINT
     except BaseException as error:
         error = error.with_traceback(_user_part(error))
         _record(error, order, shared)

@@ -39,7 +39,7 @@ def gpu_addresses(
     template: TemplateKey | None, environment: Mapping[str, str], search_path: tuple[str, ...]
 ) -> list[str]:
     """
-    PCI addresses of the CUDA or ROCm devices, by index, that workers of a job with *environment* see.
+    PCI addresses of the accelerators, by index, that workers of a job with *environment* see.
 
     It asks the job's own *template* where that has loaded torch. Raises `ElasticError` when torch cannot list them.
     """

@@ -89,6 +89,8 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
     It starts no worker, and at most the template, to ask it for the GPUs. *threads* is what each worker computes with.
     """
     variables = _env.alone_with_a_device(environment, spec.local_world_size) if spec.virtual_local_rank else ()
+    if bare := [rank for rank, own in enumerate(variables) if not own[_env.DEVICES]]:
+        _log.warning("virtual_local_rank=True: no device is listed for local rank %s", ", ".join(map(str, bare)))
     job = _work(spec, start_method, environment, threads)
     job = evolve(job, variables=variables, affinities=_affinities(spec, job))
     if job.affinities and job.template is not None and job.template.preload and _openmp_binds(environment):

@@ -35,8 +35,8 @@ class ErrorHandler:
     """
     Writes exceptions, in torch's JSON form, to the file that ``TORCHELASTIC_ERROR_FILE`` names.
 
-    Subclasses may override `initialize`, `record_exception`, `record_success`, `maybe_enrich_signal_failure_message`, or
-    `_get_error_file_path` alone. (torch: ``torch.distributed.elastic.multiprocessing.errors.ErrorHandler``)
+    Subclasses may override `initialize`, `record_exception`, `record_success`, `_get_error_file_path` and
+    `maybe_enrich_signal_failure_message`. (torch: ``torch.distributed.elastic.multiprocessing.errors.ErrorHandler``)
     """
 
     _fn_name: str | None = None
