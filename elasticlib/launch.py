@@ -108,6 +108,8 @@ def launch_agent(
             choice = evolve(choice, work=title)
         workers = _devices.workers_per_node(config.nproc_per_node)
         spec = _worker_spec(config, workers, entrypoint, args, kwargs or {})
+        if spec.numa_options is None:
+            spec.numa_options = _devices.default_numa_options(workers)
         grace = _shutdown_timeout(config)
         prepared = prepare(spec, config.start_method, config.signals_to_handle)
         _warn_of_strange_ranks(logs, workers)

@@ -213,7 +213,8 @@ class LaunchConfig(DataclassView):
     event_log_handler: str = field(default="null", validator=_rules.text)
     """Where events go: ``null``, ``console``, ``dynamic_rendezvous``, or a name given to `add_logging_handler`."""
     numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
-    """Binds each worker to the CPUs near the GPU whose index is its local rank; None for no binding."""
+    """Binds each worker to the CPUs near the accelerator whose index is its local rank. None: as torch's build has it
+    by default where each worker has an accelerator; PyPI's does not bind."""
     signals_to_handle: str = field(default=DEFAULT_SIGNALS, validator=_rules.text)
     duplicate_stdout_filters: list[str] | None = field(
         default=None, converter=_rules.own_list, validator=_rules.texts_or_none

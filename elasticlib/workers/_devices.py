@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Mapping
 
-from elasticlib.errors import SpecError
+from elasticlib.errors import ElasticError, SpecError
+from elasticlib.numa._options import NumaOptions, as_numa_options
 from elasticlib.spec import DEVICE_WORDS
 from elasticlib.workers import _machine
 from elasticlib.workers._templates import TemplateKey, count_devices, list_gpus, templates
@@ -33,6 +34,23 @@ def workers_per_node(asked: int | str) -> int:
         words = ", ".join(DEVICE_WORDS)
         raise SpecError(f"nproc_per_node={asked!r}, but torch finds {found} here: give a number, or one of {words}")
     return count
+
+
+def default_numa_options(workers: int) -> NumaOptions | None:
+    """
+    What torch binds *workers* by where nothing is asked for: its build's default, with an accelerator for each worker.
+
+    PyPI's torch has no default. Only a torch that this program has imported is asked: an import would cost more than a
+    launch. Devices are counted where there is a default, and what keeps them from being counted means no.
+    """
+    internal = getattr(sys.modules.get("torch"), "_utils_internal", None)
+    found = as_numa_options(getattr(internal, "get_default_numa_options", lambda: None)())
+    if found is None:
+        return None
+    try:
+        return found if _accelerators()[0] == workers else None
+    except (ElasticError, RuntimeError):
+        return None
 
 
 def gpu_addresses(
