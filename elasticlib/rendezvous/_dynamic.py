@@ -144,9 +144,8 @@ class DynamicRendezvousHandler(CoordinatedHandler):
         *store* is what `next_rendezvous` gives back, with keys of the round alone; *local_addr* is where peers
         reach this machine. *keep_alive_interval* is in seconds, *cas_backoff_max_seconds* has no effect.
 
-        Raises `ConfigError` (a ``ValueError``) for an
-        empty *run_id*, ``min_nodes < 1``, ``max_nodes < min_nodes``, times that are not above 0, and whatever is
-        not of the type that is asked for.
+        Raises `ConfigError` (a ``ValueError``) for an empty *run_id*, ``min_nodes < 1``, ``max_nodes < min_nodes``,
+        times that are not above 0, and whatever is not of the type that is asked for.
         """
         settings = RendezvousSettings(
             run_id,

@@ -34,7 +34,8 @@ from elasticlib.workers._templates import TemplateKey, fresh_command, importable
 
 _log = logging.getLogger("elasticlib")
 _LOCAL_RANK = re.compile(r"\$\{local_rank\}|\$local_rank\b")
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_MODULE = re.compile(r"[^/.]+(\.[^/.]+)*")
+"""What `python -m` looks for: also names that no import statement could hold."""
 _LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _OPENMP_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 # Python ignores these two for itself, whatever its parent did.
@@ -214,6 +215,10 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
             raise EntrypointError(f"module {entry!r} is no dotted name such as pkg.mod (without .py)")
         job.common.update(kind="module", entry=entry, argv=["-m"], path0=job.common["cwd"])
         command = [python, "-u", "-m", entry]
+    elif as_script and not spec.no_python and _LOCAL_RANK.search(entry) and not os.path.lexists(entry):
+        # Each worker has a script of its own, which its own interpreter looks for.
+        job.common.update(kind="program", argv=[python, "-u"], fresh=False)
+        return _templated(evolve(job, args=(entry, *args)), spec, "spawn")
     elif as_script and not spec.no_python:
         _check_script(entry)
         absolute = os.path.join(job.common["cwd"], entry)

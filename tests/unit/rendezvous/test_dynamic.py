@@ -206,8 +206,8 @@ def test_torchs_time_between_repeated_writes_is_kept_and_named(caplog: pytest.Lo
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "soon", None])
 def test_a_time_between_repeated_writes_that_is_none_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="cas_backoff_max_seconds=.* must be a finite number"):
+    with pytest.raises(ValueError, match=r"cas_backoff_max_seconds=.* must be a finite number"):
         made(cas_backoff_max_seconds=value)
     params = RendezvousParameters("mine", "", "job", 1, 2, cas_backoff_max_seconds=value)
-    with pytest.raises(ValueError, match="cas_backoff_max_seconds=.* must be a finite number"):
+    with pytest.raises(ValueError, match=r"cas_backoff_max_seconds=.* must be a finite number"):
         create_handler(STORE, Untouched(), params)
