@@ -60,8 +60,6 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
     min_nodes, max_nodes = values["nnodes"]
     if not 0 < min_nodes <= max_nodes:
         raise SpecError(f"nnodes={min_nodes}:{max_nodes} is no range of nodes: give MIN:MAX with 1 <= MIN <= MAX")
-    if values["max_restarts"] is not None and values["max_restarts"] < 0:
-        raise SpecError(f"max_restarts={values['max_restarts']} must be a whole number of at least 0")
     start_method = values["start_method"]
     variable = given.get("start_method", "PET_START_METHOD")
     if start_method not in START_METHODS and variable == "PET_START_METHOD":

@@ -69,15 +69,6 @@ def number(value: Any) -> Any:
         return value
 
 
-def budget(value: Any) -> Any:
-    """A number of restarts: one below 0 is none."""
-    value = number(value)
-    if isinstance(value, int) and value < 0:
-        _log.warning("max_restarts=%d is taken as 0: no restart", value)
-        return 0
-    return value
-
-
 def truth(value: Any) -> Any:
     """What is true or false, as that; text, which might say either, as it is."""
     return value if isinstance(value, str) else bool(value)

@@ -199,7 +199,7 @@ class LaunchConfig(DataclassView):
         on_setattr=[setters.convert, setters.validate, _into_configs],
     )
     """Seconds; -1 takes ``rdzv_configs["timeout"]``, else 900."""
-    max_restarts: int = field(default=3, converter=_rules.budget, validator=_rules.whole(0))
+    max_restarts: int = field(default=3, converter=_rules.number, validator=_rules.whole(0))
     """Restarts of the whole group that worker failures may use up, counted over the whole job."""
     monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_rules.positive)
     """Seconds between looks at what can only be polled; workers' ends are noticed at once."""
@@ -292,7 +292,7 @@ class WorkerSpec(DataclassView):
     fn: Callable[..., Any] | None = None
     entrypoint: Entrypoint | None = None
     args: tuple[Any, ...] = field(default=(), converter=_arguments)
-    max_restarts: int = field(default=3, converter=_rules.budget, validator=_rules.whole(0))
+    max_restarts: int = field(default=3, converter=_rules.number, validator=_rules.whole(0))
     monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_rules.positive)
     master_port: int | None = None
     master_addr: str | None = None
