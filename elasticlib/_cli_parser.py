@@ -13,11 +13,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticlib._cli_options import NOTES, OPTIONS, Option
+from elasticlib._cli_options import NOTES, NUMA_MODES, OPTIONS, Option
 from elasticlib.errors import ConfigError
+from elasticlib.spec import START_METHODS, WAITS
 
 PROG = "elasticrun"
 ROWS = [option for rows in OPTIONS.values() for option in rows]
+SHELLS = ("bash", "zsh", "tcsh")
+"""Those that every version of ``shtab`` makes completions for."""
+_WORDS = {"start_method": START_METHODS, "wait_for": WAITS, "numa_binding": NUMA_MODES}
+"""What a shell may complete the values of options to."""
 GIVEN = "_given"
 """Name in a namespace of {value's name: option or variable that gave it}."""
 _WITHOUT_VARIABLE = " and ".join(row.long for row in ROWS if not row.environment)
@@ -40,6 +45,35 @@ class _Read(argparse.Action):
         text = "1" if self._row.is_flag else values
         setattr(namespace, self.dest, _held(self._row, text, self._row.long))
         setattr(namespace, GIVEN, {**getattr(namespace, GIVEN, {}), self.dest: self._row.long})
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a completion script for a shell, made from the parser by the package ``shtab``, and ends the program."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            import shtab  # only here: it is an optional package
+        except ImportError:
+            self._check(values, SHELLS)
+            parser.exit(1, "--print-completion needs the package shtab: pip install shtab\n")
+        self._check(values, shtab.SUPPORTED_SHELLS)
+        parser.prog = PROG  # the command that is completed, whatever this program was started as
+        for action in parser._actions:
+            action.choices = _WORDS.get(action.dest)
+            if action.dest == "training_script":
+                action.help, action.complete = "the script", shtab.FILE  # type: ignore[attr-defined]
+        print(shtab.complete(parser, shell=values))
+        parser.exit()
+
+    def _check(self, shell: str, known: Sequence[str]) -> None:
+        if shell not in known:
+            raise argparse.ArgumentError(self, f"invalid choice: {shell!r} (choose from {', '.join(known)})")
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,6 +104,16 @@ class Parser(argparse.ArgumentParser):
                 group.add_argument(*row.short, row.long, help=text, default=self._default(row), **settings)
                 if (twin := f"--{row.dest}") != row.long:
                     group.add_argument(twin, help=argparse.SUPPRESS, default=argparse.SUPPRESS, **settings)
+        self.add_argument(
+            "--print-completion",
+            action=_PrintCompletion,
+            metavar="SHELL",
+            default=argparse.SUPPRESS,
+            help=f"print a completion script for a shell ({', '.join(SHELLS)} ...; needs the package shtab) and exit",
+        )
+        self.add_argument(
+            "--print_completion", action=_PrintCompletion, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
         self.add_argument("training_script", metavar="script", help=argparse.SUPPRESS)
         self.add_argument("training_script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 

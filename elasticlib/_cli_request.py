@@ -19,7 +19,7 @@ from elasticlib._cli_options import NUMA_MODES
 from elasticlib._cli_parser import values_of
 from elasticlib.errors import ConfigError, SpecError
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.spec import Entrypoint, LaunchConfig, LogsSpecs
+from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs
 
 log = logging.getLogger("elasticlib.run")
 
@@ -60,6 +60,11 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
     min_nodes, max_nodes = values["nnodes"]
     if not 0 < min_nodes <= max_nodes:
         raise SpecError(f"nnodes={min_nodes}:{max_nodes} is no range of nodes: give MIN:MAX with 1 <= MIN <= MAX")
+    start_method = values["start_method"]
+    variable = given.get("start_method", "PET_START_METHOD")
+    if start_method not in START_METHODS and variable == "PET_START_METHOD":
+        log.warning("%s=%r is unknown and ignored: forkserver is used", variable, start_method)
+        start_method = "forkserver"
     config = LaunchConfig(
         min_nodes,
         max_nodes,
@@ -68,8 +73,9 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         role=values["role"],
         max_restarts=values["max_restarts"],
         monitor_interval=values["monitor_interval"],
-        start_method=values["start_method"],
-        log_line_prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        start_method=start_method,
+        log_line_prefix_template=values["log_line_prefix_template"]
+        or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
         signals_to_handle=values["signals_to_handle"],
         shutdown_timeout=values["shutdown_timeout"],
         exit_timeout=values["exit_timeout"],
@@ -145,14 +151,17 @@ _OF_SEVERAL_NODES = (
 def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
     """Which nodes meet where, as fields of the configuration. Raises `ConfigError` for a contradiction."""
     if values["standalone"]:
-        if values["nnodes"] != (1, 1):
+        least, most = values["nnodes"]
+        standalone, nodes = given.get("standalone", "--standalone"), given.get("nnodes", "--nnodes")
+        if least != 1:
             raise ConfigError(
-                f"{given['standalone']} and {given['nnodes']} exclude each other: "
-                "a private rendezvous has one node; leave one of them out"
+                f"{standalone} and {nodes} exclude each other: a private rendezvous has one node; leave one of them out"
             )
+        if most != 1:
+            log.warning("%s: this job stays at one node of %s=%d:%d", standalone, nodes, least, most)
         idle = [given[name] for name in _OF_SEVERAL_NODES if name in given]
         if idle:
-            log.warning("without effect beside %s, which is one node alone: %s", given["standalone"], ", ".join(idle))
+            log.warning("without effect beside %s, which is one node alone: %s", standalone, ", ".join(idle))
         return {"run_id": str(uuid.uuid4())}
     backend, endpoint = values["rdzv_backend"], values["rdzv_endpoint"].strip()
     fields = {"rdzv_backend": backend, "rdzv_configs": values["rdzv_conf"], "run_id": values["rdzv_id"]}
@@ -164,7 +173,7 @@ def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str
     if address := _master(values, given, endpoint):
         return {**fields, "rdzv_endpoint": address, "node_rank": values["node_rank"]}
     if values["node_rank"] != 0:
-        raise ConfigError(f"node_rank={values['node_rank']} is out of range for one node: leave it out")
+        log.warning("%s is ignored: a job of one node has no other place", given.get("node_rank", "node_rank"))
     if "rdzv_id" not in given:
         fields["run_id"] = str(uuid.uuid4())
     return {**fields, "rdzv_backend": "c10d"}
@@ -173,18 +182,18 @@ def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str
 def _master(values: Mapping[str, Any], given: Mapping[str, str], endpoint: str) -> str:
     """Where node 0 of a static job is, as HOST:PORT; empty for one node that was told no port."""
     host, port = values["master_addr"], values["master_port"]
-    if port is not None and not 0 <= port < 65536:
-        raise ConfigError(f"master_port={port} must be a port, from 0 (a free one) to 65535")
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
     if endpoint:
         there, _, number = endpoint.rpartition(":")
         for name, told, known in (("master_addr", host, there), ("master_port", str(port), number)):
             if name in given and told != known:
-                raise ConfigError(
-                    f"{given['rdzv_endpoint']} {endpoint!r} and {given[name]} {values[name]!r} differ: "
-                    "leave one of them out"
+                log.warning(
+                    "%s is ignored: %s %r is what counts",
+                    *(f"{given[name]} {values[name]!r}", given.get("rdzv_endpoint", "rdzv_endpoint"), endpoint),
                 )
         return endpoint
+    if port is not None and not 0 <= port < 65536:
+        raise ConfigError(f"master_port={port} must be a port, from 0 (a free one) to 65535")
     address = f"{host}:{29500 if port is None else port}"
     least, most = values["nnodes"]
     if port is None and most == 1:

@@ -7,13 +7,18 @@ get the value as an argument; nothing is changed or started.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import numbers
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import Attribute
 
 from elasticlib.errors import ConfigError, SpecError
+
+_log = logging.getLogger("elasticlib")
 
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
@@ -46,11 +51,11 @@ def one_of(known: Sequence[str]) -> Validator:
     return check
 
 
-def whole(least: int) -> Validator:
-    """A whole number of at least *least*."""
+def whole(least: float) -> Validator:
+    """A whole number of at least *least*, as `number` makes it of its like."""
 
     def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not isinstance(value, int) or value < least:
             raise SpecError(f"{attribute.name}={value!r} must be a whole number of at least {least}")
 
     return check
@@ -62,6 +67,31 @@ def exit_timeout(_: Any, attribute: Attribute[Any], value: Any) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise ConfigError(f"{attribute.name}={value!r} must be seconds from 0 (stop at once) on, or None")
+
+
+def number(value: Any) -> Any:
+    """A whole number of any kind, such as numpy's, as an int; anything else as it is."""
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        return value
+
+
+def truth(value: Any) -> Any:
+    """What is true or false, as that; text, which might say either, as it is."""
+    return value if isinstance(value, str) else bool(value)
+
+
+def real(value: Any) -> Any:
+    """A number of any kind as Python's own; anything else as it is."""
+    if isinstance(value, (int, float)):
+        return value
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+def text_of(value: Any) -> Any:
+    """None as no text; anything else as it is."""
+    return "" if value is None else value
 
 
 def positive(_: Any, attribute: Attribute[Any], value: Any) -> None:
@@ -116,9 +146,21 @@ def texts_or_none(_: Any, attribute: Attribute[Any], value: Any) -> None:
             raise ConfigError(f"{attribute.name}: {each!r} cannot be written in UTF-8: leave it out") from None
 
 
+def arguments(name: str, value: Any) -> tuple[Any, ...]:
+    """Anything that can be run through, as arguments; text too, as each of its characters, which is warned of."""
+    if isinstance(value, (str, bytes)):
+        _log.warning(
+            "%s=%r is taken as %d arguments, one a character; a single one is written (value,)", name, value, len(value)
+        )
+    try:
+        return tuple(value)
+    except TypeError:
+        raise ConfigError(f"{name}={value!r} must be a tuple of arguments; a single one is written (value,)") from None
+
+
 def own_list(value: Any) -> Any:
-    """A list of the caller's as our own; anything else as it is."""
-    return list(value) if isinstance(value, (list, tuple)) else value
+    """What can be run through as a list of our own; text, of which each letter would be one, as it is."""
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else value
 
 
 def words(value: Sequence[str] | str) -> tuple[str, ...]:

@@ -2,18 +2,21 @@
 A configuration of torch's own class, as ours: programs are moved import by import. PURE.
 
 Rules of this file: torch's class is known by its name and its fields, and is never imported; whatever it holds is
-taken as it is, torch's defaults too; what nothing would read is refused.
+taken as it is, torch's defaults too; what nothing here reads is named in a warning.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
 import attrs
 
 from elasticlib.errors import ConfigError
 from elasticlib.spec import LaunchConfig
+
+_log = logging.getLogger("elasticlib")
 
 _NAME = "LaunchConfig"
 _FIELDS = frozenset(each.name for each in attrs.fields(LaunchConfig) if not each.kw_only)
@@ -24,8 +27,8 @@ def as_launch_config(value: object) -> LaunchConfig:
     """
     *value* where it is a `LaunchConfig`, or a new one with the fields of torch's ``LaunchConfig``.
 
-    Raises `ConfigError` for anything else, for a value that breaks a rule, and for a field that is unknown here and
-    says something. *value* is not changed.
+    Raises `ConfigError` for anything else, and for a value that breaks a rule. A field that is unknown here and says
+    something is named in a warning. *value* is not changed.
     """
     if isinstance(value, LaunchConfig):
         return value
@@ -39,10 +42,7 @@ def as_launch_config(value: object) -> LaunchConfig:
     given = {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
     for each in dataclasses.fields(kind):
         if each.name not in _FIELDS and not _is_default(each, given[each.name]):
-            raise ConfigError(
-                f"{each.name}={given[each.name]!r}: elasticlib's {_NAME} has no such field: leave it out, or say it "
-                "by one of elasticlib's"
-            )
+            _log.warning("%s=%r has no effect: elasticlib's %s has no such field", each.name, given[each.name], _NAME)
     return LaunchConfig(**{name: each for name, each in given.items() if name in _FIELDS})
 
 

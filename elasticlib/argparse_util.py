@@ -7,11 +7,14 @@ Options of a command line whose defaults come from the environment, for parsers 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from elasticlib.errors import ConfigError
+
+_log = logging.getLogger("elasticlib")
 
 
 class env(argparse.Action):  # noqa: N801 - torch's name
@@ -19,8 +22,7 @@ class env(argparse.Action):  # noqa: N801 - torch's name
     An option that takes its value from the command line, else from ``PET_<DEST>``, else from *default*.
 
     ``DEST`` is the name of the option's value in upper case. A value from the environment goes through the
-    option's *type*, must be one of its *choices*, and fulfils *required*. Raises `ConfigError` (a
-    ``ValueError``), as the option is added, for text that is none of the *choices*; torch lets that pass.
+    option's *type* and fulfils *required*. One that is none of the *choices* is taken too, with a warning.
 
         parser.add_argument("-f", "--foo", action=env, default="bar")
     """
@@ -84,7 +86,7 @@ def _check_choice(name: str, text: str, read: Any, choices: Any) -> None:
     except (TypeError, ValueError, argparse.ArgumentTypeError):
         return  # the parser itself says what is wrong with it
     if value not in choices:
-        raise ConfigError(f"{name}={text!r} is none of {', '.join(map(str, choices))}: change it, or unset it")
+        _log.warning("%s=%r is none of %s: taken all the same", name, text, ", ".join(map(str, choices)))
 
 
 __all__ = ["check_env", "env"]

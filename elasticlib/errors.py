@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,6 +135,12 @@ _LIBRARY = re.compile(
 )
 """Files that are not the user's."""
 _LONGEST_LINE = 300
+about_signal: Callable[[str, str], str] | None = None
+"""
+Adds what is known to the message of a worker that a signal ended, beside its error file; must not raise.
+
+Set by the module of `ErrorHandler`, where subclasses of it can be.
+"""
 _LATEST = 1e11
 """Unix seconds after which a timestamp is no time of a failure."""
 
@@ -156,7 +163,7 @@ class ProcessFailure:
     error_file_data: dict[str, Any] = field(default_factory=dict)
     message: str = ""
     timestamp: float = 0.0
-    """Unix seconds of the failure, with fraction where the worker reported it."""
+    """Unix seconds of the failure: whole ones, as in the error file; `moment` has the fraction."""
     rank: int = -1
     exception_type: str = ""
     """Qualified name of the exception's class; empty when the worker did not raise."""
@@ -174,12 +181,13 @@ class ProcessFailure:
     """True when the job found it to be the first failure of all its nodes, whatever their clocks say."""
     fatal: bool = False
     """True where a restart would only meet it again, so that none is made."""
+    moment: float = 0.0
+    """`timestamp` with its fraction, where the worker or its launcher knows it."""
 
     def __post_init__(self) -> None:
         if not self.error_file_data:
             self._read_error_file()
-        if not self.timestamp:
-            self.timestamp = time.time()
+        self.happened(self.when() or time.time())
         if not self.message:
             self.message = self._describe()
         if not self.host:
@@ -221,6 +229,14 @@ class ProcessFailure:
             return f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}"
         return f"The worker ended with exit status {self.exitcode} and left no exception"
 
+    def happened(self, when: float) -> None:
+        """Set `timestamp` and `moment`."""
+        self.timestamp, self.moment = int(when), float(when)
+
+    def when(self) -> float:
+        """`moment`, but for a `timestamp` that was set since."""
+        return self.moment if int(self.moment) == int(self.timestamp) else self.timestamp
+
     def signal_name(self) -> str:
         """Name of the signal that ended the worker, or ``<N/A>``."""
         if self.exitcode >= 0:
@@ -246,7 +262,7 @@ class ProcessFailure:
 
     def timestamp_isoformat(self) -> str:
         """Local time of the failure, ``_`` between date and time."""
-        return datetime.datetime.fromtimestamp(self.timestamp).isoformat(sep="_", timespec="milliseconds")
+        return datetime.datetime.fromtimestamp(self.when()).isoformat(sep="_", timespec="milliseconds")
 
 
 def _place(traceback: str) -> str:
@@ -272,7 +288,7 @@ def root_cause(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure
 
     By itself, a lost connection never beats another kind of failure.
     """
-    return min(failures.items(), key=lambda item: (not item[1].root, item[1].secondary, item[1].timestamp, item[0]))
+    return min(failures.items(), key=lambda item: (not item[1].root, item[1].secondary, item[1].when(), item[0]))
 
 
 class ChildFailedError(ElasticError):
@@ -328,6 +344,8 @@ def _record(index: int, rank: int, failure: ProcessFailure) -> str:
     trace = failure.traceback or failure.message or NOT_AVAILABLE
     if failure.traceback and failure.exitcode < 0 and not failure.exception_type:
         trace = f"{failure.message}\n{failure.traceback}"
+    if failure.exitcode < 0 and about_signal is not None:
+        trace = about_signal(trace, failure.error_file)
     facts["traceback"] = trace.rstrip("\n").replace("\n", "\n    ")
     if failure.hint:
         facts["hint"] = failure.hint.replace("\n", "\n    ")

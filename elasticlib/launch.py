@@ -110,6 +110,8 @@ def launch_agent(
         flags = flags_here() if callable(entrypoint) else ()
         workers = _devices.workers_per_node(config.nproc_per_node, config.preload, flags)
         spec = _worker_spec(config, workers, entrypoint, args, kwargs or {})
+        if spec.numa_options is None:
+            spec.numa_options = _devices.default_numa_options(workers)
         grace = _shutdown_timeout(config)
         prepared = prepare(spec, config.start_method, config.signals_to_handle)
         _warn_of_strange_ranks(logs, workers)
@@ -182,7 +184,7 @@ def _worker_spec(
         args=tuple(args),
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
-        local_addr=config.local_addr,
+        local_addr=config.local_addr or None,
         event_log_handler=config.event_log_handler,
         numa_options=config.numa_options,
         virtual_local_rank=config.virtual_local_rank,
@@ -252,7 +254,7 @@ def _opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
                     run_id,
                     config.min_nodes,
                     config.max_nodes,
-                    config.local_addr,
+                    config.local_addr or None,
                     **config.rdzv_configs,
                 )
             )
@@ -285,9 +287,10 @@ def _shutdown_timeout(config: LaunchConfig) -> float:
     if config.shutdown_timeout is not None:
         return config.shutdown_timeout
     text = os.environ.get(TIMEOUT_VARIABLE, str(DEFAULT_SHUTDOWN_TIMEOUT))
-    if not text.isdecimal():
-        raise ConfigError(f"{TIMEOUT_VARIABLE}={text!r} must be whole seconds, 0 or more")
-    return int(text)
+    try:
+        return max(0, int(text))
+    except ValueError:
+        raise ConfigError(f"{TIMEOUT_VARIABLE}={text!r} must be whole seconds, 0 or more") from None
 
 
 __all__ = ["elastic_launch", "launch_agent"]

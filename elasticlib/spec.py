@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import enum
+import math
 import operator
 import os
 import re
@@ -135,16 +136,18 @@ class LogsSpecs(abc.ABC):
 def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:
     if isinstance(value, str) and (value in DEVICE_WORDS or value.isidentifier()):
         return  # torch may have a device of any name, which is looked for when the workers are counted
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, int) and value > 0:
         return
     words = ", ".join(DEVICE_WORDS)
     raise SpecError(f"{attribute.name}={value!r} must be a whole number of at least 1, or one of {words}")
 
 
 def _arguments(value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, (tuple, list)):
-        raise ConfigError(f"args={value!r} must be a tuple of arguments; a single one is written (value,)")
-    return tuple(value)
+    return _rules.arguments("args", value)
+
+
+def _dictionary_or_none(value: Any) -> dict[str, Any]:
+    return {} if value is None else _rules.dictionary(value)
 
 
 def _with_timeout(config: LaunchConfig, _: object, value: dict[str, Any]) -> dict[str, Any]:
@@ -174,38 +177,44 @@ class LaunchConfig(DataclassView):
     Raises `ConfigError` (a ``ValueError``) for a value that breaks a rule; nothing is started by then.
     """
 
-    min_nodes: int = field(default=1)
-    max_nodes: int = field(default=1)
-    nproc_per_node: int | str = field(default="auto", validator=_nproc)
+    min_nodes: int = field(default=1, converter=_rules.number)
+    max_nodes: int = field(default=1, converter=_rules.number)
+    nproc_per_node: int | str = field(default="auto", converter=_rules.number, validator=_nproc)
     """Workers on this node: a number, ``cpu``, ``gpu``, another device's name, or ``auto`` (devices, else CPUs)."""
     logs_specs: LogsSpecs | None = field(default=None)
     """None leaves the workers' streams on the launcher's own."""
-    run_id: str = field(default="", validator=_rules.text)
+    run_id: str = field(default="", converter=_rules.text_of, validator=_rules.text)
     role: str = field(default="default_role", validator=_rules.text)
-    rdzv_endpoint: str = field(default="", validator=_rules.text)
+    rdzv_endpoint: str = field(default="", converter=_rules.text_of, validator=_rules.text)
     rdzv_backend: str = field(default="c10d", validator=_rules.text)
     rdzv_configs: dict[str, Any] = field(
         factory=dict,
         converter=_rules.dictionary,
         on_setattr=[setters.convert, _with_timeout],
     )
-    rdzv_timeout: int = field(default=-1, validator=_rules.whole(-1), on_setattr=[setters.validate, _into_configs])
+    rdzv_timeout: int = field(
+        default=-1,
+        converter=_rules.number,
+        validator=_rules.whole(-math.inf),
+        on_setattr=[setters.convert, setters.validate, _into_configs],
+    )
     """Seconds; -1 takes ``rdzv_configs["timeout"]``, else 900."""
-    max_restarts: int = field(default=3, validator=_rules.whole(0))
+    max_restarts: int = field(default=3, converter=_rules.number, validator=_rules.whole(0))
     """Restarts of the whole group that worker failures may use up, counted over the whole job."""
-    monitor_interval: float = field(default=0.1, validator=_rules.positive)
+    monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_rules.positive)
     """Seconds between looks at what can only be polled; workers' ends are noticed at once."""
     start_method: StartMethod = field(default="forkserver", validator=_rules.one_of(START_METHODS))
     """``forkserver``: forked from a warm template; ``spawn``: a new interpreter each; ``fork``: from the caller."""
     log_line_prefix_template: str | None = field(default=None, validator=_rules.text_or_none)
-    metrics_cfg: dict[str, str] = field(factory=dict, converter=_rules.dictionary)
+    metrics_cfg: dict[str, str] = field(factory=dict, converter=_dictionary_or_none)
     """Where this launch's own metrics go, in place of the handler that the program has configured:
-    ``{"handler": "console"}`` or ``{"handler": "null"}``. Any other key is refused when it is launched."""
+    ``{"handler": "console"}`` or ``{"handler": "null"}``. Nothing else has an effect, which is said in a warning."""
     local_addr: str | None = field(default=None, validator=_rules.text_or_none)
     event_log_handler: str = field(default="null", validator=_rules.text)
     """Where events go: ``null``, ``console``, ``dynamic_rendezvous``, or a name given to `add_logging_handler`."""
     numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
-    """Binds each worker to the CPUs near the GPU whose index is its local rank; None for no binding."""
+    """Binds each worker to the CPUs near the accelerator whose index is its local rank. None: as torch's build has it
+    by default where each worker has an accelerator; PyPI's does not bind."""
     signals_to_handle: str = field(default=DEFAULT_SIGNALS, validator=_rules.text)
     duplicate_stdout_filters: list[str] | None = field(
         default=None, converter=_rules.own_list, validator=_rules.texts_or_none
@@ -214,9 +223,9 @@ class LaunchConfig(DataclassView):
     duplicate_stderr_filters: list[str] | None = field(
         default=None, converter=_rules.own_list, validator=_rules.texts_or_none
     )
-    virtual_local_rank: bool = field(default=False, validator=_rules.yes_or_no)
+    virtual_local_rank: bool = field(default=False, converter=_rules.truth, validator=_rules.yes_or_no)
     """Each worker sees LOCAL_RANK=0 and one device: its entry of CUDA_VISIBLE_DEVICES, else that of its rank."""
-    shutdown_timeout: float | None = field(default=None)
+    shutdown_timeout: float | None = field(default=None, converter=_rules.real)
     """Seconds from the stop signal to SIGKILL; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30."""
     module: bool = field(default=False, kw_only=True)
     """The entry point is a module's name, run as ``python -m`` would."""
@@ -282,13 +291,13 @@ class WorkerSpec(DataclassView):
     """
 
     role: str = field(validator=_rules.text)
-    local_world_size: int = field(validator=_rules.whole(1))
+    local_world_size: int = field(converter=_rules.number, validator=_rules.whole(1))
     rdzv_handler: object
     fn: Callable[..., Any] | None = None
     entrypoint: Entrypoint | None = None
     args: tuple[Any, ...] = field(default=(), converter=_arguments)
-    max_restarts: int = field(default=3, validator=_rules.whole(0))
-    monitor_interval: float = field(default=0.1, validator=_rules.positive)
+    max_restarts: int = field(default=3, converter=_rules.number, validator=_rules.whole(0))
+    monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_rules.positive)
     master_port: int | None = None
     master_addr: str | None = None
     local_addr: str | None = None
@@ -300,7 +309,7 @@ class WorkerSpec(DataclassView):
     duplicate_stderr_filters: list[str] | None = field(
         default=None, converter=_rules.own_list, validator=_rules.texts_or_none
     )
-    virtual_local_rank: bool = field(default=False, validator=_rules.yes_or_no)
+    virtual_local_rank: bool = field(default=False, converter=_rules.truth, validator=_rules.yes_or_no)
     kwargs: dict[str, Any] = field(factory=dict, converter=_rules.dictionary, kw_only=True)
     """Keyword arguments of a callable entry point."""
     module: bool = field(default=False, kw_only=True)

@@ -52,7 +52,7 @@ def test_what_is_imported_is_what_is_required() -> None:
 
     required = {IMPORT_NAMES.get(name, name) for name in listed("options", "install_requires")}
 
-    assert required == third_party
+    assert required | (listed("options.extras_require", "completion") - {""}) == third_party
     assert listed("options.extras_require", "testing") == imported_by(tools) - required
 
 

@@ -24,6 +24,7 @@ from elasticlib.logs import _streams
 from elasticlib.logs._layout import DEFAULT_PREFIX, line_prefix
 from elasticlib.multiprocessing._processes import Processes
 from elasticlib.rendezvous._messages import ContactLost
+from elasticlib.rendezvous._names import host_name
 from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
 from elasticlib.workers import _env, _serving
@@ -181,7 +182,11 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _prefixes(self, group: WorkerGroup) -> dict[int, bytes]:
         return {
             worker.local_rank: line_prefix(
-                self._prefix, role_name=group.spec.role, rank=worker.global_rank, local_rank=worker.local_rank
+                self._prefix,
+                role_name=group.spec.role,
+                rank=worker.global_rank,
+                local_rank=worker.local_rank,
+                hostname=host_name(),
             )
             for worker in group.workers
         }

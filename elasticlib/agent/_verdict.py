@@ -42,7 +42,7 @@ def notes(failures: Iterable[ProcessFailure]) -> tuple[FailureNote, ...]:
             _shortened(failure.traceback),
             failure.hint,
             failure.secondary,
-            max(0.0, now - failure.timestamp),
+            max(0.0, now - failure.when()),
             failure.fatal,
         )
         for failure in failures

@@ -40,9 +40,9 @@ def attempt_names(restart_count: str) -> Iterator[str]:
     yield from (f"{name}.{again}" for again in itertools.count(1))
 
 
-def line_prefix(template: str, *, role_name: str, rank: int, local_rank: int) -> bytes:
+def line_prefix(template: str, *, role_name: str, rank: int, local_rank: int, hostname: str) -> bytes:
     """What stands before each console line of one worker; names that are not known stay as they are."""
-    text = Template(template).safe_substitute(role_name=role_name, rank=rank, local_rank=local_rank)
+    text = Template(template).safe_substitute(role_name=role_name, rank=rank, local_rank=local_rank, hostname=hostname)
     return text.encode("utf-8", "surrogateescape")
 
 

@@ -44,8 +44,6 @@ class ProgramError(EntrypointError, FileNotFoundError):
 def _check_ranks(name: str, by_rank: object, count: int) -> None:
     if not isinstance(by_rank, Mapping):
         raise ConfigError(f"{name}={by_rank!r} must be a dictionary by local rank, such as {{0: ..., 1: ...}}")
-    if count == 0:
-        raise LocalRanksError(f"{name}={{}} names no local rank: give the arguments of one process at least")
     if set(by_rank) != set(range(count)):
         raise LocalRanksError(
             f"{name} has the local ranks {list(by_rank)}, and must have exactly those from 0 to {count - 1}: "
@@ -56,10 +54,7 @@ def _check_ranks(name: str, by_rank: object, count: int) -> None:
 def arguments(args: Mapping[int, Sequence[Any]]) -> dict[int, tuple[Any, ...]]:
     """*args* by local rank, in order."""
     _check_ranks("args", args, len(args) if isinstance(args, Mapping) else 1)
-    for rank, given in args.items():
-        if not isinstance(given, (tuple, list)):
-            raise ConfigError(f"args[{rank}]={given!r} must be a tuple of arguments; a single one is written (value,)")
-    return {rank: tuple(args[rank]) for rank in range(len(args))}
+    return {rank: _rules.arguments(f"args[{rank}]", args[rank]) for rank in range(len(args))}
 
 
 def variables(envs: Mapping[int, Mapping[str, str]], count: int) -> dict[int, dict[str, str]]:
@@ -117,7 +112,7 @@ def seconds(name: str, value: object) -> float:
 
 def death_signal(value: object) -> int:
     """The number of the signal *value*, by default SIGTERM, that asks processes to end."""
-    if value is None:
+    if not value:
         return signal.SIGTERM
     if not isinstance(value, int) or isinstance(value, bool):
         raise ArgumentError(f"death_sig={value!r} must be a signal, such as signal.SIGTERM")
@@ -137,11 +132,9 @@ class Wishes:
 
     def spec(self, entrypoint: Entrypoint, count: int, args: tuple[Any, ...], *, no_python: bool) -> WorkerSpec:
         """The same for *count* workers. Raises `ConfigError` for a wish that cannot be fulfilled."""
-        if not isinstance(self.name, str):
-            raise ConfigError(f"name={self.name!r} must be text")
         return WorkerSpec(
-            self.name,
-            count,
+            str(self.name),
+            max(count, 1),  # for no worker at all there is nothing to say
             None,
             entrypoint=entrypoint,
             args=args,

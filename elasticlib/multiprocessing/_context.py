@@ -142,6 +142,8 @@ class PContext(abc.ABC):
             self._handled = _signals.parse(os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS))
             self._handlers = _signals.Raising(self._handled, self._doing)
             self._started = True
+            if not self.nprocs:
+                return  # as torch's: there is nothing to start, and the result is empty
             try:
                 self._handlers.install()
                 orders = [self._order(rank) for rank in range(self.nprocs)]
@@ -205,6 +207,8 @@ class PContext(abc.ABC):
             self._lock.release()
 
     def _poll(self) -> RunProcsResult | None:
+        if not self.nprocs:
+            return RunProcsResult()
         processes = self._processes
         processes.take()
         if processes.any_failed() and not self._stopping and not processes.gone():

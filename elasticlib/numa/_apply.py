@@ -33,9 +33,11 @@ _PATIENCE = 120.0
 """Seconds that the program which asks for the devices may take: it imports torch."""
 
 
-def wrap_command(command_args: tuple[str, ...], *, gpu_index: int, numa_options: NumaOptions | None) -> tuple[str, ...]:
+def wrap_command(
+    command_args: tuple[str, ...], *, device_index: int, numa_options: NumaOptions | None
+) -> tuple[str, ...]:
     """
-    *command_args*, run through ``numactl`` on the CPUs near GPU *gpu_index*; unchanged without options.
+    *command_args*, run through ``numactl`` on the CPUs near accelerator *device_index*; unchanged without options.
 
     Raises `BindingError` (a ``RuntimeError``) when ``numactl`` is not on PATH or the binding is not possible, unless
     the options allow to fall back: then *command_args* are unchanged, with a warning.
@@ -47,11 +49,11 @@ def wrap_command(command_args: tuple[str, ...], *, gpu_index: int, numa_options:
         with attempt(options):
             if shutil.which("numactl") is None:
                 raise BindingError("numactl is not on PATH, and a command is bound through it: install numactl")
-            command = ("numactl", f"--physcpubind={ranges(_cpus(options, gpu_index))}", *command)
+            command = ("numactl", f"--physcpubind={ranges(_cpus(options, device_index))}", *command)
     return command
 
 
-def wrap_function(func: Callable[P, R], *, gpu_index: int, numa_options: NumaOptions | None) -> Callable[P, R]:
+def wrap_function(func: Callable[P, R], *, device_index: int, numa_options: NumaOptions | None) -> Callable[P, R]:
     """
     *func*, made to bind its process as `bind_process` does before it runs; unchanged without options.
 
@@ -62,15 +64,15 @@ def wrap_function(func: Callable[P, R], *, gpu_index: int, numa_options: NumaOpt
 
     @functools.wraps(func)
     def bound(*args: P.args, **kwargs: P.kwargs) -> R:
-        bind_process(gpu_index=gpu_index, numa_options=numa_options)
+        bind_process(device_index=device_index, numa_options=numa_options)
         return func(*args, **kwargs)
 
     return bound
 
 
-def bind_process(*, gpu_index: int, numa_options: NumaOptions | None) -> None:
+def bind_process(*, device_index: int, numa_options: NumaOptions | None) -> None:
     """
-    Bind this process to the CPUs near GPU *gpu_index*: each thread that has the CPUs of the present one.
+    Bind this process to the CPUs near accelerator *device_index*: each thread that has the CPUs of the present one.
 
     Threads that were bound before keep their CPUs. Raises `BindingError` (a ``RuntimeError``) when the binding is not
     possible, unless the options allow to fall back. Unlike torch's it works without ``numactl``.
@@ -79,7 +81,7 @@ def bind_process(*, gpu_index: int, numa_options: NumaOptions | None) -> None:
     options = as_numa_options(numa_options)
     if options is not None:
         with attempt(options):
-            _bind_threads(_cpus(options, gpu_index))
+            _bind_threads(_cpus(options, device_index))
 
 
 @contextmanager
@@ -94,9 +96,9 @@ def attempt(options: NumaOptions) -> Iterator[None]:
         _log.warning("%s. Nothing is bound to CPUs, as should_fall_back_if_binding_fails allows", why)
 
 
-def _cpus(options: NumaOptions, gpu_index: int) -> frozenset[int]:
+def _cpus(options: NumaOptions, device_index: int) -> frozenset[int]:
     topology = read_topology(_addresses())
-    return cpus_for(options.affinity_mode, gpu_index, topology, frozenset(os.sched_getaffinity(0)))
+    return cpus_for(options.affinity_mode, device_index, topology, frozenset(os.sched_getaffinity(0)))
 
 
 def _bind_threads(cpus: frozenset[int]) -> None:
@@ -117,7 +119,7 @@ def _bind_threads(cpus: frozenset[int]) -> None:
 def _addresses() -> tuple[str, ...]:
     """The GPUs as this process sees them, or would see them."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if torch is not None and _gpus.is_initialised(torch):
         return tuple(_gpus.addresses_here())
     return _asked(frozenset((name, value) for name, value in os.environ.items() if "VISIBLE" in name or "CUDA" in name))
 

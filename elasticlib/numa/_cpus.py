@@ -30,39 +30,41 @@ class Topology:
     """NUMA node of each GPU, by its index."""
 
 
-def cpus_for(mode: AffinityMode, gpu_index: int, topology: Topology, allowed: frozenset[int]) -> frozenset[int]:
+def cpus_for(mode: AffinityMode, device_index: int, topology: Topology, allowed: frozenset[int]) -> frozenset[int]:
     """
-    CPUs of *allowed* for the worker with GPU *gpu_index*, never none.
+    CPUs of *allowed* for the worker with GPU *device_index*, never none.
 
     Raises `BindingError` (a ``RuntimeError``) when there is no such GPU, no CPU left, or no core for each GPU.
     """
     count = len(topology.gpu_nodes)
     if count == 0:
         raise BindingError(
-            "workers are bound by their GPUs, and torch finds none here (CUDA or ROCm): use a machine with GPUs"
+            "workers are bound by their GPUs or other accelerators, and torch finds none here: use a machine with some"
         )
-    if not 0 <= gpu_index < count:
-        raise BindingError(f"worker {gpu_index} has no GPU of its own, torch finds {count} here: start fewer workers")
-    node = topology.gpu_nodes[gpu_index]
+    if not 0 <= device_index < count:
+        raise BindingError(
+            f"worker {device_index} has no GPU of its own, torch finds {count} here: start fewer workers"
+        )
+    node = topology.gpu_nodes[device_index]
     near = topology.nodes.get(node, frozenset())
     place = f"NUMA node {node}"
     if mode is AffinityMode.SOCKET:
         near, place = _of_package(topology, node)
     found = near & allowed
     if not near:
-        raise BindingError(f"{place}, where GPU {gpu_index} is, has no CPUs")
+        raise BindingError(f"{place}, where GPU {device_index} is, has no CPUs")
     if not found:
         raise BindingError(
-            f"{place}, where GPU {gpu_index} is, has the CPUs {ranges(near)}, but this launch may use only "
+            f"{place}, where GPU {device_index} is, has the CPUs {ranges(near)}, but this launch may use only "
             f"{ranges(allowed)}: start it with a wider affinity (taskset, cpuset)",
         )
     peers = [gpu for gpu, its_node in enumerate(topology.gpu_nodes) if its_node == node]
     if mode is AffinityMode.EXCLUSIVE:
-        return _share(peers.index(gpu_index), len(peers), _by(topology.cores, found, "cores"), node)
+        return _share(peers.index(device_index), len(peers), _by(topology.cores, found, "cores"), node)
     if mode is AffinityMode.CORE_COMPLEX:
         caches = _by(topology.caches, found, "shared caches")
         largest_first = sorted(caches, key=lambda first: (-len(caches[first]), first))
-        return caches[largest_first[peers.index(gpu_index) % len(caches)]]
+        return caches[largest_first[peers.index(device_index) % len(caches)]]
     return found
 
 

@@ -1,5 +1,5 @@
 """
-Where the GPUs sit: their PCI addresses, by the index that torch gives them.
+Where the accelerators sit: their PCI addresses, by the index that torch gives them.
 
 It is a program too, which prints the addresses: run it where the asking process must not touch a device. For that
 reason it needs nothing but torch.
@@ -13,14 +13,30 @@ from typing import Any
 
 def addresses_here() -> list[str]:
     """
-    PCI addresses such as ``0000:dc:00.0`` of the CUDA (or ROCm) devices that this process sees.
+    PCI addresses such as ``0000:dc:00.0`` of the devices of torch's accelerator (CUDA, ROCm, XPU ...), as seen here.
 
     It initialises the devices' library in this process.
     """
     import torch
 
-    facts: list[Any] = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0" for gpu in facts]
+    if not torch.accelerator.is_available():
+        return []
+    properties = _module(torch).get_device_properties
+    facts: list[Any] = [properties(index) for index in range(torch.accelerator.device_count())]
+    return [f"{each.pci_domain_id:04x}:{each.pci_bus_id:02x}:{each.pci_device_id:02x}.0" for each in facts]
+
+
+def is_initialised(torch: Any) -> bool:
+    """Whether this process has already touched a device of torch's accelerator; it touches none."""
+    if torch.accelerator.current_accelerator() is None:
+        return False
+    asked = getattr(_module(torch), "is_initialized", None)
+    return asked is not None and bool(asked())
+
+
+def _module(torch: Any) -> Any:
+    """What torch has for its accelerator, such as ``torch.cuda``."""
+    return torch.get_device_module(torch.accelerator.current_accelerator())
 
 
 if __name__ == "__main__":

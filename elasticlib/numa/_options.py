@@ -47,11 +47,8 @@ class NumaOptions:
         except ValueError:
             known = ", ".join(each.value for each in AffinityMode)
             raise ConfigError(f"affinity_mode={self.affinity_mode!r} is unknown: give one of {known}") from None
-        if not isinstance(self.should_fall_back_if_binding_fails, bool):
-            raise ConfigError(
-                f"should_fall_back_if_binding_fails={self.should_fall_back_if_binding_fails!r} must be True or False"
-            )
         object.__setattr__(self, "affinity_mode", mode)
+        object.__setattr__(self, "should_fall_back_if_binding_fails", bool(self.should_fall_back_if_binding_fails))
 
 
 def as_numa_options(value: object) -> NumaOptions | None:

@@ -2,7 +2,7 @@
 Which rendezvous a launch means: one of its own, a place in a job of several nodes, or someone else's handler. Pure.
 
 Rules of this file: it decides and names contradictions; it opens nothing, and what a user should hear
-without being stopped is returned, not printed.
+without being stopped is returned, not printed. What torch takes, and could have worked, stops nobody.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from elasticlib.spec import LaunchConfig
 
 DEFAULT_RUN_ID = "none"
 """What the command line calls a job that was given no name."""
+
+_LOCAL_ENDPOINTS = {"c10d": "localhost:29400", **dict.fromkeys(_options.ETCD, "localhost:2379")}
+"""What no endpoint means, by back end, for more than one node."""
 
 _SCHEDULERS = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
@@ -71,19 +74,20 @@ def choose(
     *node* is this node's name in a job, *fresh_id* the id of a job that was given none, *index* the
     scheduler's number for this node. Raises `ConfigError` for what contradicts itself or cannot be found.
     """
-    if config.local_addr is not None and not _is_host(config.local_addr):
+    if config.local_addr and not _is_host(config.local_addr):
         raise ConfigError(f"local_addr={config.local_addr!r} must be a host's name or address, without a port")
     if config.rdzv_backend not in _options.ALL:
         return _plug_in(config, fresh_id, token)
     options = _options.read(config.rdzv_backend, config.rdzv_configs)
     static = config.rdzv_backend == "static"
-    warnings = _unused(config)
-    rank = _node_rank(config, options) if static else None
+    rank, differing = _node_rank(config, options) if static else (None, ())
+    warnings = options.idle + _unused(config) + differing
     private = _private(config, options, fresh_id)
     if private is not None:
         if config.max_nodes > 1:
+            place = "on a free port, where" if config.rdzv_endpoint.strip() else "a file of this node alone, so that"
             warnings += (
-                f"rdzv_endpoint={config.rdzv_endpoint!r} is on a free port, where no other node can find it: "
+                f"rdzv_endpoint={config.rdzv_endpoint!r} is {place} no other node can find it: "
                 f"this job stays at one node of max_nodes={config.max_nodes}; give host:port to let others join",
             )
         return private, warnings
@@ -91,17 +95,27 @@ def choose(
         last = config.max_nodes - 1
         raise ConfigError(f"node_rank=None: with rdzv_backend='static' each node needs its own, from 0 to {last}")
     run_id, more = _run_id(config, fresh_id)
+    least = config.max_nodes if static else config.min_nodes
+    if least != config.min_nodes:
+        more += (
+            f"min_nodes={config.min_nodes} is ignored: with rdzv_backend='static' the number of nodes is fixed, "
+            f"max_nodes={config.max_nodes} are waited for; rdzv_backend='c10d' starts with fewer",
+        )
+    endpoint = config.rdzv_endpoint
+    if not endpoint.strip() and config.rdzv_backend in _LOCAL_ENDPOINTS:
+        endpoint = _LOCAL_ENDPOINTS[config.rdzv_backend]
+        more += (f"rdzv_endpoint='' means {endpoint}: only nodes on this machine can meet there",)
     job = Job.of(
         options,
         run_id=run_id,
         node=node,
         backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
-        nodes=(config.min_nodes, config.max_nodes),
+        endpoint=endpoint,
+        nodes=(least, config.max_nodes),
         wait_for=_wait_for(config, options),
         node_rank=rank if static else index,
         token=token,
-        local_addr=config.local_addr,
+        local_addr=config.local_addr or None,
         max_restarts=config.max_restarts,
     )
     return job, warnings + more
@@ -139,12 +153,16 @@ def _private(config: LaunchConfig, options: _options.Options, fresh_id: str) -> 
     run_id = config.run_id or fresh_id
     if not endpoint:
         if backend in _options.ETCD:
-            raise ConfigError(f"rdzv_endpoint='': rdzv_backend={backend!r} needs its servers, such as node0:2379")
-        if config.max_nodes > 1:
-            raise ConfigError(
-                f"rdzv_endpoint='': {config.max_nodes} nodes need a place to meet: give the same host:port "
-                f"on all of them, such as {'node0:29500' if backend == 'static' else 'node0:29400'}"
-            )
+            return None
+        alone = options.store_type == "file" and config.min_nodes == 1
+        if config.max_nodes > 1 and not alone:
+            if backend == "static" or options.store_type == "file":
+                what = "the path of a file that all see" if options.store_type == "file" else "host:port"
+                raise ConfigError(
+                    f"rdzv_endpoint='': {config.max_nodes} nodes need a place to meet: give the same {what} "
+                    f"on all of them, such as {'/shared/job' if options.store_type == 'file' else 'node0:29500'}"
+                )
+            return None
         return Private(run_id, backend)
     if backend in _options.ETCD or options.store_type == "file":
         return None
@@ -163,27 +181,22 @@ def _private(config: LaunchConfig, options: _options.Options, fresh_id: str) -> 
     return Private(run_id, backend, port) if config.max_nodes == 1 else None
 
 
-def _node_rank(config: LaunchConfig, options: _options.Options) -> int | None:
-    """The fixed place of this node, in range; None when none was given."""
-    if config.min_nodes != config.max_nodes:
-        raise ConfigError(
-            f"min_nodes={config.min_nodes} and max_nodes={config.max_nodes} differ, but with rdzv_backend='static' "
-            "the number of nodes is fixed: give one number, or rdzv_backend='c10d'"
-        )
+def _node_rank(config: LaunchConfig, options: _options.Options) -> tuple[int | None, tuple[str, ...]]:
+    """The fixed place of this node, in range, None when none was given; and warnings."""
     rank = options.rank if config.node_rank is None else config.node_rank
-    if options.rank is not None and rank != options.rank:
-        raise ConfigError(f"node_rank={rank} and rdzv_configs['rank']={options.rank} differ: give one of them")
     if rank is not None and rank >= config.max_nodes:
         raise ConfigError(
             f"node_rank={rank} is out of range for {config.max_nodes} node{'s' * (config.max_nodes > 1)}: "
             f"give a number from 0 to {config.max_nodes - 1}"
         )
-    return rank
+    if options.rank is not None and rank != options.rank:
+        return rank, (f"rdzv_configs={{'rank': {options.rank}}} is ignored: node_rank={rank} is what counts",)
+    return rank, ()
 
 
 def _run_id(config: LaunchConfig, fresh_id: str) -> tuple[str, tuple[str, ...]]:
     if not config.run_id:
-        if config.max_nodes > 1:
+        if config.min_nodes > 1 or (config.rdzv_backend == "static" and config.max_nodes > 1):
             raise ConfigError("run_id='': nodes find each other's job by its id: give the same one on all of them")
         return fresh_id, (f"run_id is empty: this job is called {fresh_id}, so no other node can join it",)
     if config.run_id == DEFAULT_RUN_ID and config.max_nodes > 1 and config.rdzv_backend != "static":

@@ -7,6 +7,8 @@ there, and seconds everywhere below. (torch: ``torch.distributed.elastic.rendezv
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 from contextlib import suppress
 from datetime import timedelta
@@ -38,6 +40,7 @@ from elasticlib.spec import TOKEN_VARIABLE
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
+_log = logging.getLogger("elasticlib")
 _HEARTBEAT = 5.0
 
 
@@ -91,6 +94,8 @@ class RendezvousSettings:
     """Between two heartbeats, in torch's terms; elasticlib's nodes beat as often as their silence limit needs."""
     keep_alive_max_attempt: int
     """Times the interval is the silence after which a node is lost."""
+    cas_backoff_max_seconds: float = 0.0
+    """torch's limit of the time between a failed write and the next; no effect here, where no node repeats a write."""
 
     @property
     def silence(self) -> float:
@@ -131,14 +136,16 @@ class DynamicRendezvousHandler(CoordinatedHandler):
         timeout: RendezvousTimeout | None = None,
         keep_alive_interval: int = int(KEEP_ALIVE_INTERVAL),
         keep_alive_max_attempt: int = KEEP_ALIVE_ATTEMPTS,
+        cas_backoff_max_seconds: float = 0.0,
     ) -> DynamicRendezvousHandler:
         """
         The handler of a node of job *run_id*, which takes part by *backend*.
 
         *store* is what `next_rendezvous` gives back, with keys of the round alone; *local_addr* is where peers
-        reach this machine. *keep_alive_interval* is in seconds. Raises `ConfigError` (a ``ValueError``) for an
-        empty *run_id*, ``min_nodes < 1``, ``max_nodes < min_nodes``, times that are not above 0, and whatever is
-        not of the type that is asked for.
+        reach this machine. *keep_alive_interval* is in seconds, *cas_backoff_max_seconds* has no effect.
+
+        Raises `ConfigError` (a ``ValueError``) for an empty *run_id*, ``min_nodes < 1``, ``max_nodes < min_nodes``,
+        times that are not above 0, and whatever is not of the type that is asked for.
         """
         settings = RendezvousSettings(
             run_id,
@@ -147,6 +154,7 @@ class DynamicRendezvousHandler(CoordinatedHandler):
             RendezvousTimeout() if timeout is None else timeout,
             _seconds("keep_alive_interval", keep_alive_interval),
             keep_alive_max_attempt,
+            cas_backoff_max_seconds,
         )
         return cls(settings, store, backend, local_addr)
 
@@ -169,7 +177,7 @@ def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousP
     The handler of *params*, which takes part by *backend* and gives *store* back.
 
     Of the options it reads ``join_timeout``, ``last_call_timeout``, ``close_timeout``, ``heartbeat_timeout``,
-    ``keep_alive_interval`` (all whole seconds) and ``keep_alive_max_attempt``. Raises as
+    ``keep_alive_interval`` (all whole seconds), ``keep_alive_max_attempt`` and ``cas_backoff_max_seconds``. Raises as
     `DynamicRendezvousHandler.from_backend`.
     """
     limits = RendezvousTimeout(*(_limit(params, name) for name in ("join", "last_call", "close", "heartbeat")))
@@ -185,6 +193,7 @@ def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousP
         limits,
         int(KEEP_ALIVE_INTERVAL) if interval is None else interval,
         KEEP_ALIVE_ATTEMPTS if attempts is None else attempts,
+        _backoff(params.get("cas_backoff_max_seconds", 0.0)),
     )
 
 
@@ -206,10 +215,24 @@ def _check(settings: RendezvousSettings, backend: RendezvousBackend) -> None:
     if not isinstance(settings.timeout, RendezvousTimeout):
         raise ConfigError(f"timeout={settings.timeout!r} must be a RendezvousTimeout, or None for its defaults")
     _check_keep_alive(settings.keep_alive_interval, settings.keep_alive_max_attempt)
+    if _backoff(settings.cas_backoff_max_seconds):
+        _log.warning(
+            "cas_backoff_max_seconds=%s has no effect: no node repeats a write here", settings.cas_backoff_max_seconds
+        )
     if missing := [name for name in ("name", "get_state", "set_state") if not hasattr(backend, name)]:
         raise ConfigError(f"backend={backend!r} is no RendezvousBackend: it has no {', '.join(missing)}")
     if backend.name == "static":
         raise ConfigError("a back end called 'static' would mean nodes with given ranks: let its name be another one")
+
+
+def _backoff(value: Any) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"cas_backoff_max_seconds={value!r} must be a finite number of seconds, 0 or more")
+    return seconds
 
 
 def _check_keep_alive(interval: object, attempts: object) -> None:

@@ -1,8 +1,9 @@
 """
 The keys of ``rdzv_configs`` (``--rdzv-conf``): which back end takes which, and what their values mean. Pure.
 
-Rules of this file: a key is one row of `KEYS`; a value may be text, as from a command line, or typed; whatever
-is unknown, or belongs to another back end, is refused with the mend, so that no key is taken and then ignored.
+Rules of this file: a key is one row of `KEYS`; a value may be text, as from a command line, or typed. What torch would
+not look at either (an unknown key, one of another back end) is no error: it stands in people's job scripts. It is
+named in `Options.idle` with the mend, so that no key is ignored in silence.
 """
 
 from __future__ import annotations
@@ -90,9 +91,10 @@ def _text(value: Any) -> str:
 
 def _one_of(*words: str) -> Callable[[Any], str]:
     def read(value: Any) -> str:
-        if value not in words:
+        word = value.strip().lower() if isinstance(value, str) else value
+        if word not in words:
             raise ValueError
-        return str(value)
+        return str(word)
 
     return read
 
@@ -108,6 +110,19 @@ class Key:
 
 
 _SECONDS = "a number of seconds above 0"
+_OF_ROUNDS = {
+    "join_timeout",
+    *("last_call_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"),
+    *("cas_backoff_max_seconds", "read_timeout"),
+}
+_READ_BY_TORCH = {
+    "static": {"rank", "timeout"},
+    "c10d": {"store_type", "is_host", *_OF_ROUNDS},
+    "etcd-v2": {"protocol", "ssl_cert", "ssl_cert_key", "ca_cert", *_OF_ROUNDS},
+    "etcd": {"timeout", "last_call_timeout", "protocol", "cert", "key", "cacert", "etcd_prefix"},
+}
+"""Which keys torch looks at, by back end."""
+_OF_TORCH = set[str]().union(*_READ_BY_TORCH.values())
 
 KEYS: dict[str, Key] = {
     "join_timeout": Key(
@@ -131,6 +146,12 @@ KEYS: dict[str, Key] = {
         ALL, _seconds, _SECONDS, "that the store's host waits for others to read how the job ended, 30"
     ),
     "read_timeout": Key(ALL, _seconds, _SECONDS, "limit of one attempt to reach the store"),
+    "cas_backoff_max_seconds": Key(
+        ELASTIC,
+        _seconds_or_zero,
+        "a number of seconds, 0 or more",
+        "torch's, without effect: no writes are repeated here",
+    ),
     "rank": Key(STATIC, _rank, "a whole number, 0 or more", "node_rank by torch's name"),
     "store_type": Key(
         C10D, _one_of("tcp", "file"), "tcp or file", "tcp, or file with a path as endpoint, for one machine"
@@ -173,15 +194,28 @@ class Options:
     is_host: bool | None = None
     others: Mapping[str, Any] = field(default=Factory(dict), converter=dict)
     """What only the back end itself understands, with canonical names."""
+    idle: tuple[str, ...] = ()
+    """What was given and has no effect, each with the reason, for people."""
 
 
 def read(backend: str, configs: Mapping[str, Any]) -> Options:
     """
     What *configs* means for *backend*, one of `ALL`; a value of None counts as not given.
 
-    Raises `ConfigError` for a key that *backend* does not take and for a value that breaks its key's rule.
+    Raises `ConfigError` for a value that breaks its key's rule, where torch looks at it too.
     """
-    found = {name: _value(backend, name, value) for name, value in configs.items() if value is not None}
+    idle: list[str] = []
+    found = {}
+    for name, value in configs.items():
+        if value is not None:
+            try:
+                found[name] = _value(backend, name, value)
+            except _Idle as why:
+                idle.append(f"rdzv_configs={{{name!r}: {value!r}}}: {why}")
+    if backoff := found.pop("cas_backoff_max_seconds", 0):
+        idle.append(
+            f"rdzv_configs={{'cas_backoff_max_seconds': {backoff:g}}} has no effect: no node repeats a write here"
+        )
     chosen: dict[str, Any] = {name: found[name] for name in _AS_NAMED if name in found}
     if "last_call_timeout" in found:
         chosen["last_call"] = found["last_call_timeout"]
@@ -189,17 +223,29 @@ def read(backend: str, configs: Mapping[str, Any]) -> Options:
         # A launch always has a timeout; where torch does not look at it, its default says nothing.
         if backend in ("static", "etcd") or found["timeout"] != DEFAULT_RENDEZVOUS_TIMEOUT:
             chosen["join_timeout"] = found["timeout"]
-    return Options(heartbeat=_heartbeat(found), others=_others(found), **chosen)
+    if chosen.get("store_type") == "file" and "is_host" in chosen:
+        idle.append(
+            f"rdzv_configs={{'is_host': {chosen.pop('is_host')}}} has no effect with store_type=file: leave it out"
+        )
+    others = _others(backend, found, idle)
+    return Options(heartbeat=_heartbeat(found), others=others, idle=tuple(idle), **chosen)
+
+
+class _Idle(Exception):  # noqa: N818 - it is no error
+    """Says why a key has no effect."""
 
 
 def _value(backend: str, name: Any, value: Any) -> Any:
     key = KEYS.get(name)
     if key is None or backend not in key.backends:
-        raise ConfigError(f"rdzv_configs={{{name!r}: {value!r}}}: {_stranger(backend, name)}")
+        raise _Idle(_stranger(backend, name))
     try:
         return key.read(value)
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"rdzv_configs={{{name!r}: {value!r}}}: {name} must be {key.rule}") from None
+        rule = f"{name} must be {key.rule}"
+    if name in _OF_TORCH and name not in _READ_BY_TORCH.get(backend, _OF_TORCH):
+        raise _Idle(f"{rule}: ignored")
+    raise ConfigError(f"rdzv_configs={{{name!r}: {value!r}}}: {rule}")
 
 
 def _stranger(backend: str, name: Any) -> str:
@@ -207,10 +253,10 @@ def _stranger(backend: str, name: Any) -> str:
     taken = [each for each, key in KEYS.items() if backend in key.backends]
     if name in KEYS:
         others = ", ".join(sorted(KEYS[name].backends))
-        return f"{name} has no meaning for rdzv_backend={backend!r}, only for {others}: leave it out"
+        return f"{name} has no effect with rdzv_backend={backend!r}, only with {others}: leave it out"
     near = difflib.get_close_matches(str(name), taken, 1, 0.5)
     mend = f"did you mean {near[0]}? " if near else ""
-    return f"{name} is unknown: {mend}rdzv_backend={backend!r} takes {', '.join(taken)}"
+    return f"{name} is unknown and has no effect: {mend}rdzv_backend={backend!r} takes {', '.join(taken)}"
 
 
 def _heartbeat(found: Mapping[str, Any]) -> float:
@@ -221,22 +267,30 @@ def _heartbeat(found: Mapping[str, Any]) -> float:
     return float(found.get("heartbeat_timeout", HEARTBEAT))
 
 
-def _others(found: Mapping[str, Any]) -> dict[str, Any]:
+def _others(backend: str, found: Mapping[str, Any], idle: list[str]) -> dict[str, Any]:
     others: dict[str, Any] = {}
-    for name in _FOR_BACKENDS & set(found):
+    # Of two names of one file the one that torch reads counts: the back end called etcd has names of its own.
+    own_first = sorted(_FOR_BACKENDS & set(found), key=lambda name: ((name in _SAME) != (backend == "etcd"), name))
+    for name in own_first:
         same = _SAME.get(name, name)
         if others.setdefault(same, found[name]) != found[name]:
-            raise ConfigError(
-                f"rdzv_configs={{{name!r}: {found[name]!r}}}: {same} says something else: give one of them"
+            idle.append(
+                f"rdzv_configs={{{name!r}: {found[name]!r}}} is ignored: {others[same]!r} is given by another name"
             )
     files = sorted(set(others) & set(_SAME.values()))
     if files and others.get("protocol") != "https":
-        raise ConfigError(f"rdzv_configs: {', '.join(files)} without protocol=https would not be used: give that too")
+        idle.append(
+            f"rdzv_configs: {', '.join(files)} has no effect without protocol=https: etcd is spoken to in plain text"
+        )
+        for name in files:
+            del others[name]
+    elif "ssl_cert_key" in others and "ssl_cert" not in others:
+        idle.append(f"rdzv_configs={{'ssl_cert_key': {others.pop('ssl_cert_key')!r}}} has no effect without ssl_cert")
     return others
 
 
 def parse_conf(text: str) -> dict[str, str]:
-    """``a=1,b=2`` as a dictionary of texts; raises `ConfigError` for a part that is no pair."""
+    """``a=1,b=2`` as a dictionary of texts, where the last of one name counts; `ConfigError` for what is no pair."""
     found: dict[str, str] = {}
     for part in text.strip().split(",") if text.strip() else ():
         name, _, value = (piece.strip() for piece in part.partition("="))
@@ -244,7 +298,5 @@ def parse_conf(text: str) -> dict[str, str]:
             raise ConfigError(f"{text!r} must be pairs with commas between them, as in join_timeout=60,is_host=1")
         if not value:
             raise ConfigError(f"{text!r} gives {name} no value: write {name}=VALUE, or leave it out")
-        if name in found:
-            raise ConfigError(f"{text!r} gives {name} twice: leave one out")
         found[name] = value
     return found

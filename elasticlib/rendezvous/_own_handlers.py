@@ -6,6 +6,7 @@ Rules of this file: what is wrong is said here, by the name of the parameter; no
 
 from __future__ import annotations
 
+import logging
 import os
 
 from elasticlib.errors import ConfigError
@@ -18,18 +19,22 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import node_name
 from elasticlib.spec import TOKEN_VARIABLE
 
+_log = logging.getLogger("elasticlib")
+
 
 def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
     """
     The handler of *params* for one of our own back ends; nothing is contacted yet.
 
-    Raises `ConfigError` for options that the back end does not take, and whatever else breaks a rule.
+    Raises `ConfigError` for whatever breaks a rule; options without effect are named in a warning.
     """
     options = _options.read(params.backend, params.config)
+    for why in options.idle:
+        _log.warning(why)
     fixed = params.backend == "static"
     if fixed:
         _check_static(params, options.rank)
-    if not params.run_id:
+    if not params.run_id and not fixed:
         raise ConfigError(f"run_id={params.run_id!r}: nodes find each other's job by its id: give the same one to all")
     job = Job.of(
         options,

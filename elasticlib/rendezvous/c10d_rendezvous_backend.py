@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import os
 import tempfile
 import time
@@ -28,6 +29,8 @@ from elasticlib.rendezvous._state_backend import RendezvousBackend, Token
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
+
+_log = logging.getLogger("elasticlib")
 
 _READ_TIMEOUT = 60.0
 _AGAIN = 0.1
@@ -88,6 +91,8 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     is not there in time. (torch: ``torch.distributed.elastic.rendezvous.c10d_rendezvous_backend.create_backend``)
     """
     options = _options.read("c10d", params.config)
+    for why in options.idle:
+        _log.warning(why)
     limit = float(options.others.get("read_timeout", _READ_TIMEOUT))
     if options.store_type == "file":
         store = _file_store(params.endpoint)

@@ -142,8 +142,6 @@ class EtcdBackend:
 
 
 def _endpoints(text: str) -> list[tuple[str, int]]:
-    if not text.strip():
-        raise ConfigError("rdzv_endpoint is empty: name the etcd server, as in 'etcd.example.org:2379'")
     endpoints = [parse_rendezvous_endpoint(part, DEFAULT_PORT) for part in text.split(",")]
     for _, port in endpoints:
         if port == 0:

@@ -8,6 +8,7 @@ Rules of this file: the token is the version that the server gave the state, so 
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ from elasticlib.rendezvous.etcd import DEFAULT_PREFIX, EtcdBackend
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
+
+_log = logging.getLogger("elasticlib")
 
 STATE_PREFIX = "/torch/elastic/rendezvous"
 STORE_PREFIX = "/torch/elastic/store"
@@ -86,6 +89,8 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
 
     backend = params.backend if params.backend.startswith("etcd") else "etcd"
     options = _options.read(backend, params.config)
+    for why in options.idle:
+        _log.warning(why)
     job = Job.of(
         options,
         run_id=params.run_id,

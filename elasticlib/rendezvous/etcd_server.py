@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -25,6 +26,8 @@ from elasticlib.rendezvous import _keeper
 from elasticlib.rendezvous._etcd_http import Line, Site
 from elasticlib.rendezvous._etcd_v3 import V3Keys
 from elasticlib.utils import get_socket_with_port
+
+_log = logging.getLogger("elasticlib")
 
 _HOST = "127.0.0.1"
 _CALL_LIMIT = 5.0
@@ -83,7 +86,8 @@ class EtcdServer:
         Raises `ConfigError` when there is no etcd program, `StartError` when it does not get to work.
         """
         if self._process is not None:
-            raise ConfigError("this server was started already: stop it first")
+            _log.warning("this etcd server was started already: start() has no effect until it is stopped")
+            return
         program = find_etcd()
         deadline = time.monotonic() + timeout
         why = ""

@@ -68,18 +68,31 @@ class FileTimerServer:
         """Expired timers that have been told, and still wait for their process to be signalled."""
         self._rest = b""
         self._thread: threading.Thread | None = None
-        self._started = self._stopping = self._once = False
+        self._stopping = self._once = False
         self._progress = time.time()
+        self._open()
+
+    def _open(self) -> None:
         _make_pipe(self._file_path)
         # This process writes to it too: with no other client it would read as ended for ever.
         self._pipe = -1
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def start(self) -> None:
-        """Begin to watch: from now on clients are heard. Raises `TimerError` when that was done before."""
-        if self._started or self._stopping:
-            raise TimerError("this timer server was started before: make a new one")
-        self._started = True
+        """
+        Begin to watch: from now on clients are heard. Without effect while it watches.
+
+        After a `stop` it makes the pipe anew. Raises `TimerError` where the thread of before has not ended.
+        """
+        if self._thread is not None and self._stopping:
+            raise TimerError("the thread of this timer server did not end when it was stopped: make a new one")
+        if self._thread is not None:
+            _log.warning("the timer server of %s is at work already: start() has no effect", self._file_path)
+            return
+        if self._wake < 0:
+            self._open()
+        self._stopping = self._once = False
+        self._rest = b""
         self._pipe = os.open(self._file_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._progress = time.time()
         self._thread = threading.Thread(target=self._watch, name="elasticlib-watchdog", daemon=self._daemon)

@@ -66,7 +66,12 @@ class MultiprocessingRequestQueue(RequestQueue):
     def _comes(self, timeout: float) -> bool:
         # Queues of other kinds (a manager's, a program's own) have no pipe to wait for, only a get that blocks.
         pipe = getattr(self._mp_queue, "_reader", None)
-        return pipe is None or pipe.fileno() in wait_readable([pipe, self._interrupt], timeout)
+        if pipe is None:
+            return True
+        ready = wait_readable([pipe, self._interrupt], timeout)
+        if self._interrupt in ready:
+            os.eventfd_read(self._interrupt)  # it was for this wait alone: the server may be started again
+        return pipe.fileno() in ready
 
 
 class LocalTimerServer(TimerServer):

@@ -11,6 +11,7 @@ import abc
 import contextlib
 import logging
 import math
+import numbers
 import sys
 import time
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ def expires(
     when there is no client, `ConfigError` for an *after* that is no number. (torch:
     ``torch.distributed.elastic.timer.expires``; there, the default scope always names a line of ``contextlib``)
     """
-    if isinstance(after, bool) or not isinstance(after, (int, float)) or math.isnan(after):
+    if not isinstance(after, numbers.Real) or math.isnan(after):
         raise ConfigError(f"after={after!r} must be a number of seconds")
     if scope is None:
         caller = sys._getframe(1)

@@ -16,11 +16,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from elasticlib._programs import start_thread
-from elasticlib.errors import ConfigError, TimerError
+from elasticlib.errors import ConfigError
 from elasticlib.timer._ledger import TimerRequest, patience
 from elasticlib.timer._requests import RequestQueue
 
 _log = logging.getLogger("elasticlib")
+_SHORTEST = 0.001
+"""Seconds: a server without any sleep would take a CPU for itself."""
 
 
 class TimerServer(abc.ABC):
@@ -56,10 +58,15 @@ class TimerServer(abc.ABC):
         """End this worker; False to be called again later. A worker whose reaping raises counts as reaped."""
 
     def start(self) -> None:
-        """Begin to watch. Raises `TimerError` when that was done before."""
-        if self._thread is not None or self._stopping.is_set():
-            raise TimerError("this timer server was started before: make a new one")
-        self._thread = threading.Thread(target=self._watch, name="elasticlib-timers", daemon=self._daemon)
+        """Begin to watch, also once more after a `stop`; without effect while it watches."""
+        if self._thread is not None:
+            _log.warning("%s is at work already: start() has no effect", type(self).__name__)
+            return
+        # Each thread has an event of its own: one that outstayed the patience of `stop` still ends.
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._watch, args=(self._stopping,), name="elasticlib-timers", daemon=self._daemon
+        )
         start_thread(self._thread)
 
     def stop(self) -> None:
@@ -70,13 +77,13 @@ class TimerServer(abc.ABC):
             self._thread.join(self._max_interval)
             self._thread = None
 
-    def _watch(self) -> None:
-        while not self._stopping.is_set():
+    def _watch(self, stopping: threading.Event) -> None:
+        while not stopping.is_set():
             try:
                 self._turn()
             except Exception:
                 _log.exception("a turn of %s failed", type(self).__name__)
-                self._stopping.wait(min(1.0, self._max_interval))  # most likely the next one fails too
+                stopping.wait(min(1.0, self._max_interval))  # most likely the next one fails too
 
     def _turn(self) -> None:
         running = [timer for timers in self.get_expired_timers(math.inf).values() for timer in timers]
@@ -98,7 +105,7 @@ class TimerServer(abc.ABC):
 
 
 def checked_interval(value: float) -> float:
-    """*value*, if it is seconds above 0; raises `ConfigError`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ConfigError(f"max_interval={value!r} must be a finite number of seconds above 0")
-    return value
+    """*value*, if it is seconds, 0 for the shortest there is; raises `ConfigError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ConfigError(f"max_interval={value!r} must be a finite number of seconds, 0 or more")
+    return max(value, _SHORTEST)

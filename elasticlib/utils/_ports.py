@@ -12,32 +12,39 @@ if TYPE_CHECKING:
 
 def get_socket_with_port() -> socket.socket:
     """
-    A socket that listens on loopback, on a port that the kernel chose; close it when somebody else needs the port.
+    A socket on a port that is free on all addresses of this machine; close it when somebody else needs the port.
 
-    Raises `StartError` (a ``RuntimeError``) when no address of ``localhost`` can be listened on. (torch:
-    ``torch.distributed.elastic.utils.get_socket_with_port``)
+    It does not listen, so nobody can connect to it by mistake. Raises `StartError` (a ``RuntimeError``) when there is
+    no such port. (torch: ``torch.distributed.elastic.utils.get_socket_with_port``; before 2.15 it listened on
+    loopback, where a port is free that another address may have taken.)
     """
     import socket  # only here: the help text of the command line need not wait for it
 
     troubles = []
-    for family, kind, protocol, _, place in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM):
-        listener = socket.socket(family, kind, protocol)
+    # IPv6 first, for IPv4 as well: what will listen there, such as torch's TCPStore, takes both.
+    for family, place in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
-            listener.bind(place)
-            listener.listen()
-            return listener
+            holder = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:
-            listener.close()
-            troubles.append(f"{place[0]}: {error}")
-    raise StartError(f"no port of localhost could be opened: {'; '.join(troubles) or 'it has no address'}")
+            troubles.append(f"{place}: {error}")
+            continue
+        try:
+            if family == socket.AF_INET6:
+                holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            holder.bind((place, 0))
+            return holder
+        except OSError as error:
+            holder.close()
+            troubles.append(f"{place}: {error}")
+    raise StartError(f"no port is free on all addresses: {'; '.join(troubles)}")
 
 
 def get_free_port() -> int:
     """
-    The number of a port of ``localhost`` that was free a moment ago; nobody keeps it for the caller.
+    The number of a port that was free on all addresses a moment ago; nobody keeps it for the caller.
 
     Whoever can, takes the socket of `get_socket_with_port` instead. Raises as that does. (torch:
     ``torch.distributed.elastic.utils.distributed.get_free_port``)
     """
-    with get_socket_with_port() as listener:
-        return int(listener.getsockname()[1])
+    with get_socket_with_port() as holder:
+        return int(holder.getsockname()[1])

@@ -34,9 +34,9 @@ def create_c10d_store(
     A connection to the ``TCPStore`` at *server_addr*:*server_port*, which the server opens, too.
 
     Port -1 is any free one, for a server alone: the kernel chooses it, and when somebody else was faster on one of
-    the machine's addresses it chooses again, *retries* times in all. With *wait_for_workers* it returns when all
-    *world_size* callers are connected. *timeout*, in seconds, is the store's own limit as well. *use_libuv* is
-    that of the server; None: as the environment variable ``USE_LIBUV`` says (1).
+    the machine's addresses it chooses again, *retries* times in all (once at least). With *wait_for_workers* it
+    returns when all *world_size* callers are connected. *timeout*, in seconds, is the store's own limit as well.
+    *use_libuv* is that of the server; None: as the environment variable ``USE_LIBUV`` says (1).
 
     Raises `ConfigError` (a ``ValueError``) for port -1 where others must know it, `RendezvousTimeoutError` (a
     ``TimeoutError``) when not all callers came, torch's ``DistNetworkError`` (a ``RuntimeError``) when the port
@@ -45,14 +45,14 @@ def create_c10d_store(
     if server_port == -1 and (world_size > 1 or not is_server):
         who = f"world_size={world_size} callers" if world_size > 1 else "a client (is_server=False)"
         raise ConfigError(f"server_port=-1 means any port, but {who} must know it: give server_port, such as 29500")
-    if retries < 1:
-        raise ConfigError(f"retries={retries} must be at least 1: the first attempt counts")
+    from torch.distributed import DistNetworkError
+
     libuv = os.environ.get("USE_LIBUV", "1") == "1" if use_libuv is None else use_libuv
-    for left in range(retries - 1, -1, -1):
+    for left in range(max(retries, 1) - 1, -1, -1):
         try:
             store = _open(is_server, server_addr, max(server_port, 0), world_size, timeout, libuv)
             break
-        except RuntimeError as error:
+        except DistNetworkError as error:
             if server_port != -1 or not left or not any(word in str(error) for word in _TAKEN):
                 raise
     if wait_for_workers:

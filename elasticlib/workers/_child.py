@@ -201,6 +201,7 @@ def _run(order: Message, call: Callable[..., Any] | None) -> int:
     faulthandler.enable(file=order["faults"], all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file=order["faults"], all_threads=True)
     order["pid"] = os.getpid()
+    _report.has_the_stacks_of_crashes = True
     _tail.install(order["tail"])
     if "server" in order:
         _serving.when_torch_comes(order["server"])
@@ -295,7 +296,9 @@ def _outcome(run: Callable[[], Any], order: Message, shared: Collection[str] | N
         _exiting.announce(order, _exiting.Outcome.ENDED, status)
         return status
     except BaseException as error:
-        status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        # Interrupted, a script ends as under `python`, a function's process as one of `torch.multiprocessing`.
+        interrupted = 128 + signal.SIGINT if keeps_result else -signal.SIGINT
+        status = interrupted if isinstance(error, KeyboardInterrupt) else 1
         error = error.with_traceback(_user_part(error))
         _record(error, order, shared, status)
         sys.excepthook(type(error), error, error.__traceback__)

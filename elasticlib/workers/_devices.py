@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from elasticlib.errors import SpecError
+from elasticlib.errors import ElasticError, SpecError
+from elasticlib.numa._options import NumaOptions, as_numa_options
 from elasticlib.spec import DEVICE_WORDS
 from elasticlib.workers import _machine
 from elasticlib.workers._templates import TemplateKey, count_devices, depends_on_path, list_gpus, templates
@@ -36,11 +37,28 @@ def workers_per_node(asked: int | str, preload: Sequence[str] = ("torch",), flag
     return count
 
 
+def default_numa_options(workers: int) -> NumaOptions | None:
+    """
+    What torch binds *workers* by where nothing is asked for: its build's default, with an accelerator for each worker.
+
+    PyPI's torch has no default. Only a torch that this program has imported is asked: an import would cost more than a
+    launch. Devices are counted where there is a default, and what keeps them from being counted means no.
+    """
+    internal = getattr(sys.modules.get("torch"), "_utils_internal", None)
+    found = as_numa_options(getattr(internal, "get_default_numa_options", lambda: None)())
+    if found is None:
+        return None
+    try:
+        return found if _accelerators()[0] == workers else None
+    except (ElasticError, RuntimeError):
+        return None
+
+
 def gpu_addresses(
     template: TemplateKey | None, environment: Mapping[str, str], search_path: tuple[str, ...]
 ) -> list[str]:
     """
-    PCI addresses of the CUDA or ROCm devices, by index, that workers of a job with *environment* see.
+    PCI addresses of the accelerators, by index, that workers of a job with *environment* see.
 
     It asks the job's own *template* where that has loaded torch. Raises `ElasticError` when torch cannot list them.
     """

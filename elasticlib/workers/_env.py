@@ -10,6 +10,8 @@ from elasticlib.errors import ConfigError
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 """Devices that CUDA and ROCm show a process, as a list with commas."""
+HIP_DEVICES = "HIP_VISIBLE_DEVICES"
+"""The same for ROCm alone, which it looks at first."""
 THREADS = "OMP_NUM_THREADS"
 
 
@@ -62,19 +64,21 @@ def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[d
     """
     For each worker with a virtual local rank the variables that make it see one device only, as number 0.
 
-    Raises `ConfigError` (a ``ValueError``) when the launcher's own list of devices has no entry for one of them.
+    ``HIP_VISIBLE_DEVICES`` is the list where it is set and not empty, and then set beside the other. A worker whose
+    entry is empty sees no device. Raises `ConfigError` (a ``ValueError``) when the launcher's own list of devices has
+    no entry for one of them.
     """
-    listed = environment.get(DEVICES)
+    name = HIP_DEVICES if environment.get(HIP_DEVICES) else DEVICES
+    listed = environment.get(name)
     entries = [str(rank) for rank in range(workers)] if listed is None else [each.strip() for each in listed.split(",")]
-    # An empty list hides all devices, from the one worker of a test on CPUs as well; an empty entry is a slip.
-    named = entries if not any(entries) else [each for each in entries if each]
-    if len(named) < workers or named != entries:
+    if len(entries) < workers or (workers > 1 and not any(entries)):
         count = sum(map(bool, entries))
         raise ConfigError(
-            f"virtual_local_rank=True: {DEVICES}={listed!r} names {count} devices for {workers} workers: "
-            "list one for each worker, with no empty entries, start fewer workers, or leave the option out"
+            f"virtual_local_rank=True: {name}={listed!r} names {count} devices for {workers} workers: "
+            "list one for each worker, start fewer workers, or leave the option out"
         )
-    return tuple({"LOCAL_RANK": "0", DEVICES: entry} for entry in entries[:workers])
+    names = (DEVICES, HIP_DEVICES) if name == HIP_DEVICES else (DEVICES,)
+    return tuple({"LOCAL_RANK": "0", **dict.fromkeys(names, entry)} for entry in entries[:workers])
 
 
 def common_variables(environment: Mapping[str, str], threads: int, signals: str) -> dict[str, str]:

@@ -59,9 +59,9 @@ def failure_of(
         log_tail=_tail.last_lines(_end_of(stderr) if stderr else end.tail),
     )
     if report is None and failure.error_file_data.get("message") == "<NONE>":
-        failure.timestamp = noticed
-    elif written is not None and 0 <= written - failure.timestamp < _STAMP_IS_BEHIND:
-        failure.timestamp = written
+        failure.happened(noticed)
+    elif written is not None and 0 <= written - failure.when() < _STAMP_IS_BEHIND:
+        failure.happened(written)
     if not failure.traceback and end.faults.strip():
         failure.traceback = user_part(end.faults)
     if end.overdue is not None:

@@ -33,7 +33,8 @@ from elasticlib.workers._templates import TemplateKey, depends_on_path, flags_he
 
 _log = logging.getLogger("elasticlib")
 _LOCAL_RANK = re.compile(r"\$\{local_rank\}|\$local_rank\b")
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_MODULE = re.compile(r"[^/.]+(\.[^/.]+)*")
+"""What `python -m` looks for: also names that no import statement could hold."""
 _LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _OPENMP_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 # Python ignores these two for itself, whatever its parent did.
@@ -88,6 +89,8 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
     It starts no worker, and at most the template, to ask it for the GPUs. *threads* is what each worker computes with.
     """
     variables = _env.alone_with_a_device(environment, spec.local_world_size) if spec.virtual_local_rank else ()
+    if bare := [rank for rank, own in enumerate(variables) if not own[_env.DEVICES]]:
+        _log.warning("virtual_local_rank=True: no device is listed for local rank %s", ", ".join(map(str, bare)))
     job = _work(spec, start_method, environment, threads)
     job = evolve(job, variables=variables, affinities=_affinities(spec, job))
     if job.affinities and job.template is not None and job.template.preload and _openmp_binds(environment):
@@ -214,6 +217,10 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
             raise EntrypointError(f"module {entry!r} is no dotted name such as pkg.mod (without .py)")
         job.common.update(kind="module", entry=entry, argv=["-m"], path0=job.common["cwd"])
         command = [python, "-u", "-m", entry]
+    elif as_script and not spec.no_python and _LOCAL_RANK.search(entry) and not os.path.lexists(entry):
+        # Each worker has a script of its own, which its own interpreter looks for.
+        job.common.update(kind="program", argv=[python, "-u"], fresh=False)
+        return _templated(evolve(job, args=(entry, *args)), spec, "spawn")
     elif as_script and not spec.no_python:
         _check_script(entry)
         absolute = os.path.join(job.common["cwd"], entry)

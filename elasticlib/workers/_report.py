@@ -22,6 +22,8 @@ from typing import Any
 _HEAD = struct.Struct("!8sQQ")
 _MOST_TEXT = 65536
 _MAGIC = b"elastic1"
+has_the_stacks_of_crashes = False
+"""Whether this process is a worker whose fault handler writes for the report."""
 
 # Names and phrases with which torch, gloo and NCCL say that a *peer* went away.
 _SECONDARY_TYPES = frozenset({"DistNetworkError", "DistStoreError", "DistBackendError"})

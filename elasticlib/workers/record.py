@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from typing_extensions import ParamSpec
 
-from elasticlib.errors import ChildFailedError, ProcessFailure
+from elasticlib import errors
+from elasticlib.errors import NOT_AVAILABLE, ChildFailedError, ProcessFailure
 from elasticlib.workers import _report
 
 P = ParamSpec("P")
@@ -34,9 +35,28 @@ class ErrorHandler:
     """
     Writes exceptions, in torch's JSON form, to the file that ``TORCHELASTIC_ERROR_FILE`` names.
 
-    Subclasses may override `initialize` and `record_exception`, or `_get_error_file_path` alone. (torch:
-    ``torch.distributed.elastic.multiprocessing.errors.ErrorHandler``)
+    Subclasses may override `initialize`, `record_exception`, `record_success`, `_get_error_file_path` and
+    `maybe_enrich_signal_failure_message`. (torch: ``torch.distributed.elastic.multiprocessing.errors.ErrorHandler``)
     """
+
+    _fn_name: str | None = None
+    """What the function is called that is recorded."""
+
+    def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
+        """Take the qualified name of the recorded function, None where it has none; called before `initialize`."""
+        self._fn_name = fn_name
+
+    def record_success(self) -> None:
+        """The recorded function has returned. Subclasses may tell somebody; what they raise is no failure of it."""
+
+    def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
+        """
+        *message*, which tells of a worker that a signal ended, with what else is known of it.
+
+        Called by the launcher when it writes its summary. Subclasses may add what they find beside *error_file*.
+        """
+        del error_file
+        return message
 
     def _get_error_file_path(self) -> str | None:
         """Where errors are written; None, an empty path or `os.devnull` for nowhere."""
@@ -44,11 +64,13 @@ class ErrorHandler:
 
     def initialize(self) -> None:
         """Have crashes print the stacks of all threads; called before the recorded function runs."""
-        if faulthandler.is_enabled():
-            return  # in our own workers the stacks go to the report
+        if _report.has_the_stacks_of_crashes:
+            return  # in our own workers they go there, not to stderr
         try:
             faulthandler.enable(all_threads=True)
         except Exception as error:
+            if faulthandler.is_enabled():
+                return  # it writes elsewhere, as in a notebook or under pytest
             warnings.warn(f"the fault handler cannot be enabled: {type(error).__name__}: {error}", stacklevel=2)
 
     def record_exception(self, e: BaseException) -> None:
@@ -90,7 +112,7 @@ class ErrorHandler:
         except (OSError, ValueError, AttributeError):
             content = dict(failure.error_file_data)
             if not isinstance(content.get("message"), dict):
-                extra = {"py_callstack": failure.traceback, "timestamp": str(int(failure.timestamp))}
+                extra = {"py_callstack": failure.traceback, "timestamp": str(failure.timestamp)}
                 content["message"] = {"message": failure.message, "extraInfo": extra}
             if failure.exitcode:
                 content["message"] = {**content["message"], "errorCode": failure.exitcode}
@@ -125,29 +147,55 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
     Have *fn* write its exception to ``TORCHELASTIC_ERROR_FILE`` before it goes on to its caller.
 
     Under `elastic_launch` workers need no decorator; this one serves code that other launchers start. A
-    `ChildFailedError` is recorded as its root cause, so that a launcher within a launcher passes it on.
-    ``SystemExit`` is not recorded; with status 0 the call returns None. *error_handler* does the writing.
+    `ChildFailedError` is recorded as its root cause, so that a launcher within a launcher passes it on; not where the
+    child left no error file. ``SystemExit`` is not recorded; with status 0 the call returns None. *error_handler* does
+    the writing.
     (torch: ``torch.distributed.elastic.multiprocessing.errors.record``)
     """
-    handler = error_handler if error_handler is not None else get_error_handler()
+    handler = error_handler if error_handler is not None else _handler_in_use()
 
     @functools.wraps(fn)
     def recorded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        handler.set_entrypoint_fn_name(getattr(fn, "__qualname__", None))
         handler.initialize()
         try:
-            return fn(*args, **kwargs)
+            value = fn(*args, **kwargs)
         except SystemExit as stop:
             if stop.code in (None, 0):
                 return None
             raise
         except ChildFailedError as error:
-            handler.dump_failure(error.get_first_failure()[1])
+            rank, failure = error.get_first_failure()
+            if failure.error_file != NOT_AVAILABLE:
+                handler.dump_failure(failure)
+            else:
+                logger.info("rank %d left no error file, so its failure is not written to one here", rank)
             raise
         except Exception as error:
             handler.record_exception(error)
             raise
+        handler.record_success()
+        return value
 
     return recorded
+
+
+def _handler_in_use() -> ErrorHandler:
+    """What `get_error_handler` gives, also where a program put its own in its place where torch has it."""
+    door = sys.modules.get("elasticlib.multiprocessing.errors")
+    found: ErrorHandler = getattr(door, "get_error_handler", get_error_handler)()
+    return found
+
+
+def _about_signal(message: str, error_file: str) -> str:
+    try:
+        return _handler_in_use().maybe_enrich_signal_failure_message(message, error_file)
+    except Exception:
+        logger.warning("the error handler cannot add to the message of a signal", exc_info=True)
+        return message
+
+
+errors.about_signal = _about_signal
 
 
 def pass_on(error: ChildFailedError) -> None:

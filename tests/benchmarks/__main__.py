@@ -61,7 +61,12 @@ def main() -> int:
         default=("elasticlib", "torchrun"),
         help="the pair; the same one twice shows how far chance goes on this machine",
     )
+    parser.add_argument(
+        "--peer-python", metavar="PYTHON", help="whose torchrun is measured; it needs attrs and a torch of its own"
+    )
     options = parser.parse_args()
+    if options.peer_python:
+        LAUNCHERS["torchrun"] = LAUNCHERS["torchrun"].under(options.peer_python)
     pairs = options.pairs or (1 if options.quick else 3)
     turns = [Turn(number, options.seed * 1000 + number, options.quick) for number in range(pairs)]
     pair = (LAUNCHERS[options.launchers[0]], LAUNCHERS[options.launchers[1]])

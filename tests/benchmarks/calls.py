@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 
 from attrs import frozen
 
@@ -34,7 +33,7 @@ def one_program(launcher: Launcher, start_method: str, workers: int, calls: int)
     Raises `BenchmarkError` when the program fails.
     """
     module = "tests.benchmarks.jobs.calls"
-    command = [sys.executable, "-m", module, launcher.name, start_method, str(workers), str(calls)]
+    command = [launcher.python, "-m", module, launcher.name, start_method, str(workers), str(calls)]
     with started(command) as job:
         job.succeeded()
         lines = (job.folder / "stdout").read_text().splitlines()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from attrs import frozen
 
 from tests.benchmarks.figures import Benchmark, Figure, Goal, Turn
@@ -30,8 +28,8 @@ def measure(launcher: Launcher, turn: Turn) -> Commands:
     """Run each command once. Raises `BenchmarkError` when one fails."""
     return Commands(
         help=_seconds(*launcher.command, "--help"),
-        imported=_seconds(sys.executable, "-c", f"import {launcher.interface}"),
-        bare=_seconds(sys.executable, "-c", "pass"),
+        imported=_seconds(launcher.python, "-c", f"import {launcher.interface}"),
+        bare=_seconds(launcher.python, "-c", "pass"),
     )
 
 

@@ -78,7 +78,7 @@ def _nodes(launcher: Launcher, count: int, host: Host) -> Iterator[Nodes]:
     processes: list[subprocess.Popen[str]] = []
     try:
         for first, share in shares:
-            command = [sys.executable, "-m", launcher.nodes, _ENDPOINT, str(count), str(first), str(share)]
+            command = [launcher.python, "-m", launcher.nodes, _ENDPOINT, str(count), str(first), str(share)]
             process = subprocess.Popen(
                 host.entered(*command),
                 stdin=subprocess.PIPE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from elasticlib.rendezvous._resolver import QUIET_LOOKUPS
 
@@ -35,6 +35,12 @@ class Launcher:
     """How many of them form a round within the patience of whoever measures; None: as many as are asked for."""
     node_variables: Mapping[str, str] = field(factory=dict)
     """What the process that keeps a node's rendezvous has in its environment."""
+    python: str = sys.executable
+    """The interpreter of its programs."""
+
+    def under(self, python: str) -> Launcher:
+        """The same, of another interpreter, which may have another torch."""
+        return evolve(self, python=python, command=(python, *self.command[1:]))
 
 
 ELASTICLIB = Launcher(

@@ -1,1 +1,1 @@
-"""The 200 behaviours of torchrun and its API, one test each, run with elasticlib, with torchrun, and with nothing."""
+"""The behaviours of torchrun and its API, one test each, run with elasticlib, with torchrun, and with nothing."""

@@ -4,6 +4,7 @@ The table of the checklist: row, test, status with elasticlib, with torchrun, an
     python -m tests.checklist                       elasticlib alone
     python -m tests.checklist --peer --nothing      all three
     python -m tests.checklist --rows 87-102 --peer  a part
+    python -m tests.checklist --peer-python P       with the torchrun of interpreter P, which may have another torch
 
 A row is held when its tests pass with elasticlib, fail with nothing, and, with torchrun, pass, or fail where the row
 is an improvement. Ends with status 1 when a row is missing or not held.
@@ -22,16 +23,16 @@ from collections import defaultdict
 from typing import Any
 
 HERE = pathlib.Path(__file__).parent
-ROWS = range(1, 201)
+ROWS = range(1, 229)
 
 
-def outcomes(launcher: str, tests: list[str]) -> dict[str, dict[str, Any]]:
-    """Run *tests* (all when empty) with one launcher; by test, what its row says and how it went."""
+def outcomes(launcher: str, tests: list[str], python: str = sys.executable) -> dict[str, dict[str, Any]]:
+    """Run *tests* (all when empty) by *python* with one launcher; by test, what its row says and how it went."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "report")
         path.touch()
         subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", *(tests or [str(HERE)])],
+            [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", *(tests or [str(HERE)])],
             cwd=HERE.parents[1],
             env={**os.environ, "ELASTICLIB_PEER": launcher, "ELASTICLIB_CHECKLIST_REPORT": str(path)},
             stdout=sys.stderr,
@@ -98,17 +99,25 @@ def main() -> int:
     """Print the table; 0 when every row that was asked for is held."""
     parser = argparse.ArgumentParser(prog="python -m tests.checklist", description="The table of the checklist.")
     parser.add_argument("--peer", action="store_true", help="run the rows with torchrun too")
+    parser.add_argument(
+        "--peer-python",
+        metavar="PYTHON",
+        default="",
+        help="as --peer, with this interpreter's torchrun; needs pytest there",
+    )
     parser.add_argument("--nothing", action="store_true", help="and with a launcher that does nothing")
     parser.add_argument("--rows", type=wanted, default=set(ROWS), help="such as 1-20,88")
     options = parser.parse_args()
     tests = collect(options.rows)
     results = {"elasticlib": outcomes("elasticlib", tests)}
-    results["torchrun"] = outcomes("torchrun", tests) if options.peer else {}
+    with_peer = options.peer or options.peer_python
+    results["torchrun"] = outcomes("torchrun", tests, options.peer_python or sys.executable) if with_peer else {}
     results["nothing"] = outcomes("nothing", tests) if options.nothing else {}
     by_row: dict[int, list[str]] = defaultdict(list)
     for test, facts in results["elasticlib"].items():
         for number in facts["rows"]:
             by_row[number].append(test)
+    peers = {number: facts["peer_cannot"] for facts in results["torchrun"].values() for number in facts["rows"]}
     wrong = 0
     print("| row | test | elasticlib | torchrun | nothing | |\n|---|---|---|---|---|---|")
     for number in sorted(options.rows):
@@ -123,7 +132,7 @@ def main() -> int:
         }
         fault = verdict(row, words["elasticlib"], words["torchrun"], words["nothing"])
         wrong += bool(fault)
-        note = fault or ("improvement" if row["improvement"] else row["peer_cannot"])
+        note = fault or ("improvement" if row["improvement"] else peers.get(number, ""))
         title = ", ".join(dict.fromkeys(name.partition("[")[0].rpartition("::")[2] for name in names))
         print(f"| {number:03} | {title} | {words['elasticlib']} | {words['torchrun']} | {words['nothing']} | {note} |")
     held = len(options.rows) - wrong

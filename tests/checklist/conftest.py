@@ -1,7 +1,8 @@
 """
 What the rows share: the launcher under test, a time limit, and a report for the table.
 
-``ELASTICLIB_PEER`` chooses elasticlib (the default), torchrun or nothing. Only elasticlib's rows must pass; what the
+``ELASTICLIB_PEER`` chooses elasticlib (the default), torchrun or nothing. Torchrun is that of the interpreter that runs
+the rows; with one older than a row's ``since=(2, 15)`` the row is skipped. Only elasticlib's rows must pass; what the
 other two do with them is the table's business (``python -m tests.checklist``).
 """
 
@@ -12,6 +13,7 @@ import os
 import pathlib
 import signal
 from collections.abc import Generator, Iterator
+from importlib.metadata import version
 from types import FrameType
 
 import pytest
@@ -50,8 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("row")
         if marker is None or LAUNCHER.name == "elasticlib":
             continue
-        if LAUNCHER.name == "torchrun" and (why := marker.kwargs.get("peer_cannot")):
+        if LAUNCHER.name == "torchrun" and (why := peer_cannot(marker)):
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+def peer_cannot(marker: pytest.Mark) -> str:
+    """Why the peer is not run with a row; empty where it is."""
+    since = marker.kwargs.get("since")
+    here = tuple(map(int, version("torch").split(".")[:2]))
+    if since is not None and here < since:
+        return f"torch {since[0]}.{since[1]} has it, the peer's is {here[0]}.{here[1]}"
+    return str(marker.kwargs.get("peer_cannot", ""))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -62,7 +73,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         facts = {
             "rows": list(marker.args),
             "improvement": bool(marker.kwargs.get("improvement")),
-            "peer_cannot": marker.kwargs.get("peer_cannot", ""),
+            "peer_cannot": peer_cannot(marker) if LAUNCHER.name == "torchrun" else "",
             "test": item.nodeid,
             "when": report.when,
             "outcome": report.outcome,

@@ -56,6 +56,7 @@ class Launcher:
 
 
 PYTHON = sys.executable
+"""The interpreter of the rows' programs: the peer is the torchrun of the interpreter that runs the rows."""
 ELASTICLIB = Launcher(
     "elasticlib",
     (PYTHON, "-m", "elasticlib.run"),

@@ -16,7 +16,7 @@ from tests.unit.numa.machines import ALLOWED, EXPECTED, TWO_PACKAGES
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
-import builtins, json, os, sys, types
+import builtins, inspect, json, os, sys, types
 import torch
 
 facts = json.loads(sys.argv[1])
@@ -29,18 +29,22 @@ builtins.open = lambda file, *args, **options: plain_open(here(file), *args, **o
 os.listdir = lambda path=".": plain_listdir(here(path))
 os.sched_getaffinity = lambda pid: set(facts["allowed"])
 torch.cuda.is_initialized = lambda: True
-torch.cuda.device_count = lambda: len(facts["buses"])
+torch.cuda.device_count = torch.accelerator.device_count = lambda: len(facts["buses"])
+torch.accelerator.is_available = lambda: True
+torch.accelerator.current_accelerator = lambda *args, **options: torch.device("cuda")
 torch.cuda.get_device_properties = lambda index: types.SimpleNamespace(
     pci_domain_id=0, pci_bus_id=facts["buses"][index], pci_device_id=0
 )
 
 from {numa} import binding
 
+wrap = binding._maybe_wrap_command_args_with_numa_binding
+NAME = facts.get("name") or next(name for name in inspect.signature(wrap).parameters if name.endswith("_index"))
+
 def wrapped(mode, gpu, *fall_back):
+    options = binding.NumaOptions(binding.AffinityMode(mode), *fall_back)
     try:
-        return binding._maybe_wrap_command_args_with_numa_binding(
-            ("train", "--fast"), gpu_index=gpu, numa_options=binding.NumaOptions(binding.AffinityMode(mode), *fall_back)
-        )
+        return wrap(("train", "--fast"), numa_options=options, **{NAME: gpu})
     except Exception as error:
         return {"kinds": [kind.__name__ for kind in type(error).__mro__], "text": str(error)}
 

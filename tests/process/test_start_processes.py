@@ -179,6 +179,33 @@ def test_a_handle_of_one_process_signals_it_with_all_that_it_started(started: St
 # Time-outs, ends and signals.
 
 
+@pytest.mark.parametrize("entrypoint", [print, "true"])
+def test_no_arguments_at_all_start_nothing_and_have_an_empty_result(started: Started, entrypoint: Any) -> None:
+    context = started(entrypoint)
+
+    assert ({}, RunProcsResult()) == (context.pids(), result_of(context))
+    assert not result_of(context).is_failed()
+
+
+def interrupted(path: str) -> None:
+    Path(path).touch()
+    signal.pause()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_an_interrupted_function_has_failed_and_ends_with_the_status_of_a_shell(
+    started: Started, tmp_path: Path, method: str
+) -> None:
+    context = started(interrupted, (str(tmp_path / "here"),), start_method=method)
+    while not (tmp_path / "here").exists():
+        assert context.wait(0.01) is None
+
+    os.kill(context.pids()[0], signal.SIGINT)
+
+    failure = result_of(context).failures[0]
+    assert (130, "KeyboardInterrupt") == (failure.exitcode, failure.exception_type)
+
+
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
     """Whoever reads it waits until it was opened for writing."""

@@ -9,9 +9,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from torch.distributed import DistNetworkError
 
 from elasticlib.errors import ConfigError, RendezvousTimeoutError
 from elasticlib.rendezvous.etcd_store import EtcdStore
+from elasticlib.utils import distributed
 from elasticlib.utils.data import ElasticDistributedSampler
 from elasticlib.utils.distributed import create_c10d_store, get_socket_with_port
 from elasticlib.utils.store import barrier, get_all, store_timeout, synchronize
@@ -131,6 +133,43 @@ def test_callers_of_a_store_wait_for_each_other() -> None:
     assert [1, 2, 3] == [store.add("here", 1) for store in found], found
 
 
+@pytest.mark.parametrize(("retries", "taken", "opens"), [(3, 2, True), (3, 3, False), (0, 0, True), (0, 1, False)])
+def test_a_port_that_was_taken_meanwhile_is_worth_another_one(
+    monkeypatch: pytest.MonkeyPatch, retries: int, taken: int, opens: bool
+) -> None:
+    """One attempt is made however few are asked for."""
+    error = DistNetworkError("The server socket has failed to listen: EADDRINUSE, message: address already in use")
+    attempts: list[object] = [error] * taken
+    plain = distributed._open
+
+    def opened(*args: Any) -> object:
+        if attempts:
+            raise attempts.pop()  # type: ignore[misc]
+        return plain(*args)
+
+    monkeypatch.setattr(distributed, "_open", opened)
+
+    if opens:
+        assert create_c10d_store(True, "127.0.0.1", retries=retries, wait_for_workers=False).port > 0
+    else:
+        with pytest.raises(DistNetworkError):
+            create_c10d_store(True, "127.0.0.1", retries=retries, wait_for_workers=False)
+
+
+def test_another_fault_of_the_network_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def opened(*args: Any) -> object:
+        asked.append(args)
+        raise DistNetworkError("no route to host")
+
+    monkeypatch.setattr(distributed, "_open", opened)
+
+    with pytest.raises(DistNetworkError, match="no route"):
+        create_c10d_store(True, "127.0.0.1", wait_for_workers=False)
+    assert 1 == len(asked)
+
+
 def test_a_caller_that_does_not_come_is_missed() -> None:
     server = create_c10d_store(True, "127.0.0.1", wait_for_workers=False)
 
@@ -164,10 +203,13 @@ def test_a_sampler_is_a_distributed_sampler_that_pickles() -> None:
     assert list(sampler) == list(pickle.loads(pickle.dumps(sampler)))
 
 
-@pytest.mark.parametrize("start", [-1, 3])
-def test_a_start_outside_of_the_data_is_refused(start: int) -> None:
-    with pytest.raises(ConfigError, match=f"start_index={start} must be from 0 to 2"):
-        ElasticDistributedSampler([1, 2, 3], 2, 1, start)
+def test_a_start_beyond_the_data_is_refused() -> None:
+    with pytest.raises(ConfigError, match="start_index=3 must be below 3"):
+        ElasticDistributedSampler([1, 2, 3], 2, 1, 3)
+
+
+def test_a_start_before_the_data_begins_at_their_end_as_in_torch() -> None:
+    assert {-1, 0, 1, 2} == set(ElasticDistributedSampler([1, 2, 3], 1, 0, -1))
 
 
 def test_data_without_a_length_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import os
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import elasticlib.errors
+import elasticlib.multiprocessing.errors
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
@@ -26,6 +28,7 @@ from elasticlib.errors import (
     SignalException,
     root_cause,
 )
+from elasticlib.multiprocessing.errors import ErrorHandler
 
 
 def failure(local_rank: int = 0, exitcode: int = 1, **facts: object) -> ProcessFailure:
@@ -255,3 +258,52 @@ def test_the_first_line_of_the_error_is_the_root_cause_and_torchs_table_follows(
 
     assert "rank 3: ValueError: bad batch" == first == error.summary()
     assert f"\n{table}" == error.format_msg()
+
+
+def test_the_time_of_a_failure_is_in_whole_seconds_as_in_the_error_file_and_its_fraction_is_kept() -> None:
+    made = ProcessFailure(0, 1, 3, "", timestamp=1234.5)
+
+    assert ("1234", 1234.5) == (str(made.timestamp), made.moment)
+    assert ("1234", 1234.5) == (str(dataclasses.replace(made, rank=1).timestamp), dataclasses.replace(made).moment)
+
+
+def test_a_time_that_was_set_later_is_the_one_that_counts() -> None:
+    first, second = failure(0, timestamp=5.1), failure(1, timestamp=5.9)
+    second.timestamp = 4
+
+    assert 4 == second.when()
+    assert (1, second) == root_cause({0: first, 1: second})
+    assert 9 == dataclasses.replace(first, timestamp=9).moment
+
+
+class Knows(ErrorHandler):
+    """Knows more of what a signal did; or fails to."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+
+    def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
+        if self.fails:
+            raise OSError("no logs")
+        return f"{message}, beside {error_file}: page fault"
+
+
+def test_the_summary_says_what_the_error_handler_adds_to_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elasticlib.multiprocessing.errors, "get_error_handler", Knows)
+    failures = {0: failure(0, -11), 1: failure(1, 3)}
+
+    text = ChildFailedError("train.py", failures).format_msg()
+
+    assert 1 == text.count("it broke, beside <N/A>: page fault")
+    assert 2 == text.count("it broke")
+
+
+def test_an_error_handler_that_fails_takes_nothing_from_the_summary(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(elasticlib.multiprocessing.errors, "get_error_handler", lambda: Knows(fails=True))
+
+    text = ChildFailedError("train.py", {0: failure(0, -11)}).format_msg()
+
+    assert "it broke" in text
+    assert "no logs" in caplog.text

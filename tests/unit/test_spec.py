@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import pickle
+from fractions import Fraction
 from typing import Any
 
 import attrs
@@ -127,7 +128,6 @@ def test_making_a_config_touches_no_file(tmp_path: pathlib.Path, monkeypatch: py
         ("max_nodes", 0),
         ("nproc_per_node", 0),
         ("nproc_per_node", -1),
-        ("nproc_per_node", True),
         ("nproc_per_node", 1.5),
         ("nproc_per_node", "2 gpus"),
         ("max_restarts", -1),
@@ -231,10 +231,45 @@ def test_fn_beats_the_entry_point_as_in_torch() -> None:
 
 @pytest.mark.parametrize("make", [LaunchConfig, spec])
 @pytest.mark.parametrize("name", ["duplicate_stdout_filters", "duplicate_stderr_filters"])
-@pytest.mark.parametrize("value", ["loss", b"loss", ["loss", 5], {"loss"}, 5, ["\ud800"]])
+@pytest.mark.parametrize("value", ["loss", b"loss", ["loss", 5], 5, ["\ud800"]])
 def test_filters_that_are_no_list_of_texts_are_refused_by_name(make: Any, name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name}"):
         make(**{name: value})
+
+
+class Integer:
+    """A whole number of another library, such as numpy's."""
+
+    def __index__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"nproc_per_node": Integer(), "min_nodes": Integer(), "max_nodes": Integer()}, (2, 2, 2)),
+        ({"nproc_per_node": True, "min_nodes": True}, (1, 1, 1)),
+    ],
+)
+def test_numbers_of_any_kind_are_taken_as_by_torch(fields: dict[str, Any], expected: tuple[int, ...]) -> None:
+    made = LaunchConfig(**fields)
+
+    found = (made.nproc_per_node, made.min_nodes, made.max_nodes)
+    assert (expected, {int}) == (found, set(map(type, found)))
+
+
+def test_what_torch_takes_for_nothing_is_nothing() -> None:
+    made = LaunchConfig(
+        run_id=None,  # type: ignore[arg-type]
+        rdzv_endpoint=None,  # type: ignore[arg-type]
+        metrics_cfg=None,  # type: ignore[arg-type]
+        virtual_local_rank=0,  # type: ignore[arg-type]
+        monitor_interval=Fraction(1, 2),  # type: ignore[arg-type]
+        duplicate_stdout_filters={"loss"},  # type: ignore[arg-type]
+    )
+
+    assert ("", "", {}, False) == (made.run_id, made.rdzv_endpoint, made.metrics_cfg, made.virtual_local_rank)
+    assert (0.5, ["loss"]) == (made.monitor_interval, made.duplicate_stdout_filters)
 
 
 def test_filters_given_as_a_list_are_copied() -> None:
@@ -305,17 +340,16 @@ def test_one_selector_holds_for_all_ranks() -> None:
         {"max_nodes": 1.5},
         {"max_restarts": 1.5},
         {"rdzv_configs": None},
-        {"metrics_cfg": None},
         {"preload": 5},
         {"preload": ["a", 5]},
         {"shutdown_timeout": "x"},
         {"shutdown_timeout": True},
+        {"virtual_local_rank": "no"},
         {"shutdown_timeout": math.nan},
         {"exit_timeout": "x"},
         {"exit_timeout": math.inf},
         {"monitor_interval": math.inf},
         {"rdzv_timeout": "x"},
-        {"rdzv_timeout": -5},
         {"signals_to_handle": None},
         {"log_line_prefix_template": 5},
         {"run_id": 5},

@@ -38,7 +38,7 @@ class SubprocessHandler:
         numa_options: NumaOptions | None = None,
     ) -> None:
         self.local_rank_id = local_rank_id
-        command = _bound((entrypoint, *map(str, args)), gpu_index=local_rank_id, numa_options=numa_options)
+        command = _bound((entrypoint, *map(str, args)), device_index=local_rank_id, numa_options=numa_options)
         files: list[int] = []
         try:
             for path in (stdout, stderr):

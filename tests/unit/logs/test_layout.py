@@ -39,7 +39,7 @@ def test_rounds_with_the_same_restart_count_get_names_of_their_own() -> None:
 
 
 def test_the_default_prefix_is_role_and_local_rank() -> None:
-    assert b"[default2]:" == line_prefix(DEFAULT_PREFIX, role_name="default", rank=10, local_rank=2)
+    assert b"[default2]:" == line_prefix(DEFAULT_PREFIX, role_name="default", rank=10, local_rank=2, hostname="r12i0n8")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,7 @@ def test_the_default_prefix_is_role_and_local_rank() -> None:
     [
         ("${rank}/${local_rank} ", b"10/2 "),
         ("$role_name|", b"default|"),
+        ("${hostname}:${rank}: ", b"r12i0n8:10: "),
         ("${host} ${rank}:", b"${host} 10:"),
         ("100% $", b"100% $"),
         ("$$ ", b"$ "),
@@ -54,8 +55,8 @@ def test_the_default_prefix_is_role_and_local_rank() -> None:
         ("", b""),
     ],
 )
-def test_a_template_knows_three_names_and_keeps_the_rest(template: str, prefix: bytes) -> None:
-    assert prefix == line_prefix(template, role_name="default", rank=10, local_rank=2)
+def test_a_template_knows_four_names_and_keeps_the_rest(template: str, prefix: bytes) -> None:
+    assert prefix == line_prefix(template, role_name="default", rank=10, local_rank=2, hostname="r12i0n8")
 
 
 def test_what_is_not_redirected_has_no_file_and_goes_to_the_console() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,8 @@ def start(entrypoint: Any = adds, args: Any = None, envs: Any = None, **options:
         ({1: ()}, {1: {}}),
         ({0: (), 1: ()}, {0: {}}),
         ({0: ()}, {0: {}, 1: {}}),
-        ({}, {}),
+        ({}, {0: {}}),
+        ({0: ()}, {}),
     ],
 )
 @pytest.mark.parametrize("kind", [RuntimeError, ConfigError])
@@ -43,8 +45,23 @@ def test_local_ranks_that_are_not_0_to_n_1_are_refused(args: Any, envs: Any, kin
         start(args=args, envs=envs)
 
 
-@pytest.mark.parametrize("args", ["no mapping", {0: "hello"}, {0: 3}])
-def test_arguments_that_are_no_tuples_are_refused(args: Any) -> None:
+@pytest.mark.parametrize("value", [None, 0])
+def test_no_signal_to_end_by_is_sigterm(value: Any) -> None:
+    assert signal.SIGTERM == _call.death_signal(value)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "said"), [([1, 2], (1, 2), 0), (iter("ab"), ("a", "b"), 0), ("ab", ("a", "b"), 1)]
+)
+def test_arguments_are_whatever_can_be_run_through(
+    given: Any, expected: tuple[Any, ...], said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert {0: expected} == _call.arguments({0: given})
+    assert said == len(caplog.records)
+
+
+@pytest.mark.parametrize("args", ["no mapping", {0: 3}])
+def test_arguments_that_cannot_be_run_through_are_refused(args: Any) -> None:
     with pytest.raises(ConfigError, match="args"):
         start(args=args)
 
@@ -83,7 +100,6 @@ def test_an_argument_that_cannot_be_sent_is_named_with_its_rank() -> None:
     ("options", "match"),
     [
         ({"start_method": "thread"}, "start_method='thread' is none of spawn, fork, forkserver"),
-        ({"name": 3}, "name=3"),
         ({"logs_specs": None}, "logs_specs=None"),
         ({"duplicate_stdout_filters": "loss"}, "duplicate_stdout_filters='loss' must be a list"),
         ({"duplicate_stderr_filters": ["loss"]}, "duplicate_stderr_filters.* needs a log folder"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import json
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ import elasticlib
 from elasticlib.errors import ChildFailedError, ProcessFailure, SpecError
 from elasticlib.multiprocessing import errors
 from elasticlib.multiprocessing.errors import ErrorHandler, get_error_handler, record
+from elasticlib.workers import _report
 
 
 @pytest.fixture
@@ -159,16 +161,80 @@ def test_a_handler_of_ones_own_says_where_a_childs_failure_goes(tmp_path: Path) 
     assert json.loads((tmp_path / "mine.json").read_text())["message"]["errorCode"] == 3
 
 
-def test_a_fault_handler_that_is_there_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faulthandler, "is_enabled", lambda: True)
+class Telling(ErrorHandler):
+    """Keeps what it is told, and by which name."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.seen: list[tuple[str, str | None]] = []
+        self.error = error
+
+    def initialize(self) -> None:
+        self.seen.append(("initialize", self._fn_name))
+
+    def record_exception(self, e: BaseException) -> None:
+        self.seen.append((f"record_exception {e}", self._fn_name))
+
+    def record_success(self) -> None:
+        self.seen.append(("record_success", self._fn_name))
+        if self.error is not None:
+            raise self.error
+
+
+def test_a_handler_knows_the_functions_name_before_it_begins_and_is_told_of_success() -> None:
+    handler = Telling()
+
+    def works() -> int:
+        return 7
+
+    assert 7 == record(works, handler)()
+    assert [("initialize", works.__qualname__), ("record_success", works.__qualname__)] == handler.seen
+
+
+def test_a_call_without_a_name_is_recorded_without_one() -> None:
+    handler = Telling()
+
+    assert 8 == record(functools.partial(int, "8"), handler)()
+    assert [("initialize", None), ("record_success", None)] == handler.seen
+
+
+def test_a_handler_that_fails_at_success_makes_no_failure_of_the_function() -> None:
+    handler = Telling(ValueError("no telemetry"))
+
+    with pytest.raises(ValueError, match="no telemetry"):
+        record(lambda: 1, handler)()
+
+    assert ["initialize", "record_success"] == [name for name, _ in handler.seen]
+
+
+def test_an_exit_with_status_0_is_no_return() -> None:
+    handler = Telling()
+
+    def leaves() -> None:
+        raise SystemExit(0)
+
+    assert record(leaves, handler)() is None  # type: ignore[func-returns-value]
+    assert ["initialize"] == [name for name, _ in handler.seen]
+
+
+def test_the_decorator_uses_the_handler_that_took_the_place_of_the_own_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = Telling()
+    monkeypatch.setattr("elasticlib.multiprocessing.errors.get_error_handler", lambda: handler)
+
+    record(lambda: None)()
+
+    assert 2 == len(handler.seen)
+
+
+def test_in_a_worker_of_ours_the_stacks_of_crashes_stay_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_report, "has_the_stacks_of_crashes", True)
     monkeypatch.setattr(faulthandler, "enable", lambda **options: pytest.fail("it writes elsewhere from now on"))
 
     get_error_handler().initialize()
 
 
-def test_the_fault_handler_shows_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_the_fault_handler_is_turned_on_for_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is on already, as under pytest."""
     asked: list[dict[str, object]] = []
-    monkeypatch.setattr(faulthandler, "is_enabled", lambda: False)
     monkeypatch.setattr(faulthandler, "enable", lambda **options: asked.append(options))
 
     get_error_handler().initialize()
@@ -180,8 +246,8 @@ def test_a_fault_handler_that_cannot_be_enabled_is_a_warning(monkeypatch: pytest
     def refuse(**options: object) -> None:
         raise OSError("stderr is closed")
 
-    monkeypatch.setattr(faulthandler, "is_enabled", lambda: False)
     monkeypatch.setattr(faulthandler, "enable", refuse)
+    monkeypatch.setattr(faulthandler, "is_enabled", lambda: False)
 
     with pytest.warns(UserWarning, match="stderr is closed"):
         get_error_handler().initialize()

@@ -42,7 +42,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]]:
 
 @pytest.mark.usefixtures("machine")
 def test_a_command_runs_through_numactl_on_ranges_of_cpus() -> None:
-    command = _apply.wrap_command(("train", "--fast"), gpu_index=1, numa_options=NODE)
+    command = _apply.wrap_command(("train", "--fast"), device_index=1, numa_options=NODE)
 
     assert ("numactl", "--physcpubind=0-3,13-15", "train", "--fast") == command
 
@@ -50,9 +50,9 @@ def test_a_command_runs_through_numactl_on_ranges_of_cpus() -> None:
 def test_without_options_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_apply, "_cpus", None)
 
-    assert ("train",) == _apply.wrap_command(("train",), gpu_index=9, numa_options=None)
-    assert print is _apply.wrap_function(print, gpu_index=9, numa_options=None)
-    _apply.bind_process(gpu_index=9, numa_options=None)
+    assert ("train",) == _apply.wrap_command(("train",), device_index=9, numa_options=None)
+    assert print is _apply.wrap_function(print, device_index=9, numa_options=None)
+    _apply.bind_process(device_index=9, numa_options=None)
 
 
 @pytest.mark.usefixtures("machine")
@@ -60,7 +60,7 @@ def test_a_command_without_numactl_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", "")
 
     with pytest.raises(RuntimeError, match=r"numa_options=node: numactl is not on PATH.*install numactl"):
-        _apply.wrap_command(("train",), gpu_index=1, numa_options=NODE)
+        _apply.wrap_command(("train",), device_index=1, numa_options=NODE)
 
 
 @pytest.mark.usefixtures("machine")
@@ -69,7 +69,7 @@ def test_where_the_options_allow_it_a_command_that_cannot_be_bound_runs_as_it_is
 ) -> None:
     monkeypatch.setenv("PATH", "")
 
-    command = _apply.wrap_command(("train",), gpu_index=1, numa_options=NumaOptions(AffinityMode.NODE, True))
+    command = _apply.wrap_command(("train",), device_index=1, numa_options=NumaOptions(AffinityMode.NODE, True))
 
     assert ("train",) == command
     assert [logging.WARNING] == [record.levelno for record in caplog.records]
@@ -84,7 +84,7 @@ def test_an_error_that_nobody_foresaw_is_one_of_the_binding(monkeypatch: pytest.
     monkeypatch.setattr(_apply, "_addresses", broken)
 
     with pytest.raises(BindingError, match="numa_options=node: the driver hangs; or leave the binding out"):
-        _apply.wrap_command(("train",), gpu_index=1, numa_options=NODE)
+        _apply.wrap_command(("train",), device_index=1, numa_options=NODE)
 
 
 @pytest.mark.usefixtures("machine")
@@ -96,7 +96,7 @@ def test_a_process_binds_its_threads_and_leaves_those_that_were_bound_before(
     monkeypatch.setattr(os, "listdir", lambda path: [str(thread) for thread in tasks.pop(0)])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2} if pid == 12 else set(ALLOWED))
 
-    _apply.bind_process(gpu_index=0, numa_options=NODE)
+    _apply.bind_process(device_index=0, numa_options=NODE)
 
     node = {8, 9, 10, 11, 20, 21, 22, 23}
     assert {0: node, own: node, 11: node, 13: node} == bound
@@ -111,7 +111,7 @@ def test_a_thread_that_ends_meanwhile_is_no_error(bound: dict[int, set[int]], mo
 
     monkeypatch.setattr(os, "sched_getaffinity", affinity)
 
-    _apply.bind_process(gpu_index=4, numa_options=NODE)
+    _apply.bind_process(device_index=4, numa_options=NODE)
 
     assert [0] == list(bound)
 
@@ -121,7 +121,7 @@ def test_a_function_binds_its_process_before_it_runs(bound: dict[int, set[int]])
     def train(rate: float, *, epochs: int) -> tuple[float, int, set[int]]:
         return rate, epochs, bound[0]
 
-    wrapped = _apply.wrap_function(train, gpu_index=4, numa_options=NODE)
+    wrapped = _apply.wrap_function(train, device_index=4, numa_options=NODE)
 
     assert "train" == wrapped.__name__
     assert {} == bound
@@ -133,13 +133,14 @@ def test_a_function_binds_its_process_before_it_runs(bound: dict[int, set[int]])
 
 def test_addresses_are_those_of_torchs_devices_in_the_kernels_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = [(0, 0xDC, 0), (0x1A2B3, 1, 0x1F)]
-    cuda = SimpleNamespace(
-        device_count=lambda: 2,
+    made = torch_with(
+        "cuda",
         get_device_properties=lambda index: SimpleNamespace(
             **dict(zip(("pci_domain_id", "pci_bus_id", "pci_device_id"), facts[index], strict=True))
         ),
     )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    made.accelerator.device_count = lambda: 2
+    monkeypatch.setitem(sys.modules, "torch", made)
 
     assert ["0000:dc:00.0", "1a2b3:01:1f.0"] == _gpus.addresses_here()
 
@@ -147,14 +148,14 @@ def test_addresses_are_those_of_torchs_devices_in_the_kernels_spelling(monkeypat
 def answer(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Have *code* answer in place of the program that asks torch."""
     _apply._asked.cache_clear()
-    monkeypatch.setattr(_apply, "_gpus", SimpleNamespace(__file__="-c"))
+    monkeypatch.setattr(_gpus, "__file__", "-c")
     plain = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda args, **options: plain([*args, code], **options))
 
 
 @pytest.mark.slow
 def test_another_program_is_asked_where_this_one_has_no_device_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False)))
+    monkeypatch.setitem(sys.modules, "torch", torch_with("xpu", is_initialized=lambda: False))
     answer(monkeypatch, "print('noise'); print('[\"0000:01:00.0\"]')")
 
     assert ("0000:01:00.0",) == _apply._addresses()
@@ -169,10 +170,28 @@ def test_what_that_program_fails_with_is_told(monkeypatch: pytest.MonkeyPatch) -
         _apply._addresses()
 
 
-def test_a_process_with_a_device_open_asks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have been started with other variables than it has now."""
-    cuda: Any = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 0)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_a_process_with_a_device_open_asks_itself(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Whatever the accelerator is; it may have been started with other variables than it has now."""
+    place = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xDC, pci_device_id=1)
+    made = torch_with(kind, is_initialized=lambda: True, get_device_properties=lambda index: place)
+    monkeypatch.setitem(sys.modules, "torch", made)
     monkeypatch.setattr(_apply, "_asked", None)
 
+    assert ("0000:dc:01.0",) == _apply._addresses()
+
+
+def test_a_torch_without_accelerator_has_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_with(None))
+    answer(monkeypatch, "print('[]')")
+
     assert () == _apply._addresses()
+    assert [] == _gpus.addresses_here()
+
+
+def torch_with(kind: str | None, **module: Any) -> Any:
+    """A torch with one accelerator of *kind*, whose module has *module*."""
+    accelerator = SimpleNamespace(
+        is_available=lambda: kind is not None, current_accelerator=lambda: kind, device_count=lambda: 1
+    )
+    return SimpleNamespace(accelerator=accelerator, get_device_module=lambda _: SimpleNamespace(**module))

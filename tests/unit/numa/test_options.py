@@ -46,11 +46,8 @@ def test_an_unknown_mode_is_refused_with_the_known_ones(mode: Any) -> None:
         NumaOptions(mode)
 
 
-def test_a_fall_back_that_is_neither_true_nor_false_is_refused() -> None:
-    answer: Any = "no"
-
-    with pytest.raises(ConfigError, match="should_fall_back_if_binding_fails='no' must be True or False"):
-        NumaOptions(AffinityMode.NODE, answer)
+def test_a_fall_back_is_whatever_is_true_as_in_torch() -> None:
+    assert NumaOptions(AffinityMode.NODE, 1).should_fall_back_if_binding_fails is True  # type: ignore[arg-type]
 
 
 def test_options_of_torchs_own_class_are_understood() -> None:
@@ -69,8 +66,13 @@ def test_what_is_no_option_is_refused_by_launch_and_spec(value: Any) -> None:
         LaunchConfig().numa_options = value
 
 
-@pytest.mark.parametrize("value", [1, "yes", None])
-def test_a_virtual_local_rank_is_on_or_off(value: Any) -> None:
+@pytest.mark.parametrize(("value", "expected"), [(1, True), (None, False)])
+def test_a_virtual_local_rank_is_whatever_is_true(value: Any, expected: bool) -> None:
+    assert expected is LaunchConfig(virtual_local_rank=value).virtual_local_rank
+
+
+@pytest.mark.parametrize("value", ["yes", "no"])
+def test_text_says_nothing_of_a_virtual_local_rank(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"virtual_local_rank=.* must be True or False"):
         LaunchConfig(virtual_local_rank=value)
     with pytest.raises(ConfigError, match=r"virtual_local_rank=.* must be True or False"):

@@ -127,9 +127,8 @@ def test_a_schedulers_number_orders_the_nodes_of_an_elastic_job() -> None:
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        ({"max_nodes": 2}, "rdzv_endpoint='': 2 nodes need a place to meet.*node0:29400"),
         ({**STATIC, "rdzv_endpoint": ""}, "rdzv_endpoint='': .*node0:29500"),
-        ({"rdzv_backend": "etcd"}, "rdzv_endpoint='': rdzv_backend='etcd' needs its servers"),
+        ({"min_nodes": 2, "max_nodes": 2, "rdzv_configs": {"store_type": "file"}}, "rdzv_endpoint='': .*/shared/job"),
         ({"max_nodes": 2, "rdzv_endpoint": ":29400"}, "rdzv_endpoint=':29400'.* host is missing"),
         ({**C10D, "rdzv_endpoint": "node0:70000"}, "rdzv_endpoint='node0:70000'.*70000"),
         ({**C10D, "rdzv_endpoint": "node0:http"}, "rdzv_endpoint='node0:http'"),
@@ -138,17 +137,13 @@ def test_a_schedulers_number_orders_the_nodes_of_an_elastic_job() -> None:
         ({**STATIC, "rdzv_endpoint": "node0"}, "rdzv_endpoint='node0' has no port"),
         ({**STATIC, "rdzv_endpoint": "node0:0"}, "free port"),
         ({"min_nodes": 2, "max_nodes": 2, "rdzv_endpoint": "localhost:0"}, "free port.*min_nodes=2"),
-        ({**STATIC, "min_nodes": 1}, "min_nodes=1 and max_nodes=2 differ"),
         ({**STATIC, "node_rank": None}, "node_rank=None: .* from 0 to 1"),
         ({**STATIC, "node_rank": 2}, "node_rank=2 is out of range for 2 nodes: give a number from 0 to 1"),
         ({"rdzv_backend": "static", "node_rank": 1}, "node_rank=1 is out of range for 1 node:"),
-        ({**STATIC, "rdzv_configs": {"rank": 0}}, r"node_rank=1 and rdzv_configs\['rank'\]=0 differ"),
         ({**C10D, "wait_for": "min", "rdzv_configs": {"wait_for": "max"}}, "wait_for='min' and .*'max' differ"),
-        ({**C10D, "run_id": ""}, "run_id=''"),
-        ({**C10D, "rdzv_configs": {"last_call": 3}}, "did you mean last_call_timeout"),
-        ({"rdzv_configs": {"last_call": 3}}, "did you mean last_call_timeout"),
+        ({**C10D, "min_nodes": 2, "run_id": ""}, "run_id=''"),
+        ({**STATIC, "min_nodes": 1, "run_id": ""}, "run_id=''"),
         ({"local_addr": "10.0.0.7:22/x"}, "local_addr='10.0.0.7:22/x' must be a host's name"),
-        ({"local_addr": ""}, "local_addr=''"),
         ({"local_addr": "node1:29400"}, "local_addr='node1:29400' must be a host's name or address, without a port"),
     ],
 )
@@ -175,6 +170,15 @@ def test_a_token_that_would_keep_nobody_out_is_refused_and_not_shown() -> None:
         ({"max_nodes": 4, "rdzv_endpoint": "localhost:0"}, "stays at one node of max_nodes=4"),
         ({**C10D, "run_id": "none"}, "give each job an id of its own"),
         ({"rdzv_endpoint": "node0:29400", "run_id": ""}, "this job is called fresh"),
+        ({**C10D, "run_id": ""}, "this job is called fresh, so no other node can join it"),
+        ({**C10D, "rdzv_configs": {"last_call": 3}}, "did you mean last_call_timeout"),
+        ({"rdzv_configs": {"last_call": 3}}, "did you mean last_call_timeout"),
+        ({"rdzv_configs": {"cas_backoff_max_seconds": 2}}, "{'cas_backoff_max_seconds': 2} has no effect"),
+        ({"max_nodes": 2}, "rdzv_endpoint='' means localhost:29400: only nodes on this machine"),
+        ({"rdzv_backend": "etcd"}, "rdzv_endpoint='' means localhost:2379: only nodes on this machine"),
+        ({"max_nodes": 2, "rdzv_configs": {"store_type": "file"}}, "stays at one node of max_nodes=2"),
+        ({**STATIC, "min_nodes": 1}, "min_nodes=1 is ignored: with rdzv_backend='static'"),
+        ({**STATIC, "rdzv_configs": {"rank": 0}}, "rdzv_configs={'rank': 0} is ignored: node_rank=1"),
     ],
 )
 def test_what_works_otherwise_than_it_looks_is_said(asked: dict[str, Any], named: str) -> None:
@@ -182,6 +186,19 @@ def test_what_works_otherwise_than_it_looks_is_said(asked: dict[str, Any], named
     (warning,) = chosen(**asked)[1]
 
     assert named in warning
+
+
+def test_nodes_without_an_endpoint_meet_where_torchs_do() -> None:
+    assert "localhost:29400" == job(max_nodes=2).endpoint
+    assert "localhost:2379" == job(rdzv_backend="etcd-v2").endpoint
+
+
+def test_a_static_job_waits_for_all_its_nodes_whatever_the_least_number_is() -> None:
+    assert 2 == job(**{**STATIC, "min_nodes": 1}).min_nodes
+
+
+def test_an_empty_local_address_is_none() -> None:
+    assert job(**C10D, local_addr="").local_addr is None
 
 
 def test_jobs_on_fixed_ports_may_share_the_default_id() -> None:

@@ -194,3 +194,20 @@ def test_a_shutdown_returns_though_the_back_end_hangs(
 
     assert [False] == heard
     assert "closing the rendezvous failed" in caplog.text
+
+
+def test_torchs_time_between_repeated_writes_is_kept_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    assert 0.0 == made().settings.cas_backoff_max_seconds
+    assert "" == caplog.text
+
+    assert 1.5 == made(cas_backoff_max_seconds=1.5).settings.cas_backoff_max_seconds
+    assert "cas_backoff_max_seconds=1.5 has no effect" in caplog.text
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "soon", None])
+def test_a_time_between_repeated_writes_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"cas_backoff_max_seconds=.* must be a finite number"):
+        made(cas_backoff_max_seconds=value)
+    params = RendezvousParameters("mine", "", "job", 1, 2, cas_backoff_max_seconds=value)
+    with pytest.raises(ValueError, match=r"cas_backoff_max_seconds=.* must be a finite number"):
+        create_handler(STORE, Untouched(), params)

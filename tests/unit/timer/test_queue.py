@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib.errors import ConfigError, TimerError
+from elasticlib.errors import ConfigError
 from elasticlib.timer import (
     LocalTimerClient,
     LocalTimerServer,
@@ -133,13 +133,56 @@ def test_a_server_that_sleeps_stops_at_once(pipe: Any) -> None:
     server.stop()
 
     assert time.monotonic() - begun < 5
-    with pytest.raises(TimerError, match="make a new one"):
-        server.start()
 
 
-def test_an_interval_that_is_no_time_is_refused(pipe: Any) -> None:
-    with pytest.raises(ConfigError, match="max_interval=0 must be"):
-        LocalTimerServer(pipe, max_interval=0)
+def test_a_server_that_was_stopped_can_be_started_again(pipe: Any) -> None:
+    server = Server(MultiprocessingRequestQueue(pipe), max_interval=60)
+    server.start()
+    server.stop()
+
+    server.start()
+    pipe.put(TimerRequest("worker", "a", time.time() + 0.05))
+    reaped = server.reaped.get(timeout=LIMIT)
+    server.stop()
+
+    assert "worker" == reaped
+
+
+def test_after_a_new_start_a_server_sleeps_again(pipe: Any) -> None:
+    """What woke it for its stop is used up."""
+    requests = MultiprocessingRequestQueue(pipe)
+    requests.interrupt()
+    requests.get(1, LIMIT)
+    begun = time.monotonic()
+
+    requests.get(1, 0.05)
+
+    assert time.monotonic() - begun >= 0.05
+
+
+def test_a_second_start_has_no_effect_and_is_said(pipe: Any, caplog: pytest.LogCaptureFixture) -> None:
+    server = LocalTimerServer(pipe)
+    server.start()
+    first = server._thread
+
+    server.start()
+
+    assert first is server._thread
+    assert "LocalTimerServer is at work already" in caplog.text
+    server.stop()
+
+
+def test_an_interval_of_0_is_the_shortest_there_is(pipe: Any) -> None:
+    server = LocalTimerServer(pipe, max_interval=0)
+    server.start()
+
+    server.stop()
+
+
+@pytest.mark.parametrize("interval", [-1, float("inf"), "1", True])
+def test_an_interval_that_is_no_time_is_refused(pipe: Any, interval: Any) -> None:
+    with pytest.raises(ConfigError, match=r"max_interval=.* must be a finite number of seconds, 0 or more"):
+        LocalTimerServer(pipe, max_interval=interval)
 
 
 def test_the_servers_own_process_and_one_that_has_ended_count_as_reaped(pipe: Any) -> None:

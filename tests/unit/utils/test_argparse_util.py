@@ -43,12 +43,15 @@ def test_a_value_from_the_environment_is_not_required_on_the_command_line(monkey
     assert "env" == parsed(action=env, required=True)
 
 
-def test_a_value_from_the_environment_must_be_one_of_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_from_the_environment_that_is_no_choice_is_taken_aloud(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("PET_FOO_BAR", "3")
     assert 3 == parsed(action=env, type=int, choices=[1, 3])
+    assert "" == caplog.text
 
-    with pytest.raises(ValueError, match="PET_FOO_BAR='3' is none of 1, 2: change it, or unset it"):
-        parsed(action=env, type=int, choices=[1, 2])
+    assert 3 == parsed(action=env, type=int, choices=[1, 2])
+    assert "PET_FOO_BAR='3' is none of 1, 2: taken all the same" in caplog.text
 
 
 @pytest.mark.parametrize(

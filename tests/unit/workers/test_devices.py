@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from elasticlib.errors import SpecError
+from elasticlib.errors import SpecError, StartError
+from elasticlib.numa import AffinityMode, NumaOptions
 from elasticlib.workers import _devices
 
 
@@ -30,3 +35,40 @@ def test_a_word_without_devices_is_refused_by_name_with_what_is_here(
 
     with pytest.raises(SpecError, match=f"nproc_per_node='{asked}', but torch finds .*give a number"):
         _devices.workers_per_node(asked)
+
+
+NODE = NumaOptions(AffinityMode.NODE, True)
+
+
+def torch_with(default: object) -> Any:
+    """A torch whose build binds workers by *default*."""
+    return SimpleNamespace(_utils_internal=SimpleNamespace(get_default_numa_options=lambda: default))
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, NODE), (4, None), (0, None)])
+def test_torchs_default_binding_holds_where_each_worker_has_an_accelerator(
+    monkeypatch: pytest.MonkeyPatch, count: int, expected: NumaOptions | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_with(NODE))
+    monkeypatch.setattr(_devices, "_accelerators", lambda: (count, "xpu"))
+
+    assert expected == _devices.default_numa_options(2)
+
+
+@pytest.mark.parametrize("torch", [None, SimpleNamespace(), torch_with(None)])
+def test_without_a_default_of_torch_no_device_is_counted(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(_devices, "_accelerators", None)
+
+    assert _devices.default_numa_options(2) is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("driver"), StartError("torch failed")])
+def test_devices_that_cannot_be_counted_bind_nobody(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def count() -> tuple[int, str]:
+        raise error
+
+    monkeypatch.setitem(sys.modules, "torch", torch_with(NODE))
+    monkeypatch.setattr(_devices, "_accelerators", count)
+
+    assert _devices.default_numa_options(2) is None

@@ -173,8 +173,37 @@ def test_a_list_that_hides_all_devices_hides_them_from_a_single_worker(listed: s
 
 
 @pytest.mark.parametrize(
+    ("listed", "entries"), [("0,1,", ["0", "1"]), ("0,,1", ["0", ""]), (" ,0", [""]), ("0,1,", ["0", "1", ""])]
+)
+def test_an_empty_entry_shows_its_worker_no_device_as_under_torch(listed: str, entries: list[str]) -> None:
+    found = alone_with_a_device({"CUDA_VISIBLE_DEVICES": listed}, len(entries))
+
+    assert entries == [each["CUDA_VISIBLE_DEVICES"] for each in found]
+
+
+def test_rocms_own_list_beats_the_other_and_both_are_set() -> None:
+    found = alone_with_a_device({"HIP_VISIBLE_DEVICES": "5, 6", "CUDA_VISIBLE_DEVICES": "0"}, 2)
+
+    assert (
+        {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "5", "HIP_VISIBLE_DEVICES": "5"},
+        {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "6", "HIP_VISIBLE_DEVICES": "6"},
+    ) == found
+
+
+def test_an_empty_list_of_rocm_is_none() -> None:
+    (found,) = alone_with_a_device({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "3"}, 1)
+
+    assert {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "3"} == found
+
+
+def test_a_list_of_rocm_that_is_too_short_is_named() -> None:
+    with pytest.raises(ValueError, match="HIP_VISIBLE_DEVICES='5' names 1 devices for 2 workers"):
+        alone_with_a_device({"HIP_VISIBLE_DEVICES": "5"}, 2)
+
+
+@pytest.mark.parametrize(
     ("listed", "workers", "named"),
-    [("0", 2, 1), ("0,1,2", 4, 3), ("", 2, 0), ("0,,1", 2, 2), ("0,1,", 3, 2), (" ,0", 1, 1)],
+    [("0", 2, 1), ("0,1,2", 4, 3), ("", 2, 0), (",", 2, 0), ("0,,1", 4, 2)],
 )
 def test_a_list_without_a_device_for_each_worker_is_refused(listed: str, workers: int, named: int) -> None:
     """Row 061."""

@@ -92,7 +92,7 @@ def test_a_report_tells_type_message_traceback_and_time() -> None:
 
     assert (failure.rank, failure.local_rank, failure.pid, failure.exitcode) == (5, 1, 77, 1)
     assert (failure.exception_type, failure.message) == ("ValueError", "ValueError: bad")
-    assert (failure.traceback, failure.timestamp) == ("Traceback\nValueError: bad", 1234.5)
+    assert (failure.traceback, failure.moment) == ("Traceback\nValueError: bad", 1234.5)
     assert not failure.secondary
 
 
@@ -102,7 +102,7 @@ def test_a_report_beats_the_error_file(tmp_path: Path) -> None:
 
     failure = describe(evolve(END, report=ERROR), error_file=str(path))
 
-    assert (failure.message, failure.timestamp) == ("ValueError: bad", 1234.5)
+    assert (failure.message, failure.moment) == ("ValueError: bad", 1234.5)
 
 
 def test_the_error_file_beats_the_exit_status(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_time_of_an_error_file_is_known_better_than_in_whole_seconds(
     written: float, expected: float, tmp_path: Path
 ) -> None:
     """A file of another time was copied, or moved, and tells nothing."""
-    assert expected == describe(END, error_file=recorded(tmp_path, 900, written)).timestamp
+    assert expected == describe(END, error_file=recorded(tmp_path, 900, written)).moment
 
 
 def test_a_worker_that_recorded_its_error_before_it_was_stopped_is_the_root_cause(tmp_path: Path) -> None:
@@ -141,14 +141,14 @@ def test_a_worker_that_failed_because_it_was_stopped_is_not_the_root_cause(tmp_p
 def test_without_a_word_of_the_worker_the_time_is_that_of_its_end() -> None:
     failure = describe(evolve(END, exitcode=-9))
 
-    assert failure.timestamp == 2000.25
+    assert failure.moment == 2000.25
     assert "SIGKILL" in failure.message
 
 
 def test_a_return_value_is_no_word_on_a_failure() -> None:
     failure = describe(evolve(END, exitcode=3, report=Report("result", b"payload", timestamp=1.0)))
 
-    assert failure.timestamp == 2000.25
+    assert failure.moment == 2000.25
     assert "exit status 3" in failure.message
 
 

@@ -260,6 +260,17 @@ def test_templates_that_preload_the_users_modules_know_where_these_are(script: s
     assert job.template.path == job.search_path == (str(tmp_path),)
 
 
+def test_a_script_named_by_the_local_rank_is_looked_for_by_each_worker() -> None:
+    job = plan("train${local_rank}.py", "a")
+
+    assert [[sys.executable, "-u", f"train{rank}.py", "a"] for rank in (0, 1)] == [job.argv(0), job.argv(1)]
+
+
+@pytest.mark.parametrize("name", ["my-mod", "1pkg", "pkg.my-mod"])
+def test_a_module_is_what_python_would_look_for(name: str) -> None:
+    assert name == plan(name, module=True).common["entry"]
+
+
 # What is refused.
 
 
@@ -278,7 +289,7 @@ def test_templates_that_preload_the_users_modules_know_where_these_are(script: s
         ("./folder.py", {"no_python": True}, "program './folder.py' is not a file"),
         ("./train.py", {"no_python": True}, "program './train.py' may not be executed"),
         ("pkg/train.py", {"module": True}, "module 'pkg/train.py' is no dotted name"),
-        ("1pkg", {"module": True}, "module '1pkg' is no dotted name"),
+        ("pkg..train", {"module": True}, "module 'pkg..train' is no dotted name"),
         ("", {"module": True}, "module '' is no dotted name"),
         ("train.py", {"kwargs": {"lr": 1}}, r"takes no keyword arguments \(lr\)"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ChildFailedError, ProcessFailure
-from elasticlib.workers.record import record
+from elasticlib.workers.record import pass_on, record
 
 
 @pytest.fixture
@@ -108,28 +108,40 @@ def passed_on(error_file: Path, failed: ProcessFailure) -> Any:
     return json.loads(error_file.read_text())["message"]
 
 
-def test_a_launch_that_failed_is_recorded_as_its_root_cause(error_file: Path, tmp_path: Path) -> None:
-    inner = tmp_path / "inner.json"
+def inner_file(folder: Path) -> str:
+    inner = folder / "inner.json"
     inner.write_text(json.dumps({"message": {"message": "ValueError: inner", "extraInfo": {"timestamp": "9"}}}))
+    return str(inner)
 
-    message = passed_on(error_file, failure(str(inner)))
+
+def test_a_launch_that_failed_is_recorded_as_its_root_cause(error_file: Path, tmp_path: Path) -> None:
+    message = passed_on(error_file, failure(inner_file(tmp_path)))
 
     assert (message["message"], message["extraInfo"]["timestamp"]) == ("ValueError: inner", "9")
     assert message["errorCode"] == 3
 
 
-def test_a_root_cause_without_an_error_file_is_told_by_what_is_known(error_file: Path) -> None:
-    message = passed_on(error_file, failure())
+def test_a_root_cause_without_an_error_file_leaves_none_here(error_file: Path) -> None:
+    """As under torch: what stands there may be somebody else's."""
+    with pytest.raises(ChildFailedError):
+        ends(ChildFailedError("train.py", {1: failure()}))
 
+    assert not error_file.exists()
+
+
+def test_a_command_line_tells_a_root_cause_without_an_error_file_by_what_is_known(error_file: Path) -> None:
+    pass_on(ChildFailedError("train.py", {1: failure()}))
+
+    message = json.loads(error_file.read_text())["message"]
     assert (message["message"], message["extraInfo"]["timestamp"]) == ("ValueError: bad", "1234")
     assert message["errorCode"] == 3
 
 
-def test_a_root_cause_takes_the_place_of_an_earlier_error_file(error_file: Path) -> None:
+def test_a_root_cause_takes_the_place_of_an_earlier_error_file(error_file: Path, tmp_path: Path) -> None:
     error_file.write_text("earlier")
 
-    assert passed_on(error_file, failure())["message"] == "ValueError: bad"
+    assert passed_on(error_file, failure(inner_file(tmp_path)))["message"] == "ValueError: inner"
 
 
-def test_an_exit_status_of_0_is_no_error_code(error_file: Path) -> None:
-    assert "errorCode" not in passed_on(error_file, failure(exitcode=0))
+def test_an_exit_status_of_0_is_no_error_code(error_file: Path, tmp_path: Path) -> None:
+    assert "errorCode" not in passed_on(error_file, failure(inner_file(tmp_path), exitcode=0))
