@@ -2,7 +2,8 @@
 What all tests share: Hypothesis profiles, the rule for accelerators, and no silent skips in CI.
 
 `HYPOTHESIS_PROFILE` chooses dev (50 examples), ci (150) or nightly (5000). Of tests that are marked as sampled a
-share runs in CI, one variant of each, chosen by the seed `ELASTICLIB_SAMPLE` (0); elsewhere, or with ``all``, all run.
+share runs, one variant of each, chosen by the seed `ELASTICLIB_SAMPLE` (0); all run with ``--whole``, and where files
+or tests are named (``pytest tests/process/test_tee.py``, ``pytest -k tee``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 IN_CI = os.environ.get("CI") == "true"
-SAMPLE = os.environ.get("ELASTICLIB_SAMPLE", "0" if IN_CI else "all")
+SAMPLE = os.environ.get("ELASTICLIB_SAMPLE", "0")
 HAS_ACCELERATOR = pathlib.Path("/dev/nvidiactl").exists()
 
 for _name, _examples in {"dev": 50, "ci": 150, "nightly": 5000}.items():
@@ -29,6 +30,10 @@ for _name, _examples in {"dev": 50, "ci": 150, "nightly": 5000}.items():
         _name, max_examples=_examples, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="run all tests, not only a sample of the long ones")
 
 
 def pytest_configure() -> None:
@@ -43,8 +48,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu") and not HAS_ACCELERATOR:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA device (/dev/nvidiactl) on this machine"))
-    if SAMPLE != "all":
+    if not config.getoption("whole") and not _named(config):
         _sample(config, items)
+
+
+def _named(config: pytest.Config) -> bool:
+    """Whether somebody asked for certain tests: a folder is everything that is in it, a file or a word is not."""
+    places = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
+    return bool(config.getoption("keyword")) or not all(place.is_dir() for place in places)
 
 
 def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
