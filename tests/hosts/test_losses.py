@@ -13,7 +13,7 @@ from tests.benchmarks import tree
 from tests.hosts._netns import Host
 from tests.hosts._team import met, stop, wake
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.35)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 Hosts = tuple[Host, ...]
 QUICK: dict[str, Any] = {"heartbeat_timeout": 3, "last_call_timeout": 1}
