@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import stat
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,24 @@ def _drop_in_child() -> None:
 os.register_at_fork(after_in_child=_drop_in_child)
 
 
+def need_system() -> None:
+    """Raises `StartError` where the machine lacks what every start of processes needs: ``/proc`` and ``/dev/null``."""
+    if not os.path.exists("/proc/self/status"):
+        raise StartError(
+            "elasticlib needs /proc mounted, of this very PID namespace, and /proc/self/status is not there: "
+            "mount it (mount -t proc proc /proc), or start the container with it"
+        )
+    try:
+        usable = stat.S_ISCHR(os.stat(os.devnull).st_mode) and os.access(os.devnull, os.R_OK | os.W_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        raise StartError(
+            f"elasticlib needs {os.devnull}, and there is no such device that can be read and written: "
+            f"make it (mknod -m 666 {os.devnull} c 1 3), or start the container with /dev"
+        )
+
+
 def above_standard(descriptor: int) -> int:
     """A copy of *descriptor* with a number that no standard stream nor `CHANNEL_FD` has."""
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
@@ -56,6 +75,7 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: in
 
     It reads nothing and says nothing, but to *stderr* where that is given. Raises `StartError`.
     """
+    need_system()
     copies = [above_standard(descriptor), *(() if stderr is None else (above_standard(stderr),))]
     actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),

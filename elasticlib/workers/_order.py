@@ -23,6 +23,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from elasticlib._programs import need_system
 from elasticlib._wire import Message
 from elasticlib.errors import ConfigError, EntrypointError
 from elasticlib.numa._apply import attempt
@@ -84,10 +85,12 @@ class Job:
 
 def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> Job:
     """
-    The job of *spec* in *environment*. Raises `EntrypointError`, `PicklingError` or another `ConfigError`.
+    The job of *spec* in *environment*. Raises `EntrypointError`, `PicklingError` or another `ConfigError`, and
+    `StartError` on a machine where nothing can be started.
 
     It starts no worker, and at most the template, to ask it for the GPUs. *threads* is what each worker computes with.
     """
+    need_system()
     variables = _env.alone_with_a_device(environment, spec.local_world_size) if spec.virtual_local_rank else ()
     job = _work(spec, start_method, environment, threads)
     job = evolve(job, variables=variables, affinities=_affinities(spec, job))
