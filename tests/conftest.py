@@ -2,7 +2,7 @@
 What all tests share: Hypothesis profiles, the rule for accelerators, and no silent skips in CI.
 
 `HYPOTHESIS_PROFILE` chooses dev (50 examples), ci (150) or nightly (5000). Of tests that are marked as sampled a
-share runs, one variant of each, chosen by the seed `ELASTICLIB_SAMPLE` (0); all run with ``--whole``, and where files
+share runs, one variant of each, drawn by the seed `ELASTICLIB_SAMPLE` (0); all run with ``--whole``, and where files
 or tests are named (``pytest tests/process/test_tee.py``, ``pytest -k tee``).
 """
 
@@ -59,23 +59,38 @@ def _named(config: pytest.Config) -> bool:
 
 
 def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One variant of each sampled test, and of these the share that the marker names, file by file."""
+    """
+    One variant of each sampled test, and of these the share that the marker names.
+
+    A file's marker means that share of its tests, one at least; a test's own marker the part of all seeds with which
+    this one runs.
+    """
     files: dict[pathlib.Path, dict[str, list[pytest.Item]]] = {}
     shares: dict[pathlib.Path, float] = {}
+    drawn: dict[str, list[pytest.Item]] = {}
+    """The variants of each test that is to run."""
     for item in items:
         marker = item.get_closest_marker("sampled")
-        if marker is not None:
-            files.setdefault(item.path, {}).setdefault(item.nodeid.partition("[")[0], []).append(item)
-            shares[item.path] = marker.args[0] if marker.args else 1.0
-    chosen: set[pytest.Item] = set()
+        if marker is None:
+            continue
+        name, share = item.nodeid.partition("[")[0], marker.args[0] if marker.args else 1.0
+        if marker not in item.own_markers:
+            files.setdefault(item.path, {}).setdefault(name, []).append(item)
+            shares[item.path] = share
+        elif _draw(name) < share:
+            drawn.setdefault(name, []).append(item)
     for path, tests in files.items():
         # Each draws for itself: another test more or less changes little for the others.
-        drawn = sorted(tests, key=lambda name: random.Random(f"{SAMPLE}/{name}").random())
-        kept = drawn[: math.ceil(shares[path] * len(drawn))]
-        chosen |= {random.Random(f"{SAMPLE}/{name}/variant").choice(tests[name]) for name in kept}
-    left_out = {item for tests in files.values() for found in tests.values() for item in found} - chosen
+        kept = sorted(tests, key=_draw)[: math.ceil(shares[path] * len(tests))]
+        drawn |= {name: tests[name] for name in kept}
+    chosen = {random.Random(f"{SAMPLE}/{name}/variant").choice(found) for name, found in drawn.items()}
+    left_out = {item for item in items if item.get_closest_marker("sampled")} - chosen
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=list(left_out))
+
+
+def _draw(name: str) -> float:
+    return random.Random(f"{SAMPLE}/{name}").random()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,8 +14,11 @@ from attrs import frozen
 from tests.matrix.interpreters import ROOT, find, settings
 
 PURE = ("tests/unit", "tests/sim", "tests/test_architecture.py", "tests/test_exports.py", "tests/test_packaging.py")
-REAL = (*PURE, "tests/test_names.py", "tests/contract", "tests/process")
+REAL = (*PURE, "tests/contract", "tests/process")
 """With real workers, of which the usual sample runs."""
+NAMES = "tests/test_names.py"
+"""Compares with the names of one torch: that of the constraints."""
+CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 LIMIT = 1800.0
 """Seconds that a row's tests may take."""
 WITHOUT_TORCH = ("numpy",)
@@ -37,7 +40,9 @@ class Row:
     @property
     def tests(self) -> tuple[str, ...]:
         """What is run."""
-        return REAL if self.torch else PURE
+        if self.torch is None:
+            return PURE
+        return (*REAL, NAMES) if f"torch=={self.torch}" in CONSTRAINTS.read_text() else REAL
 
     @property
     def packages(self) -> list[str]:
