@@ -54,10 +54,13 @@ def need_system() -> None:
             "mount it (mount -t proc proc /proc), or start the container with it"
         )
     try:
-        usable = stat.S_ISCHR(os.stat(os.devnull).st_mode) and os.access(os.devnull, os.R_OK | os.W_OK)
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        usable = False
-    if not usable:
+        is_device = False
+    else:
+        is_device = stat.S_ISCHR(os.fstat(null).st_mode)
+        os.close(null)
+    if not is_device:
         raise StartError(
             f"elasticlib needs {os.devnull}, and there is no such device that can be read and written: "
             f"make it (mknod -m 666 {os.devnull} c 1 3), or start the container with /dev"
