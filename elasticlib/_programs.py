@@ -14,6 +14,7 @@ import fcntl
 import itertools
 import os
 import signal
+import stat
 import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -152,6 +153,27 @@ def wake_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
+def need_system() -> None:
+    """Raises `StartError` where the machine lacks what every start of processes needs: ``/proc`` and ``/dev/null``."""
+    if not os.path.exists("/proc/self/status"):
+        raise StartError(
+            "elasticlib needs /proc mounted, of this very PID namespace, and /proc/self/status is not there: "
+            "mount it (mount -t proc proc /proc), or start the container with it"
+        )
+    try:
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        is_device = False
+    else:
+        is_device = stat.S_ISCHR(os.fstat(null).st_mode)
+        os.close(null)
+    if not is_device:
+        raise StartError(
+            f"elasticlib needs {os.devnull}, and there is no such device that can be read and written: "
+            f"make it (mknod -m 666 {os.devnull} c 1 3), or start the container with /dev"
+        )
+
+
 def above_standard(descriptor: int) -> int:
     """A copy of *descriptor* with a number that no standard stream nor `CHANNEL_FD` has."""
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
@@ -180,6 +202,7 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: in
 
     It reads nothing and says nothing, but to *stderr* where that is given. Raises `StartError`.
     """
+    need_system()
     copies = [above_standard(descriptor), *(() if stderr is None else (above_standard(stderr),))]
     actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),

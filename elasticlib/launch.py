@@ -111,7 +111,7 @@ def launch_agent(
         workers = _devices.workers_per_node(config.nproc_per_node, config.preload, flags)
         spec = _worker_spec(config, workers, entrypoint, args, kwargs or {})
         if spec.numa_options is None:
-            spec.numa_options = _devices.default_numa_options(workers)
+            spec.numa_options = _devices.default_numa_options(workers, config.preload, flags)
         grace = _shutdown_timeout(config)
         prepared = prepare(spec, config.start_method, config.signals_to_handle)
         _warn_of_strange_ranks(logs, workers)

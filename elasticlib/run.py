@@ -167,8 +167,9 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
     """Call *command* with the library's messages on stderr; for a whole program, leave as `main` says if it raises."""
-    while whole_program and os.open(os.devnull, os.O_RDWR) < 3:
-        pass  # a stream that was closed at our start: no other file may get its number
+    with contextlib.suppress(OSError):  # without /dev/null: whoever needs that says so
+        while whole_program and os.open(os.devnull, os.O_RDWR) < 3:
+            pass  # a stream that was closed at our start: no other file may get its number
     try:
         with _console_log(os.environ.get("LOGLEVEL") or "WARNING"):
             try:

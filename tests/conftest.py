@@ -2,7 +2,8 @@
 What all tests share: Hypothesis profiles, the rule for accelerators, and no silent skips in CI.
 
 `HYPOTHESIS_PROFILE` chooses dev (50 examples), ci (150) or nightly (5000). Of tests that are marked as sampled a
-share runs in CI, one variant of each, chosen by the seed `ELASTICLIB_SAMPLE` (0); elsewhere, or with ``all``, all run.
+share runs, one variant of each, drawn by the seed `ELASTICLIB_SAMPLE` (0); all run with ``--whole``, and where files
+or tests are named (``pytest tests/process/test_tee.py``, ``pytest -k tee``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 IN_CI = os.environ.get("CI") == "true"
-SAMPLE = os.environ.get("ELASTICLIB_SAMPLE", "0" if IN_CI else "all")
+SAMPLE = os.environ.get("ELASTICLIB_SAMPLE", "0")
 HAS_ACCELERATOR = pathlib.Path("/dev/nvidiactl").exists()
 
 for _name, _examples in {"dev": 50, "ci": 150, "nightly": 5000}.items():
@@ -29,6 +30,10 @@ for _name, _examples in {"dev": 50, "ci": 150, "nightly": 5000}.items():
         _name, max_examples=_examples, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="run all tests, not only a sample of the long ones")
 
 
 def pytest_configure() -> None:
@@ -43,28 +48,49 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu") and not HAS_ACCELERATOR:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA device (/dev/nvidiactl) on this machine"))
-    if SAMPLE != "all":
+    if not config.getoption("whole") and not _named(config):
         _sample(config, items)
 
 
+def _named(config: pytest.Config) -> bool:
+    """Whether somebody asked for certain tests: a folder is everything that is in it, a file or a word is not."""
+    places = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
+    return bool(config.getoption("keyword")) or not all(place.is_dir() for place in places)
+
+
 def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One variant of each sampled test, and of these the share that the marker names, file by file."""
+    """
+    One variant of each sampled test, and of these the share that the marker names.
+
+    A file's marker means that share of its tests, one at least; a test's own marker the part of all seeds with which
+    this one runs.
+    """
     files: dict[pathlib.Path, dict[str, list[pytest.Item]]] = {}
     shares: dict[pathlib.Path, float] = {}
+    drawn: dict[str, list[pytest.Item]] = {}
+    """The variants of each test that is to run."""
     for item in items:
         marker = item.get_closest_marker("sampled")
-        if marker is not None:
-            files.setdefault(item.path, {}).setdefault(item.nodeid.partition("[")[0], []).append(item)
-            shares[item.path] = marker.args[0] if marker.args else 1.0
-    chosen: set[pytest.Item] = set()
+        if marker is None:
+            continue
+        name, share = item.nodeid.partition("[")[0], marker.args[0] if marker.args else 1.0
+        if marker not in item.own_markers:
+            files.setdefault(item.path, {}).setdefault(name, []).append(item)
+            shares[item.path] = share
+        elif _draw(name) < share:
+            drawn.setdefault(name, []).append(item)
     for path, tests in files.items():
         # Each draws for itself: another test more or less changes little for the others.
-        drawn = sorted(tests, key=lambda name: random.Random(f"{SAMPLE}/{name}").random())
-        kept = drawn[: math.ceil(shares[path] * len(drawn))]
-        chosen |= {random.Random(f"{SAMPLE}/{name}/variant").choice(tests[name]) for name in kept}
-    left_out = {item for tests in files.values() for found in tests.values() for item in found} - chosen
+        kept = sorted(tests, key=_draw)[: math.ceil(shares[path] * len(tests))]
+        drawn |= {name: tests[name] for name in kept}
+    chosen = {random.Random(f"{SAMPLE}/{name}/variant").choice(found) for name, found in drawn.items()}
+    left_out = {item for item in items if item.get_closest_marker("sampled")} - chosen
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=list(left_out))
+
+
+def _draw(name: str) -> float:
+    return random.Random(f"{SAMPLE}/{name}").random()
 
 
 @pytest.hookimpl(wrapper=True)

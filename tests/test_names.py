@@ -21,6 +21,8 @@ import pytest
 
 import elasticlib
 
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="not installed: torch")
+
 TABLE = pathlib.Path(elasticlib.__file__).parent / "docs" / "names.md"
 ROW = re.compile(r"\| `(torch[\w.]+)` \| (?:`(elasticlib[\w.]+)`|(-)) \| (\S.*\S) \|")
 ABSENT = "-"

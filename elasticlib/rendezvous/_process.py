@@ -66,6 +66,9 @@ class Seated(Talk, Protocol):
 class Share(Protocol):
     """What this process keeps for its node: a `Station`."""
 
+    def prepare(self) -> None:
+        """Import what takes long; nothing is contacted."""
+
     def start(self) -> None:
         """Begin to seek the job; there is a `member` from then on."""
 
@@ -325,6 +328,9 @@ def main(make: Callable[[Job], Share] = _open) -> NoReturn:
         logger.setLevel(logging.INFO)
         logger.addHandler(lines)
         share = make(job)
+        # Before the first word: loading a library keeps all threads here from running, and the launcher allows a
+        # process that has not begun more time than one that falls silent.
+        share.prepare()
         share.start()
         pump = Pump(channel, share, job.heartbeat, lines, launcher)
         if (stillness := first[0]["stillness"]) is not None:

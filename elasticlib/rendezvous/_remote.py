@@ -61,6 +61,10 @@ _SHORT = 16_000
 """Characters of a report that are sent from the agent's own thread."""
 _BIRTH = 600.0
 """Seconds for the first word of the process, where the job names no join time."""
+_TELL_EVERY = 5.0
+"""Seconds after which a process that has not begun is spoken of for the first time; then twice as long, and so on."""
+
+_IMPORTING = "`import torch` takes so long here (a cold disk?), or the machine is busy; no other node was asked yet"
 
 _PROGRAM = (
     BOOT
@@ -85,6 +89,7 @@ class RemoteMember(Reporter):
         self, job: Job, *, stillness: float | None = None, program: str = _PROGRAM, clock: Clock = monotonic
     ) -> None:
         self.node = job.node
+        self._run_id = job.run_id
         self.final: Final | None = None
         """How this node's part in the job ended, once `take` has told it."""
         self._heartbeat = job.heartbeat
@@ -117,7 +122,8 @@ class RemoteMember(Reporter):
             raise
         finally:
             theirs.close()
-        self._heard = clock()
+        self._heard = self._born = clock()
+        self._tell_after = _TELL_EVERY
         self._begun = False
         """Whether the process has said anything: its imports take a while."""
         self._birth_limit = job.join_timeout or _BIRTH
@@ -214,6 +220,8 @@ class RemoteMember(Reporter):
         if self._error is not None:
             return 0.0
         deadline = self._deadline()
+        if deadline is not None and not self._begun and not self._mute:
+            deadline = min(deadline, self._born + self._tell_after)
         return None if deadline is None else max(0.0, deadline - self._clock())
 
     def take(self) -> list[Word]:
@@ -238,6 +246,7 @@ class RemoteMember(Reporter):
                 words += self._hear(*received)
         if (deadline := self._deadline()) is not None and self._clock() >= deadline:
             words += self._note_silence()
+        self._tell_of_birth()
         if self._error is not None and not words:
             raise self._error
         return words
@@ -260,9 +269,18 @@ class RemoteMember(Reporter):
         self._mute, self._mute_since = True, self._clock()
         if self._begun:
             return [self._cut_off("the rendezvous process of this node does not answer")]
-        why = f"its rendezvous process did not begin within {self._birth_limit:g} s"
+        why = f"its rendezvous process did not begin within {self._birth_limit:g} s: {_IMPORTING}"
         self._error = RendezvousTimeoutError(f"node {self.node}: {why}")
         return []
+
+    def _tell_of_birth(self) -> None:
+        waited = self._clock() - self._born
+        if self._begun or self._gone or self._error is not None or waited < self._tell_after:
+            return
+        self._tell_after = 2 * waited
+        left = self._birth_limit - waited
+        what = f"node {self.node} has waited {waited:.0f} s for job {self._run_id!r}"
+        _log.warning("%s: %s; %.0f s left", what, _IMPORTING, left)
 
     def _cut_off(self, why: str) -> ContactLost:
         return ContactLost(f"contact with the job is lost: {why}", GRACE * self._heartbeat)

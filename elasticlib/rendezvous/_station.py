@@ -69,6 +69,11 @@ class Station:
         self._moves = backend is not None or job.backend.startswith("etcd")
         self._backend = backend_of(job) if backend is None else backend
 
+    def prepare(self) -> None:
+        """Import what takes long, in this thread and without a time limit; nothing is contacted."""
+        if not self._moves:
+            self._backend.prepare()
+
     def start(self) -> None:
         """Begin to seek the job."""
         job = self.job

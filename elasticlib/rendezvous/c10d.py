@@ -97,6 +97,15 @@ class C10dBackend:
         """The TCPStore that this process hosts; None where it does not."""
         return self._server
 
+    def prepare(self) -> None:
+        """
+        Import torch, however long a cold disk takes for that: no store is to be judged by it.
+
+        `serve` and `dial` do it too, before their own time begins.
+        """
+        # A node that has bound the endpoint looks like a store that does not answer: torch comes before that.
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: F401
+
     def serve(self, deadline: float) -> bool:
         """
         Become the store's host if this machine is it; whether this process hosts it now.
@@ -108,6 +117,7 @@ class C10dBackend:
             return True
         if self.job.store_type == "file" or self._must_host is False:
             return False
+        self.prepare()
         addresses = resolve(self.host, self.port, min(LOOK_UP, deadline - time.monotonic()))
         bound = bind_endpoint(self.host, self.port, addresses, alone=self.job.max_nodes == 1)
         if isinstance(bound, socket.socket):
@@ -123,6 +133,7 @@ class C10dBackend:
 
     def dial(self, timeout: float) -> Exchange:
         """One attempt to reach the store, for about *timeout* s; `RendezvousConnectionError` says what was wrong."""
+        self.prepare()
         deadline = time.monotonic() + timeout
         if self.job.store_type == "file":
             return self._open_file()

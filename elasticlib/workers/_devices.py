@@ -37,7 +37,9 @@ def workers_per_node(asked: int | str, preload: Sequence[str] = ("torch",), flag
     return count
 
 
-def default_numa_options(workers: int) -> NumaOptions | None:
+def default_numa_options(
+    workers: int, preload: Sequence[str] = ("torch",), flags: tuple[str, ...] = ()
+) -> NumaOptions | None:
     """
     What torch binds *workers* by where nothing is asked for: its build's default, with an accelerator for each worker.
 
@@ -49,7 +51,7 @@ def default_numa_options(workers: int) -> NumaOptions | None:
     if found is None:
         return None
     try:
-        return found if _accelerators()[0] == workers else None
+        return found if _accelerators(tuple(preload), flags)[0] == workers else None
     except (ElasticError, RuntimeError):
         return None
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from elasticlib._programs import need_system
 from elasticlib._wire import Message
 from elasticlib.errors import ConfigError, EntrypointError
 from elasticlib.numa._apply import attempt
@@ -84,10 +85,12 @@ class Job:
 
 def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> Job:
     """
-    The job of *spec* in *environment*. Raises `EntrypointError`, `PicklingError` or another `ConfigError`.
+    The job of *spec* in *environment*. Raises `EntrypointError`, `PicklingError` or another `ConfigError`, and
+    `StartError` on a machine where nothing can be started.
 
     It starts no worker, and at most the template, to ask it for the GPUs. *threads* is what each worker computes with.
     """
+    need_system()
     variables = _env.alone_with_a_device(environment, spec.local_world_size) if spec.virtual_local_rank else ()
     if bare := [rank for rank, own in enumerate(variables) if not own[_env.DEVICES]]:
         _log.warning("virtual_local_rank=True: no device is listed for local rank %s", ", ".join(map(str, bare)))

@@ -32,7 +32,7 @@ def outcomes(launcher: str, tests: list[str], python: str = sys.executable) -> d
         path = pathlib.Path(folder, "report")
         path.touch()
         subprocess.run(
-            [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", *(tests or [str(HERE)])],
+            [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "--whole", *(tests or [str(HERE)])],
             cwd=HERE.parents[1],
             env={**os.environ, "ELASTICLIB_PEER": launcher, "ELASTICLIB_CHECKLIST_REPORT": str(path)},
             stdout=sys.stderr,
@@ -79,7 +79,7 @@ def verdict(row: dict[str, Any], ours: str, peers: str, nothings: str) -> str:
 def collect(rows: set[int]) -> list[str]:
     """The tests of some rows."""
     shown = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "tests.checklist.rows", str(HERE)],
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", "--whole", "-p", "tests.checklist.rows", str(HERE)],
         cwd=HERE.parents[1],
         env={**os.environ},
         capture_output=True,

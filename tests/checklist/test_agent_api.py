@@ -10,7 +10,7 @@ import pytest
 
 from tests.checklist.peers import Peer, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 
 @pytest.mark.row(166)

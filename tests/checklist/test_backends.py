@@ -14,7 +14,7 @@ import pytest
 from tests.checklist.nodes import LOOPBACK, Cluster
 from tests.checklist.peers import REPORT, ROOT, Peer, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 LIMIT = 60.0
 """Seconds within which handlers that need not wait for anything have met, on a loaded machine too."""

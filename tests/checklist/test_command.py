@@ -9,7 +9,7 @@ import pytest
 
 from tests.checklist.peers import Peer
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 COMMAND_LINE = "print(open('/proc/self/cmdline').read().rstrip('\\0').split('\\0'))"
 

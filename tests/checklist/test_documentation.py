@@ -7,7 +7,7 @@ import pytest
 from tests.checklist._workers import NEWCOMERS, QUICK, came, listens, names, script
 from tests.checklist.peers import LIMIT, Peer, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 SCRIPT = "YOUR_TRAINING_SCRIPT.py"
 ARGUMENTS = ("--arg1", "--train-script-args=x y")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.checklist.peers import REPORT, Peer, Seen, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 LOOPBACK = "127.0.0.1"
 GLOO = """

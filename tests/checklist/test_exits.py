@@ -15,7 +15,7 @@ import pytest
 from tests.checklist._workers import QUICK, came, names, script, summary
 from tests.checklist.peers import Peer
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 TWO = "--nproc-per-node=2"
 

@@ -10,7 +10,7 @@ import pytest
 from tests.checklist._workers import QUICK, names, script
 from tests.checklist.peers import ROOT, Peer
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 TWO = "--nproc-per-node=2"
 IN_LOGS = "--log-dir=logs"

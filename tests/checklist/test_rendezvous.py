@@ -24,7 +24,7 @@ from tests.checklist.nodes import LOOPBACK, Cluster, Refused, let_in, seconds_un
 from tests.checklist.peers import Peer, free_port
 from tests.hosts._netns import missing, shifted
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 AT_ONCE = 30.0
 """Seconds within which nodes that need not wait for anything have met, on a loaded machine too."""

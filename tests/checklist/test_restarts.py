@@ -11,7 +11,7 @@ import pytest
 from tests.checklist._workers import NEWCOMERS, QUICK, Team, came, names, script, summary
 from tests.checklist.peers import REPORT, Peer
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 TWO = "--nproc-per-node=2"
 PROMPTLY = 40.0

@@ -14,7 +14,7 @@ import pytest
 from tests.checklist._workers import QUICK, names, script
 from tests.checklist.peers import Peer
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 
 def told(peer: Peer, code: str, *args: str, **env: str) -> Any:

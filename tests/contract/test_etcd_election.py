@@ -22,7 +22,7 @@ from elasticlib.rendezvous._journal import Journal, LeadershipLost
 from elasticlib.rendezvous.etcd import EtcdBackend
 from elasticlib.rendezvous.etcd_server import EtcdServer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
 LONG = 30.0
 TTL = 2.0

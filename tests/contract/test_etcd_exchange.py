@@ -18,7 +18,7 @@ from elasticlib.rendezvous.etcd import EtcdBackend
 from elasticlib.rendezvous.etcd_server import EtcdServer
 from tests.contract.test_exchange import LONG, ExchangeContract, texts
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
 
 class EtcdContract(ExchangeContract):

@@ -259,6 +259,22 @@ class TestWhoHosts:
 
 
 class TestDial:
+    def test_the_time_of_an_attempt_begins_when_torch_is_there(
+        self, backend: Open, host: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In a program that keeps its rendezvous itself, torch may be imported by the very attempt to connect."""
+        node, prepare = backend(endpoint_of(host)), C10dBackend.prepare
+
+        def slow(self: C10dBackend) -> None:
+            prepare(self)
+            threading.Event().wait(2.2)
+
+        monkeypatch.setattr(C10dBackend, "prepare", slow)
+
+        exchange = node.dial(2.0)
+
+        assert "run" == exchange.served_run  # type: ignore[attr-defined]
+
     def test_an_unknown_name_is_told_apart(self, backend: Open) -> None:
         with pytest.raises(RendezvousConnectionError, match=r"^name not found: 'nosuchhost\.invalid'"):
             backend("nosuchhost.invalid:29400").dial(LONG)

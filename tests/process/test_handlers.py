@@ -20,7 +20,7 @@ import pytest
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.35)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"

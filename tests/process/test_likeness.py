@@ -79,6 +79,7 @@ def test_classes_of_a_script_can_be_pickled_to_its_very_end() -> None:
     )
 
 
+@pytest.mark.sampled(0.2)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_objects_of_a_scripts_classes_travel_between_processes(method: str) -> None:
     """all_gather_object, and DataLoaders with forked and spawned workers."""
@@ -89,6 +90,7 @@ def test_objects_of_a_scripts_classes_travel_between_processes(method: str) -> N
     )
 
 
+@pytest.mark.sampled(0.2)
 def test_a_model_compiles_in_a_forked_worker() -> None:
     """Inductor starts processes and loads libraries of its own."""
     assert "compiled" in launch(1, str(SCRIPTS / "compiles.py"))

@@ -33,7 +33,9 @@ HERE = Path(__file__).parent
 class Node:
     """A launcher with its rendezvous process and a process for its workers (scripts/node.py)."""
 
-    def __init__(self, port: int, name: str, host: bool, sizes: tuple[int, int]) -> None:
+    def __init__(
+        self, port: int, name: str, host: bool, sizes: tuple[int, int], path: str = "", stderr: Any = None
+    ) -> None:
         job = Job(
             run_id="job",
             node=f"{name}/1-a",
@@ -47,10 +49,11 @@ class Node:
             reconnect_timeout=5.0,
             close_timeout=5.0,
         )
-        path = os.pathsep.join([str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([path, str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
         self.popen = subprocess.Popen(
             [sys.executable, str(HERE / "scripts" / "node.py"), json.dumps(job.plain())],
             stdout=subprocess.PIPE,
+            stderr=stderr,
             env={**os.environ, "PYTHONPATH": path},
         )
         self.said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -103,8 +106,8 @@ def start() -> Iterator[Start]:
         port = probe.getsockname()[1]
     nodes: list[Node] = []
 
-    def new(*, least: int = 1, most: int = 2) -> Node:
-        nodes.append(Node(port, f"n{len(nodes)}", not nodes, (least, most)))
+    def new(*, least: int = 1, most: int = 2, **more: Any) -> Node:
+        nodes.append(Node(port, f"n{len(nodes)}", not nodes, (least, most), **more))
         return nodes[-1]
 
     yield new
@@ -224,6 +227,41 @@ def test_what_a_scheduler_sends_to_every_process_does_not_end_it(start: Start) -
 
     assert not gone_within(other.process, 0.5)
     assert host.said.empty() and other.said.empty()
+
+
+SLOW_TORCH = """
+import ctypes, os, sys
+
+class Disk:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            while not os.path.exists({loaded!r}):
+                ctypes.PyDLL(None).usleep(100_000)  # the interpreter's lock is held, as while a library is loaded
+        return None
+
+sys.meta_path.insert(0, Disk())
+"""
+"""A ``sitecustomize``: torch comes from a disk that takes its time."""
+
+
+def test_a_torch_that_is_slow_to_import_is_waited_for_and_named_and_the_store_is_not_blamed(
+    start: Start, tmp_path: Path
+) -> None:
+    loaded, said = tmp_path / "loaded", tmp_path / "said"
+    (tmp_path / "sitecustomize.py").write_text(SLOW_TORCH.format(loaded=str(loaded)))
+    start().hears("seat")
+    with said.open("w") as stderr:
+        slow = start(path=str(tmp_path), stderr=stderr)
+    deadline = time.monotonic() + LIMIT
+    while "import torch" not in said.read_text() and "is no store" not in said.read_text():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.05)
+    loaded.touch()
+
+    assert 2 == slow.hears("seat", "lost", "error")["size"]
+    assert "n1/1-a has waited 5 s for job 'job': `import torch` takes so long" in said.read_text()
+    assert "is no store" not in said.read_text()
 
 
 def test_a_job_that_cannot_work_is_refused_as_over_there() -> None:

@@ -263,3 +263,42 @@ def test_functions_run_under_the_callers_interpreter_options(method: str) -> Non
     )
 
     assert 0 == done.returncode
+
+
+CALL = "import elasticlib as e; e.elastic_launch(e.LaunchConfig(nproc_per_node=1, start_method={method!r}), print)()"
+WITHOUT = {"/proc": "mount --bind {empty} /proc", "/dev/null": "mount --bind {empty} /dev"}
+"""What hides a part of the machine, in a mount namespace of its own."""
+
+
+@pytest.mark.parametrize("missing", WITHOUT)
+@pytest.mark.parametrize("start", ["command", "forkserver", "spawn", "fork"])
+def test_a_machine_without_proc_or_dev_null_is_told_in_one_line_before_anything_starts(
+    start: str, missing: str, tmp_path: Path
+) -> None:
+    """As in a container or chroot whose maker forgot them."""
+    if os.geteuid() != 0:
+        pytest.skip("a mount namespace needs root")
+    run = f"{RUN} job.py" if start == "command" else f'{sys.executable} -c "{CALL.format(method=start)}"'
+
+    done = shell(f"unshare --mount sh -c '{WITHOUT[missing].format(empty=tmp_path)} && exec \"$@\"' sh {run}")
+
+    *before, last = done.stderr.splitlines()
+    assert 1 == done.returncode
+    assert "" == done.stdout
+    assert f"elasticlib needs {missing}" in last
+    if start == "command":
+        assert [] == before and last.startswith("elasticrun: ")
+    else:
+        assert last.startswith("elasticlib.errors.StartError: ")
+
+
+@pytest.mark.parametrize("missing", WITHOUT)
+def test_help_is_given_on_any_machine(missing: str, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a mount namespace needs root")
+
+    hide = WITHOUT[missing].format(empty=tmp_path)
+    done = shell(f"unshare --mount sh -c '{hide} && exec {sys.executable} -m elasticlib.run --help'")
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert done.stdout.startswith("usage: elasticrun ")

@@ -85,10 +85,11 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> type[Agent]:
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     """Fails a test whose launch leaves a thread or a change of the environment behind."""
-    threads, environment = threading.enumerate(), dict(os.environ)
+    threads, environment = set(threading.enumerate()), dict(os.environ)
     yield
     environment["PYTEST_CURRENT_TEST"] = os.environ["PYTEST_CURRENT_TEST"]
-    assert (threading.enumerate(), dict(os.environ)) == (threads, environment)
+    begun = [thread for thread in threading.enumerate() if thread not in threads]
+    assert ([], environment) == (begun, dict(os.environ))
 
 
 def failures() -> dict[int, ProcessFailure]:

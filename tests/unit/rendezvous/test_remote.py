@@ -406,6 +406,33 @@ def test_a_process_that_never_begins_is_waited_for_as_long_as_a_join_may_take(pr
     member.close()
 
 
+def test_who_waits_for_a_process_that_has_not_begun_is_told_so_now_and_then(
+    process: Process, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    member = RemoteMember(job(join_timeout=50.0), clock=clock)
+    patience = [member.patience()]
+    with caplog.at_level(logging.WARNING, "elasticlib"):
+        for _ in range(12):
+            clock.now += 4.0
+            assert member.take() == []
+    patience.append(member.patience())
+    process.say("alive")
+    taken(member)
+    clock.now += 40.0
+    with caplog.at_level(logging.WARNING, "elasticlib"):
+        member.take()
+
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.partition(": ")[0] for line in said] == [
+        f"node n1/1-a has waited {seconds} s for job 'job'" for seconds in (8, 16, 32)
+    ]
+    assert all("`import torch` takes so long" in line for line in said)
+    assert said[0].endswith("; 42 s left")
+    assert patience == [5.0, 2.0]
+    process.end()
+    member.close()
+
+
 def test_without_a_heartbeat_silence_means_nothing(process: Process, clock: Clock) -> None:
     member = RemoteMember(job(heartbeat=0.0), clock=clock)
     process.say("alive")

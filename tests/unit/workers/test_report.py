@@ -311,13 +311,13 @@ def test_who_may_read_the_error_file_is_for_the_umask_to_say(tmp_path: Path, uma
 
 @pytest.mark.slow
 def test_torchs_own_reader_understands_the_error_file(tmp_path: Path) -> None:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+    torchs = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
 
     path = str(tmp_path / "error.json")
     report = of_exception(raised(ValueError("a bad value")), b"")
     _report.write_error_file(path, report)
 
-    failure = ProcessFailure(local_rank=1, pid=7, exitcode=1, error_file=path)
+    failure = torchs.ProcessFailure(local_rank=1, pid=7, exitcode=1, error_file=path)
 
     assert failure.timestamp == int(report.timestamp)
-    assert "ValueError: a bad value" in str(ChildFailedError("train.py", {1: failure}))
+    assert "ValueError: a bad value" in str(torchs.ChildFailedError("train.py", {1: failure}))
