@@ -35,7 +35,8 @@ from typing import Any, NoReturn
 
 _READERS_LIMIT = 1.0
 """Seconds that threads which read this process' own output get to take in its end."""
-_READERS_LOOK = 0.002
+_READERS_LOOK = 2
+"""Milliseconds"""
 
 _inherited: dict[str, int] = {}
 """The modules that were there before the worker's program began, by their names and identities."""
@@ -193,7 +194,7 @@ def _let_readers_finish() -> None:
         if now is not None and now == before and not any(map(_unread, pipes)):
             return
         before = now
-        select.select([], [], [], _READERS_LOOK)
+        select.poll().poll(_READERS_LOOK)
 
 
 def _read_here(number: int) -> bool:
