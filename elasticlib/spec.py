@@ -226,7 +226,8 @@ class LaunchConfig(DataclassView):
     virtual_local_rank: bool = field(default=False, converter=_rules.truth, validator=_rules.yes_or_no)
     """Each worker sees LOCAL_RANK=0 and one device: its entry of CUDA_VISIBLE_DEVICES, else that of its rank."""
     shutdown_timeout: float | None = field(default=None, converter=_rules.real)
-    """Seconds from the stop signal to SIGKILL; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30."""
+    """Seconds from the stop signal to SIGKILL; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30. Less where all
+    workers of a node sit in native code, such as a collective, and none comes back to Python for the signal."""
     module: bool = field(default=False, kw_only=True)
     """The entry point is a module's name, run as ``python -m`` would."""
     no_python: bool = field(default=False, kw_only=True)

@@ -97,7 +97,7 @@ MAY_UNPICKLE = {
     "workers/_main_definitions.py": "the caller's definitions, sent beside that function",
     "workers/_results.py": "an exception of this very process, to see whether it can be rebuilt",
     "workers/_exceptions.py": "the exception that our own worker left in its memory file",
-    "multiprocessing/_processes.py": "the return values that our own workers left in their memory files",
+    "multiprocessing/_left.py": "the return values that our own workers left in their memory files",
 }
 TORCHS_OWN_LAUNCHER = tuple(f"torch.distributed.{name}" for name in ("elastic", "launcher", "run", "launch"))
 

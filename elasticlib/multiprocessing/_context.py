@@ -22,11 +22,7 @@ from attrs import Factory, define, evolve
 
 from elasticlib import _rules
 from elasticlib._wire import HasDescriptor, Message, wait_readable
-from elasticlib.errors import (
-    ConfigError,
-    ProcessFailure,
-    SpecError,
-)
+from elasticlib.errors import ConfigError, ProcessFailure, SpecError
 from elasticlib.logs import _streams
 from elasticlib.multiprocessing import _call, _signals
 from elasticlib.multiprocessing._processes import Processes
@@ -71,9 +67,8 @@ class PContext(abc.ABC):
     """
     A set of worker processes; `start_processes` makes and starts one.
 
-    (torch: ``torch.distributed.elastic.multiprocessing.PContext``.) Unlike torch's, workers never outlive this
-    program, signal handlers are put back when all has ended, and calls may come from any thread. Other
-    differences are said where they are.
+    (torch: ``torch.distributed.elastic.multiprocessing.PContext``.) Unlike torch's, workers never outlive this program,
+    signal handlers are put back when all has ended, and calls may come from any thread.
     """
 
     def __init__(
@@ -104,9 +99,8 @@ class PContext(abc.ABC):
             env[_streams.ERROR_FILE] = env[_streams.ERROR_FILE] or given[rank]
         self.error_files = {rank: env[_streams.ERROR_FILE] for rank, env in self.envs.items()}
         self._dest = evolve(dest, error_files=self.error_files)
-        ranks = range(self.nprocs)
-        self.stdouts = {rank: self._dest.stdouts.get(rank, "") for rank in ranks}
-        self.stderrs = {rank: self._dest.stderrs.get(rank, "") for rank in ranks}
+        self.stdouts = {rank: self._dest.stdouts.get(rank, "") for rank in range(self.nprocs)}
+        self.stderrs = {rank: self._dest.stderrs.get(rank, "") for rank in range(self.nprocs)}
         duplicates = _streams.Duplicates(duplicate_stdout_filters, duplicate_stderr_filters)
         self._processes = Processes(self._job, self.nprocs, duplicates=duplicates)
         self._lock = threading.Lock()

@@ -8,7 +8,6 @@ read to their last byte before anything is reported.
 
 from __future__ import annotations
 
-import pickle
 import signal
 import sys
 import time
@@ -16,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elasticlib import records
-from elasticlib._programs import FEW_DESCRIPTORS, KILLED
+from elasticlib._programs import KILLED
 from elasticlib._wire import Message, room_for, wait_readable
-from elasticlib.errors import ElasticError, PicklingError, PreloadError, ProcessFailure, StartError
+from elasticlib.errors import ElasticError, PreloadError, ProcessFailure, StartError
 from elasticlib.logs import _streams
 from elasticlib.logs._console import console_sink
 from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
+from elasticlib.multiprocessing import _left
 from elasticlib.spec import DEFAULT_PRELOAD, LogsDest
 from elasticlib.workers import _failure, _guardian, _machine, _order
 from elasticlib.workers._process import Crew, Exit, Failed, Lingers, Lost, Stopped, StoreGone, Stuck
@@ -346,36 +346,15 @@ class Processes:
                 found[rank_base + rank] = ProcessFailure(
                     rank, self.pids.get(rank, 0), -signal.SIGKILL, "", message=self.lost.why, rank=rank_base + rank
                 )
-        if self._store is not None and (blamed := self._blamed()) is not None:
-            gone = self._store
-            hint = _failure.explain(gone.exitcode, kills) if gone.pid else ""
-            failure = ProcessFailure(
-                blamed, gone.pid, gone.exitcode, "", message=gone.why, rank=rank_base + blamed, hint=hint
+        if self._store is not None and (rank_left := _left.blamed(self._ends(), self._count)) is not None:
+            found[rank_base + rank_left] = _left.lost_store(
+                self._store, rank_left, rank_base, kills, self._store_gone_at
             )
-            failure.timestamp = self._store_gone_at
-            found[rank_base + blamed] = failure
         return found
-
-    def _blamed(self) -> int | None:
-        """The rank that stands for the lost store: the first that did not fail by another cause; None: all did."""
-        return next((rank for rank in range(self._count) if self._may_be_blamed(rank)), None)
-
-    def _may_be_blamed(self, rank: int) -> bool:
-        end = self._ends().get(rank)
-        return end is None or not _failure.failed(end, "") or (end.report is not None and end.report.secondary)
 
     def cut_short(self) -> dict[int, ProcessFailure]:
         """The workers that `stop` ended before they were done, by local rank, or that were not seen to end."""
-        found = {}
-        for rank in range(self._count):
-            end, pid = self.exits.get(rank), self.pids.get(rank, 0)
-            if end is None:
-                why = f"process {pid} was not seen to end: it is in uninterruptible sleep, or was let go of"
-                found[rank] = ProcessFailure(rank, pid, -signal.SIGKILL, "", message=why, rank=rank)
-            elif end.exitcode != 0:
-                hint = "stopped by its launcher before it was done"
-                found[rank] = ProcessFailure(rank, end.pid, end.exitcode, "", rank=rank, hint=hint)
-        return found
+        return _left.cut_short(self.exits, self.pids, self._count)
 
     def _failure(self, end: Exit, rank_base: int, kills: int) -> ProcessFailure:
         rank = end.local_rank
@@ -385,7 +364,7 @@ class Processes:
     def original_exception(self, rank: int) -> BaseException | None:
         """The exception that ended worker *rank* in this round, where it can be rebuilt."""
         end = self._ends().get(rank)
-        if self._store is not None and rank == self._blamed():
+        if self._store is not None and rank == _left.blamed(self._ends(), self._count):
             return StartError(self._store.why)
         if end is None:
             return self.lost.cause if self.lost is not None else None
@@ -393,21 +372,4 @@ class Processes:
 
     def return_values(self, rank_base: int = 0) -> dict[int, Any]:
         """What the workers returned, by local rank plus *rank_base*; None from programs. Raises `PicklingError`."""
-        values: dict[int, Any] = {}
-        for rank in range(self._count):
-            report = self.exits[rank].report
-            if self.exits[rank].unread:
-                raise PicklingError(
-                    f"what rank {rank_base + rank} returned could not be taken in: this program has as many files open "
-                    f"as it may: {FEW_DESCRIPTORS.removeprefix('; ')}"
-                )
-            values[rank_base + rank] = None
-            if report is not None and report.kind == "result":
-                try:
-                    values[rank_base + rank] = pickle.loads(report.payload)
-                except Exception as error:
-                    raise PicklingError(
-                        f"the return value of rank {rank_base + rank} cannot be rebuilt here: "
-                        f"{type(error).__name__}: {error}"
-                    ) from error
-        return values
+        return _left.return_values(self.exits, self._count, rank_base)

@@ -50,7 +50,7 @@ def test_torchs_default_binding_holds_where_each_worker_has_an_accelerator(
     monkeypatch: pytest.MonkeyPatch, count: int, expected: NumaOptions | None
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch_with(NODE))
-    monkeypatch.setattr(_devices, "_accelerators", lambda: (count, "xpu"))
+    monkeypatch.setattr(_devices, "_accelerators", lambda *_: (count, "xpu"))
 
     assert expected == _devices.default_numa_options(2)
 
@@ -65,7 +65,7 @@ def test_without_a_default_of_torch_no_device_is_counted(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("error", [RuntimeError("driver"), StartError("torch failed")])
 def test_devices_that_cannot_be_counted_bind_nobody(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def count() -> tuple[int, str]:
+    def count(*_: object) -> tuple[int, str]:
         raise error
 
     monkeypatch.setitem(sys.modules, "torch", torch_with(NODE))

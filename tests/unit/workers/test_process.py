@@ -187,7 +187,8 @@ def test_what_is_said_of_an_earlier_round_is_not_heard(foreman: Foreman) -> None
 
 def test_an_end_is_told_though_no_descriptor_was_free_for_what_was_left(foreman: Foreman) -> None:
     foreman.start()
-    body = json.dumps({"op": "exited", "round": 0, "local_rank": 1, "pid": 71, "exitcode": 3, "told": False}).encode()
+    said = {"op": "exited", "round": 0, "local_rank": 1, "pid": 71, "exitcode": 3, "told": False, "overdue": None}
+    body = json.dumps(said).encode()
     foreman.channel._sock.sendall(struct.pack("!II", len(body), 3) + body)
 
     assert foreman.crew.take() == [Exit(1, 71, 3, False, None, "", unread=True)]

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+from elasticlib._programs import Process
 from elasticlib._wire import Channel
 from elasticlib.errors import EntrypointError, StartError
 from elasticlib.workers import _template, _templates
@@ -221,9 +222,9 @@ def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_templates.Templ
     """A template without a process, and the other end of its channel."""
     ends = []
 
-    def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None) -> int:
+    def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None) -> Process:
         ends.append(Channel.adopt(os.dup(descriptor)))
-        return 0
+        return Process(0, -1)
 
     monkeypatch.setattr(_templates, "spawn", spawn)
     monkeypatch.setattr(_templates, "_TALK_LIMIT", 0.05)
@@ -234,7 +235,7 @@ def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_templates.Templ
     ends[0].close()
 
 
-READY = {"op": "ready", "names": ["READ"], "defaults": {}, "intel_openmp": False, "whole": False}
+READY = {"op": "ready", "pid": 1, "names": ["READ"], "defaults": {}, "intel_openmp": False, "whole": False}
 
 
 def test_a_template_serves_by_what_it_read_once_it_has_told(template: tuple[_templates.Template, Channel]) -> None:
