@@ -63,7 +63,8 @@ class Link(Channel):
 
 def _drop_in_child() -> None:
     for handle in list(_own):
-        handle.close()
+        with contextlib.suppress(OSError):
+            handle.close()
 
 
 os.register_at_fork(after_in_child=_drop_in_child)

@@ -101,7 +101,7 @@ def test_the_end_of_a_round_is_no_loss(room: Room, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(_store_host, "_host", sleeps)
     room.host.await_knock(knocked())
     room.turn()
-    keys = list(room.selector.get_map().values())
+    keys, pid = list(room.selector.get_map().values()), room.host._pid
 
     room.host.end()
     for key in keys:
@@ -109,4 +109,4 @@ def test_the_end_of_a_round_is_no_loss(room: Room, monkeypatch: pytest.MonkeyPat
 
     assert room.told == []
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(pid, os.WNOHANG)
