@@ -64,7 +64,8 @@ class Link(Channel):
 
 def _drop_in_child() -> None:
     for handle in list(_own):
-        handle.close()
+        with contextlib.suppress(OSError):
+            handle.close()
 
 
 os.register_at_fork(after_in_child=_drop_in_child)
@@ -127,8 +128,8 @@ class Child(Process):
 def close_all_but(keep: Collection[int]) -> None:
     """Close every descriptor of this process that is not in *keep*, in a time that its limit has no part in."""
     # The lowest ones blindly: that makes room for the listing where the limit leaves none.
-    low = [-1, *sorted(number for number in keep if number < _LOW), _LOW]
-    for before, after in itertools.pairwise(low):
+    lowest = [-1, *sorted(number for number in keep if number < _LOW), _LOW]
+    for before, after in itertools.pairwise(lowest):
         if before + 1 < after:  # an empty range that ends below 0 is all there is, to the interpreter
             os.closerange(before + 1, after)  # which minds none that is not open
     try:

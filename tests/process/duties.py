@@ -313,14 +313,16 @@ def loses_the_store(folder: Path, does: str) -> str:
     import torch
     from torch import distributed
 
+    from elasticlib.workers import _guardian
+
     distributed.init_process_group("gloo")
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         pids = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
         distributed.all_gather(pids, torch.tensor([os.getpid()]))
         if os.environ["RANK"] == "0":
             foreman = os.getppid()
-            children = {int(pid) for pid in os.listdir("/proc") if pid.isdigit() and lives(int(pid))}
-            (host,) = {pid for pid in children if parent_of(pid) == foreman} - {int(pid) for pid in pids}
+            children = {pid for pid, parent, _ in _guardian.family(foreman) if parent == foreman}
+            (host,) = children - {int(pid) for pid in pids}
             say(folder / "store", str(host))
             os.kill(host, signal.SIGKILL)
         if does == "talks":

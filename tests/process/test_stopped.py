@@ -113,11 +113,13 @@ def test_a_spawner_that_does_not_answer_is_killed_with_all_below_it(grace: int, 
 
 
 def test_a_second_signal_kills_a_spawner_that_does_not_answer(job: Job) -> None:
-    job.start(WORKS, "--shutdown-timeout", NEVER)
+    job.start(WORKS, "--shutdown-timeout", NEVER, LOGLEVEL="INFO")
     job.wait_for(*ALL_AT_WORK)
 
     with held(chain(job)["foreman"]):
         job.send(signal.SIGTERM)
+        assert job.launcher is not None and job.launcher.stderr is not None
+        assert any("stop" in line for line in job.launcher.stderr), "the first one has been heard"
         job.send(signal.SIGINT)
         status, stderr = job.end(KILL_LIMIT + AT_ONCE)
 
