@@ -74,7 +74,8 @@ def expires(
     when there is no client, `ConfigError` for an *after* that is no number. (torch:
     ``torch.distributed.elastic.timer.expires``; there, the default scope always names a line of ``contextlib``)
     """
-    if not isinstance(after, numbers.Real) or math.isnan(after):
+    given: object = after
+    if not isinstance(given, numbers.Real) or math.isnan(given):
         raise ConfigError(f"after={after!r} must be a number of seconds")
     if scope is None:
         caller = sys._getframe(1)
