@@ -33,6 +33,7 @@ from elasticlib.rendezvous import Rules, _choice, open_local, open_remote
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import host_name, node_name
+from elasticlib.rendezvous._options import ETCD
 from elasticlib.spec import (
     TOKEN_VARIABLE,
     Entrypoint,
@@ -227,9 +228,25 @@ def _choose(config: LaunchConfig) -> Choice:
         token=config.token or os.environ.get(TOKEN_VARIABLE) or None,
         index=_choice.scheduler_index(os.environ),
     )
+    if isinstance(choice, Job) and choice.backend in ETCD and not config.rdzv_endpoint.strip():
+        _find_local_etcd(choice)
     for warning in warnings:
         _log.warning(warning)
     return choice
+
+
+def _find_local_etcd(job: Job) -> None:
+    """Raise `ConfigError` unless somebody listens at the endpoint that none means: nobody would wait for that one."""
+    import socket  # only here: most launches need none
+
+    host, _, port = job.endpoint.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConfigError(
+            f"rdzv_endpoint='': rdzv_backend={job.backend!r} needs its servers, such as node0:2379, and at "
+            f"{job.endpoint} there is none ({error})"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import re
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -392,18 +393,30 @@ def test_a_private_endpoint_is_no_wish_for_others(agent: type[Agent], endpoint: 
     assert launch_agent(config(rdzv_endpoint=endpoint, rdzv_timeout=60), print) == {0: "a", 1: "b"}
 
 
+def refuse(*_: object, **__: object) -> None:
+    raise ConnectionRefusedError("nobody listens")
+
+
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
         ({"max_nodes": 2, "rdzv_backend": "static"}, "rdzv_endpoint='': 2 nodes need a place to meet"),
+        (
+            {"rdzv_backend": "etcd"},
+            "rdzv_endpoint='': rdzv_backend='etcd' needs its servers, .*localhost:2379",
+        ),
         ({"min_nodes": 2, "max_nodes": 2, "rdzv_endpoint": "node0:29400"}, "run_id=''"),
         ({"rdzv_configs": {"heartbeat_timeout": 0}}, "heartbeat_timeout must be a number of seconds above 0"),
         ({"rdzv_backend": "nonsense"}, "'nonsense'.*c10d"),
         ({"rdzv_backend": "static", "node_rank": 1}, "node_rank=1 is out of range"),
     ],
 )
-def test_a_rendezvous_that_cannot_be_is_refused(agent: type[Agent], asked: dict[str, Any], named: str) -> None:
+def test_a_rendezvous_that_cannot_be_is_refused(
+    agent: type[Agent], monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], named: str
+) -> None:
     """Rows 026, 033 and 034."""
+    monkeypatch.setattr(socket, "create_connection", refuse)
+
     with pytest.raises(ValueError, match=named):
         launch_agent(config(**asked), print)
     assert agent.made == []
