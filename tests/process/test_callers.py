@@ -79,6 +79,7 @@ def test_a_forked_child_of_the_caller_launches_by_itself() -> None:
 LAUNCH_WITHOUT_DESCRIPTORS = """
 import os, pathlib, resource, sys, threading
 from elasticlib import LaunchConfig, elastic_launch
+from elasticlib.errors import PicklingError
 from elasticlib.workers import _guardian
 from tests.process import duties
 
@@ -99,11 +100,11 @@ thread = threading.Thread(target=open_all)
 thread.start()
 try:
     elastic_launch(LaunchConfig(nproc_per_node=2, preload=(), max_restarts=0), duties.waits_for)(begun, go)
-except OSError as error:
+except PicklingError as error:
     for number in kept:
         os.close(number)
     held = error  # with all that its traceback holds, as a notebook does
-    print(error.strerror)
+    print(error)
 thread.join()
 duties.wait_for(lambda: len(_guardian.family(os.getpid())) == 2, limit=5.0)
 print([thread.name for thread in threading.enumerate()])
@@ -121,10 +122,10 @@ def test_a_launch_that_finds_no_descriptor_says_so_and_leaves_nothing_behind(tmp
         check=False,
     )
 
-    assert ("", ["Too many open files: raise the limit (ulimit -n)", "['MainThread']"]) == (
-        done.stderr,
-        done.stdout.splitlines(),
-    )
+    assert "" == done.stderr
+    error, threads = done.stdout.splitlines()
+    assert "could not be taken in: this program has as many files open as it may: raise the limit" in error
+    assert "['MainThread']" == threads
 
 
 def test_launches_of_several_threads_run_side_by_side(tmp_path: Path) -> None:

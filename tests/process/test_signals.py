@@ -204,7 +204,7 @@ def test_a_worker_that_ignores_the_signal_is_killed_after_the_shutdown_timeout(
     assert ["rank0.SIGTERM", "rank1.SIGTERM"] == job.noted()
 
 
-@pytest.mark.parametrize("value", ["-1", "soon", "1.5"])
+@pytest.mark.parametrize("value", ["soon", "1.5"])
 def test_a_shutdown_timeout_that_is_no_whole_number_is_refused(value: str, tmp_path: Path) -> None:
     """Row 109, for the variable."""
     script = tmp_path / "script.py"
