@@ -148,6 +148,7 @@ def test_a_preloaded_module_that_only_draws_has_chosen_no_seed(tmp_path: Path, m
 
 DIFFERENT = {
     "__mp_main__.": "this script itself: multiprocessing's other name of the main module",
+    "filelock._api._INIT_PARAMETER_MODELS": "a cache of weak references: the fork server collects garbage",
     "inspect.": "a cache of sources: the launcher's own modules are among them",
     "linecache.": "a cache of sources",
     "logging._handlerList": "weak references in no order",
@@ -179,7 +180,7 @@ DIFFERENT = {
 """By prefix, the attributes that differ between a program and a worker, or any two programs, with the reason."""
 
 
-@pytest.mark.parametrize("modules", ["torch", "torch,torch._dynamo"])
+@pytest.mark.parametrize("modules", ["torch", "torch,torch._dynamo", "torch,torch._inductor.async_compile"])
 def test_imports_leave_the_same_state_in_a_worker_as_in_a_program(modules: str) -> None:
     """Attribute by attribute of all modules, and no module less."""
     script = str(SCRIPTS / "state.py")
