@@ -28,7 +28,7 @@ from elasticlib.workers import _failure, _guardian, _machine, _order
 from elasticlib.workers._process import Crew, Exit, Failed, Lingers, Lost, Stopped, StoreGone, Stuck
 from elasticlib.workers._templates import templates
 
-_ANSWER = 12.0
+_ANSWER = 15.0
 """Seconds beyond a shutdown's own time in which it must be done: two waits for kills, and some for a slow machine."""
 _DESCRIPTORS = 32, 8
 """More than a round needs for itself, and for each worker."""
@@ -297,8 +297,9 @@ class Processes:
     def hasten(self, signum: int, grace: float) -> None:
         """While workers are being stopped: send them *signum* and leave them *grace* s, unless they have less."""
         deadline = time.monotonic() + grace
-        if self._crew is not None and deadline < self._deadline:
-            self._deadline, self._limit = deadline, deadline + _ANSWER
+        latest = self._deadline if self._limit is None else self._limit - _ANSWER  # of those that are spared, too
+        if self._crew is not None and deadline < latest:
+            self._deadline, self._limit = min(self._deadline, deadline), deadline + _ANSWER
             self._crew.stop(signum, grace)
 
     def signal(self, local_rank: int, signum: int) -> None:

@@ -293,7 +293,7 @@ def _outcome(run: Callable[[], Any], order: Message, shared: Collection[str] | N
         result = run()
     except SystemExit as stop:
         status = _exit_status(stop.code)
-        _exiting.announce(order, _exiting.Outcome.ENDED, status)
+        _exiting.announce(order, _exiting.Outcome.RETURNED if keeps_result else _exiting.Outcome.ENDED, status)
         return status
     except BaseException as error:
         # Interrupted, a script ends as under `python`, a function's process as one of `torch.multiprocessing`.
@@ -301,8 +301,7 @@ def _outcome(run: Callable[[], Any], order: Message, shared: Collection[str] | N
         status = interrupted if isinstance(error, KeyboardInterrupt) else 1
         error = error.with_traceback(_user_part(error))
         _record(error, order, shared, status)
-        sys.excepthook(type(error), error, error.__traceback__)
-        return status
+        return _shown(error, status)
     if not keeps_result:
         _exiting.announce(order, _exiting.Outcome.ENDED, 0)
         return 0
@@ -316,6 +315,23 @@ def _outcome(run: Callable[[], Any], order: Message, shared: Collection[str] | N
         return 1
     status = 0 if _deliver(_report.Report("result", payload), order) else 1
     _exiting.announce(order, _exiting.Outcome.RETURNED, status)
+    return status
+
+
+def _shown(error: BaseException, status: int) -> int:
+    """Have the program's hook show *error*, as the interpreter does; the exit status, which that may change."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as stop:
+        return _exit_status(stop.code)
+    except BaseException as failure:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        traceback.print_exception(failure)
+        print("\nOriginal exception was:", file=sys.stderr)
+        traceback.print_exception(error)
     return status
 
 
@@ -363,6 +379,6 @@ def _exit_status(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF
+        return code & 0xFF if -(2**63) <= code < 2**63 else 255  # as the interpreter cuts it off
     print(code, file=sys.stderr)
     return 1

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import collections
 import contextlib
 import ctypes
 import fcntl
@@ -30,14 +31,17 @@ import time
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
+_LOCK_LIMIT = 1.0
+"""Seconds that a file's lock is waited for, as in the interpreter."""
 _READERS_LIMIT = 1.0
 """Seconds that threads which read this process' own output get to take in its end."""
 _READERS_LOOK = 2
 """Milliseconds"""
 
+_exit = os._exit
 _inherited: dict[str, int] = {}
 """The modules that were there before the worker's program began, by their names and identities."""
 _from_caller = False
@@ -58,13 +62,14 @@ def finish(status: int, closing: Callable[[], object] = bool) -> NoReturn:
 
     *closing* is called when nothing of the user's is left to run but finalizers.
     """
+    _join_threads()
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        _told(error, atexit)
     closing()
     status = _flush_streams(status)
+    _let_go_of_signals()
     _let_readers_finish()
     _end_daemon_threads()
     if _from_caller:
@@ -73,11 +78,35 @@ def finish(status: int, closing: Callable[[], object] = bool) -> NoReturn:
         _flush_files()  # first of all: a finalizer may hang, or crash the process
         _clear_modules()
     status = _flush_streams(status)
-    ctypes.CDLL(None).fflush(None)
+    _flush_native_streams()
     if status < 0:  # the interpreter ends by the signal itself, so that its parent can tell
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
-    os._exit(status & 0xFF)
+    _exit(status & 0xFF)
+
+
+def _join_threads() -> None:
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+    except AssertionError:  # forked by a thread that `threading` did not make: it has no main thread to end
+        for thread in threading.enumerate():
+            if not thread.daemon and thread is not threading.current_thread():
+                thread.join()
+    except BaseException as error:
+        _told(error, threading)
+
+
+def _told(error: BaseException, by: object) -> None:
+    """Say of *error*, as the interpreter does, that nobody was left to handle it."""
+    print(f"Exception ignored in: {by!r}", file=sys.stderr)
+    traceback.print_exception(error)
+
+
+def _let_go_of_signals() -> None:
+    """Have signals do what they do by themselves: a handler that raises now would cut the end short."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def leave(status: int) -> NoReturn:
@@ -91,17 +120,42 @@ def leave(status: int) -> NoReturn:
 def _flush_streams(status: int) -> int:
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None:
+            if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
-        except (OSError, ValueError):
+        except BaseException as error:
             status = status or 120  # as the interpreter does when its output is lost
+            if stream is sys.stdout:
+                with contextlib.suppress(Exception):
+                    _told(error, stream)
     return status
 
 
+def _flush_native_streams() -> None:
+    """What ``exit`` does to C's streams; but it takes their locks, and a thread may hold one for ever."""
+    flush = threading.Thread(target=ctypes.CDLL(None).fflush, args=(None,), daemon=True)
+    if len(os.listdir("/proc/self/task")) == 1:
+        flush.run()
+        return
+    flush.start()
+    flush.join(_LOCK_LIMIT)
+
+
 def _end_daemon_threads() -> None:
-    """Have each thread that comes back to Python end there, without a word: what it needs is about to be cleared."""
+    """
+    Have each thread that comes back to Python end there, without a word: what it needs is about to be cleared.
+
+    What it does about that is no end of the process: the interpreter would have stopped it before.
+    """
     mine = threading.get_ident()
     threading.excepthook = lambda _: None
+
+    def exit_of_main_thread_alone(status: int) -> NoReturn:
+        if threading.get_ident() == mine:
+            _exit(status)
+        while True:
+            time.sleep(1000)
+
+    os._exit = exit_of_main_thread_alone
     for thread in sys._current_frames():
         if thread != mine:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
@@ -137,42 +191,74 @@ def _clear(names: dict[str, Any]) -> None:
 def _own_files() -> Iterator[Any]:
     """Files that were opened since the program began: text first, then what wraps others, then the buffers below."""
     kept = {id(stream) for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__)}
-    buffers = (io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
-    layers: tuple[list[Any], ...] = ([], [], [])
+    layers: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+    known: dict[type, int] = {}
     for each in gc.get_objects():
         kind = type(each)
-        if not issubclass(kind, io.IOBase) or id(each) in kept or kind in (io.FileIO, io.BufferedReader):
-            continue
-        if not _takes_data(each):
-            continue  # a thread may sit in its read, with the lock that closing it needs
-        layers[0 if kind is io.TextIOWrapper else 2 if kind in buffers else 1].append(each)
-    for layer in layers:
-        yield from layer
+        layer = known.get(kind)
+        if layer is None:
+            layer = known[kind] = _layer(kind)
+        if layer >= 0 and id(each) not in kept and _takes_data(each):
+            layers[layer].append(each)
+    for layer in sorted(layers):
+        yield from layers[layer]
+
+
+def _layer(kind: type) -> int:
+    """The order in which files of a *kind* are written; -1 for what is none, or has nothing in a buffer."""
+    if not issubclass(kind, io.IOBase) or kind in (io.FileIO, io.BufferedReader):
+        return -1
+    if kind is io.TextIOWrapper:
+        return 0
+    return 2 if kind in (io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair) else 1
 
 
 def _takes_data(file: Any) -> bool:
     try:
-        return bool(file.writable())
+        return bool(file.writable())  # not of one whose lock a thread may hold that sits in its read
     except Exception:
         return False  # closed, or half made
 
 
 def _flush_files() -> None:
-    for each in _own_files():
-        if type(each) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
-            with contextlib.suppress(Exception):
-                each.flush()
+    buffered = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    _write([each.flush for each in _own_files() if type(each) in buffered])
 
 
 def _close_files() -> None:
-    streams = {id(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)}
-    standard = {id(getattr(each, "buffer", None)) for each in (sys.__stdin__, sys.__stdout__, sys.__stderr__)}
-    for each in _own_files():
-        with contextlib.suppress(Exception):
-            if id(each) in streams or id(each) in standard:
-                each.flush()
-            elif not each.closed:
-                each.close()
+    kept = {id(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)}
+    kept |= {id(getattr(each, "buffer", None)) for each in (sys.__stdin__, sys.__stdout__, sys.__stderr__)}
+    _write([each.flush if id(each) in kept else each.close for each in _own_files()])
+
+
+def _write(files: Iterable[Callable[[], object]]) -> None:
+    """Call all of these, which flush or close; past one whose lock another thread holds."""
+    left = collections.deque(files)
+
+    def work() -> None:
+        while left:
+            with contextlib.suppress(Exception):
+                left.popleft()()
+
+    if len(sys._current_frames()) == 1:
+        work()
+    while left:
+        worker = threading.Thread(target=work, daemon=True)
+        worker.start()
+        stuck = False
+        while worker.is_alive() and not stuck:
+            count = len(left)
+            worker.join(_LOCK_LIMIT)
+            # It keeps what it is at, so that no finalizer will wait for the same.
+            stuck = len(left) == count and _waits_for_a_lock(worker)
+
+
+def _waits_for_a_lock(thread: threading.Thread) -> bool:
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/wchan", encoding="ascii") as file:
+            return file.read().startswith("futex")
+    except OSError:
+        return False
 
 
 # Threads that read what this very process writes.

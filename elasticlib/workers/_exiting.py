@@ -170,6 +170,6 @@ class Course:
 
     def exitcode(self, code: int) -> int:
         """The worker's exit code: that of its program, where the process ended otherwise only because we ended it."""
-        if self.outcome is not None and code < 0 and self.stage in (Stage.ASKED, Stage.KILLED):
+        if self.outcome is not None and (self.overdue or (code < 0 and self.stage in (Stage.ASKED, Stage.KILLED))):
             return self.status
         return code

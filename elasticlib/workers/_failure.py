@@ -88,10 +88,35 @@ def _written(error_file: str) -> float | None:
         return None
 
 
+_AT_ITS_END = {
+    "_join_threads": "waits for the threads of the program to end",
+    "_flush_files": "writes what files that were left open hold in their buffers",
+    "_close_files": "writes what files that were left open hold in their buffers",
+    "_clear_modules": "clears the modules of the program, which runs finalizers",
+    "_flush_streams": "writes what stdout and stderr hold in their buffers",
+    "finish": "runs exit handlers, or writes what is left",
+}
+"""What a worker does in a function of ours, at its end."""
+_OWN_FUNCTION = re.compile(r" in (\w+)$")
+
+
 def user_part(faults: str) -> str:
-    """The fault handler's stacks without the frames below the user's first one."""
-    lines = [line for line in faults.splitlines() if _OWN_FRAME.search(line) is None]
-    return "\n".join(line for line in lines if not line.startswith("Extension modules:")).strip()
+    """The fault handler's stacks without the frames below the user's first one; what we do where there is no other."""
+    found: list[str] = []
+    own: str | None = None
+    for line in [*faults.splitlines(), ""]:
+        if line.startswith("Extension modules:"):
+            continue
+        if _OWN_FRAME.search(line) is not None:
+            name = _OWN_FUNCTION.search(line)
+            own = own or _AT_ITS_END.get(name.group(1) if name is not None else "")
+            continue
+        if not line.strip() and found and found[-1].endswith("(most recent call first):") and own is not None:
+            found.append(f"  (elasticlib {own})")
+        if line.endswith("(most recent call first):"):
+            own = None
+        found.append(line)
+    return "\n".join(found).strip()
 
 
 def explain(exitcode: int, memory_kills: int) -> str:

@@ -218,6 +218,7 @@ class Foreman:
         return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
 
     def _ended(self, worker: _Live) -> None:
+        self._hear()
         self._selector.unregister(worker.handle)
         # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
         os.waitid(os.P_PIDFD, worker.handle, os.WEXITED | os.WNOWAIT)

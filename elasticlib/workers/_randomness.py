@@ -12,6 +12,7 @@ generators are made, and seeded, when a worker first uses them).
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import sys
@@ -21,10 +22,6 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from typing import Any
 
-_WORDS = 624
-"""Numbers of 32 bits that a Mersenne twister draws from one state."""
-_MOST_BLOCKS = 1000
-"""Turns of the state after which a generator that was drawn from counts as seeded."""
 _LEAST_ENTROPY = 2**64
 """Below it a number was chosen by somebody; numpy takes 128 bits from the system."""
 _LEAST_SEED = 2**32
@@ -70,45 +67,78 @@ def _torch_seed() -> int | None:
     return None if generator is None else int(generator.initial_seed())
 
 
+class _Seeds:
+    """Notes which generators of `random` come into the world, and whether anybody chooses their seeds."""
+
+    def __init__(self) -> None:
+        self.born: list[random.Random] = []
+        self.chosen: dict[int, bool] = {}
+        """By identity, whether the last seed of a generator was somebody's choice."""
+        self._plain = random.Random.__init__, random.Random.seed, random.Random.setstate
+        self._plain_module = random.seed, random.setstate
+
+    def enter(self) -> None:
+        begin, seed, setstate = self._plain
+
+        def noted_begin(generator: random.Random, x: Any = None) -> None:
+            begin(generator, x)
+            self.born.append(generator)
+            self.chosen[id(generator)] = x is not None
+
+        def noted_seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
+            seed(generator, a, version)
+            self.chosen[id(generator)] = a is not None
+
+        def noted_setstate(generator: random.Random, state: Any) -> None:
+            setstate(generator, state)
+            self.chosen[id(generator)] = True
+
+        # Of the class, and the module's functions, which are methods of its one hidden generator.
+        common: random.Random = random._inst
+        self._put(
+            (noted_begin, noted_seed, noted_setstate),
+            (functools.partial(noted_seed, common), functools.partial(noted_setstate, common)),
+        )
+
+    def leave(self) -> None:
+        self._put(self._plain, self._plain_module)
+
+    @staticmethod
+    def _put(methods: tuple[Any, ...], functions: tuple[Any, ...]) -> None:
+        generator: Any = random.Random
+        generator.__init__, generator.seed, generator.setstate = methods
+        random.seed, random.setstate = functions
+
+    def common_was_chosen(self) -> bool:
+        """Whether the module's own generator has a seed that somebody chose."""
+        return self.chosen.get(id(random._inst), False)
+
+    def by_chance(self) -> list[random.Random]:
+        """Generators that others keep, and that nobody seeded."""
+        return [each for each in self.born if sys.getrefcount(each) > 3 and not self.chosen[id(each)]]
+
+
 @contextmanager
 def observed() -> Iterator[None]:
     """While entered, modules are imported; afterwards `reseed` knows which of their generators nobody seeded."""
-    torch_seed, born = _TorchSeed(), list[tuple[random.Random, Any]]()
-    plain = random.Random.__init__
-
-    def noted(self: random.Random, x: Any = None) -> None:
-        plain(self, x)
-        if x is None:
-            try:
-                born.append((self, self.getstate()))
-            except NotImplementedError:
-                pass  # the system's own source has no state
-
-    before = random.getstate()
+    torch_seed, seeds = _TorchSeed(), _Seeds()
+    if "torch" in sys.modules:  # by a sitecustomize module, say
+        found = _torch_seed()
+        torch_seed.value = found if found is not None and found >= _LEAST_SEED else None
     sys.meta_path.insert(0, torch_seed)
-    random.Random.__init__ = noted  # type: ignore[method-assign]
+    seeds.enter()
     try:
         yield
     finally:
-        random.Random.__init__ = plain  # type: ignore[method-assign]
+        seeds.leave()
         torch_seed.leave()
-    if not _goes_on(before, now := random.getstate()):
-        _chosen.append(lambda: random.setstate(now))
-    _chance.extend(each.seed for each, state in born if sys.getrefcount(each) > 3 and _goes_on(state, each.getstate()))
+    if seeds.common_was_chosen():
+        state = random.getstate()
+        _chosen.append(lambda: random.setstate(state))
+    _chance.extend(each.seed for each in seeds.by_chance())
     if torch_seed.value is not None and torch_seed.value == _torch_seed():
         _chance.append(_seed_torch)
     _chance.extend(_numpy_generators())
-
-
-def _goes_on(state: Any, later: Any) -> bool:
-    """Whether a generator of `random` got from *state* to *later* by nothing but drawing."""
-    clone = random.Random(0)
-    clone.setstate(state)
-    for _ in range(_MOST_BLOCKS):
-        if clone.getstate()[1][:_WORDS] == later[1][:_WORDS]:
-            return True
-        clone.getrandbits(32 * _WORDS)
-    return False
 
 
 def _seed_torch() -> None:
@@ -122,10 +152,16 @@ def _numpy_generators() -> list[Callable[[], object]]:
     if library is None:
         return []
     found = [] if _global_was_seeded(library) else [library.seed]
+    mine = getattr(library.mtrand._rand, "_bit_generator", None)
     for each in gc.get_objects():
-        if type(each) is library.Generator and _by_chance(each.bit_generator):
-            found.append(lambda bits=each.bit_generator: setattr(bits, "state", type(bits)().state))
+        # Of the type, since asking an object for its class may run code of its own.
+        if issubclass(type(each), library.BitGenerator) and each is not mine and _by_chance(each):
+            found.append(functools.partial(_start_anew, each))
     return found
+
+
+def _start_anew(bits: Any) -> None:
+    bits.state = type(bits)().state
 
 
 def _global_was_seeded(library: Any) -> bool:

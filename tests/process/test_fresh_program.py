@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -83,9 +84,20 @@ torch.manual_seed(3)
 random.seed(3)
 numpy.random.seed(3)
 chosen = random.Random(3), numpy.random.default_rng(3)
-by_chance = random.Random(), numpy.random.default_rng()
+by_chance = random.Random(), numpy.random.default_rng(), numpy.random.Generator(numpy.random.PCG64())
+reseeded = random.Random(3)
+reseeded.seed()
+state = numpy.random.RandomState()
+by_chance += (reseeded, state)
 """
-DRAWING = "import random\nimport numpy\nimport torch\ntorch.rand(5)\nrandom.random()\nnumpy.random.rand()\n"
+DRAWING = """
+import random
+import numpy
+import torch
+torch.rand(5)
+random.shuffle(list(range(1_000_000)))
+numpy.random.rand()
+"""
 
 
 def drawn_with(module: str) -> dict[str, list[Any]]:
@@ -99,7 +111,7 @@ def drawn_with(module: str) -> dict[str, list[Any]]:
     import torch
 
     def first(generators: Any) -> list[float]:
-        return [float(each.random()) for each in generators]
+        return [float(each.random_sample() if hasattr(each, "random_sample") else each.random()) for each in generators]
 
     return {
         "global": [torch.rand(1).item(), random.random(), float(numpy.random.rand())],
@@ -477,3 +489,94 @@ def test_a_daemon_thread_that_reads_the_workers_own_output_gets_its_last_lines(m
     assert 8 == len(list(tmp_path.iterdir()))
     for each in tmp_path.iterdir():
         assert [f"line {number}" for number in range(500)] == each.read_text().splitlines()
+
+
+ODD_ENDS = {
+    "stdout is closed": "sys.stdout.close()",
+    "stderr is closed": "sys.stderr.close()",
+    "stdout is a closed file": "with open(folder + '/other', 'w') as sys.stdout:\n    print('there')",
+    "the hook exits": "sys.excepthook = lambda *_: sys.exit(5)\nraise ValueError",
+    "the hook raises": "def hook(*_):\n    raise RuntimeError\nsys.excepthook = hook\nraise ValueError",
+    "the hook shows it": "sys.excepthook = lambda *_: print('shown')\nraise ValueError",
+    "a handler asks for the error": "atexit.register(lambda: print(repr(sys.last_value)))\nraise ValueError(7)",
+    "a handler raises": "atexit.register(lambda: 1 / 0)",
+    "a huge status": "sys.exit(2**70)",
+    "a negative status": "sys.exit(-1)",
+    "a text": "sys.exit('no more data')",
+    "an interrupt": "raise KeyboardInterrupt",
+    "a signal's handler would raise": "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nlast = Kills()",
+}
+ODD_HEAD = """
+import atexit, os, signal, sys, threading, time
+folder = sys.argv[1]
+data = open(folder + "/data", "w")
+data.write("data")
+atexit.register(lambda: open(folder + "/handler", "w").write("handler"))
+
+class Kills:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
+        kill(pid, number)
+
+reading, writing = os.pipe()
+full = open(writing, "w")
+sticking = []
+
+def sticks():
+    sticking.append(1)
+    full.write("x" * (1 << 20))
+    full.flush()
+
+"""
+
+
+def status_in(summary: str) -> int:
+    """The exit status that a launcher's report names; 0 where it reports no failure."""
+    found = re.search(r"exitcode  : (-?\d+)", summary)
+    return 0 if found is None else int(found.group(1))
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("how", ODD_ENDS)
+def test_an_odd_end_of_a_script_is_the_interpreters(how: str, method: str, tmp_path: Path) -> None:
+    """Its output, its exit status, its exit handlers, and what its files held."""
+    script, plain, worker = tmp_path / "ends.py", tmp_path / "plain", tmp_path / "worker"
+    script.write_text(ODD_HEAD + ODD_ENDS[how] + "\n")
+    plain.mkdir()
+    worker.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-u", str(script), str(plain)]
+    expected = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+    command = [*RUN, "--nproc-per-node", "1", "--start-method", method, str(script), str(worker)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+    assert expected.stdout == done.stdout
+    assert expected.returncode == status_in(done.stderr)
+    found = left_in(worker)  # an interpreter whose hook exits loses what is in buffers: nobody minds that we do not
+    assert {name: content or found.get(name) for name, content in left_in(plain).items()} == found
+
+
+def test_a_file_whose_lock_a_daemon_thread_holds_keeps_no_other_from_being_written(tmp_path: Path) -> None:
+    """The thread sits in a write to a full pipe for ever."""
+    script = tmp_path / "ends.py"
+    script.write_text(
+        ODD_HEAD + "threading.Thread(target=sticks, daemon=True).start()\nwhile not sticking: time.sleep(0)\n"
+    )
+
+    done = run([*RUN, "--nproc-per-node", "1", "--exit-timeout", "20", str(script), str(tmp_path)])
+
+    assert ("", "data") == (done.stderr, (tmp_path / "data").read_text())
+
+
+def test_what_a_daemon_thread_does_about_its_end_is_no_end_of_the_process(tmp_path: Path) -> None:
+    """The interpreter would have stopped it before it could."""
+    script = tmp_path / "heartbeat.py"
+    script.write_text(
+        "import os, threading, time\nbeats = []\ndef beat():\n    try:\n        while True:\n"
+        "            time.sleep(0.001)\n            beats.append(1)\n    except BaseException:\n        os._exit(9)\n"
+        "threading.Thread(target=beat, daemon=True).start()\nwhile not beats: time.sleep(0.001)\n"
+    )
+
+    done = run([*RUN, "--nproc-per-node", "4", str(script)])
+
+    assert ("", "") == (done.stdout, done.stderr)
