@@ -261,7 +261,7 @@ def test_tls_files_that_are_missing_are_refused_before_a_server_is_asked(shell: 
 
 def test_a_bad_variable_is_refused_before_a_worker_starts(shell: Shell) -> None:
     """Row 012."""
-    done = shell.run(shell.script("open('started', 'w')"), env={"PET_START_METHOD": "bogus"})
+    done = shell.run(shell.script("open('started', 'w')"), env={"PET_MAX_RESTARTS": "bogus"})
 
     refused(done, "bogus")
     assert not (shell.folder / "started").exists()

@@ -234,18 +234,28 @@ def has_torch() -> str:
     return str(torch.__file__)
 
 
-def test_a_torch_that_cannot_be_imported_ahead_is_imported_by_the_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_torch_that_cannot_be_imported_ahead_is_imported_by_the_workers(tmp_path: Path) -> None:
     """The default serves most; where it does not, it must not stand in the way."""
     fake = tmp_path / "torch.py"
     fake.write_text("import os\nos.environ.get('RANK')\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from elasticlib import LaunchConfig, elastic_launch\n"
+        "from tests.process.test_surroundings import has_torch\n"
+        "print(elastic_launch(LaunchConfig(nproc_per_node=1), has_torch)())\n"
+    )
 
-    results = elastic_launch(LaunchConfig(nproc_per_node=1), has_torch)()
+    done = subprocess.run(
+        [sys.executable, program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
-    assert {0: str(fake)} == results
-    assert "preload='torch' is refused: its import reads RANK" in caplog.text
+    assert f"{ {0: str(fake)} }\n" == done.stdout
+    assert "preload='torch' is refused: its import reads RANK" in done.stderr
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])

@@ -243,6 +243,20 @@ def test_a_stop_is_hastened_and_never_slowed_down(make: Make) -> None:
     assert [grace for _, grace in crew.stops] == [30.0, 1.0, 0.0]
 
 
+def test_a_stop_that_spares_who_failed_is_hastened_for_them_too(make: Make) -> None:
+    """Their time goes on after the others' grace: another signal must still reach them."""
+    processes, crew = make()
+
+    def hurry(limit: float | None) -> None:
+        processes._deadline = 0.0  # the others' time is over
+        processes.hasten(signal.SIGKILL, 0.0)
+        crew.events.append(Stopped())
+
+    processes.stop(signal.SIGTERM, 1.0, hurry, spare_failed=True)
+
+    assert [(signal.SIGTERM, 1.0), (signal.SIGKILL, 0.0)] == crew.stops
+
+
 @pytest.mark.parametrize("somebody_waits", [True, False])
 def test_whoever_waits_for_a_stop_is_told_once_for_whom(
     make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch, somebody_waits: bool

@@ -16,7 +16,8 @@ import pytest
 from attrs import evolve
 
 from elasticlib.errors import root_cause
-from elasticlib.workers._failure import explain, failed, failure_of, original_exception
+from elasticlib.workers import _ending
+from elasticlib.workers._failure import explain, failed, failure_of, original_exception, user_part
 from elasticlib.workers._process import Exit
 from elasticlib.workers._report import Report, of_exception
 from elasticlib.workers._results import pack_exception
@@ -307,3 +308,16 @@ def test_an_exception_of_an_unknown_class_keeps_its_name() -> None:
 @pytest.mark.parametrize("report", [None, Report("result", pickle.dumps(ValueError("a value"))), Report("error", b"")])
 def test_who_raised_nothing_has_no_exception(report: Report | None) -> None:
     assert original_exception(evolve(END, report=report)) is None
+
+
+def test_a_stack_of_ours_alone_says_what_the_worker_does_at_its_end() -> None:
+    """All its frames are left out, and one line stands for them."""
+    own = f'  File "{_ending.__file__}", line 7 in '
+    user = '  File "/home/me/train.py", line 3 in work'
+    head, other = "Thread 0x1 (most recent call first):", "Current thread 0x2 (most recent call first):"
+
+    text = user_part(f"{head}\n{user}\n\n{other}\n{own}_clear_modules\n{own}finish\n")
+
+    assert [head, user, "", other, "  (elasticlib clears the modules of the program, which runs finalizers)"] == (
+        text.splitlines()
+    )
