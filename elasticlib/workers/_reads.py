@@ -58,7 +58,7 @@ LIBRARIES = (
     "NV_NVVM_VERSION",
     "AS_SECURE_LOG_FILE",
     "LLVM_*",
-    "HIP_*",  # ROCm's and XPU's by their documentation: no test has seen them
+    "HIP_*",  # ROCm's and XPU's by the names that are commonly used: no test has seen them
     "HSA_*",
     "ROCR_*",
     "AMD_*",

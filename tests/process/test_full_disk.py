@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path]).returncode:
-        pytest.skip("only root may mount a file system, where the sandbox lets it")
+        pytest.skip("only root may mount a file system, where the machine lets it")
     yield tmp_path
     subprocess.run(["umount", "-l", tmp_path], check=True)
 
