@@ -67,7 +67,7 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         start_method = "forkserver"
     config = LaunchConfig(
         min_nodes,
-        max_nodes,
+        1 if values["standalone"] and min_nodes == 1 else max_nodes,  # nobody else can come
         values["nproc_per_node"],
         logs_specs=_logs_specs(values),
         role=values["role"],

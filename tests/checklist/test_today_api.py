@@ -7,7 +7,7 @@ import pytest
 from tests.checklist.peers import Peer, free_port
 from tests.checklist.test_today_command import TODAY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 
 def said(peer: Peer, code: str, *args: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.checklist.peers import ROOT, Peer, free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 TODAY = (2, 15)
 TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.shims import built
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 ROOT = Path(__file__).parents[2]
 MEND = "raise the limit of processes (ulimit -u, or the cgroup's pids.max)"

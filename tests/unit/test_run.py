@@ -610,6 +610,14 @@ def test_another_parser_may_inherit_the_options(monkeypatch: pytest.MonkeyPatch)
     )
 
 
+def test_standalone_waits_for_no_other_node(launches: Launches, caplog: pytest.LogCaptureFixture) -> None:
+    """Row 209: a range is taken for its one node, with a warning."""
+    main(["--standalone", "--nnodes", "1:3", "train.py"])
+
+    assert (1, 1) == (launches.config.min_nodes, launches.config.max_nodes)
+    assert ["--standalone: this job stays at one node of --nnodes=1:3"] == caplog.messages
+
+
 def test_standalone_names_what_has_no_effect_beside_it(launches: Launches, caplog: pytest.LogCaptureFixture) -> None:
     main(["--standalone", "--rdzv-id", "mine", "--node_rank", "3", "train.py"])
 
