@@ -132,7 +132,6 @@ class DefaultLogsSpecs(LogsSpecs):
             if self._root_log_dir is None:
                 self._base = tempfile.mkdtemp(prefix=TEMPORARY_BASE)
                 _leftovers.mark(self._base)
-                _leftovers.sweep(os.path.dirname(self._base), TEMPORARY_BASE)
             else:
                 base = os.path.abspath(self._root_log_dir)
                 os.makedirs(base, exist_ok=True)
@@ -158,9 +157,13 @@ class DefaultLogsSpecs(LogsSpecs):
 
         *only_if_empty* keeps them when any file holds something, or may: it, or a folder, cannot be looked at.
         """
-        if self._base and self._root_log_dir is None and not (only_if_empty and self._holds_something()):
-            shutil.rmtree(self._base, ignore_errors=True)
-            self._forget_folders()
+        if not self._base or self._root_log_dir is not None:
+            return
+        if only_if_empty and self._holds_something():
+            _leftovers.one_more(os.path.dirname(self._base), TEMPORARY_BASE)
+            return
+        shutil.rmtree(self._base, ignore_errors=True)
+        self._forget_folders()
 
     def temporary_round(self) -> str:
         """The folder of the round that `reify` made last, where it is below a temporary one; ``""`` elsewhere."""

@@ -22,6 +22,9 @@ KEPT = 50
 YOUNGEST = 86400.0
 """Seconds in which somebody may still want to look at a failure."""
 _LONGEST_MARK = 4096
+_INTERVAL = 3600.0
+_looked: dict[str, float] = {}
+"""When this program looked into a folder last, in monotonic seconds."""
 
 
 def mark(folder: str) -> None:
@@ -41,6 +44,14 @@ def unmark_if_empty(folder: str) -> None:
             os.unlink(os.path.join(folder, MARK))
     except OSError:
         return
+
+
+def one_more(parent: str, prefix: str) -> None:
+    """A folder of ours in *parent* stays: look whether others may go, once an hour in a program."""
+    now = time.monotonic()
+    if now >= _looked.get(parent, -_INTERVAL) + _INTERVAL:
+        _looked[parent] = now
+        sweep(parent, prefix)
 
 
 def sweep(parent: str, prefix: str) -> None:

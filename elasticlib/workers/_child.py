@@ -160,7 +160,7 @@ def run_forked(
         else:
             _randomness.reseed_caller()
             _forget_the_caller()
-        _ending.begin(from_caller=call is not None)
+            _ending.begin_from_caller()
         status = _run(order, call)
         _ending.finish(status, lambda: _exiting.announce(order, _exiting.Outcome.CLOSING, status))
     except BaseException:

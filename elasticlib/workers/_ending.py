@@ -41,19 +41,26 @@ _READERS_LIMIT = 1.0
 _READERS_LOOK = 2
 """Milliseconds"""
 
+_MAIN = ("__main__", "__mp_main__")
 _exit = os._exit
 _inherited: dict[str, int] = {}
-"""The modules that were there before the worker's program began, by their names and identities."""
+"""The modules that the fork server imported, by their names and identities."""
+_MOST_MOVED = 50
+"""Modules of the fork server in a row after which no later ones are looked for."""
 _from_caller = False
 
 
-def begin(from_caller: bool = False) -> None:
-    """Note what is there before the program begins; *from_caller* says that it is all the caller's."""
+def inherit() -> None:
+    """In the fork server: note the modules that its workers share."""
+    # Not in the workers: who looks at an object changes its count, and so copies its page.
+    _inherited.update((name, id(module)) for name, module in sys.modules.items())
+
+
+def begin_from_caller() -> None:
+    """In a process that was forked from the caller: note that all that is there is the caller's."""
     global _from_caller
-    _from_caller = from_caller
-    _inherited.update((name, id(module)) for name, module in sys.modules.items() if name != "__main__")
-    if from_caller:
-        gc.freeze()  # what is made from here on can be told apart, and pages stay shared
+    _from_caller = True
+    gc.freeze()  # what is made from here on can be told apart, and pages stay shared
 
 
 def finish(status: int, closing: Callable[[], object] = bool) -> NoReturn:
@@ -167,7 +174,7 @@ def _clear_modules() -> None:
         if hasattr(sys, name):
             setattr(sys, name, None)
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
-    own = [name for name, module in sys.modules.items() if _inherited.get(name) != id(module)]
+    own = _own_modules()
     found = [weakref.ref(each) for each in map(sys.modules.get, own) if isinstance(each, types.ModuleType)]
     for name in own:
         sys.modules[name] = None  # type: ignore[assignment]
@@ -178,6 +185,19 @@ def _clear_modules() -> None:
             _clear(module.__dict__)
         del module
     gc.collect()
+
+
+def _own_modules() -> list[str]:
+    """Names of the modules that came after the fork, in their order; the last ones to come are the first to be met."""
+    found, met = list[str](), 0
+    for name in reversed(sys.modules):
+        if _inherited.get(name) == id(sys.modules[name]):
+            met += 1
+            if met == _MOST_MOVED:
+                break
+        elif name not in _MAIN:
+            found.append(name)
+    return [*(name for name in _MAIN if name in sys.modules), *reversed(found)]
 
 
 def _clear(names: dict[str, Any]) -> None:

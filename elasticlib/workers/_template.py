@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from elasticlib._programs import not_started
 from elasticlib._wire import Channel, Message
-from elasticlib.workers import _child, _foreman, _guardian, _randomness, _threads
+from elasticlib.workers import _child, _ending, _foreman, _guardian, _randomness, _threads
 from elasticlib.workers._observer import Absences, Observer, names_in
 
 _SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
@@ -100,6 +100,7 @@ def main() -> NoReturn:
     sys.path[:] = _child.base_path
     keep = frozenset(number for _, number in _open_files() if number not in mine)
     _child.disown_finalizers()
+    _ending.inherit()
     gc.collect()
     gc.freeze()
     _guardian.adopt_orphans()

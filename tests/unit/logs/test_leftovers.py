@@ -142,18 +142,26 @@ def test_a_folder_that_cannot_be_listed_is_no_error(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_a_launch_marks_its_temporary_folder_and_clears_up_after_others(
+def test_a_launch_that_leaves_its_marked_folder_clears_up_after_others(
     leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Not at its start, which is waited for; and once an hour in a program."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(_leftovers, "KEPT", 2)
     folders = [leave(number, **ENDED) for number in range(3)]
     specs = DefaultLogsSpecs()
 
     specs.reify({0: {}})
+    at_start = len(list(tmp_path.iterdir()))
+    Path(specs.root_log_dir or "", "stderr.log").write_text("failed")
+    specs.remove_if_temporary(only_if_empty=True)
 
-    assert sorted([folders[2], Path(specs.root_log_dir)]) == sorted(tmp_path.iterdir())
-    assert not _leftovers._has_ended(specs.root_log_dir)
+    assert 4 == at_start
+    assert sorted([folders[2], Path(specs.root_log_dir or "")]) == sorted(tmp_path.iterdir())
+    assert not _leftovers._has_ended(specs.root_log_dir or "")
+    folders.append(leave(4, **ENDED))
+    specs.remove_if_temporary(only_if_empty=True)
+    assert folders[-1].exists() and 3 == len(list(tmp_path.iterdir()))
 
 
 def test_the_mark_alone_keeps_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
