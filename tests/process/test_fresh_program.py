@@ -159,6 +159,7 @@ def test_a_preloaded_module_that_only_draws_has_chosen_no_seed(tmp_path: Path, m
 # The state that imports leave behind.
 
 DIFFERENT = {
+    "cuda.__": "of a namespace package: holds the search path, on which the script's folder is",
     "__mp_main__.": "this script itself: multiprocessing's other name of the main module",
     "filelock._api._INIT_PARAMETER_MODELS": "a cache of weak references: the fork server collects garbage",
     "inspect.": "a cache of sources: the launcher's own modules are among them",
