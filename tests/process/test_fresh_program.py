@@ -170,6 +170,7 @@ DIFFERENT = {
     "multiprocessing.util._afterfork_registry": "the main process registers itself",
     "os.environ": "a worker has more variables",
     "os.environb": "the same",
+    "torch._native.flydsl_utils._environ": "the same, in torch 2.15",
     "posix.environ": "the same",
     "os.putenv": "notices variables that are set too late to be read",
     "platform._sys_version_cache": "a cache",
