@@ -184,6 +184,7 @@ DIFFERENT = {
     "threading._main_thread": "the same",
     "threading._dangling": "the same",
     "threading._shutdown_locks": "of Python 3.11 and older: made anew by each fork",
+    "triton.language.extra.modules": "`sys.modules` by another name",
     "torch.cuda._queued_calls": "holds the stack of the import",
     "_warnings.": "counts changes; what an import warned of was shown by the fork server",
     "warnings.": "the same",
