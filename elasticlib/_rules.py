@@ -31,8 +31,13 @@ def check_choice(name: str, value: object, known: Sequence[str]) -> None:
 
 def check_shutdown_timeout(value: object) -> None:
     """Raise `ConfigError` unless *value* is a time that workers may get."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    if not _is_time(value):
         raise ConfigError(f"shutdown_timeout={value!r} must be seconds from 0 (kill at once) on")
+
+
+def _is_time(value: object) -> bool:
+    """Whether *value* is finite seconds from 0 on."""
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and 0 <= value < math.inf
 
 
 def check_logs_specs(value: object) -> None:
@@ -63,9 +68,7 @@ def whole(least: float) -> Validator:
 
 def exit_timeout(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """Finite seconds from 0 on, or None."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    if value is not None and not _is_time(value):
         raise ConfigError(f"{attribute.name}={value!r} must be seconds from 0 (stop at once) on, or None")
 
 

@@ -159,8 +159,8 @@ def _end_daemon_threads() -> None:
     def exit_of_main_thread_alone(status: int) -> NoReturn:
         if threading.get_ident() == mine:
             _exit(status)
-        while True:
-            time.sleep(1000)
+        threading.Event().wait()  # for ever: nobody else ends it
+        raise AssertionError("nobody sets this event")
 
     os._exit = exit_of_main_thread_alone
     for thread in sys._current_frames():

@@ -22,13 +22,12 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from elasticlib._programs import KILLED
 from elasticlib._wire import Message
 from elasticlib.workers import _report
 
 DEFAULT_EXIT_TIMEOUT = 30.0
 """Seconds"""
-KILL_LIMIT = 5.0
-"""Seconds that a SIGKILLed process gets until it counts as a survivor."""
 _DUMP_LIMIT = 1.0
 """Seconds that the stacks of all threads get to be written."""
 _DUMP_LOOK = 0.01
@@ -102,7 +101,7 @@ class Course:
     """Seconds from the outcome of its program to the end of its process."""
     for_scripts: bool = False
     """Whether the time holds for scripts that ended well, too."""
-    grace: float = KILL_LIMIT
+    grace: float = KILLED
     """Seconds from the stop signal to SIGKILL."""
     stage: Stage = Stage.RUNS
     outcome: Outcome | None = None
@@ -161,7 +160,7 @@ class Course:
                 self.stage, self.deadline, self.overdue = Stage.ASKED, now + self.grace, True
                 return [Act.TELL, Act.TERM]
             case Stage.ASKED:
-                self.stage, self.deadline = Stage.KILLED, now + KILL_LIMIT
+                self.stage, self.deadline = Stage.KILLED, now + KILLED
                 return [Act.KILL]
             case Stage.KILLED:
                 self.deadline = None

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from multiprocessing import process as multiprocessing_process
 from typing import Any, NoReturn
 
-from elasticlib._programs import FEW_PROCESSES
+from elasticlib._programs import FEW_PROCESSES, KILLED
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _child, _exiting, _guardian, _report, _stuck
 from elasticlib.workers._store_host import StoreHost
@@ -239,7 +239,7 @@ class Foreman:
     def _all_ended(self) -> None:
         self._stopping = None
         self._store.end()
-        survivors = [*self._survivors, *_guardian.sweep(self._survivors, limit=_exiting.KILL_LIMIT)]
+        survivors = [*self._survivors, *_guardian.sweep(self._survivors, limit=KILLED)]
         self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
 
     def _stop(self, signum: int, grace: float, spare: bool) -> None:

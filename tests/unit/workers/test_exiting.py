@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticlib.workers._exiting import KILL_LIMIT, Act, Course, Outcome, Stage, announce, notices
+from elasticlib._programs import KILLED
+from elasticlib.workers._exiting import Act, Course, Outcome, Stage, announce, notices
 
 FAILING = [(Outcome.RAISED, 1), (Outcome.RAISED, -2), (Outcome.ENDED, 3)]
 WELL = [(Outcome.RETURNED, 0), (Outcome.CLOSING, 0)]
@@ -95,7 +96,7 @@ def test_nothing_is_stronger_than_the_kill() -> None:
     course.due(0.0, dumped=False)
 
     assert not course.stop(30.0, now=1.0, spare_failed=False)
-    assert KILL_LIMIT == course.deadline
+    assert KILLED == course.deadline
 
 
 def test_the_exit_code_of_a_program_outlives_the_signal_that_ended_its_process() -> None:
