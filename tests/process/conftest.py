@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,3 +47,15 @@ def nothing_is_left() -> Iterator[None]:
         time.sleep(0.01)
     assert left == []
     assert (now, os.getcwd()) == (environment, folder)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes the module ``preloaded`` where the template finds it; returns its name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(code: str) -> str:
+        (tmp_path / "preloaded.py").write_text(code)
+        return "preloaded"
+
+    return write

@@ -35,18 +35,6 @@ def template_and(name: str, **settings: Any) -> tuple[int, str | None]:
     return template, value
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Writes the module ``preloaded`` where the template finds it; returns its name."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def write(code: str) -> str:
-        (tmp_path / "preloaded.py").write_text(code)
-        return "preloaded"
-
-    return write
-
-
 def value_at_import() -> Any:
     """What the preloaded module found, and the template that imported it."""
     import preloaded  # type: ignore[import-not-found]

@@ -53,18 +53,6 @@ def beside(action: Callable[[], None]) -> Iterator[None]:
         future.result(LIMIT)
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Writes the module ``preloaded`` where the template finds it; returns its name."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def write(code: str) -> str:
-        (tmp_path / "preloaded.py").write_text(code)
-        return "preloaded"
-
-    return write
-
-
 # What may be imported ahead.
 
 NATIVE_THREAD = """
