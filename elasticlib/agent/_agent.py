@@ -22,7 +22,7 @@ from typing_extensions import assert_never
 
 from elasticlib import _rules, events, metrics, records
 from elasticlib._clock import Clock, monotonic
-from elasticlib._wire import HasDescriptor, wait_readable
+from elasticlib._wire import HasDescriptor, soonest, wait_readable
 from elasticlib.agent import _checks, _policy
 from elasticlib.agent._chronicle import Chronicle
 from elasticlib.agent._verdict import agreed, error_of, notes
@@ -247,8 +247,7 @@ class SimpleElasticAgent(ElasticAgent):
         watched: list[HasDescriptor] = [self._signals, self._member]
         if runs:
             watched += self._watched()
-        patience = [self._member.patience(), self._patience() if runs else None]
-        wait_readable(watched, min((each for each in patience if each is not None), default=None))
+        wait_readable(watched, soonest(self._member.patience(), self._patience() if runs else None))
         events: list[_policy.Event] = [_policy.StopRequested(signum) for signum in self._signals.take()]
         # Workers may have been killed because contact was lost: looked at first, that is heard of before them.
         seen = self._look() if runs else []

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Sequence
 
 from elasticlib import metrics, records
-from elasticlib._wire import HasDescriptor, wait_readable
+from elasticlib._wire import HasDescriptor, soonest, wait_readable
 from elasticlib.agent import _checks, _policy
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._health import HealthCheckServer
@@ -234,8 +234,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Wait for the workers' end, or for a reason to hurry; not longer than *limit* s."""
         hears = self._broken is None
         watched: list[HasDescriptor] = [self._signals, self._processes, *([self._member] if hears else [])]
-        waits = [limit, self._member.patience() if hears else None]
-        wait_readable(watched, min((each for each in waits if each is not None), default=None))
+        wait_readable(watched, soonest(limit, self._member.patience() if hears else None))
         for came in self._signals.take():
             self._events.append(_policy.StopRequested(came))
             self._processes.hasten(signal.SIGKILL, 0.0)

@@ -21,7 +21,7 @@ from typing import Any
 from attrs import Factory, define, evolve
 
 from elasticlib import _rules
-from elasticlib._wire import HasDescriptor, Message, wait_readable
+from elasticlib._wire import HasDescriptor, Message, soonest, wait_readable
 from elasticlib.errors import ConfigError, ProcessFailure, SpecError
 from elasticlib.logs import _streams
 from elasticlib.multiprocessing import _call, _signals
@@ -176,8 +176,7 @@ class PContext(abc.ABC):
                     watched: list[int | HasDescriptor] = [came, self._ended]
                     if (number := self._processes.fileno()) >= 0:
                         watched.append(number)
-                    patience = [each for each in (left, self._processes.patience()) if each is not None]
-                    wait_readable(watched, min(patience, default=None))
+                    wait_readable(watched, soonest(left, self._processes.patience()))
                     self._raise(came)
             return result
         finally:

@@ -16,7 +16,7 @@ from typing import Any
 
 from elasticlib import records
 from elasticlib._programs import KILLED
-from elasticlib._wire import Message, room_for, wait_readable
+from elasticlib._wire import Message, room_for, soonest, wait_readable
 from elasticlib.errors import ElasticError, PreloadError, ProcessFailure, StartError
 from elasticlib.logs import _streams
 from elasticlib.logs._console import console_sink
@@ -266,7 +266,7 @@ class Processes:
             tell_at = time.monotonic() + _AT_ONCE if somebody_waits else None
             while not self.gone():
                 until_told = None if tell_at is None else max(0.0, tell_at - time.monotonic())
-                limit = min((each for each in (until_told, self.patience()) if each is not None), default=None)
+                limit = soonest(until_told, self.patience())
                 if meanwhile is None:
                     wait_readable([self], limit)
                 else:

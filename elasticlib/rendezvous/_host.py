@@ -20,6 +20,7 @@ from typing_extensions import assert_never
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib._programs import start_thread
+from elasticlib._wire import soonest
 from elasticlib.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError, StartError
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._contact import INTERVAL
@@ -177,8 +178,8 @@ class Host:
         times = [self._wake_at, self._leave_by]
         if self._interval:
             times += [self._look(), self._greet_at]
-        soonest = min((time for time in times if time is not None), default=None)
-        return None if soonest is None else max(0.0, soonest - self._clock())
+        due = soonest(*times)
+        return None if due is None else max(0.0, due - self._clock())
 
     def _look(self) -> float:
         """When to read the beats: often enough that a silent node is noticed soon after its time is over."""

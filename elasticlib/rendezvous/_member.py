@@ -21,6 +21,7 @@ from typing import Protocol
 from typing_extensions import Self
 
 from elasticlib._clock import Clock, monotonic
+from elasticlib._wire import soonest
 from elasticlib.errors import (
     ConfigError,
     RendezvousClosedError,
@@ -186,8 +187,8 @@ class Member(Reporter):
         times = [_contact.wake_at(self._contact)] if self.final is None else []
         if self._waits_since is not None:
             times.append(self._waits_since + self._next_telling())
-        soonest = min((time for time in times if time is not None), default=None)
-        return None if soonest is None else max(0.0, soonest - self._clock())
+        due = soonest(*times)
+        return None if due is None else max(0.0, due - self._clock())
 
     def kill_in(self) -> float | None:
         """Seconds until workers that still run here must be killed; None: no need that can be foreseen."""

@@ -25,7 +25,7 @@ from attrs import Factory, define
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib._programs import CHANNEL_FD, wake_with_parent
-from elasticlib._wire import Channel, HasDescriptor, Message, wait_readable
+from elasticlib._wire import Channel, HasDescriptor, Message, soonest, wait_readable
 from elasticlib.errors import ElasticError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Talk
@@ -198,8 +198,8 @@ class Pump:
         times = [self._kill_in(), None if self._broken else self.share.member.patience()]
         if self.heartbeat and not self._held:
             times.append(self._heard + self.stillness * self.heartbeat - self.clock())
-        soonest = min((time for time in times if time is not None), default=None)
-        return None if soonest is None else max(0.0, soonest)
+        due = soonest(*times)
+        return None if due is None else max(0.0, due)
 
     # From the launcher.
 
