@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -870,6 +871,8 @@ def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> N
         host.start()
         host.abandon("the job is over")
         hosts.append(host)
+        while not host.is_over():  # a node that asks before that may be seated first
+            time.sleep(0.001)
         return Member(lambda _: exchange.clone(), job.node, BoundOffer(), run_id=job.run_id, terms=job.terms).start()
 
     hosts: list[Host] = []
