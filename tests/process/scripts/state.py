@@ -6,11 +6,14 @@ import logging
 import re
 import sys
 import types
+import weakref
 
 for name in sys.argv[1].split(","):
     importlib.import_module(name)
 
 ADDRESS = re.compile(r"0x[0-9a-f]+|\b\d{12,}\b")
+MAPPINGS = (dict, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+COLLECTIONS = (list, tuple, set, frozenset, weakref.WeakSet, *MAPPINGS)
 NAMES = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 
 
@@ -18,8 +21,8 @@ def shown(value: object, depth: int = 0) -> str:
     """A text that is the same for the same state: no addresses, no order of sets, nothing below three levels."""
     if isinstance(value, (int, float, str, bytes, bool, type(None), complex)):
         return ADDRESS.sub("", repr(value)[:200])
-    if isinstance(value, (list, tuple, set, frozenset, dict)) and depth < 3:
-        parts = [shown(each, depth + 1) for each in (value.items() if isinstance(value, dict) else value)]
+    if isinstance(value, COLLECTIONS) and depth < 3:
+        parts = [shown(each, depth + 1) for each in (value.items() if isinstance(value, MAPPINGS) else value)]
         # The order of strings in sets is each interpreter's own, and what is made from sets has it too.
         return f"{type(value).__name__}[{len(parts)}]({', '.join(sorted(parts))})"[:4000]
     if isinstance(value, NAMES):

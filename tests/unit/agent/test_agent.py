@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -871,12 +870,11 @@ def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> N
         host.start()
         host.abandon("the job is over")
         hosts.append(host)
-        while not host.is_over():  # a node that asks before that may be seated first
-            time.sleep(0.001)
         return Member(lambda _: exchange.clone(), job.node, BoundOffer(), run_id=job.run_id, terms=job.terms).start()
 
     hosts: list[Host] = []
-    job = Job(run_id="job", node="n1/1-a", backend="c10d", endpoint="n1:29400", heartbeat=0.0)
+    # For two nodes: one that asks before the job is over must not be seated.
+    job = Job(run_id="job", node="n1/1-a", backend="c10d", endpoint="n1:29400", min_nodes=2, max_nodes=2, heartbeat=0.0)
     handler = CoordinatedHandler(job, connect)
     agent = Scripted(WorkerSpec("trainer", 2, handler, entrypoint="train.py", max_restarts=7, local_addr="n2"), [])
 
