@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import Factory, define
+from attrs import Factory, define, evolve, frozen
 
 from elasticlib.rendezvous._exchange import box_key
 from elasticlib.rendezvous._messages import Final, Notice
 
 
-@define
+@frozen
 class _Notice:
     data: bytes
     at: float
@@ -35,6 +35,10 @@ class Mail:
     unparted: set[str] = Factory(set)
     """Nodes that were told how the job ended, and have not said that they read it."""
 
+    def copy(self) -> Mail:
+        """The same, to be changed apart."""
+        return Mail(dict(self._told), dict(self._unread), dict(self._due), dict(self._boxes), set(self.unparted))
+
     def next_index(self, box: str) -> int:
         """The number of the next notice in *box*."""
         return self._told.get(box, 0)
@@ -47,7 +51,7 @@ class Mail:
             self._unread.pop(old, None)
         self._boxes[node] = box
         self._told[box] = index + 1
-        self._unread.setdefault(box, {})[index] = _Notice(data, now)
+        self._unread[box] = {**self._unread.get(box, {}), index: _Notice(data, now)}
         self._due[box_key(box, index)] = data
         if isinstance(notice, Final):
             self.unparted.add(node)
@@ -83,10 +87,10 @@ class Mail:
     def remind(self, now: float, patience: float) -> None:
         """Write again what was not read for *patience* seconds."""
         for box, notices in self._unread.items():
-            for index, notice in notices.items():
-                if now >= notice.at + patience:
-                    notice.at = now
-                    self._due[box_key(box, index)] = notice.data
+            late = {index: evolve(notice, at=now) for index, notice in notices.items() if now >= notice.at + patience}
+            if late:
+                self._unread[box] = {**notices, **late}
+                self._due.update({box_key(box, index): notice.data for index, notice in late.items()})
 
     def plain(self) -> dict[str, Any]:
         """As a JSON object, for whoever takes over."""

@@ -31,6 +31,8 @@ class Candidate:
     make: Callable[[int, Callable[[str], None]], Host]
     """A host for a term of office; it calls what it is given when it stops."""
     seconds: float
+    done: Callable[[], bool]
+    """Whether the job is over for this node, and nobody is left to be told."""
     closing: bool = False
     gone: Callable[[], None] = lambda: None
     host: Host | None = None
@@ -49,8 +51,7 @@ class Candidate:
         if self.host is None:
             self._resign()
         else:
-            over = self.host.state.final is not None
-            self.host.close(linger if over else 0.0)
+            self.host.close(linger if self.host.server.is_over() else 0.0)
 
     def _campaign(self, connection: Connection) -> None:
         connection.call("campaign", self.name, self.seconds, then=self._elected)
@@ -59,6 +60,9 @@ class Candidate:
         self._term, self._kept_at = term, self._clock()
         if self.closing:
             self._resign()
+            return
+        if self.done():
+            self._again()
             return
         self.host = self.make(term, self._stopped)
         self.host.start()

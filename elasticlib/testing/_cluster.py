@@ -23,7 +23,7 @@ from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._contact import Limits
 from elasticlib.rendezvous._coordinator import Rules, State
-from elasticlib.rendezvous._messages import Descriptor, Final, Seat, Terms, encode
+from elasticlib.rendezvous._messages import Descriptor, Final, Seat, Terms
 from elasticlib.rendezvous._options import HEARTBEAT
 from elasticlib.testing._candidate import Candidate
 from elasticlib.testing._faults import (
@@ -42,7 +42,7 @@ from elasticlib.testing._faults import (
     Stubborn,
 )
 from elasticlib.testing._history import AgentStarted, Ended, Happened, Record, Sealed, Took, Verdict
-from elasticlib.testing._host import Host, Journal
+from elasticlib.testing._host import Host, Saved
 from elasticlib.testing._invariants import InvariantBroken, Watch, over
 from elasticlib.testing._machine import Machine
 from elasticlib.testing._member import Member
@@ -248,10 +248,7 @@ class SimulatedCluster:
         return self.watches[job]
 
     def _build_store(self, process: Process, link: Link) -> Store:
-        size_of = (lambda message: len(message if isinstance(message, bytes) else encode(message))) if (
-            self.count_bytes
-        ) else None  # fmt: skip
-        self.store = Store(process, link, self.network, size_of)
+        self.store = Store(process, link, self.network, self.count_bytes)
         self.store.on_save = self._saved
         return self.store
 
@@ -327,13 +324,16 @@ class SimulatedCluster:
         def make(term: int, ended: Any) -> Host:
             return self._new_host(node, machine, store, term, ended)
 
-        candidate = Candidate(node.name, node.rendezvous, link, self.timeline, store, make, lease)
+        def done() -> bool:
+            return node.member.is_over and store.document is None
+
+        candidate = Candidate(node.name, node.rendezvous, link, self.timeline, store, make, lease, done)
         self._hosts[node.name] = candidate
         candidate.start()
 
-    def _saved(self, journal: Journal) -> None:
-        for state in journal.way:
-            self._decided(journal.nonce, state)
+    def _saved(self, saved: Saved) -> None:
+        for state in saved.way:
+            self._decided(saved.nonce, state)
 
     def _decided(self, nonce: str, state: State) -> None:
         watch = self._watch(nonce)

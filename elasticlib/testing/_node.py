@@ -387,7 +387,7 @@ class Node:
         if self.closes:
             return
         self.closes = True
-        if not self.member.final and self.verdict is not None and self.verdict.kind == "lost":
+        if not self.member.is_over and self.verdict is not None and self.verdict.kind == "lost":
             self._tell_left("its agent went without a word", None)
         self.member.close()
         self.cluster.part(self, linger)

@@ -172,10 +172,10 @@ class Store:
     process: Process
     link: Link
     network: Network
-    size_of: Callable[[Any], int] | None = None
-    """Bytes of a stored value; None: they are not counted."""
-    values: dict[str, Any] = Factory(dict)
-    inbox: dict[int, Any] = Factory(dict)
+    counts: bool = False
+    """Whether `use` is kept."""
+    values: dict[str, bytes] = Factory(dict)
+    inbox: dict[int, bytes] = Factory(dict)
     posted: int = 0
     waiters: dict[str, list[tuple[Connection, Then]]] = Factory(dict)
     receivers: list[tuple[Connection, Then]] = Factory(list)
@@ -213,33 +213,32 @@ class Store:
 
     def handle(self, connection: Connection, kind: str, arguments: Sequence[Any], answer: Then) -> None:
         """Do what *kind* says; *answer* at once or later."""
-        if self.size_of is not None:
+        if self.counts:
             self._count(kind, arguments)
-        if connection.term is not None and kind in ("write", "discard") and not self._is_held(connection.term):
+        if connection.term is not None and kind in ("write", "discard", "purge") and not self._is_held(connection.term):
             answer(LOST)
             return
         getattr(self, f"_{kind}")(connection, *arguments, answer)
 
     def _count(self, kind: str, arguments: Sequence[Any]) -> None:
-        use, size_of = self.use, self.size_of
+        use = self.use
         use.calls[kind] += 1
-        assert size_of is not None
         if kind == "write":
-            values: Mapping[str, Any] = arguments[0]
+            values: Mapping[str, bytes] = arguments[0]
             use.touched += len(values)
-            use.bytes += sum(len(key) + size_of(value) for key, value in values.items())
+            use.bytes += sum(len(key) + len(value) for key, value in values.items())
         elif kind == "post":
             use.touched += 1
-            use.bytes += size_of(arguments[0])
+            use.bytes += len(arguments[0])
         elif kind in ("read", "delete", "discard"):
             use.touched += len(arguments[0])
             found = (self.values.get(key) for key in arguments[0]) if kind == "read" else ()
-            use.bytes += sum(len(str(key)) for key in arguments[0]) + sum(size_of(each) for each in found if each)
+            use.bytes += sum(len(str(key)) for key in arguments[0]) + sum(len(each) for each in found if each)
         elif kind != "receive":
             use.touched += 1
             use.bytes += len(arguments[0]) if isinstance(arguments[0], str) else 0
 
-    def _post(self, _: Connection, data: Any, answer: Then) -> None:
+    def _post(self, _: Connection, data: bytes, answer: Then) -> None:
         self.posted += 1
         self.inbox[self.posted] = data
         receivers, self.receivers = self.receivers, []
@@ -259,9 +258,9 @@ class Store:
         first = min(self.inbox, default=self.posted + 1)
         found = [Posted(number, self.inbox[number]) for number in new if number >= first and number in self.inbox]
         connection.received = self.posted
-        if self.size_of is not None:
+        if self.counts:
             self.use.touched += len(found)
-            self.use.bytes += sum(self.size_of(each.data) for each in found)
+            self.use.bytes += sum(len(each.data) for each in found)
         answer(found)
 
     def _discard(self, _: Connection, numbers: Sequence[int], answer: Then) -> None:
@@ -269,7 +268,7 @@ class Store:
             self.inbox.pop(number, None)
         answer(None)
 
-    def _write(self, _: Connection, values: Mapping[str, Any], answer: Then) -> None:
+    def _write(self, _: Connection, values: Mapping[str, bytes], answer: Then) -> None:
         self.values.update(values)
         for key in values:
             for connection, then in self.waiters.pop(key, ()):
@@ -289,6 +288,12 @@ class Store:
     def _delete(self, _: Connection, keys: Sequence[str], answer: Then) -> None:
         for key in keys:
             self.values.pop(key, None)
+        answer(None)
+
+    def _purge(self, _: Connection, answer: Then) -> None:
+        self.values.clear()
+        self.inbox.clear()
+        self.document = None
         answer(None)
 
     # --- the lease and the journal

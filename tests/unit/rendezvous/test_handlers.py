@@ -355,7 +355,7 @@ def test_a_spare_disturbs_nobody_and_leaves_by_the_graceful_error_when_the_job_e
     a, b, spare = (meeting.node(name) for name in "abc")
     together(a, b)
     waits = in_thread(spare.next_rendezvous)
-    wait_until(lambda: bool(meeting.host._state.waiting))
+    wait_until(lambda: bool(meeting.host._server.state.waiting))
     seen = a.num_nodes_waiting()
     for handler in (a, b):
         talk(handler).succeeded(0)

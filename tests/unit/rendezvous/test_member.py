@@ -20,7 +20,7 @@ from elasticlib.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from elasticlib.rendezvous import _line, _member
+from elasticlib.rendezvous import _session
 from elasticlib.rendezvous._contact import Limits
 from elasticlib.rendezvous._exchange import HELLO, PULSE, Exchange, Posted, beat_key, box_key, key_place, report_place
 from elasticlib.rendezvous._member import Member
@@ -62,7 +62,7 @@ HELLO_OF_JOB = Hello("job", "nonce", "host", Terms(1, 1, 3), 0.0)
 
 @pytest.fixture(autouse=True)
 def quick_to_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_line, "_DOUBT", 0.3)
+    monkeypatch.setattr(_session, "_DOUBT", 0.3)
 
 
 class Wares:
@@ -399,10 +399,10 @@ def test_a_letter_that_a_broken_connection_swallowed_is_sent_again(stage: Stage)
     member = make(stage, dial=brittle(stage, state))
     member.join(1, "trainer")
     assert [Join] == [type(report) for report in stage.hear()]
-    until(member, lambda: member._contact.live)
+    until(member, lambda: member._session.contact.live)
     state["dead"] = True
     member.succeeded(0)
-    until(member, lambda: not member._contact.live)
+    until(member, lambda: not member._session.contact.live)
     state["dead"] = False
     stage.wait_with(member)
 
@@ -454,11 +454,11 @@ def test_a_job_that_began_anew_is_another_job(stage: Stage) -> None:
     state: dict[str, Any] = {}
     member = make(stage, dial=brittle(stage, state))
     member.join(1, "trainer")
-    until(member, lambda: member._contact.live)
+    until(member, lambda: member._session.contact.live)
     stage.greet(Hello("job", "another nonce", "host", Terms(1, 1, 3), 0.0))
     state["dead"] = True
     member.succeeded(0)
-    until(member, lambda: not member._contact.live)
+    until(member, lambda: not member._session.contact.live)
     state["dead"] = False
 
     error = fails(member)
@@ -574,7 +574,7 @@ def test_one_that_seeks_says_what_is_wrong_and_how_long_it_goes_on(
 def test_who_is_there_is_told_from_a_time_after_the_join(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_member, "_TELL_AFTER", (0.0,) * 1000)
+    monkeypatch.setattr(_session, "_TELL_AFTER", (0.0,) * 1000)
     stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 1.0))
     stage.write(PULSE, Pulse(1, "nobody is there"))
     member = make(stage)

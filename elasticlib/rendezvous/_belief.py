@@ -1,0 +1,102 @@
+"""
+What a node believes of what lies in the store. Pure.
+
+Rules of this file: bytes come in, and a message goes out that is of this job, of its coordinator and of the place
+where it lay, or a `RendezvousStateError` that says why not.
+"""
+
+from __future__ import annotations
+
+import json
+
+from attrs import frozen
+
+from elasticlib.errors import RendezvousClosedError, RendezvousStateError
+from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, key_place, report_place
+from elasticlib.rendezvous._messages import (
+    VERSION,
+    Beat,
+    Final,
+    Hello,
+    Letter,
+    Notice,
+    Pulse,
+    Report,
+    RoundEnd,
+    Seat,
+    decode,
+    encode,
+)
+
+
+@frozen
+class Belief:
+    """By what a node tells its own job and coordinator from others, and how it makes itself known to them."""
+
+    run_id: str
+    node: str
+    key: bytes | None
+    nonce: str = ""
+    """The coordinator's, once its greeting was read."""
+
+    def hello(self, data: bytes) -> Hello:
+        """The greeting; raises `RendezvousClosedError` when the job that this node was in is not there any more."""
+        try:
+            hello = decode(data, self.key, key_place(self.run_id, "", HELLO))
+        except RendezvousStateError as error:
+            raise RendezvousStateError(_doubt(data, self.key, error)) from error
+        if not isinstance(hello, Hello) or hello.run_id != self.run_id:
+            raise RendezvousStateError(f"where the greeting of job {self.run_id!r} should be is {data[:80]!r}")
+        if self.nonce and hello.nonce != self.nonce:
+            raise RendezvousClosedError(f"job {self.run_id!r} has begun anew on {hello.host}: our part of it is over")
+        return hello
+
+    def is_alien(self, data: bytes | None) -> bool:
+        """Whether the job greets in the name of another beginning: then nobody knows our box any more."""
+        try:
+            hello = decode(data or b"", self.key, key_place(self.run_id, "", HELLO))
+        except RendezvousStateError:
+            return False
+        return isinstance(hello, Hello) and hello.nonce != self.nonce
+
+    def pulse(self, data: bytes | None) -> Pulse | None:
+        """The coordinator's pulse; None where none is."""
+        try:
+            pulse = decode(data or b"", self.key, key_place(self.run_id, self.nonce, PULSE))
+        except RendezvousStateError:
+            return None
+        return pulse if isinstance(pulse, Pulse) else None
+
+    def notice(self, key: str, data: bytes) -> Notice:
+        """The notice that lay at *key*."""
+        message = decode(data, self.key, key_place(self.run_id, self.nonce, key))
+        if not isinstance(message, (Seat, RoundEnd, Final)):
+            raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
+        return message
+
+    def letter(self, seq: int, report: Report) -> bytes:
+        """A report of this node, as the coordinator wants it."""
+        return encode(Letter(seq, report), self.key, report_place(self.run_id, self.nonce, self.node, seq))
+
+    def beat(self, box: str, beat: Beat) -> bytes:
+        """A beat of this node."""
+        return encode(beat, self.key, key_place(self.run_id, self.nonce, beat_key(box)))
+
+
+def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
+    """Why this greeting is not for us, as clear as can be."""
+    try:
+        body = json.loads(data)
+        version, signed = body.get("v"), body.get("mac") is not None
+    except (ValueError, AttributeError, RecursionError):
+        return str(error)
+    if version != VERSION:
+        told = f"the job's coordinator speaks version {version!r:.40} of our language, this node version {VERSION}"
+        return f"{told}: install the same elasticlib on all nodes"
+    if signed and key is None:
+        return "the job runs with a token, and this node has none: give it the same token (ELASTICLIB_TOKEN)"
+    if not signed and key is not None:
+        return "this node has a token, and the job runs without one: give all nodes the same token, or none"
+    if signed:
+        return "this node's token is not the job's: give all nodes the same token (ELASTICLIB_TOKEN)"
+    return str(error)

@@ -1,0 +1,65 @@
+"""
+A node's letters on their way to the coordinator, in order and each said once. Pure.
+
+Rules of this file: a letter keeps its number and its text however often it is sent, so that a coordinator which
+got it already knows it. The letter that asks for a seat opens a box, in which its answers will lie.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+from typing_extensions import Self
+
+from elasticlib.rendezvous._messages import Report
+from elasticlib.rendezvous._session_events import Describe
+
+
+@frozen
+class Written:
+    """A letter; it is no report yet as long as nobody has said what this node brings."""
+
+    seq: int
+    what: Report | Describe
+
+
+@frozen
+class Outbox:
+    """What is to be said, and how far the saying has come."""
+
+    letters: tuple[Written, ...] = ()
+    seq: int = 0
+    """Number of the last letter that was written."""
+    said: int = 0
+    """Number of the last letter that is in the store."""
+    wish: int = 0
+    """Number of the last letter that asks for a seat; 0: there is none."""
+    wish_sent: float | None = None
+    """When it was sent for the first time: it may have arrived then, though nothing came back."""
+
+    @property
+    def next(self) -> Written | None:
+        """The letter to be sent; None: all are said."""
+        return self.letters[0] if self.letters else None
+
+    @property
+    def has_wished(self) -> bool:
+        """Whether the last letter that asks for a seat was said."""
+        return self.wish > 0 and self.said >= self.wish
+
+    def add(self, what: Report | Describe) -> Self:
+        """With one letter more."""
+        seq = self.seq + 1
+        out = evolve(self, letters=(*self.letters, Written(seq, what)), seq=seq)
+        return evolve(out, wish=seq, wish_sent=None) if isinstance(what, Describe) else out
+
+    def described(self, seq: int, report: Report) -> Self:
+        """The letter *seq* is known now."""
+        return evolve(self, letters=tuple(Written(seq, report) if it.seq == seq else it for it in self.letters))
+
+    def sent(self, seq: int, now: float) -> Self:
+        """The letter *seq* goes out."""
+        return evolve(self, wish_sent=now) if seq == self.wish and self.wish_sent is None else self
+
+    def done(self, seq: int) -> Self:
+        """The letter *seq*, which was the next one, is in the store."""
+        return evolve(self, letters=self.letters[1:], said=seq)

@@ -1,0 +1,592 @@
+"""Rules of a node's session, without a thread, a clock or a store."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from attrs import Factory, define, evolve, fields
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous._belief import Belief
+from elasticlib.rendezvous._contact import FENCE, INTERVAL, Limits, Tick
+from elasticlib.rendezvous._exchange import HELLO, beat_key, box_key
+from elasticlib.rendezvous._messages import (
+    Beat,
+    Bye,
+    ContactLost,
+    Descriptor,
+    Failed,
+    Final,
+    Hello,
+    Join,
+    Leave,
+    Letter,
+    Message,
+    Pulse,
+    RoundEnd,
+    Seat,
+    Stopped,
+    Succeeded,
+    Terms,
+    decode,
+    encode,
+)
+from elasticlib.rendezvous._operations import Delete, Post, Read, Wait, Write
+from elasticlib.rendezvous._session import ATTEMPT, SLICE, Session
+from elasticlib.rendezvous._session_events import (
+    Action,
+    Answer,
+    Ask,
+    Close,
+    Connect,
+    Connected,
+    Describe,
+    Disconnect,
+    Event,
+    Hold,
+    Lane,
+    Log,
+    Lost,
+    Refused,
+    Seek,
+    Tell,
+)
+
+HEARTBEAT = 10.0
+GREETING = Hello("job", "nonce", "a", Terms(1, 2, 3), HEARTBEAT)
+DESCRIPTOR = Descriptor(2, "trainer", ("10.0.0.2",), 4000)
+SEAT = Seat(0, 1, 2, 2, 4, 2, 4, 0, 3, ("10.0.0.1",), 29500, "all are there")
+FINAL = Final(True, "all workers succeeded", round=0)
+BOX = "b/1"
+BEAT = beat_key(BOX)
+
+
+def key(number: int, box: str = BOX) -> str:
+    return box_key(box, number)
+
+
+def put(message: Message) -> bytes:
+    """As it lies in the store of a job without a token."""
+    return encode(message)
+
+
+@define
+class Shell:
+    """Does what a session asks for, when it is told what comes of it."""
+
+    session: Session = Factory(lambda: Session.begin(Belief("job", "b", None), Limits(), 100.0)[0])
+    now: float = 100.0
+    connection: int = 1
+    asked: dict[Lane, Ask] = Factory(dict)
+    """What each lane is busy with."""
+    done: list[Action] = Factory(list)
+    beats: int = 0
+
+    def hear(self, event: Event) -> list[Action]:
+        """The actions that follow."""
+        self.session, actions = self.session.step(event, self.now)
+        for action in actions:
+            if isinstance(action, Ask):
+                assert action.lane not in self.asked, f"{action} while {self.asked[action.lane]} is under way"
+                assert action.connection == self.connection
+                self.asked[action.lane] = action
+            if isinstance(action, Connect):
+                self.connection, self.asked = action.connection, {}
+        self.done += actions
+        return list(actions)
+
+    def what(self, lane: Lane = Lane.SPEAK) -> Any:
+        """What is being done on the lane; None: nothing."""
+        return self.asked[lane].operation if lane in self.asked else None
+
+    def answer(self, result: Any = None, lane: Lane = Lane.SPEAK) -> list[Action]:
+        """It was done."""
+        ask = self.asked.pop(lane)
+        return self.hear(Answer(ask.connection, ask.number, result))
+
+    def later(self, seconds: float) -> list[Action]:
+        self.now += seconds
+        return self.hear(Tick())
+
+    def greeted(self, greeting: Hello = GREETING) -> Shell:
+        """Contact is there."""
+        self.hear(Connected(self.connection))
+        self.answer(True)
+        self.answer([put(greeting)])
+        return self
+
+    def joined(self) -> Shell:
+        """The wish for a seat is in the store, and the first beat acknowledged."""
+        self.hear(Seek(2, "trainer"))
+        self.answer(DESCRIPTOR)
+        self.answer()
+        return self.beaten()
+
+    def beaten(self) -> Shell:
+        """A beat, which is due, was acknowledged by a coordinator that lives."""
+        assert isinstance(self.what(), Write), self.what()
+        self.answer()
+        self.beats += 1
+        self.answer([put(Pulse(self.beats)), put(GREETING)])
+        return self
+
+    def reads(self, message: Message | bytes) -> list[Action]:
+        """A notice is found where it is waited for."""
+        self.answer(True, Lane.WATCH)
+        return self.answer([message if isinstance(message, bytes) else put(message)], Lane.WATCH)
+
+    def words(self) -> tuple[Any, ...]:
+        self.session, words = self.session.take()
+        return words
+
+    def letter(self) -> Letter:
+        """The letter that is being posted."""
+        post = self.what()
+        assert isinstance(post, Post), post
+        letter = decode(post.data)
+        assert isinstance(letter, Letter)
+        return letter
+
+
+# finding the job
+
+
+def test_it_connects_at_once_and_waits_for_the_greeting() -> None:
+    _, actions = Session.begin(Belief("job", "b", None), Limits(), 0.0)
+    shell = Shell()
+
+    shell.hear(Connected(1))
+
+    assert (Connect(1, ATTEMPT),) == actions
+    assert isinstance(shell.what(), Wait)
+    assert HELLO == shell.what().key
+
+
+def test_without_a_coordinator_it_waits_on_and_says_so() -> None:
+    shell = Shell()
+    shell.hear(Seek(2, "trainer"))
+    shell.hear(Connected(1))
+
+    shell.answer(False)
+    told = shell.later(6.0)
+
+    assert isinstance(shell.what(), Wait)
+    assert [(logging.WARNING, True)] == [
+        (line.level, "nobody coordinates this job yet" in line.text) for line in told if isinstance(line, Log)
+    ]
+
+
+def test_a_greeting_that_is_a_scribble_is_looked_at_again_and_then_believed() -> None:
+    shell = Shell()
+    shell.hear(Connected(1))
+    shell.answer(True)
+
+    shell.answer([b"scribble"])
+    assert shell.what() is None
+    assert shell.session.speaks_at() == pytest.approx(shell.now + 0.1)
+    shell.later(0.2)
+    shell.answer(True)
+    shell.answer([put(GREETING)])
+    shell.hear(Seek(2, "trainer"))
+
+    assert Describe(2, "trainer") == shell.what()
+
+
+def test_a_greeting_that_stays_a_scribble_ends_this_nodes_part() -> None:
+    shell = Shell()
+    shell.hear(Connected(1))
+    for _ in range(3):
+        shell.answer(True)
+        shell.answer([b"scribble"])
+        shell.later(2.0)
+
+    assert isinstance(shell.session.error, RendezvousStateError)
+    assert Disconnect(1) in shell.done
+
+
+def test_a_job_that_has_begun_anew_is_not_this_nodes_any_more() -> None:
+    shell = Shell().greeted()
+    shell.hear(Lost(1, "reset"))
+
+    shell.greeted(evolve(GREETING, nonce="other"))
+
+    assert isinstance(shell.session.error, RendezvousClosedError)
+
+
+def test_an_attempt_that_fails_is_made_again() -> None:
+    shell = Shell()
+
+    shell.hear(Lost(1, "refused", gone=True))
+    actions = shell.later(1.0)
+
+    assert [Connect(2, ATTEMPT)] == actions
+
+
+def test_what_an_abandoned_connection_answers_is_not_heard() -> None:
+    shell = Shell().greeted().joined()
+    old = shell.asked[Lane.WATCH]
+    shell.hear(Lost(1, "reset"))
+
+    shell.hear(Answer(1, old.number, True))
+    shell.hear(Connected(1))
+    shell.hear(Lost(1, "again"))
+    shell.hear(Refused(1, RendezvousStateError("of the old one")))
+
+    assert 2 == shell.connection
+    assert {} == shell.asked
+    assert shell.session.error is None
+
+
+# letters
+
+
+def test_a_seat_is_asked_for_with_what_this_node_brings() -> None:
+    shell = Shell().greeted()
+
+    shell.hear(Seek(2, "trainer"))
+    assert Describe(2, "trainer") == shell.what()
+    shell.answer(DESCRIPTOR)
+
+    assert Letter(1, Join("b", DESCRIPTOR, None)) == shell.letter()
+
+
+def test_letters_wait_for_contact_and_go_out_in_order() -> None:
+    shell = Shell()
+    reports = [Failed("b", 0, ()), Stopped("b", 0, ()), Leave("b", "bye")]
+    for report in reports:
+        shell.hear(Tell(report))
+
+    shell.greeted()
+    said = []
+    while shell.what() is not None:
+        said.append(shell.letter())
+        shell.answer()
+
+    assert [Letter(number + 1, report) for number, report in enumerate(reports)] == said
+
+
+def test_a_letter_whose_connection_broke_is_said_again_with_its_number() -> None:
+    shell = Shell().greeted()
+    shell.hear(Tell(Succeeded("b", 0)))
+    first = shell.letter()
+
+    shell.hear(Lost(1, "reset"))
+    shell.greeted()
+
+    assert first == shell.letter()
+
+
+def test_a_wish_that_is_said_again_brings_the_same() -> None:
+    shell = Shell().greeted()
+    shell.hear(Seek(2, "trainer"))
+    shell.answer(DESCRIPTOR)
+    shell.hear(Lost(1, "reset"))
+
+    shell.greeted()
+
+    assert Letter(1, Join("b", DESCRIPTOR, None)) == shell.letter()
+
+
+# beats
+
+
+def test_beats_begin_with_the_wish_and_come_each_interval() -> None:
+    shell = Shell().greeted()
+    assert shell.session.speaks_at() is None
+    shell.joined()
+
+    assert shell.session.speaks_at() == pytest.approx(shell.now + INTERVAL * HEARTBEAT)
+    shell.later(INTERVAL * HEARTBEAT)
+
+    assert {BEAT: put(Beat(2, 0, 1))} == shell.what().values
+
+
+def test_beats_rest_while_they_are_held() -> None:
+    shell = Shell().greeted().joined()
+
+    shell.hear(Hold(True))
+    shell.later(INTERVAL * HEARTBEAT)
+    assert (None, None) == (shell.what(), shell.session.speaks_at())
+    shell.hear(Hold(False))
+
+    assert isinstance(shell.what(), Write)
+
+
+def test_a_node_without_acknowledged_beats_is_fenced_and_connects_anew() -> None:
+    shell = Shell().greeted().joined()
+
+    shell.later(INTERVAL * HEARTBEAT)
+    actions = shell.later((FENCE - INTERVAL) * HEARTBEAT + 0.1)
+
+    assert [Connect] == [type(action) for action in actions if not isinstance(action, Log)]
+    assert [ContactLost] == [type(word) for word in shell.words()]
+    assert 100.0 + 0.85 * HEARTBEAT == shell.session.kill_at()
+
+
+def test_a_job_that_greets_in_another_name_is_left_after_a_heartbeat() -> None:
+    """Where any node may coordinate, its silence alone is no reason to part."""
+    shell = Shell(Session.begin(Belief("job", "b", None), Limits(moves=True), 100.0)[0]).greeted().joined()
+    other = put(evolve(GREETING, nonce="other"))
+
+    while shell.session.error is None and shell.now < 200.0:
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.answer()
+        shell.answer([put(Pulse(0)), other])
+
+    assert isinstance(shell.session.error, RendezvousClosedError)
+
+
+def test_the_pulse_says_who_waits() -> None:
+    shell = Shell().greeted().joined()
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer()
+
+    shell.answer([put(Pulse(7, "for node c", waiting=3)), put(GREETING)])
+
+    assert (3, "for node c") == (shell.session.waiting, shell.session.status)
+
+
+# notices
+
+
+def test_notices_are_read_one_after_the_other_and_deleted() -> None:
+    shell = Shell().greeted().joined()
+    assert Wait(key(0), SLICE) == shell.what(Lane.WATCH)
+
+    shell.answer(True, Lane.WATCH)
+    assert Read((key(0),)) == shell.what(Lane.WATCH)
+    shell.answer([put(SEAT)], Lane.WATCH)
+    assert Delete((key(0),)) == shell.what(Lane.WATCH)
+    shell.answer(None, Lane.WATCH)
+
+    assert (SEAT,) == shell.words()
+    assert Wait(key(1), SLICE) == shell.what(Lane.WATCH)
+
+
+def test_a_wait_that_ends_without_a_notice_begins_again() -> None:
+    shell = Shell().greeted().joined()
+
+    shell.answer(False, Lane.WATCH)
+
+    assert Wait(key(0), SLICE) == shell.what(Lane.WATCH)
+
+
+def test_a_notice_that_is_none_is_refused_with_a_line_and_deleted() -> None:
+    shell = Shell().greeted().joined()
+
+    told = shell.reads(put(Pulse(1)))
+    shell.answer(None, Lane.WATCH)
+
+    assert [True] == ["a notice was refused" in line.text for line in told if isinstance(line, Log)]
+    assert () == shell.words()
+    assert Wait(key(0), SLICE) == shell.what(Lane.WATCH)
+
+
+def test_a_new_wish_wakes_the_lane_that_waits_for_the_answers_to_the_old_one() -> None:
+    shell = Shell().greeted().joined()
+    waits = shell.what(Lane.WATCH)
+
+    shell.hear(Seek(2, "trainer"))
+
+    assert Write({waits.key: b""}) == shell.what()
+    shell.reads(b"")
+    shell.answer(None, Lane.WATCH)
+    assert Wait(key(0, "b/2"), SLICE) == shell.what(Lane.WATCH)
+    shell.answer()
+    assert Describe(2, "trainer") == shell.what()
+
+
+def test_answers_to_an_old_wish_that_were_not_taken_are_forgotten_with_a_new_one() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    shell.answer(None, Lane.WATCH)
+    shell.reads(RoundEnd(0, "a node was lost", True))
+
+    shell.hear(Seek(2, "trainer"))
+
+    assert () == shell.words()
+
+
+def test_a_notice_in_the_box_of_an_old_wish_is_not_believed() -> None:
+    shell = Shell().greeted().joined()
+    shell.answer(True, Lane.WATCH)
+
+    shell.hear(Seek(2, "trainer"))
+    shell.answer([put(SEAT)], Lane.WATCH)
+
+    assert () == shell.words()
+
+
+def test_a_seat_that_comes_while_contact_is_lost_is_none() -> None:
+    shell = Shell().greeted().joined()
+    shell.later(FENCE * HEARTBEAT + 0.1)
+    shell.words()
+    shell.greeted()
+
+    shell.reads(SEAT)
+
+    [word] = shell.words()
+    assert isinstance(word, ContactLost)
+    assert "the seat in round 0 came while contact was lost" == word.why
+
+
+def test_a_seat_that_is_taken_after_contact_was_lost_is_none() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+
+    shell.later(FENCE * HEARTBEAT + 0.1)
+
+    assert [ContactLost, ContactLost] == [type(word) for word in shell.words()]
+
+
+def test_after_standing_still_a_node_judges_by_the_time_that_it_is() -> None:
+    """An answer that lay there when the node woke up is heard by one that has lost contact."""
+    shell = Shell().greeted().joined()
+    shell.answer(True, Lane.WATCH)
+    ask = shell.asked[Lane.WATCH]
+
+    shell.now += 2 * HEARTBEAT
+    shell.hear(Answer(ask.connection, ask.number, [put(SEAT)]))
+
+    assert [ContactLost] == [type(word) for word in shell.words()]
+
+
+def test_the_end_is_answered_and_nothing_is_fenced_after_it() -> None:
+    shell = Shell().greeted().joined()
+
+    shell.reads(FINAL)
+    assert Letter(2, Bye("b")) == shell.letter()
+    shell.later(10 * HEARTBEAT)
+
+    assert (FINAL,) == shell.words()
+    assert (None, None) == (shell.session.wake_at(), shell.session.kill_at())
+
+
+# the end
+
+
+def test_closing_says_what_is_to_be_said_and_parts() -> None:
+    shell = Shell().greeted().joined()
+    waits = shell.what(Lane.WATCH)
+    shell.hear(Tell(Leave("b", "bye")))
+
+    shell.hear(Close())
+    assert Leave("b", "bye") == shell.letter().report
+    shell.answer()
+    assert Write({waits.key: b""}) == shell.what()
+    actions = shell.answer()
+
+    assert [Disconnect(1)] == actions
+    assert shell.session.parted
+
+
+def test_closing_while_it_connects_still_says_what_is_to_be_said() -> None:
+    shell = Shell()
+    shell.hear(Tell(Leave("b", "bye")))
+    shell.hear(Close())
+
+    shell.greeted()
+    assert Leave("b", "bye") == shell.letter().report
+
+    assert [Disconnect(1)] == shell.answer()
+
+
+def test_closing_while_it_connects_with_nothing_to_say_parts_at_once() -> None:
+    assert [Disconnect(1)] == Shell().hear(Close())
+
+
+def test_closing_without_contact_is_no_reason_to_seek_it_again() -> None:
+    shell = Shell()
+    shell.hear(Tell(Leave("b", "bye")))
+    shell.hear(Close())
+
+    assert [Disconnect(1)] == shell.hear(Lost(1, "refused"))
+
+
+def test_an_error_that_nothing_mends_is_kept_and_the_first_one_counts() -> None:
+    shell = Shell()
+
+    shell.hear(Refused(None, RendezvousStateError("first")))
+    shell.hear(Refused(None, RendezvousStateError("second")))
+
+    assert "first" == str(shell.session.error)
+
+
+def test_a_search_that_finds_nothing_ends() -> None:
+    shell = Shell()
+
+    shell.later(601.0)
+
+    assert isinstance(shell.session.error, RendezvousConnectionError)
+    assert "job 'job'" in str(shell.session.error)
+
+
+# whatever happens
+
+_events = st.one_of(
+    st.just(Tick()),
+    st.builds(Hold, st.booleans()),
+    st.just(Seek(2, "trainer")),
+    st.builds(Tell, st.sampled_from([Succeeded("b", 0), Failed("b", 0, ()), Stopped("b", 1, ())])),
+    st.builds(Lost, st.integers(0, 3), st.text(max_size=3), st.booleans()),
+    st.builds(Connected, st.integers(0, 3)),
+)
+_values = st.one_of(
+    st.none(),
+    st.binary(max_size=8),
+    st.sampled_from([put(each) for each in (GREETING, SEAT, FINAL, Pulse(1), Pulse(9), RoundEnd(0, "", True))]),
+)
+
+
+@define
+class Chance:
+    """Answers whatever is asked with something of the right shape."""
+
+    data: st.DataObject
+
+    def to(self, operation: Any) -> Any:
+        match operation:
+            case Wait():
+                return self.data.draw(st.booleans())
+            case Read(keys):
+                return [self.data.draw(_values) for _ in keys]
+            case Describe():
+                return DESCRIPTOR
+            case _:
+                return None
+
+
+def facts(session: Session) -> dict[str, str]:
+    """All that it knows, as text."""
+    return {field.name: repr(getattr(session, field.name)) for field in fields(Session)}
+
+
+@given(st.data())
+def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
+    """One operation at a time on each lane, letters in order, and a step changes nothing in what it was given."""
+    shell, chance = Shell(), Chance(data)
+    said = 0
+    for _ in range(data.draw(st.integers(1, 40))):
+        shell.now += data.draw(st.sampled_from([0.0, 0.1, 1.0, 7.0]))
+        session, before = shell.session, facts(shell.session)
+        lane = data.draw(st.sampled_from([None, *shell.asked]))
+        if lane is None:
+            event = data.draw(_events)
+        else:
+            ask = shell.asked.pop(lane)
+            event = Answer(ask.connection, ask.number, chance.to(ask.operation))
+        first = session.step(event, shell.now)[1]
+        again = shell.hear(event)
+
+        assert before == facts(session)
+        assert [repr(action) for action in first] == [repr(action) for action in again]
+        for action in again:
+            if isinstance(action, Ask) and isinstance(action.operation, Post):
+                letter = decode(action.operation.data)
+                assert isinstance(letter, Letter)
+                assert letter.seq in (said, said + 1)
+                said = letter.seq
