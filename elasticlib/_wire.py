@@ -34,11 +34,6 @@ class HasDescriptor(Protocol):
     def fileno(self) -> int: ...
 
 
-def soonest(*times: float | None) -> float | None:
-    """The first of several times, or the shortest of several waits; None where there is none."""
-    return min((each for each in times if each is not None), default=None)
-
-
 def wait_readable(sources: Sequence[int | HasDescriptor], timeout: float | None) -> set[int]:
     """
     Descriptors among *sources* that are readable within *timeout* seconds (None: wait on); of any number.

@@ -16,6 +16,7 @@ FILES = sorted(path.relative_to(HOUSE).as_posix() for path in HOUSE.rglob("*.py"
 FLOORS = [
     "_lazy",
     "errors",
+    "_times",
     "_clock",
     "utils",
     "numa",
@@ -50,6 +51,7 @@ FLOORS = [
 """From the ground up: a room imports from its own floor and from those before it."""
 
 PURE = [
+    "_times.py",
     "rendezvous/_coordinator.py",
     "rendezvous/_state.py",
     "rendezvous/_endings.py",
@@ -66,7 +68,15 @@ PURE = [
     "rendezvous/_mail.py",
     "rendezvous/_messages.py",
     "rendezvous/_membership.py",
-    "rendezvous/_contact.py",
+    "rendezvous/_operations.py",
+    "rendezvous/_belief.py",
+    "rendezvous/_lanes.py",
+    "rendezvous/_outbox.py",
+    "rendezvous/_waiting.py",
+    "rendezvous/_session.py",
+    "rendezvous/_session_events.py",
+    "rendezvous/_server.py",
+    "rendezvous/_server_events.py",
     "rendezvous/_options.py",
     "rendezvous/_job.py",
     "rendezvous/_endpoint.py",

@@ -22,7 +22,8 @@ from typing_extensions import assert_never
 
 from elasticlib import _rules, events, metrics, records
 from elasticlib._clock import Clock, monotonic
-from elasticlib._wire import HasDescriptor, soonest, wait_readable
+from elasticlib._times import soonest
+from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy
 from elasticlib.agent._chronicle import Chronicle
 from elasticlib.agent._verdict import agreed, error_of, notes

@@ -12,7 +12,8 @@ import signal
 from collections.abc import Sequence
 
 from elasticlib import metrics, records
-from elasticlib._wire import HasDescriptor, soonest, wait_readable
+from elasticlib._times import soonest
+from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._health import HealthCheckServer

@@ -16,7 +16,8 @@ from typing import Any
 
 from elasticlib import records
 from elasticlib._programs import KILLED
-from elasticlib._wire import Message, room_for, soonest, wait_readable
+from elasticlib._times import soonest
+from elasticlib._wire import Message, room_for, wait_readable
 from elasticlib.errors import ElasticError, PreloadError, ProcessFailure, StartError
 from elasticlib.logs import _streams
 from elasticlib.logs._console import console_sink

@@ -71,7 +71,9 @@ class Connection:
         self._run(self._speak, "elasticlib-member")
 
     def ask(self, ask: Ask) -> None:
-        """Have it done. Call with `turned` held; raises `StartError`."""
+        """Have it done, unless this connection was given up. Call with `turned` held; raises `StartError`."""
+        if self._ending:
+            return
         self._work[ask.lane] = ask
         if ask.lane is Lane.WATCH and self._watch is None and len(self._threads) == 1:
             self._run(self._listen, "elasticlib-notices")

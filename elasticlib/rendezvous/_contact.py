@@ -29,6 +29,8 @@ GRACE = 0.15
 """Share that they have for it."""
 KILL = 0.85
 """Share after which they are killed."""
+ATTEMPT = 5.0
+"""Seconds for one attempt to connect."""
 NO_PULSE = -1
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _REFUSALS = 4
@@ -191,6 +193,12 @@ def wake_at(contact: Contact) -> float | None:
     elif contact.live and contact.limits.heartbeat:
         times.append(_doubt_at(contact))
     return min(times, default=None)
+
+
+def attempt_of(contact: Contact) -> float:
+    """Seconds for one attempt to connect: after a loss of contact there are fewer to lose."""
+    heartbeat = contact.limits.heartbeat
+    return min(ATTEMPT, max(1.0, INTERVAL * heartbeat)) if heartbeat else ATTEMPT
 
 
 def search_ends_at(contact: Contact) -> float | None:

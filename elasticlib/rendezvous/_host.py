@@ -17,7 +17,7 @@ from elasticlib.errors import RendezvousConnectionError, RendezvousError, Rendez
 from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._exchange import Exchange
 from elasticlib.rendezvous._journal import Journal, LeadershipLost
-from elasticlib.rendezvous._operations import Read, Receive, perform
+from elasticlib.rendezvous._operations import Log, Read, Receive, perform
 from elasticlib.rendezvous._server import Server
 from elasticlib.rendezvous._server_events import (
     Abandon,
@@ -31,7 +31,6 @@ from elasticlib.rendezvous._server_events import (
     Interrupt,
     Load,
     Loaded,
-    Log,
     Purge,
     Save,
     Stop,
@@ -145,7 +144,7 @@ class Host:
             case Interrupt():
                 self._wake()
             case Log(level, text):
-                _log.log(level, text)
+                _log.log(logging.getLevelName(level.upper()), text)
             case Stop():
                 pass
             case _:

@@ -19,7 +19,7 @@ from typing_extensions import Self, assert_never
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousClosedError, RendezvousError, StartError
-from elasticlib.rendezvous import _session_events as session
+from elasticlib.rendezvous import _session_events as events
 from elasticlib.rendezvous._belief import Belief
 from elasticlib.rendezvous._connection import Connection, Dial
 from elasticlib.rendezvous._contact import Limits, Tick
@@ -36,6 +36,7 @@ from elasticlib.rendezvous._messages import (
     decode,
     encode,
 )
+from elasticlib.rendezvous._operations import Log
 from elasticlib.rendezvous._reports import Reporter
 from elasticlib.rendezvous._session import Session
 
@@ -102,7 +103,7 @@ class Member(Reporter):
 
     def join(self, slots: int, role: str) -> None:
         """Ask for a seat in the next round. No worker of this node may run any more."""
-        self._say(session.Seek(slots, role), "a Join")
+        self._say(events.Seek(slots, role), "a Join")
 
     def leave(self, why: str, round: int | None = None) -> None:
         """
@@ -120,11 +121,11 @@ class Member(Reporter):
 
     def hold(self, held: bool) -> None:
         """Let this node's beats rest, so that the others think it lost, or take them up again."""
-        self.tell(session.Hold(held))
+        self.tell(events.Hold(held))
 
     def fail(self, error: RendezvousError) -> None:
         """Let `take` raise *error*: this node's part is over. From any thread."""
-        self.tell(session.Refused(None, error))
+        self.tell(events.Refused(None, error))
 
     def guard(self, handle: int) -> None:
         """Nothing: in the agent's own process, nobody else could act when the agent cannot."""
@@ -137,7 +138,7 @@ class Member(Reporter):
 
     def waiting(self) -> int:
         """How many nodes wait for a seat while a round runs, as of the last beat."""
-        return self._session.waiting
+        return self._session.spares
 
     def is_over(self) -> bool:
         """Whether `Final` came."""
@@ -188,7 +189,7 @@ class Member(Reporter):
         with self.turned:
             if self._session.closed:
                 return
-            self.tell(session.Close())
+            self.tell(events.Close())
             connection = self._connection
         if connection is not None:
             connection.join(_PARTING)
@@ -203,7 +204,7 @@ class Member(Reporter):
 
     # What connections want.
 
-    def tell(self, event: session.Event) -> None:
+    def tell(self, event: events.Event) -> None:
         """Let the session know of it, and do what it asks for."""
         with self.turned:
             news = (len(self._session.words), self._session.error)
@@ -227,36 +228,36 @@ class Member(Reporter):
         return None if when is None else max(0.0, when - self._clock())
 
     def _report(self, report: Report) -> None:
-        self._say(session.Tell(_checked(report)), repr(report))
+        self._say(events.Tell(_checked(report)), repr(report))
 
-    def _say(self, event: session.Event, what: str) -> None:
+    def _say(self, event: events.Event, what: str) -> None:
         with self.turned:
             if self._session.closed:
                 raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {what:.60} comes too late")
             self.tell(event)
 
-    def _perform(self, actions: tuple[session.Action, ...]) -> None:
+    def _perform(self, actions: tuple[events.Action, ...]) -> None:
         for action in actions:
             try:
                 self._do(action)
             except StartError as error:
-                self.tell(session.Refused(None, error))
+                self.tell(events.Refused(None, error))
 
-    def _do(self, action: session.Action) -> None:
+    def _do(self, action: events.Action) -> None:
         match action:
-            case session.Connect(number, limit):
+            case events.Connect(number, limit):
                 if self._connection is not None:
                     self._connection.abandon()
                 self._connection = Connection(number, self, self._dial, limit)
                 self._connection.start()
-            case session.Ask():
+            case events.Ask():
                 assert self._connection is not None
                 self._connection.ask(action)
-            case session.Disconnect():
+            case events.Disconnect():
                 if self._connection is not None:
                     self._connection.end()
-            case session.Log(level, text):
-                _log.log(level, text)
+            case Log(level, text):
+                _log.log(logging.getLevelName(level.upper()), text)
             case _:
                 assert_never(action)
 

@@ -71,8 +71,16 @@ class ClearForeign:
     """Where workers share the store: delete every key of theirs. Answer: None."""
 
 
-Operation: TypeAlias = Post | Write | Read | Wait | Delete | Receive | Discard | ClearForeign
-Result: TypeAlias = bool | list[bytes | None] | Sequence[Posted] | None
+@frozen
+class Log:
+    """Not of a store: a line for people; *level* as in `logging`: ``"warning"``, ``"error"``."""
+
+    level: str
+    text: str
+
+
+Operation: TypeAlias = Post | Write | Read | Wait | Delete | Discard | ClearForeign
+Result: TypeAlias = bool | list[bytes | None] | None
 
 
 def perform(exchange: Exchange, operation: Operation) -> Result:
@@ -88,8 +96,6 @@ def perform(exchange: Exchange, operation: Operation) -> Result:
             return exchange.wait(key, timeout)
         case Delete(keys):
             exchange.delete(keys)
-        case Receive(timeout):
-            return exchange.receive(timeout)
         case Discard(entries):
             exchange.discard(entries)
         case ClearForeign():

@@ -25,7 +25,8 @@ from attrs import Factory, define
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib._programs import CHANNEL_FD, wake_with_parent
-from elasticlib._wire import Channel, HasDescriptor, Message, soonest, wait_readable
+from elasticlib._times import soonest
+from elasticlib._wire import Channel, HasDescriptor, Message, wait_readable
 from elasticlib.errors import ElasticError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Talk

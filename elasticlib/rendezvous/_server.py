@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 from attrs import define, evolve, field
 from typing_extensions import Self, assert_never
 
-from elasticlib._wire import soonest
+from elasticlib._times import soonest
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._contact import INTERVAL
@@ -43,7 +42,7 @@ from elasticlib.rendezvous._messages import (
     decode,
     encode,
 )
-from elasticlib.rendezvous._operations import ClearForeign, Discard, Read, Receive, Write
+from elasticlib.rendezvous._operations import ClearForeign, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous._server_events import (
     Abandon,
     Action,
@@ -56,7 +55,6 @@ from elasticlib.rendezvous._server_events import (
     Interrupt,
     Load,
     Loaded,
-    Log,
     Purge,
     Save,
     Stop,
@@ -230,7 +228,7 @@ class Server:
         try:
             letter = self._letter(entry.data)
         except RendezvousStateError as error:
-            out.append(Log(logging.WARNING, f"a report was refused: {error}"))
+            out.append(Log("warning", f"a report was refused: {error}"))
             return
         self._step(Received(letter.seq, letter.report), now, out)
         if isinstance(letter.report, (Bye, Leave)):  # who leaves does not wait for the answer
@@ -297,7 +295,7 @@ class Server:
             if not isinstance(beat, Beat):
                 raise RendezvousStateError(f"{beat_key(box)} holds a {type(beat).__name__}")
         except RendezvousStateError as error:
-            out.append(Log(logging.WARNING, f"a beat was refused: {error}"))
+            out.append(Log("warning", f"a beat was refused: {error}"))
             return None
         return beat
 
@@ -375,7 +373,7 @@ class Server:
 
     def _forget_all(self, why: str, now: float, out: list[Action]) -> None:
         # Who is in the job is not known any more; those who were see that it has begun anew.
-        out.append(Log(logging.ERROR, f"job {self.run_id!r}: {why}"))
+        out.append(Log("error", f"job {self.run_id!r}: {why}"))
         self.state = State(self.state.rules)
         self._follow(self.logic.abandon(self.state, f"the coordinator's memory was destroyed: {why}"), now, out)
         self._save_and_open(now, out)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from attrs import frozen
 
 from elasticlib.rendezvous._exchange import Posted
-from elasticlib.rendezvous._operations import ClearForeign, Discard, Read, Receive, Write
+from elasticlib.rendezvous._operations import ClearForeign, Discard, Log, Read, Receive, Write
 
 # Events: what happened.
 
@@ -99,14 +99,6 @@ class Purge:
 @frozen
 class Stop:
     """This coordinator's part is over."""
-
-
-@frozen
-class Log:
-    """A line for people."""
-
-    level: int
-    text: str
 
 
 Action: TypeAlias = Load | Save | Interrupt | Purge | Stop | Log | Receive | Read | Write | Discard | ClearForeign

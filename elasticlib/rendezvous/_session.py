@@ -13,13 +13,11 @@ the same object. Times are this node's monotonic seconds, and only differences c
 from __future__ import annotations
 
 import copy
-import enum
-import logging
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 from typing_extensions import Self, assert_never
 
-from elasticlib._wire import soonest
+from elasticlib._times import soonest
 from elasticlib.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -27,9 +25,11 @@ from elasticlib.errors import (
     RendezvousStateError,
 )
 from elasticlib.rendezvous import _contact
+from elasticlib.rendezvous import _session_events as events
 from elasticlib.rendezvous._belief import Belief
 from elasticlib.rendezvous._contact import GRACE, INTERVAL, NO_PULSE, Contact, Limits, Tick
 from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, box_key, box_name
+from elasticlib.rendezvous._lanes import Asked, Lanes, Task
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import (
     Beat,
@@ -44,30 +44,10 @@ from elasticlib.rendezvous._messages import (
     Seat,
     Terms,
 )
-from elasticlib.rendezvous._operations import Delete, Operation, Post, Read, Result, Wait, Write
+from elasticlib.rendezvous._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write
 from elasticlib.rendezvous._outbox import Outbox, Written
-from elasticlib.rendezvous._session_events import (
-    Action,
-    Answer,
-    Ask,
-    Close,
-    Connect,
-    Connected,
-    Describe,
-    Disconnect,
-    Event,
-    Hold,
-    Lane,
-    Log,
-    Lost,
-    Refused,
-    Seek,
-    Tell,
-    Unmendable,
-)
+from elasticlib.rendezvous._waiting import Waiting
 
-ATTEMPT = 5.0
-"""Seconds for one attempt to connect."""
 SLICE = 60.0
 """Seconds that one wait for a notice lasts."""
 _GREETING = 1.0
@@ -75,33 +55,7 @@ _GREETING = 1.0
 _DOUBT = 3.0
 """Seconds for which a greeting that cannot be ours may be someone's scribble; a coordinator renews its own."""
 _LOOK_AGAIN = 0.1
-_TELL_AFTER = (5.0, 15.0, 30.0)
-_TELL_EVERY = 60.0
 _WAKE = b""
-
-
-class _Task(enum.Enum):
-    FIND = "wait for the greeting"
-    GREET = "read the greeting"
-    WAKE = "wake the lane that watches for what comes no more"
-    DESCRIBE = "learn what this node brings"
-    POST = "post a letter"
-    BEAT = "write a beat"
-    PULSE = "read the coordinator's pulse"
-    AWAIT = "wait for the next notice"
-    NOTICE = "read it"
-    FORGET = "delete it"
-
-
-@frozen
-class _Asked:
-    """What a lane is busy with."""
-
-    number: int
-    task: _Task
-    sent: float
-    key: str = ""
-    seq: int = 0
 
 
 @define(eq=False, repr=False)
@@ -116,12 +70,12 @@ class Session:
     words: tuple[Word, ...] = ()
     """What came for the agent, and was not taken yet."""
     final: Final | None = None
-    error: Unmendable | None = None
+    error: events.Unmendable | None = None
     """What ended this node's part."""
     closed: bool = False
     parted: bool = False
     """Closed, and everything that could be sent was sent."""
-    waiting: int = 0
+    spares: int = 0
     """Nodes that wait for a seat, as the coordinator says."""
     status: str = ""
     """For whom the job waits, as the coordinator says."""
@@ -132,16 +86,13 @@ class Session:
     _read: int = 0
     _beats: int = 0
     _held: bool = False
-    _waits_since: float | None = None
-    _told: int = 0
+    _waiting: Waiting | None = None
+    """For a seat."""
     # The connection.
     _connection: int = 0
-    _asked: int = 0
-    """How many operations were asked for."""
     _connected: bool = False
     _greeted: bool = False
-    _lanes: dict[Lane, _Asked] = field(factory=dict)
-    """The lanes that are busy; replaced, never changed."""
+    _lanes: Lanes = field(factory=Lanes)
     _greet_at: float | None = None
     _doubted: float | None = None
     _beat_at: float = 0.0
@@ -153,16 +104,16 @@ class Session:
     @classmethod
     def begin(
         cls, belief: Belief, limits: Limits, now: float, terms: Terms | None = None, where: str = ""
-    ) -> tuple[Session, tuple[Action, ...]]:
+    ) -> tuple[Session, tuple[events.Action, ...]]:
         """A node that knows nobody yet."""
         contact, actions = _contact.begin(limits, now)
-        session, out = cls(belief, contact, terms, where), list[Action]()
+        session, out = cls(belief, contact, terms, where), list[events.Action]()
         session._obey(actions, now, out)
         return session, tuple(out)
 
-    def step(self, event: Event, now: float) -> tuple[Self, tuple[Action, ...]]:
+    def step(self, event: events.Event, now: float) -> tuple[Self, tuple[events.Action, ...]]:
         """The session after *event*, and what is to be done; *now* never goes back."""
-        after, out = copy.copy(self), list[Action]()
+        after, out = copy.copy(self), list[events.Action]()
         # What came while this node stood still is judged by what it knows now, not by what it knew then.
         after._judge(Tick(), now, out)
         after._hear(event, now, out)
@@ -179,11 +130,11 @@ class Session:
     def wake_at(self) -> float | None:
         """When a `Tick` is wanted, whoever brings it; None: not at all."""
         contact = None if self.final or self.error or self.closed else _contact.wake_at(self.contact)
-        return soonest(contact, None if self._waits_since is None else self._waits_since + self._next_telling())
+        return soonest(contact, None if self._waiting is None else self._waiting.due_at())
 
     def speaks_at(self) -> float | None:
         """When the lane that speaks wants a `Tick`; None: not before something happens."""
-        if Lane.SPEAK in self._lanes or not self._connected or self.closed:
+        if not self._lanes.is_free(events.Lane.SPEAK) or not self._connected or self.closed:
             return None
         if not self._greeted:
             return self._greet_at
@@ -195,59 +146,58 @@ class Session:
 
     # What happened.
 
-    def _hear(self, event: Event, now: float, out: list[Action]) -> None:
+    def _hear(self, event: events.Event, now: float, out: list[events.Action]) -> None:
         match event:
-            case Connected(connection):
+            case events.Connected(connection):
                 if connection == self._connection:
                     self._connected = True
-            case Lost(connection, why, gone):
+            case events.Lost(connection, why, gone):
                 if connection == self._connection and not self.parted:
                     self._disconnected()
                     self.status = ""
                     self._judge(_contact.Broken(why, gone), now, out)
                     if self.closed:
                         self._part(out)
-            case Answer(connection, number, result):
-                for lane, asked in self._lanes.items():
-                    if connection == self._connection and number == asked.number:
-                        self._lanes = {other: each for other, each in self._lanes.items() if other is not lane}
+            case events.Answer(connection, number, result):
+                if connection == self._connection:
+                    self._lanes, asked = self._lanes.answered(number)
+                    if asked is not None:
                         self._answered(asked, result, now, out)
-                        break
-            case Refused(connection, error):
+            case events.Refused(connection, error):
                 if connection is None or connection == self._connection:
                     self._fail(error, out)
-            case Seek(slots, role):
-                self._seek(Describe(slots, role), now)
-            case Tell(report):
+            case events.Seek(slots, role):
+                self._seek(events.Describe(slots, role), now)
+            case events.Tell(report):
                 self._outbox = self._outbox.add(report)
-            case Hold(held):
+            case events.Hold(held):
                 self._held = held
-            case Close():
+            case events.Close():
                 self.closed = True
             case Tick():
                 pass
             case _:
                 assert_never(event)
 
-    def _seek(self, wish: Describe, now: float) -> None:
+    def _seek(self, wish: events.Describe, now: float) -> None:
         self._outbox = self._outbox.add(wish)
         self._box, self._read = box_name(self.belief.node, self._outbox.wish), 0
         # What came before and was not taken speaks of a seat that this node does not want any more.
         self.words = tuple(word for word in self.words if not isinstance(word, (Seat, RoundEnd)))
-        self._waits_since, self._told = now, 0
+        self._waiting = Waiting(now)
 
-    def _judge(self, event: _contact.Event, now: float, out: list[Action]) -> None:
+    def _judge(self, event: _contact.Event, now: float, out: list[events.Action]) -> None:
         if self.final is None and self.error is None and not self.closed:
             self.contact, actions = _contact.step(self.contact, event, now)
             self._obey(actions, now, out)
 
-    def _obey(self, actions: tuple[_contact.Action, ...], now: float, out: list[Action]) -> None:
+    def _obey(self, actions: tuple[_contact.Action, ...], now: float, out: list[events.Action]) -> None:
         for action in actions:
             match action:
                 case _contact.Connect():
                     self._disconnected()
                     self._connection += 1
-                    out.append(Connect(self._connection, self._attempt()))
+                    out.append(events.Connect(self._connection, _contact.attempt_of(self.contact)))
                 case _contact.Fence(why, grace):
                     self.words += (ContactLost(why, grace),)
                 case _contact.GiveUp(why, closed):
@@ -257,45 +207,45 @@ class Session:
 
     def _disconnected(self) -> None:
         self._connected = self._greeted = self._just_joined = False
-        self._lanes = {}
+        self._lanes = self._lanes.cleared()
         self._greet_at = self._doubted = self._alien_since = self._awaited = None
         self._beat_at, self._pulse = 0.0, NO_PULSE
 
-    def _fail(self, error: Unmendable, out: list[Action]) -> None:
+    def _fail(self, error: events.Unmendable, out: list[events.Action]) -> None:
         self.error = self.error or error
         if not self._greeted:
-            out.append(Disconnect(self._connection))
+            out.append(events.Disconnect(self._connection))
             self._disconnected()
 
     # What was answered.
 
-    def _answered(self, asked: _Asked, result: Result | Descriptor, now: float, out: list[Action]) -> None:
+    def _answered(self, asked: Asked, result: Result | Descriptor, now: float, out: list[events.Action]) -> None:
         match asked.task, result:
-            case _Task.FIND, True:
-                self._ask(Lane.SPEAK, _Task.GREET, Read((HELLO,)), now, out)
-            case _Task.FIND, _:
+            case Task.FIND, True:
+                self._ask(events.Lane.SPEAK, Task.GREET, Read((HELLO,)), now, out)
+            case Task.FIND, _:
                 self.status = "the store answers, but nobody coordinates this job yet"
-            case _Task.GREET, [data]:
+            case Task.GREET, [data]:
                 self._greet(data or b"", now, out)
-            case _Task.DESCRIBE, Descriptor():
+            case Task.DESCRIBE, Descriptor():
                 join = Join(self.belief.node, result, self.terms)
                 self._outbox = self._outbox.described(asked.seq, join)
-            case _Task.POST, _:
+            case Task.POST, _:
                 self._posted(asked, now, out)
-            case _Task.BEAT, _:
-                self._ask(Lane.SPEAK, _Task.PULSE, Read((PULSE, HELLO)), now, out, sent=asked.sent)
-            case _Task.PULSE, [pulse, hello]:
+            case Task.BEAT, _:
+                self._ask(events.Lane.SPEAK, Task.PULSE, Read((PULSE, HELLO)), now, out, sent=asked.sent)
+            case Task.PULSE, [pulse, hello]:
                 self._feel(pulse, hello, asked.sent, now, out)
-            case _Task.AWAIT, True:
+            case Task.AWAIT, True:
                 self._awaited = None
-                self._ask(Lane.WATCH, _Task.NOTICE, Read((asked.key,)), now, out, key=asked.key)
-            case _Task.AWAIT, _:
+                self._ask(events.Lane.WATCH, Task.NOTICE, Read((asked.key,)), now, out, key=asked.key)
+            case Task.AWAIT, _:
                 self._awaited = None
-            case _Task.NOTICE, [data]:
+            case Task.NOTICE, [bytes() as data]:
                 self._deliver(asked.key, data, out)
-                self._ask(Lane.WATCH, _Task.FORGET, Delete((asked.key,)), now, out)
+                self._ask(events.Lane.WATCH, Task.FORGET, Delete((asked.key,)), now, out)
 
-    def _greet(self, data: bytes, now: float, out: list[Action]) -> None:
+    def _greet(self, data: bytes, now: float, out: list[events.Action]) -> None:
         try:
             hello = self.belief.hello(data)
         except RendezvousClosedError as error:
@@ -308,22 +258,22 @@ class Session:
         else:
             self._begin(hello, now, out)
 
-    def _begin(self, hello: Hello, now: float, out: list[Action]) -> None:
+    def _begin(self, hello: Hello, now: float, out: list[events.Action]) -> None:
         self.belief = evolve(self.belief, nonce=hello.nonce)
         self._host, self._greeted, self.status = hello.host, True, ""
         self._judge(_contact.Greeted(hello.heartbeat), now, out)
 
-    def _posted(self, asked: _Asked, now: float, out: list[Action]) -> None:
+    def _posted(self, asked: Asked, now: float, out: list[events.Action]) -> None:
         self._outbox = self._outbox.done(asked.seq)
         if asked.seq == self._outbox.wish:
             self._beat_at, self._just_joined = now, True
             self._judge(_contact.Acknowledged(asked.sent), now, out)
 
-    def _feel(self, data: bytes | None, hello: bytes | None, sent: float, now: float, out: list[Action]) -> None:
+    def _feel(self, data: bytes | None, hello: bytes | None, sent: float, now: float, out: list[events.Action]) -> None:
         pulse = self.belief.pulse(data)
         if pulse is not None:
             # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
-            self.status, self.waiting = "" if self._just_joined else pulse.status, pulse.waiting
+            self.status, self.spares = "" if self._just_joined else pulse.status, pulse.waiting
             self._just_joined = False
         if pulse is not None and pulse.count > self._pulse:
             self._pulse, self._alien_since = pulse.count, None
@@ -335,13 +285,13 @@ class Session:
                 return
         self._judge(_contact.Acknowledged(sent, NO_PULSE if pulse is None else pulse.count), now, out)
 
-    def _deliver(self, key: str, data: bytes | None, out: list[Action]) -> None:
-        if not data:
+    def _deliver(self, key: str, data: bytes, out: list[events.Action]) -> None:
+        if data == _WAKE:
             return
         try:
             notice = self.belief.notice(key, data)
         except RendezvousStateError as error:
-            out.append(Log(logging.WARNING, f"a notice was refused: {error}"))
+            out.append(Log("warning", f"a notice was refused: {error}"))
             return
         # What lies in the box of an earlier Join speaks of a round that this node has done with.
         if key == self._next_key():
@@ -351,7 +301,7 @@ class Session:
     def _believe(self, notice: Notice) -> None:
         self.words += (self._in_time(notice),)
         if isinstance(notice, (Seat, Final)):
-            self._waits_since = None
+            self._waiting = None
         if isinstance(notice, Final):
             self.final = notice
             self._outbox = self._outbox.add(Bye(self.belief.node))
@@ -365,24 +315,24 @@ class Session:
 
     # What comes next.
 
-    def _go_on(self, now: float, out: list[Action]) -> None:
+    def _go_on(self, now: float, out: list[events.Action]) -> None:
         if self.closed and not (self._greeted or self.parted or (self.contact.trying and self._outbox.next)):
             self._part(out)
         if not self._connected or self.parted:
             return
-        if Lane.SPEAK not in self._lanes:
+        if self._lanes.is_free(events.Lane.SPEAK):
             self._speak(now, out)
-        if Lane.WATCH not in self._lanes and self._greeted and (key := self._next_key()) is not None:
+        if self._lanes.is_free(events.Lane.WATCH) and self._greeted and (key := self._next_key()) is not None:
             self._awaited = key
-            self._ask(Lane.WATCH, _Task.AWAIT, Wait(key, SLICE), now, out, key=key)
+            self._ask(events.Lane.WATCH, Task.AWAIT, Wait(key, SLICE), now, out, key=key)
 
-    def _speak(self, now: float, out: list[Action]) -> None:
+    def _speak(self, now: float, out: list[events.Action]) -> None:
         if not self._greeted:
             if self._greet_at is None or now >= self._greet_at:
-                self._ask(Lane.SPEAK, _Task.FIND, Wait(HELLO, _GREETING), now, out)
+                self._ask(events.Lane.SPEAK, Task.FIND, Wait(HELLO, _GREETING), now, out)
         elif self._awaited is not None and self._awaited != self._next_key():
             key, self._awaited = self._awaited, None
-            self._ask(Lane.SPEAK, _Task.WAKE, Write({key: _WAKE}), now, out)
+            self._ask(events.Lane.SPEAK, Task.WAKE, Write({key: _WAKE}), now, out)
         elif (letter := self._outbox.next) is not None:
             self._send(letter, now, out)
         elif self.closed:
@@ -390,64 +340,54 @@ class Session:
         elif self._may_beat() and now >= self._beat_at:
             self._beat(now, out)
 
-    def _send(self, letter: Written, now: float, out: list[Action]) -> None:
+    def _send(self, letter: Written, now: float, out: list[events.Action]) -> None:
         seq, what = letter.seq, letter.what
-        if isinstance(what, Describe):
-            self._ask(Lane.SPEAK, _Task.DESCRIBE, what, now, out, seq=seq)
+        if isinstance(what, events.Describe):
+            self._ask(events.Lane.SPEAK, Task.DESCRIBE, what, now, out, seq=seq)
             return
         self._outbox = self._outbox.sent(seq, now)
         sent = (self._outbox.wish_sent or now) if seq == self._outbox.wish else now
-        self._ask(Lane.SPEAK, _Task.POST, Post(self.belief.letter(seq, what)), now, out, seq=seq, sent=sent)
+        self._ask(events.Lane.SPEAK, Task.POST, Post(self.belief.letter(seq, what)), now, out, seq=seq, sent=sent)
 
     def _may_beat(self) -> bool:
         wanted = self.contact.limits.heartbeat and self._outbox.has_wished
         return bool(wanted) and not (self._held or self.closed)
 
-    def _beat(self, now: float, out: list[Action]) -> None:
+    def _beat(self, now: float, out: list[events.Action]) -> None:
         self._beat_at = now + INTERVAL * self.contact.limits.heartbeat
         self._beats += 1
         beat = self.belief.beat(self._box, Beat(self._beats, self._read, self._outbox.said))
-        self._ask(Lane.SPEAK, _Task.BEAT, Write({beat_key(self._box): beat}), now, out)
+        self._ask(events.Lane.SPEAK, Task.BEAT, Write({beat_key(self._box): beat}), now, out)
 
     def _next_key(self) -> str | None:
         return box_key(self._box, self._read) if self._box and not self.closed else None
 
     def _ask(
-        self, lane: Lane, task: _Task, operation: Operation | Describe, now: float, out: list[Action],
+        self, lane: events.Lane, task: Task, what: Operation | events.Describe, now: float, out: list[events.Action],
         *, key: str = "", seq: int = 0, sent: float | None = None,
     ) -> None:  # fmt: skip
-        self._asked += 1
-        self._lanes = {**self._lanes, lane: _Asked(self._asked, task, now if sent is None else sent, key, seq)}
-        out.append(Ask(self._connection, lane, self._asked, operation))
+        self._lanes = self._lanes.ask(lane, task, now if sent is None else sent, key, seq)
+        out.append(events.Ask(self._connection, lane, self._lanes.count, what))
 
-    def _part(self, out: list[Action]) -> None:
+    def _part(self, out: list[events.Action]) -> None:
         self.parted = True
-        out.append(Disconnect(self._connection))
+        out.append(events.Disconnect(self._connection))
 
     # For people.
-
-    def _attempt(self) -> float:
-        """Seconds for one attempt to connect: after a loss of contact there are fewer to lose."""
-        heartbeat = self.contact.limits.heartbeat
-        return min(ATTEMPT, max(1.0, INTERVAL * heartbeat)) if heartbeat else ATTEMPT
 
     def _place(self) -> str:
         """Where the job is, as far as is known."""
         status = f"coordinated by node {self._host}" if self.contact.met else self.status
         return f" ({'; '.join(filter(None, (self.where, status)))})" if self.where or status else ""
 
-    def _next_telling(self) -> float:
-        more = self._told - len(_TELL_AFTER)
-        return _TELL_AFTER[self._told] if more < 0 else _TELL_AFTER[-1] + _TELL_EVERY * (more + 1)
-
-    def _complain(self, now: float, out: list[Action]) -> None:
+    def _complain(self, now: float, out: list[events.Action]) -> None:
         """Say that nothing has come for long, and why."""
-        if self._waits_since is None or (waited := now - self._waits_since) < self._next_telling():
+        if self._waiting is None or now < self._waiting.due_at():
             return
-        self._told += 1
+        waited, self._waiting = now - self._waiting.since, self._waiting.once_more()
         end = _contact.search_ends_at(self.contact)
         left = "" if end is None else f"; {max(0.0, end - now):.0f} s left"
         reason = self.status or (self.contact.trouble + left if left else "")
         said = reason or "the job is found, but its coordinator has not said yet who is there"
         node, job = self.belief.node, self.belief.run_id
-        out.append(Log(logging.WARNING, f"node {node} has waited {waited:.0f} s for job {job!r}: {said}"))
+        out.append(Log("warning", f"node {node} has waited {waited:.0f} s for job {job!r}: {said}"))

@@ -14,7 +14,7 @@ from attrs import frozen
 from elasticlib.errors import ConfigError, RendezvousError, StartError
 from elasticlib.rendezvous._contact import Tick
 from elasticlib.rendezvous._messages import Descriptor, Report
-from elasticlib.rendezvous._operations import Operation, Result
+from elasticlib.rendezvous._operations import Log, Operation, Result
 
 Unmendable: TypeAlias = RendezvousError | ConfigError | StartError
 """What ends a node's part: no further attempt helps."""
@@ -127,14 +127,6 @@ class Disconnect:
     """Nothing more will be asked of this connection."""
 
     connection: int
-
-
-@frozen
-class Log:
-    """A line for people."""
-
-    level: int
-    text: str
 
 
 Action: TypeAlias = Connect | Ask | Disconnect | Log

@@ -19,7 +19,7 @@ from typing_extensions import assert_never
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._exchange import Posted
-from elasticlib.rendezvous._operations import ClearForeign, Discard, Read, Receive, Write
+from elasticlib.rendezvous._operations import ClearForeign, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous._server import Server
 from elasticlib.rendezvous._server_events import (
     Abandon,
@@ -31,7 +31,6 @@ from elasticlib.rendezvous._server_events import (
     Interrupt,
     Load,
     Loaded,
-    Log,
     Purge,
     Save,
     Stop,

@@ -13,13 +13,13 @@ from typing import Any
 from attrs import define, field
 from typing_extensions import assert_never
 
-from elasticlib._wire import soonest
-from elasticlib.rendezvous import _session_events as session
+from elasticlib._times import soonest
+from elasticlib.rendezvous import _session_events as events
 from elasticlib.rendezvous._belief import Belief
 from elasticlib.rendezvous._contact import Limits, Tick
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import Descriptor, Report, Terms
-from elasticlib.rendezvous._operations import Delete, Post, Read, Wait, Write
+from elasticlib.rendezvous._operations import Delete, Log, Post, Read, Wait, Write
 from elasticlib.rendezvous._session import Session
 from elasticlib.testing._store import Connection, Link, Store
 from elasticlib.testing._timeline import Process, Timeline
@@ -98,19 +98,19 @@ class Member:
 
     def join(self) -> None:
         """Ask for a seat."""
-        self.hear(session.Seek(1, ""))
+        self.hear(events.Seek(1, ""))
 
     def report(self, report: Report) -> None:
         """Tell the coordinator."""
-        self.hear(session.Tell(report))
+        self.hear(events.Tell(report))
 
     def hold(self, held: bool) -> None:
         """Let the beats rest, or go on."""
-        self.hear(session.Hold(held))
+        self.hear(events.Hold(held))
 
     def close(self) -> None:
         """Send what waits, then end."""
-        self.hear(session.Close())
+        self.hear(events.Close())
 
     def kill_at(self) -> float | None:
         """When this machine's clock shows that, workers that still run here must be killed."""
@@ -118,7 +118,7 @@ class Member:
 
     # What the session wants.
 
-    def hear(self, event: session.Event) -> None:
+    def hear(self, event: events.Event) -> None:
         """Something happened."""
         self.session, actions = self.session.step(event, self.clock())
         self._perform(actions)
@@ -154,17 +154,17 @@ class Member:
         else:
             self._set_alarm()
 
-    def _perform(self, actions: tuple[session.Action, ...]) -> None:
+    def _perform(self, actions: tuple[events.Action, ...]) -> None:
         for action in actions:
             match action:
-                case session.Connect(number, limit):
+                case events.Connect(number, limit):
                     self._connect(number, limit)
-                case session.Ask():
+                case events.Ask():
                     self._ask(action)
-                case session.Disconnect():
+                case events.Disconnect():
                     if self._line is not None:
                         self._line.close()
-                case session.Log():
+                case Log():
                     pass
                 case _:
                     assert_never(action)
@@ -175,32 +175,32 @@ class Member:
 
         def opened(_: Connection) -> None:
             line.opened = True
-            self.hear(session.Connected(number))
+            self.hear(events.Connected(number))
 
         def expire() -> None:
             if not line.opened:
                 line.close()
-                self.hear(session.Lost(number, SILENT))
+                self.hear(events.Lost(number, SILENT))
 
         self._line = line = Line(number, self._open(number, opened))
         self.after(limit, expire)
 
     def _open(self, number: int, opened: Callable[[Connection], None]) -> Connection:
         def broke(why: str) -> None:
-            self.hear(session.Lost(number, why, why == "connection refused"))
+            self.hear(events.Lost(number, why, why == "connection refused"))
 
         return self.store().connect(self.process, self.link, opened, broke)
 
-    def _ask(self, ask: session.Ask) -> None:
+    def _ask(self, ask: events.Ask) -> None:
         line = self._line
         assert line is not None
 
         def answer(result: Any) -> None:
-            self.hear(session.Answer(ask.connection, ask.number, result))
+            self.hear(events.Answer(ask.connection, ask.number, result))
 
-        if isinstance(ask.operation, session.Describe):
+        if isinstance(ask.operation, events.Describe):
             self.after(0.0, lambda: answer(self.describe()))
-        elif ask.lane is session.Lane.SPEAK:
+        elif ask.lane is events.Lane.SPEAK:
             self._call(line.speak, ask.operation, answer)
         elif line.watch is None:
             line.watch = self._open(ask.connection, lambda watch: self._call(watch, ask.operation, answer))

@@ -20,7 +20,7 @@ from elasticlib.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from elasticlib.rendezvous import _session
+from elasticlib.rendezvous import _session, _waiting
 from elasticlib.rendezvous._contact import Limits
 from elasticlib.rendezvous._exchange import HELLO, PULSE, Exchange, Posted, beat_key, box_key, key_place, report_place
 from elasticlib.rendezvous._member import Member
@@ -574,7 +574,7 @@ def test_one_that_seeks_says_what_is_wrong_and_how_long_it_goes_on(
 def test_who_is_there_is_told_from_a_time_after_the_join(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_session, "_TELL_AFTER", (0.0,) * 1000)
+    monkeypatch.setattr(_waiting, "_TELL_AFTER", (0.0,) * 1000)
     stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 1.0))
     stage.write(PULSE, Pulse(1, "nobody is there"))
     member = make(stage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._belief import Belief
-from elasticlib.rendezvous._contact import FENCE, INTERVAL, Limits, Tick
+from elasticlib.rendezvous._contact import ATTEMPT, FENCE, INTERVAL, Limits, Tick
 from elasticlib.rendezvous._exchange import HELLO, beat_key, box_key
 from elasticlib.rendezvous._messages import (
     Beat,
@@ -35,8 +34,8 @@ from elasticlib.rendezvous._messages import (
     decode,
     encode,
 )
-from elasticlib.rendezvous._operations import Delete, Post, Read, Wait, Write
-from elasticlib.rendezvous._session import ATTEMPT, SLICE, Session
+from elasticlib.rendezvous._operations import Delete, Log, Post, Read, Wait, Write
+from elasticlib.rendezvous._session import SLICE, Session
 from elasticlib.rendezvous._session_events import (
     Action,
     Answer,
@@ -49,7 +48,6 @@ from elasticlib.rendezvous._session_events import (
     Event,
     Hold,
     Lane,
-    Log,
     Lost,
     Refused,
     Seek,
@@ -175,7 +173,7 @@ def test_without_a_coordinator_it_waits_on_and_says_so() -> None:
     told = shell.later(6.0)
 
     assert isinstance(shell.what(), Wait)
-    assert [(logging.WARNING, True)] == [
+    assert [("warning", True)] == [
         (line.level, "nobody coordinates this job yet" in line.text) for line in told if isinstance(line, Log)
     ]
 
@@ -347,7 +345,7 @@ def test_the_pulse_says_who_waits() -> None:
 
     shell.answer([put(Pulse(7, "for node c", waiting=3)), put(GREETING)])
 
-    assert (3, "for node c") == (shell.session.waiting, shell.session.status)
+    assert (3, "for node c") == (shell.session.spares, shell.session.status)
 
 
 # notices

@@ -1,0 +1,32 @@
+"""
+When people are told that a node still waits for its seat. Pure.
+
+Rules of this file: the times are data; what is said is made by whoever knows it.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+from typing_extensions import Self
+
+_TELL_AFTER = (5.0, 15.0, 30.0)
+"""Seconds of waiting after which it is told."""
+_TELL_EVERY = 60.0
+"""Seconds between two tellings afterwards."""
+
+
+@frozen
+class Waiting:
+    """Since when a node has waited, and how often that was told."""
+
+    since: float
+    told: int = 0
+
+    def due_at(self) -> float:
+        """When it is to be told next."""
+        more = self.told - len(_TELL_AFTER)
+        return self.since + (_TELL_AFTER[self.told] if more < 0 else _TELL_AFTER[-1] + _TELL_EVERY * (more + 1))
+
+    def once_more(self) -> Self:
+        """It was told."""
+        return evolve(self, told=self.told + 1)
