@@ -83,7 +83,7 @@ class SimulatedCluster:
     history: list[Record] = field(factory=list, init=False)
     timeline: Timeline = field(factory=Timeline, init=False)
     watches: dict[str, Watch] = field(factory=dict, init=False)
-    """One for each job: who comes back to a machine whose store is gone begins another job."""
+    """One for each job: who comes back to a machine whose store is gone, or where all is over, begins another."""
     machines: dict[int, Machine] = field(factory=dict, init=False)
     network: Network = field(init=False)
     store: Store | None = field(default=None, init=False)
@@ -241,11 +241,13 @@ class SimulatedCluster:
     # Its parts.
 
     def _watch(self, nonce: str) -> Watch:
-        job = nonce if self.coordinator == "fixed" else ""
-        if job not in self.watches:
-            self.watches[job] = Watch(self.rules, self.timeline)
+        if nonce not in self.watches:
+            purged = 0 if self.store is None else self.store.purges
+            if self.coordinator == "elected" and len(self.watches) > purged:
+                raise InvariantBroken(f"at {self.now:.6f} s: a job began anew though nobody had ended it")
+            self.watches[nonce] = Watch(self.rules, self.timeline)
             self._state = None
-        return self.watches[job]
+        return self.watches[nonce]
 
     def _build_store(self, process: Process, link: Link) -> Store:
         self.store = Store(process, link, self.network, self.count_bytes)

@@ -184,6 +184,8 @@ class Store:
     candidates: list[tuple[Connection, str, float, Then]] = Factory(list)
     terms: int = 0
     document: Any = None
+    purges: int = 0
+    """How often a job was deleted from it."""
     on_save: Callable[[Any], None] = lambda document: None
 
     def connect(
@@ -294,6 +296,7 @@ class Store:
         self.values.clear()
         self.inbox.clear()
         self.document = None
+        self.purges += 1
         answer(None)
 
     # --- the lease and the journal

@@ -50,7 +50,9 @@ class Timeline:
     _serial: int = 0
 
     def at(self, when: float, owner: Process | None, do: Callable[[], None]) -> None:
-        """Do it at *when*: never if *owner* is dead by then, later if it is frozen."""
+        """Do it at *when*: never if *owner* is dead by then or *when* is infinite, later if it is frozen."""
+        if when == math.inf:
+            return
         self._serial += 1
         moment = max(self.now, math.ceil(when * GRID) / GRID)
         heapq.heappush(self._heap, (moment, self._serial, owner, do))
