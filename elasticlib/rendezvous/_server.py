@@ -99,6 +99,8 @@ class Server:
     _wake_at: float | None = None
     _dirty: bool = False
     _abandon: Abandon | None = None
+    _leaver: str | None = None
+    """The node that had the job abandoned because it goes."""
     _missing: dict[str, tuple[int, float]] = field(factory=dict)
     """Nodes of which a letter is in the store that never came, its number, and since when."""
     _ends: dict[str, tuple[int | None, float]] = field(factory=dict)
@@ -166,6 +168,7 @@ class Server:
     # Its life: one turn after the other.
 
     def _open(self, now: float, out: list[Action]) -> None:
+        self._dirty = self.journaled  # once it is saved, nothing of a former holder is accepted any more
         self._step(Tick(), now, out)
         self._commit(now, out)
         self._greet(now, out)
@@ -176,10 +179,10 @@ class Server:
         for entry in entries:
             self._read(entry, now, out)
         if self._abandon is not None:
-            (why, leaver), self._abandon = (self._abandon.why, self._abandon.leaver), None
+            self._leaver, why, self._abandon = self._abandon.leaver or self._leaver, self._abandon.why, None
             self._follow(self.logic.abandon(self.state, why), now, out)
-            if leaver is not None:
-                self._mail.part(leaver)
+        if self._leaver is not None:  # whatever of it still comes in, it does not wait for the answer
+            self._mail.part(self._leaver)
         if self._wake_at is not None and now >= self._wake_at:
             self._step(Tick(), now, out)
         if self._interval and now >= self._look():
@@ -369,15 +372,11 @@ class Server:
                 self._forget_all(f"the coordinator's document is damaged: {error!r}", now, out)
                 return
             self.nonce, self._epoch, self.state, self._mail = nonce, epoch + 1, state, mail
-        self._save_and_open(now, out)
+        self._open(now, out)
 
     def _forget_all(self, why: str, now: float, out: list[Action]) -> None:
         # Who is in the job is not known any more; those who were see that it has begun anew.
         out.append(Log("error", f"job {self.run_id!r}: {why}"))
         self.state = State(self.state.rules)
         self._follow(self.logic.abandon(self.state, f"the coordinator's memory was destroyed: {why}"), now, out)
-        self._save_and_open(now, out)
-
-    def _save_and_open(self, now: float, out: list[Action]) -> None:
-        out.append(Save(self._document(now)))  # from now on nothing of a former holder is accepted
         self._open(now, out)
