@@ -17,6 +17,7 @@ from elasticlib.rendezvous._messages import (
     VERSION,
     Beat,
     Final,
+    GivenUp,
     Hello,
     Letter,
     Notice,
@@ -67,10 +68,10 @@ class Belief:
             return None
         return pulse if isinstance(pulse, Pulse) else None
 
-    def notice(self, key: str, data: bytes) -> Notice:
+    def notice(self, key: str, data: bytes) -> Notice | GivenUp:
         """The notice that lay at *key*."""
         message = decode(data, self.key, key_place(self.run_id, self.nonce, key))
-        if not isinstance(message, (Seat, RoundEnd, Final)):
+        if not isinstance(message, (Seat, RoundEnd, Final, GivenUp)):
             raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
         return message
 

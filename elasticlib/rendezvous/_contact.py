@@ -9,6 +9,10 @@ node's beat change. A beat that the store acknowledged was seen no earlier than 
 stops its workers within `heartbeat` seconds after it *sent* its last acknowledged beat can never work
 beside its successors, whatever the network does in between and whatever the clocks of others say.
 
+A machine that sleeps does not see that time has passed. So the coordinator's pulse counts time: when it has
+gone on by about `heartbeat` seconds between two beats that were acknowledged one after the other, this node may
+have been given up, and stops its workers at once.
+
 Rules of this file: `step` is a function of state, event and time; times are this node's monotonic
 seconds, and only differences count.
 """
@@ -29,6 +33,17 @@ GRACE = 0.15
 """Share that they have for it."""
 KILL = 0.85
 """Share after which they are killed."""
+TICK = 0.05
+"""Share of the heartbeat time in which the coordinator's pulse grows by one."""
+SLEPT = 19
+"""
+Growth of the pulse between two beats which says that this node may have been given up.
+
+That takes the whole heartbeat time, after which the pulse is written at once: at least 20. A node with two beats less
+than `FENCE` apart has read the first pulse when it was at most an `INTERVAL` old: at most 18.
+"""
+EPOCH = 32
+"""Bits of a pulse below those that tell whose turn as the coordinator it is."""
 ATTEMPT = 5.0
 """Seconds for one attempt to connect."""
 NO_PULSE = -1
@@ -125,6 +140,10 @@ class Contact:
     quiet_since: float | None = None
     """Since when the store acknowledges beats and the coordinator's pulse stands still; None while it grows."""
     fenced: bool = False
+    compares: bool = False
+    """Whether the last pulse was read with a beat of the present wish for a seat."""
+    doomed_at: float | None = None
+    """When workers of a node that slept must be killed."""
     trouble: str = "the first attempt is not over yet"
     refusals: int = 0
     pause: float = _FIRST_PAUSE
@@ -160,7 +179,10 @@ def step(contact: Contact, event: Event, now: float) -> Outcome:
             )
         case Acknowledged(sent, pulse):
             # What an abandoned connection still acknowledges is as true as anything else.
+            slept = _slept(contact, pulse)
             contact = evolve(contact, acknowledged=max(sent, contact.acknowledged))
+            if pulse is not None:
+                contact = evolve(contact, compares=True)
             if pulse is not None and pulse > contact.pulse:
                 contact = evolve(contact, pulse=pulse, pulse_at=now, quiet_since=None)
             elif pulse is not None and contact.limits.heartbeat:
@@ -170,6 +192,8 @@ def step(contact: Contact, event: Event, now: float) -> Outcome:
                     quiet = now - (contact.quiet_since or now)
                     why = f"the store answers, but nobody has coordinated the job for {quiet:.3g} s"
                     return evolve(contact, over=True), (GiveUp(why, True),)
+            if slept and not contact.fenced:
+                return _wake(contact, slept, now)
             if contact.live and now < _fence_at(contact):
                 contact = evolve(contact, fenced=False)
         case Broken(why, gone):
@@ -179,6 +203,11 @@ def step(contact: Contact, event: Event, now: float) -> Outcome:
         case _:
             assert_never(event)
     return _settle(contact, now)
+
+
+def wish(contact: Contact) -> Contact:
+    """No worker of this node runs any more, and it asks for a seat: what was before does not matter."""
+    return evolve(contact, compares=False, doomed_at=None)
 
 
 def wake_at(contact: Contact) -> float | None:
@@ -208,7 +237,29 @@ def search_ends_at(contact: Contact) -> float | None:
 
 def kill_at(contact: Contact) -> float | None:
     """When workers that still run here must be killed, whoever else has been told."""
-    return contact.acknowledged + KILL * contact.limits.heartbeat if contact.met and contact.limits.heartbeat else None
+    if not contact.met or not contact.limits.heartbeat:
+        return None
+    limit = contact.acknowledged + KILL * contact.limits.heartbeat
+    return limit if contact.doomed_at is None else min(limit, contact.doomed_at)
+
+
+def _slept(contact: Contact, pulse: int | None) -> int:
+    """By how much the coordinator's time has gone on more than this node's can have; 0: not so."""
+    if pulse is None or not contact.compares or not contact.limits.heartbeat:
+        return 0
+    # A new coordinator counts anew, and gives every node a full heartbeat time.
+    same = pulse >> EPOCH == contact.pulse >> EPOCH
+    grown = pulse - contact.pulse if same else pulse & ((1 << EPOCH) - 1)
+    return grown if grown >= SLEPT else 0
+
+
+def _wake(contact: Contact, slept: int, now: float) -> Outcome:
+    heartbeat = contact.limits.heartbeat
+    passed = f"{slept * TICK * heartbeat:.3g} s of the job's time"
+    why = f"{passed} went by between two beats of this node, as if it had slept: others may have its ranks"
+    contact = evolve(contact, compares=False, doomed_at=now + (KILL - FENCE) * heartbeat)
+    contact, actions = _settle(contact, now)
+    return contact, (Fence(why, GRACE * heartbeat), *actions)
 
 
 def _fence_at(contact: Contact) -> float:

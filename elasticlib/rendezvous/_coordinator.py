@@ -20,8 +20,8 @@ from typing_extensions import assert_never
 from elasticlib.rendezvous._endings import describe, end_for_losses, end_round, finish, root_cause, spend
 from elasticlib.rendezvous._exchange import box_name
 from elasticlib.rendezvous._gathering import gather, status
-from elasticlib.rendezvous._liveness import boxes, look, next_loss
-from elasticlib.rendezvous._messages import Bye, Close, Failed, Final, Join, Leave, Stopped, Succeeded, Terms
+from elasticlib.rendezvous._liveness import asks_anew, boxes, give_up, given_up, heard_again, look, next_loss
+from elasticlib.rendezvous._messages import Bye, Close, Failed, Final, GivenUp, Join, Leave, Stopped, Succeeded, Terms
 from elasticlib.rendezvous._state import (
     AGENT_GONE,
     Action,
@@ -62,10 +62,14 @@ __all__ = [
     "Watch",
     "abandon",
     "boxes",
+    "given_up",
     "next_loss",
     "status",
     "step",
 ]
+
+SILENT = "silent for {:g} s"
+"""Why a node is lost whose beats stay away."""
 
 
 def step(state: State, event: Event, now: float) -> Outcome:
@@ -121,6 +125,7 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
 def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
     node, current = report.node, state.round
     entry = Entry(node, box_name(node, seq), seq, report.descriptor, came=now)
+    state = asks_anew(state, node)
     if state.final is not None:
         return state, (Send(entry.box, node, _last_word(state, state.final, node)),)
     refusal = _refusal(state, report)
@@ -246,15 +251,21 @@ def _part(state: State, node: str, why: str, *, still_runs: bool = False, by_its
 def _count(state: State, counts: Mapping[str, int], now: float) -> Outcome:
     if state.final is not None or not state.rules.heartbeat:
         return state, ()
-    state, silent = look(state, counts, now)
-    current, why = state.round, f"silent for {state.rules.heartbeat:g} s"
+    state, back = heard_again(state, counts)
+    told = tuple(Send(box, node, GivenUp(SILENT.format(state.rules.heartbeat))) for node, box in back)
+    state, actions = _lose(*look(state, counts, now))
+    return state, told + actions
+
+
+def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
+    current, why = state.round, SILENT.format(state.rules.heartbeat)
     if current is not None and (current.end is None or not current.end.restart):
         # A node that has succeeded owes nothing more to this round: its verdict waits for it.
         silent = tuple(node for node in silent if node in state.waiting or node not in current.succeeded)
     if not silent:
         return state, ()
     waiting = {node: entry for node, entry in state.waiting.items() if node not in silent}
-    state = evolve(state, waiting=waiting)
+    state = evolve(give_up(state, silent), waiting=waiting)
     if current is None:
         return state, ()
     seated = [node for node in silent if node in current.entries]

@@ -8,11 +8,14 @@ paused itself, or is new: it blames nobody for what it did not see.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
-from elasticlib.rendezvous._state import Entry, Sighting, State, Watch
+from elasticlib.rendezvous._state import Entry, Sighting, State
+
+REMEMBERED = 64
+"""Nodes that were given up and are still listened to."""
 
 
 def boxes(state: State) -> Mapping[str, str]:
@@ -35,6 +38,11 @@ def _watched(state: State) -> Mapping[str, Entry]:
     return found
 
 
+def given_up(state: State) -> Mapping[str, str]:
+    """The box of each node that was lost, and is told so if it is heard again."""
+    return {node: sighting.box for node, sighting in state.watch.given_up.items()}
+
+
 def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tuple[str, ...]]:
     """What the beats tell: the nodes that were silent for longer than they may be."""
     watch, patience = state.watch, state.rules.heartbeat
@@ -52,7 +60,36 @@ def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tu
             sightings[node] = old
             if now - old.at >= patience:
                 silent.append(node)
-    return evolve(state, watch=Watch(sightings, now)), tuple(silent)
+    return evolve(state, watch=evolve(watch, sightings=sightings, at=now)), tuple(silent)
+
+
+def give_up(state: State, silent: Iterable[str]) -> State:
+    """These nodes are lost; they are listened to, in case they are heard again."""
+    watch = state.watch
+    lost = {**watch.given_up, **{node: watch.sightings[node] for node in silent}}
+    return evolve(state, watch=evolve(watch, given_up=dict(list(lost.items())[-REMEMBERED:])))
+
+
+def heard_again(state: State, counts: Mapping[str, int]) -> tuple[State, tuple[tuple[str, str], ...]]:
+    """Nodes that were given up and beat on, each with its box; they are told once."""
+    lost = state.watch.given_up
+    back = {
+        node: seen.box
+        for node, seen in lost.items()
+        if (count := counts.get(seen.box)) is not None and (seen.count is None or count > seen.count)
+    }
+    if not back:
+        return state, ()
+    rest = {node: seen for node, seen in lost.items() if node not in back}
+    return evolve(state, watch=evolve(state.watch, given_up=rest)), tuple(back.items())
+
+
+def asks_anew(state: State, node: str) -> State:
+    """A node that was given up has a part in the job again."""
+    if node not in state.watch.given_up:
+        return state
+    rest = {other: seen for other, seen in state.watch.given_up.items() if other != node}
+    return evolve(state, watch=evolve(state.watch, given_up=rest))
 
 
 def next_loss(state: State) -> float | None:

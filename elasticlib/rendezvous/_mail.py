@@ -13,7 +13,7 @@ from typing import Any
 from attrs import Factory, define, evolve, frozen
 
 from elasticlib.rendezvous._exchange import box_key
-from elasticlib.rendezvous._messages import Final, Notice
+from elasticlib.rendezvous._messages import Final, GivenUp, Notice
 
 
 @frozen
@@ -43,7 +43,7 @@ class Mail:
         """The number of the next notice in *box*."""
         return self._told.get(box, 0)
 
-    def add(self, box: str, node: str, index: int, data: bytes, notice: Notice, now: float) -> None:
+    def add(self, box: str, node: str, index: int, data: bytes, notice: Notice | GivenUp, now: float) -> None:
         """Put a notice among what is to be written."""
         old = self._boxes.get(node)
         if old is not None and old != box:

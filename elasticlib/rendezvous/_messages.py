@@ -149,6 +149,13 @@ class RoundEnd:
 
 
 @frozen
+class GivenUp:
+    """To a node that is heard again after it was counted as lost: it has no part in the job until it asks anew."""
+
+    why: str
+
+
+@frozen
 class Final:
     """To a node: the job is over for it. `root` is the failure that came first anywhere, if one decided."""
 
@@ -242,7 +249,7 @@ Report: TypeAlias = Join | Failed | Stopped | Succeeded | Leave | Bye | Close
 Notice: TypeAlias = Seat | RoundEnd | Final
 """What the coordinator tells nodes."""
 
-Message: TypeAlias = Report | Notice | Letter | Hello | Pulse | Beat
+Message: TypeAlias = Report | Notice | GivenUp | Letter | Hello | Pulse | Beat
 
 _CLASSES: dict[str, type[Any]] = {
     "join": Join,
@@ -258,6 +265,7 @@ _CLASSES: dict[str, type[Any]] = {
     "beat": Beat,
     "seat": Seat,
     "end": RoundEnd,
+    "given up": GivenUp,
     "final": Final,
 }
 _REPORTS = ("join", "failed", "stopped", "succeeded", "leave", "bye", "close")

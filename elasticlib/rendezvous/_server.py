@@ -24,7 +24,7 @@ from typing_extensions import Self, assert_never
 from elasticlib._times import soonest
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous import _coordinator
-from elasticlib.rendezvous._contact import INTERVAL
+from elasticlib.rendezvous._contact import EPOCH, INTERVAL, TICK
 from elasticlib.rendezvous._coordinator import Beats, ClearStore, Received, Send, State, Tick, WakeAt
 from elasticlib.rendezvous._document import decode_state, encode_state
 from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, box_key, key_place, report_place
@@ -91,6 +91,7 @@ class Server:
     """What came, and is to be forgotten once what followed from it is written."""
     _reads: tuple[tuple[str, str], ...] = ()
     """The nodes and their boxes whose beats are being read."""
+    _began: float = 0.0
     _greet_at: float = 0.0
     _look_at: float = 0.0
     _looked: float = 0.0
@@ -111,7 +112,7 @@ class Server:
         """Start to coordinate."""
         after, out = self._copy(), list[Action]()
         after._interval = self.state.rules.heartbeat * INTERVAL
-        after._greet_at = after._look_at = after._looked = now
+        after._began = after._greet_at = after._look_at = after._looked = now
         if after.journaled:
             out.append(Load())
         else:
@@ -186,7 +187,8 @@ class Server:
         if self._wake_at is not None and now >= self._wake_at:
             self._step(Tick(), now, out)
         if self._interval and now >= self._look():
-            self._reads = tuple(self.logic.boxes(self.state).items())
+            here, lost = self.logic.boxes(self.state), self.logic.given_up(self.state)
+            self._reads = (*here.items(), *((node, box) for node, box in lost.items() if node not in here))
             out.append(Read(tuple(beat_key(box) for _, box in self._reads)))
         else:
             self._conclude(now, out)
@@ -251,14 +253,19 @@ class Server:
         return message
 
     def _listen(self, found: Sequence[bytes | None], now: float, out: list[Action]) -> None:
-        counts = {}
+        counts, here = {}, self.logic.boxes(self.state)
         for (node, box), data in zip(self._reads, found, strict=True):
             beat = self._beat(box, data, out)
-            if beat is not None:
-                counts[box] = beat.count
-                self._mail.note(box, beat.read)
+            if beat is None:
+                continue
+            counts[box] = beat.count
+            self._mail.note(box, beat.read)
+            if node in here:
                 self._look_for_letters(node, beat.said, now)
+        lost = self.logic.given_up(self.state)
         self._step(Beats(counts), now, out)
+        if self.logic.given_up(self.state).keys() - lost.keys():
+            self._greet_at = now  # a node that sleeps and wakes next sees by the pulse how long it was away
         self._bury(counts, now)
         # Once a beat says that a notice was not read for longer than a beat takes, the store has lost it.
         self._mail.remind(now, 2 * self._interval)
@@ -343,11 +350,12 @@ class Server:
         rules = self.state.rules
         terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
         hello = Hello(self.run_id, self.nonce, self.name, terms, rules.heartbeat, self.key is not None)
-        self._pulses += 1
+        tick = self.state.rules.heartbeat * TICK
+        self._pulses = max(self._pulses + 1, int((now - self._began) / tick) if tick else 0)
         status = self.logic.status(self.state, now)
         status += f"; {self.remark}" if status and self.remark else ""
         # A successor's count must be above ours, whatever it is.
-        pulse = Pulse((self._epoch << 32) + self._pulses, status, len(self.state.waiting))
+        pulse = Pulse((self._epoch << EPOCH) + self._pulses, status, len(self.state.waiting))
         self._greet_at = now + self._interval
         out.append(Write({HELLO: self._sign(hello, HELLO, ""), PULSE: self._sign(pulse, PULSE, self.nonce)}))
 

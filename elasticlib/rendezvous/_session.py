@@ -37,6 +37,7 @@ from elasticlib.rendezvous._messages import (
     ContactLost,
     Descriptor,
     Final,
+    GivenUp,
     Hello,
     Join,
     Notice,
@@ -96,7 +97,6 @@ class Session:
     _greet_at: float | None = None
     _doubted: float | None = None
     _beat_at: float = 0.0
-    _pulse: int = NO_PULSE
     _just_joined: bool = False
     _alien_since: float | None = None
     _awaited: str | None = None
@@ -184,7 +184,7 @@ class Session:
         self._box, self._read = box_name(self.belief.node, self._outbox.wish), 0
         # What came before and was not taken speaks of a seat that this node does not want any more.
         self.words = tuple(word for word in self.words if not isinstance(word, (Seat, RoundEnd)))
-        self._waiting = Waiting(now)
+        self._waiting, self.contact = Waiting(now), _contact.wish(self.contact)
 
     def _judge(self, event: _contact.Event, now: float, out: list[events.Action]) -> None:
         if self.final is None and self.error is None and not self.closed:
@@ -199,17 +199,22 @@ class Session:
                     self._connection += 1
                     out.append(events.Connect(self._connection, _contact.attempt_of(self.contact)))
                 case _contact.Fence(why, grace):
-                    self.words += (ContactLost(why, grace),)
+                    self._stop(why, grace)
                 case _contact.GiveUp(why, closed):
                     kind = RendezvousConnectionError if closed else RendezvousNotFoundError
                     place = self._place()
                     self.error = kind(f"node {self.belief.node}, job {self.belief.run_id!r}{place}: {why}")
 
+    def _stop(self, why: str, grace: float) -> None:
+        """Others may have this node's seat by now, and one that was not taken yet is none any more."""
+        kept = (word for word in self.words if not isinstance(word, Seat))
+        self.words = (*kept, ContactLost(why, grace))
+
     def _disconnected(self) -> None:
         self._connected = self._greeted = self._just_joined = False
         self._lanes = self._lanes.cleared()
         self._greet_at = self._doubted = self._alien_since = self._awaited = None
-        self._beat_at, self._pulse = 0.0, NO_PULSE
+        self._beat_at = 0.0
 
     def _fail(self, error: events.Unmendable, out: list[events.Action]) -> None:
         self.error = self.error or error
@@ -270,14 +275,16 @@ class Session:
             self._judge(_contact.Acknowledged(asked.sent), now, out)
 
     def _feel(self, data: bytes | None, hello: bytes | None, sent: float, now: float, out: list[events.Action]) -> None:
-        pulse = self.belief.pulse(data)
+        # Another beginning of the job has a pulse, too, and without a token it looks like that of this one.
+        alien = self.belief.is_alien(hello)
+        pulse = None if alien else self.belief.pulse(data)
         if pulse is not None:
             # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
             self.status, self.spares = "" if self._just_joined else pulse.status, pulse.waiting
             self._just_joined = False
-        if pulse is not None and pulse.count > self._pulse:
-            self._pulse, self._alien_since = pulse.count, None
-        elif self.belief.is_alien(hello):
+        if not alien:
+            self._alien_since = None
+        else:
             self._alien_since = sent if self._alien_since is None else self._alien_since
             if sent > self._alien_since + self.contact.limits.heartbeat:
                 why = f"job {self.belief.run_id!r} has begun anew: our part of it is over"
@@ -298,7 +305,10 @@ class Session:
             self._read += 1
             self._believe(notice)
 
-    def _believe(self, notice: Notice) -> None:
+    def _believe(self, notice: Notice | GivenUp) -> None:
+        if isinstance(notice, GivenUp):
+            self._stop(f"the job has given this node up: {notice.why}", GRACE * self.contact.limits.heartbeat)
+            return
         self.words += (self._in_time(notice),)
         if isinstance(notice, (Seat, Final)):
             self._waiting = None
@@ -384,10 +394,8 @@ class Session:
         """Say that nothing has come for long, and why."""
         if self._waiting is None or now < self._waiting.due_at():
             return
-        waited, self._waiting = now - self._waiting.since, self._waiting.once_more()
-        end = _contact.search_ends_at(self.contact)
-        left = "" if end is None else f"; {max(0.0, end - now):.0f} s left"
-        reason = self.status or (self.contact.trouble + left if left else "")
-        said = reason or "the job is found, but its coordinator has not said yet who is there"
-        node, job = self.belief.node, self.belief.run_id
-        out.append(Log("warning", f"node {node} has waited {waited:.0f} s for job {job!r}: {said}"))
+        end, why = _contact.search_ends_at(self.contact), self.status
+        if end is not None and not why:
+            why = f"{self.contact.trouble}; {max(0.0, end - now):.0f} s left"
+        out.append(Log("warning", self._waiting.complaint(self.belief.node, self.belief.run_id, why, now)))
+        self._waiting = self._waiting.once_more()

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from attrs import Attribute, Factory, field, frozen
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._messages import Descriptor, FailureNote, Final, Notice, Report, RoundEnd, Seat
+from elasticlib.rendezvous._messages import Descriptor, FailureNote, Final, GivenUp, Notice, Report, RoundEnd, Seat
 from elasticlib.rendezvous._seats import natural_key
 
 FIRST_PATIENCE = 600.0
@@ -121,7 +121,7 @@ class Send:
 
     box: str
     node: str
-    notice: Notice
+    notice: Notice | GivenUp
 
 
 @frozen
@@ -201,6 +201,8 @@ class Watch:
     """Who was seen when; a new coordinator begins without."""
 
     sightings: Mapping[str, Sighting] = Factory(dict)
+    given_up: Mapping[str, Sighting] = Factory(dict)
+    """Nodes that were lost and have not asked anew, the latest ones; one that is heard again is told so."""
     at: float | None = None
     """When beats were last read."""
 

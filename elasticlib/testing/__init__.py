@@ -21,6 +21,7 @@ from elasticlib.testing._faults import (
     Skew,
     Slow,
     Stubborn,
+    Suspend,
 )
 from elasticlib.testing._history import (
     AgentStarted,
@@ -61,6 +62,7 @@ __all__ = [
     "Slow",
     "Started",
     "Stubborn",
+    "Suspend",
     "Took",
     "Verdict",
 ]

@@ -40,6 +40,7 @@ from elasticlib.testing._faults import (
     Skew,
     Slow,
     Stubborn,
+    Suspend,
 )
 from elasticlib.testing._history import AgentStarted, Ended, Happened, Record, Sealed, Took, Verdict
 from elasticlib.testing._host import Host, Saved
@@ -372,6 +373,8 @@ class SimulatedCluster:
                 machine.kill(what, self)
             case Pause(seconds=seconds, what=what):
                 machine.pause(what, seconds)
+            case Suspend(seconds=seconds):
+                machine.suspend(seconds)
             case Cut(seconds=seconds):
                 link.cut_until = max(link.cut_until, timeline.now + seconds)
             case Break():

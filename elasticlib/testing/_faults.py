@@ -94,6 +94,15 @@ class Pause(_Printed):
 
 
 @frozen(repr=False)
+class Suspend(_Printed):
+    """The machine sleeps for *seconds* and knows nothing of it: its processes stand still, its clocks with them."""
+
+    node: int = field(validator=_node)
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+
+
+@frozen(repr=False)
 class Cut(_Printed):
     """The machine's link is down for *seconds*: nothing is refused, nothing arrives."""
 
@@ -176,10 +185,12 @@ class PauseStore(_Printed):
     seconds: float = field(validator=_moment)
 
 
-Fault: TypeAlias = Kill | Pause | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore
+Fault: TypeAlias = (
+    Kill | Pause | Suspend | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore
+)
 
 KINDS: tuple[type[Any], ...] = (
-    Kill, Pause, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore,
+    Kill, Pause, Suspend, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore,
 )  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
 

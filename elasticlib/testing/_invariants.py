@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from attrs import Factory, define, frozen
 
+from elasticlib.rendezvous._contact import KILL
 from elasticlib.rendezvous._coordinator import Entry, Rules, State
 from elasticlib.rendezvous._messages import Final, Seat
 from elasticlib.testing._node import Group, Node
@@ -143,8 +144,13 @@ class Watch:
         self._is_waking(group, group.process.thaws_at, what)
 
     def _is_waking(self, group: Group, thaws_at: float, what: str) -> None:
-        """Nobody can act while the whole machine is frozen; it must at once when it wakes."""
-        awake = thaws_at + WAKING if thaws_at else 0.0
+        """
+        Nobody can act while the whole machine is frozen; it must at once when it wakes.
+
+        One whose clock stood still sees that by what others say, no later than when it would be cut off without.
+        """
+        slept = KILL * self.rules.heartbeat if group.node.rendezvous.missed else 0.0
+        awake = thaws_at + slept + WAKING if thaws_at else 0.0
         self._demand(awake > self.timeline.now, what)
 
         def check() -> None:

@@ -71,6 +71,15 @@ class Machine:
             node.agent.alive = False
             owner.died(node)
 
+    def suspend(self, seconds: float) -> None:
+        """All stands still, clocks too: nobody here sees that time has passed."""
+        now = self.nodes[0].cluster.timeline.now if self.nodes else 0.0
+        for node in self.nodes:
+            for process in (node.agent, node.rendezvous, *(group.process for group in node.groups)):
+                asleep = max(0.0, process.thaws_at - now)
+                process.thaws_at = max(process.thaws_at, now + seconds)
+                process.missed += max(0.0, seconds - asleep)
+
     def pause(self, what: str, seconds: float) -> None:
         """All processes of the machine stand still, or one of each agent."""
         now = self.nodes[0].cluster.timeline.now if self.nodes else 0.0

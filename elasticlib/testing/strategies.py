@@ -24,6 +24,7 @@ from elasticlib.testing._faults import (
     Skew,
     Slow,
     Stubborn,
+    Suspend,
 )
 
 PARTS = ("agent", "machine", "rendezvous")
@@ -53,6 +54,7 @@ def faults(nodes: int = 3, most: float = 60.0) -> st.SearchStrategy[Fault]:
         st.builds(Kill, node, at, parts),
         st.builds(Cut, node, at, seconds),
         st.builds(Pause, node, at, seconds, parts),
+        st.builds(Suspend, node, at, seconds),
         st.builds(Slow, node, at, seconds, st.sampled_from((0.1, 0.5, 2.0))),
         st.builds(Stubborn, node, at, st.sampled_from((0.5, 3.0, 12.0, 60.0))),
         st.builds(PauseStore, at, seconds),

@@ -17,13 +17,14 @@ from elasticlib.testing import (
     Skew,
     Slow,
     Stubborn,
+    Suspend,
     Verdict,
 )
 from elasticlib.testing._node import LADDER
 
 HARMLESS = (Break, FailWorker, Join, Skew, Stubborn)
 """Faults after which a node is still where it was."""
-DISTURBING = (Cut, Kill, Leave, Pause, Slow)
+DISTURBING = (Cut, Kill, Leave, Pause, Slow, Suspend)
 
 
 def disturbed(plan: FaultPlan) -> frozenset[int]:
@@ -35,7 +36,7 @@ def must_succeed(cluster: SimulatedCluster) -> bool:
     """Whether enough nodes stay undisturbed, and restarts are left, so that the job must end well."""
     plan, rules = cluster.plan, cluster.rules
     steady = frozenset(range(cluster.nodes)) - disturbed(plan)
-    costly = sum(isinstance(fault, (FailWorker, Cut, Kill, Pause, Slow)) for fault in plan)
+    costly = sum(isinstance(fault, (FailWorker, Cut, Kill, Pause, Slow, Suspend)) for fault in plan)
     outages = sum(isinstance(fault, PauseStore) for fault in plan)
     if cluster.coordinator == "fixed" and (0 not in steady or any(isinstance(f, Join) and f.node == 0 for f in plan)):
         return False

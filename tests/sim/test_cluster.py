@@ -37,6 +37,7 @@ from elasticlib.testing import (
     Slow,
     Started,
     Stubborn,
+    Suspend,
     Took,
     strategies,
 )
@@ -349,3 +350,35 @@ def test_the_same_arguments_give_the_same_history() -> None:
     first, second = (run(Cut(1, at=3.0, seconds=20.0), FailWorker(0, at=9.0), seed=7) for _ in range(2))
 
     assert first.history == second.history
+
+
+# A machine that sleeps, and whose clock sleeps with it.
+
+
+@BOTH
+def test_a_machine_that_slept_does_not_work_beside_those_who_took_its_ranks(coordinator: str) -> None:
+    cluster = run(Suspend(2, at=5.0, seconds=16.0), coordinator=coordinator)
+
+    assert [["n0", "n1", "n2"], ["n0", "n1"], ["n0", "n1", "n2"]] == rounds(cluster)
+    assert ["succeeded"] * 3 == kinds(cluster)
+
+
+@BOTH
+def test_a_machine_that_slept_too_shortly_to_be_lost_works_on(coordinator: str) -> None:
+    cluster = run(Suspend(2, at=5.0, seconds=5.0), coordinator=coordinator)
+
+    assert ([["n0", "n1", "n2"]], ["succeeded"] * 3) == (rounds(cluster), kinds(cluster))
+
+
+@BOTH
+def test_a_spare_that_slept_gets_its_seat_all_the_same(coordinator: str) -> None:
+    rules = evolve(RULES, max_nodes=2)
+    cluster = run(Suspend(1, at=5.0, seconds=30.0), Kill(2, at=40.0), rules=rules, coordinator=coordinator)
+
+    assert [["n0", "n2"], ["n0", "n1"]] == rounds(cluster)
+
+
+def test_a_coordinator_that_slept_seats_everybody_anew() -> None:
+    cluster = run(Suspend(0, at=5.0, seconds=16.0))
+
+    assert ["succeeded"] * 3 == kinds(cluster)

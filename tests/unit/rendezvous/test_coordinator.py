@@ -22,11 +22,13 @@ from elasticlib.rendezvous._coordinator import (
     WakeAt,
     abandon,
     boxes,
+    given_up,
     next_loss,
     status,
     step,
 )
 from elasticlib.rendezvous._exchange import box_name
+from elasticlib.rendezvous._liveness import REMEMBERED
 from elasticlib.rendezvous._messages import (
     Bye,
     Close,
@@ -34,6 +36,7 @@ from elasticlib.rendezvous._messages import (
     Failed,
     FailureNote,
     Final,
+    GivenUp,
     Join,
     Leave,
     Notice,
@@ -53,7 +56,7 @@ class Desk:
         self.state = State(rules)
         self.now = 0.0
         self.letters: Counter[str] = Counter()
-        self.boxes: dict[str, list[Notice]] = {}
+        self.boxes: dict[str, list[Notice | GivenUp]] = {}
         self.actions: tuple[Action, ...] = ()
         self.beats: Counter[str] = Counter()
         self.tick()
@@ -89,7 +92,7 @@ class Desk:
                 break
         return self
 
-    def sent(self) -> dict[str, Notice]:
+    def sent(self) -> dict[str, Notice | GivenUp]:
         """What the last step told, by node."""
         return {action.node: action.notice for action in self.actions if isinstance(action, Send)}
 
@@ -838,6 +841,61 @@ def test_a_node_that_never_beat_is_silent_since_it_joined() -> None:
 
     assert not desk.sent()
     assert {"a"} == desk.beat("b").sent().keys()
+
+
+def test_a_node_that_was_given_up_is_told_so_once_when_it_is_heard_again() -> None:
+    desk = watched("a", "b", "c", min_nodes=2)
+    desk.beat().beat("b", seconds=12.0)
+    box = given_up(desk.state)["b"]
+    assert "b" not in boxes(desk.state)
+
+    desk.beat()
+    assert {} == desk.sent()
+    desk.beats[box] += 1
+    desk.beat()
+    assert {"b": GivenUp("silent for 10 s")} == desk.sent()
+    desk.beats[box] += 1
+    desk.beat()
+
+    assert ({}, {}) == (desk.sent(), given_up(desk.state))
+
+
+def test_a_spare_that_was_given_up_is_told_so_when_it_is_heard_again() -> None:
+    desk = watched("a")
+    [box] = desk.join("b")
+    desk.beat().beat("b", seconds=12.0)
+
+    desk.beats[box] += 1
+    desk.beat()
+
+    assert {"b": GivenUp("silent for 10 s")} == desk.sent()
+
+
+def test_a_node_that_was_given_up_and_asks_anew_is_not_told_of_the_past() -> None:
+    desk = watched("a", "b", "c", min_nodes=2)
+    desk.beat().beat("b", seconds=12.0)
+
+    desk.join("b")
+
+    assert {} == given_up(desk.state)
+
+
+def test_a_node_that_has_succeeded_and_falls_silent_is_not_given_up() -> None:
+    desk = watched("a", "b")
+    desk.beat()
+    desk.hear(Succeeded("b", 0))
+    desk.beat("b", seconds=12.0)
+
+    assert {} == given_up(desk.state)
+
+
+def test_so_many_nodes_that_were_given_up_are_listened_to() -> None:
+    names = [f"n{number}" for number in range(REMEMBERED + 10)]
+    desk = watched("a", *names, min_nodes=1)
+
+    desk.beat(*names, seconds=12.0)
+
+    assert names[10:] == list(given_up(desk.state))
 
 
 def test_survivors_are_seated_without_the_lost_node() -> None:

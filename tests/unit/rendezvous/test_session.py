@@ -20,6 +20,7 @@ from elasticlib.rendezvous._messages import (
     Descriptor,
     Failed,
     Final,
+    GivenUp,
     Hello,
     Join,
     Leave,
@@ -333,7 +334,7 @@ def test_a_job_that_greets_in_another_name_is_left_after_a_heartbeat() -> None:
     while shell.session.error is None and shell.now < 200.0:
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
-        shell.answer([put(Pulse(0)), other])
+        shell.answer([put(Pulse(int(shell.now))), other])
 
     assert isinstance(shell.session.error, RendezvousClosedError)
 
@@ -438,7 +439,72 @@ def test_a_seat_that_is_taken_after_contact_was_lost_is_none() -> None:
 
     shell.later(FENCE * HEARTBEAT + 0.1)
 
-    assert [ContactLost, ContactLost] == [type(word) for word in shell.words()]
+    assert [ContactLost] == [type(word) for word in shell.words()]
+
+
+def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> None:
+    """The coordinator's pulse has gone on by a heartbeat time (20 ticks) between two acknowledged beats."""
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer()
+    shell.answer([put(Pulse(shell.beats + 20)), put(GREETING)])
+
+    [word] = shell.words()
+    assert isinstance(word, ContactLost)
+    assert "as if it had slept" in word.why
+    kill_at = shell.session.kill_at()
+    assert kill_at == pytest.approx(shell.now + 0.25 * HEARTBEAT)
+
+
+def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
+    shell = Shell().greeted().joined()
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer()
+    shell.answer([put(Pulse(90)), put(GREETING)])
+    assert 1 == len(shell.words())
+
+    shell.hear(Seek(2, "trainer"))
+    shell.answer()
+    shell.answer(DESCRIPTOR)
+    shell.answer()
+    shell.answer()
+    shell.answer([put(Pulse(190)), put(GREETING)])
+
+    assert () == shell.words()
+    assert shell.session.kill_at() == pytest.approx(shell.now + 0.85 * HEARTBEAT)
+
+
+def test_a_pulse_that_goes_on_as_it_should_stops_nobody() -> None:
+    """Two beats less than FENCE apart, and a first pulse that was an INTERVAL old: 18 ticks at most."""
+    shell = Shell().greeted().joined()
+    for count in (19, 37, 55):
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.answer()
+        shell.answer([put(Pulse(count)), put(GREETING)])
+
+    assert () == shell.words()
+
+
+def test_a_new_coordinators_pulse_is_counted_from_its_own_beginning() -> None:
+    shell = Shell(Session.begin(Belief("job", "b", None), Limits(moves=True), 100.0)[0]).greeted().joined()
+    for count, slept in (((1 << 32) + 3, 0), ((2 << 32) + 20, 1)):
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.answer()
+        shell.answer([put(Pulse(count)), put(GREETING)])
+        assert slept == len(shell.words()), count
+
+
+def test_a_node_that_is_told_it_was_given_up_stops_its_workers_and_asks_anew() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    shell.answer(None, Lane.WATCH)
+
+    shell.reads(GivenUp("silent for 10 s"))
+
+    [word] = shell.words()
+    assert ContactLost("the job has given this node up: silent for 10 s", 0.15 * HEARTBEAT) == word
 
 
 def test_after_standing_still_a_node_judges_by_the_time_that_it_is() -> None:
