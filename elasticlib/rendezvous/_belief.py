@@ -66,7 +66,8 @@ class Belief:
             pulse = decode(data or b"", self.key, key_place(self.run_id, self.nonce, PULSE))
         except RendezvousStateError:
             return None
-        return pulse if isinstance(pulse, Pulse) else None
+        # Another beginning of the job has a pulse, too: only a token's signature would tell it from ours.
+        return pulse if isinstance(pulse, Pulse) and pulse.nonce == self.nonce else None
 
     def notice(self, key: str, data: bytes) -> Notice | GivenUp:
         """The notice that lay at *key*."""

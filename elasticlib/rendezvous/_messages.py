@@ -211,8 +211,10 @@ class Hello:
 
 @frozen
 class Pulse:
-    """The coordinator lives: `count` grows."""
+    """The coordinator lives: `count` grows, by one for each `TICK` of the heartbeat time and each pulse."""
 
+    nonce: str
+    """Of the beginning of the job that it coordinates."""
     count: int = field(validator=ge(0))
     status: str = ""
     """For whom the job waits, for people; empty while it runs."""

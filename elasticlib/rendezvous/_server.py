@@ -355,7 +355,8 @@ class Server:
         status = self.logic.status(self.state, now)
         status += f"; {self.remark}" if status and self.remark else ""
         # A successor's count must be above ours, whatever it is.
-        pulse = Pulse((self._epoch << EPOCH) + self._pulses, status, len(self.state.waiting))
+        count = (self._epoch << EPOCH) + self._pulses
+        pulse = Pulse(self.nonce, count, status, len(self.state.waiting))
         self._greet_at = now + self._interval
         out.append(Write({HELLO: self._sign(hello, HELLO, ""), PULSE: self._sign(pulse, PULSE, self.nonce)}))
 

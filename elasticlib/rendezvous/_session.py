@@ -52,7 +52,7 @@ from elasticlib.rendezvous._waiting import Waiting
 SLICE = 60.0
 """Seconds that one wait for a notice lasts."""
 _GREETING = 1.0
-"""Seconds that one wait for the coordinator's greeting lasts."""
+"""Seconds of one wait for the coordinator's greeting."""
 _DOUBT = 3.0
 """Seconds for which a greeting that cannot be ours may be someone's scribble; a coordinator renews its own."""
 _LOOK_AGAIN = 0.1
@@ -97,6 +97,7 @@ class Session:
     _greet_at: float | None = None
     _doubted: float | None = None
     _beat_at: float = 0.0
+    _pulse: int = NO_PULSE
     _just_joined: bool = False
     _alien_since: float | None = None
     _awaited: str | None = None
@@ -214,7 +215,7 @@ class Session:
         self._connected = self._greeted = self._just_joined = False
         self._lanes = self._lanes.cleared()
         self._greet_at = self._doubted = self._alien_since = self._awaited = None
-        self._beat_at = 0.0
+        self._beat_at, self._pulse = 0.0, NO_PULSE
 
     def _fail(self, error: events.Unmendable, out: list[events.Action]) -> None:
         self.error = self.error or error
@@ -275,16 +276,14 @@ class Session:
             self._judge(_contact.Acknowledged(asked.sent), now, out)
 
     def _feel(self, data: bytes | None, hello: bytes | None, sent: float, now: float, out: list[events.Action]) -> None:
-        # Another beginning of the job has a pulse, too, and without a token it looks like that of this one.
-        alien = self.belief.is_alien(hello)
-        pulse = None if alien else self.belief.pulse(data)
+        pulse = self.belief.pulse(data)
         if pulse is not None:
             # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
             self.status, self.spares = "" if self._just_joined else pulse.status, pulse.waiting
             self._just_joined = False
-        if not alien:
-            self._alien_since = None
-        else:
+        if pulse is not None and pulse.count > self._pulse:
+            self._pulse, self._alien_since = pulse.count, None
+        elif self.belief.is_alien(hello):
             self._alien_since = sent if self._alien_since is None else self._alien_since
             if sent > self._alien_since + self.contact.limits.heartbeat:
                 why = f"job {self.belief.run_id!r} has begun anew: our part of it is over"

@@ -309,7 +309,7 @@ def test_a_node_that_hosts_the_store_ends_the_job_instead_of_leaving(stage: Stag
 
 def test_a_beat_says_how_far_the_node_has_come(stage: Stage) -> None:
     stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 0.2))
-    stage.write(PULSE, Pulse(1))
+    stage.write(PULSE, Pulse("nonce", 1))
     member = make(stage)
     member.join(1, "trainer")
     stage.tell("a/1", 0, SEAT)
@@ -469,7 +469,7 @@ def test_a_job_that_began_anew_is_another_job(stage: Stage) -> None:
 
 def test_a_job_that_began_anew_while_the_store_went_on_is_over_for_this_node(stage: Stage) -> None:
     stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 0.3))
-    stage.write(PULSE, Pulse(7))
+    stage.write(PULSE, Pulse("nonce", 7))
     member = make(stage, limits=Limits(moves=True))
     member.join(1, "trainer")
     stage.hear()
@@ -488,7 +488,7 @@ def test_a_greeting_of_old_that_is_played_again_changes_nothing_while_the_coordi
     stage.hear()
     stage.greet(Hello("job", "old nonce", "host", Terms(1, 1, 3), 0.1))
     for count in range(1, 11):
-        stage.write(PULSE, Pulse(count))
+        stage.write(PULSE, Pulse("nonce", count))
         decode_beat(stage, "a/1")
         assert [] == member.take()
     member.close()
@@ -576,7 +576,7 @@ def test_who_is_there_is_told_from_a_time_after_the_join(
 ) -> None:
     monkeypatch.setattr(_waiting, "_TELL_AFTER", (0.0,) * 1000)
     stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 1.0))
-    stage.write(PULSE, Pulse(1, "nobody is there"))
+    stage.write(PULSE, Pulse("nonce", 1, "nobody is there"))
     member = make(stage)
     member.join(1, "trainer")
     deadline = time.monotonic() + LIMIT

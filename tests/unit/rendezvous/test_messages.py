@@ -19,6 +19,7 @@ from elasticlib.rendezvous._messages import (
     Failed,
     FailureNote,
     Final,
+    GivenUp,
     Hello,
     Join,
     Leave,
@@ -72,12 +73,13 @@ REPORTS: dict[type, st.SearchStrategy[Any]] = {
 BUILDERS: dict[type, st.SearchStrategy[Any]] = REPORTS | {
     Letter: st.builds(Letter, st.integers(1, 2**70), st.one_of(*REPORTS.values())),
     Hello: st.builds(Hello, text, text, text, terms, st.floats(0, 1e9), st.booleans()),
-    Pulse: st.builds(Pulse, count, text, count),
+    Pulse: st.builds(Pulse, text, count, text, count),
     Beat: st.builds(Beat, count, count, count),
     Seat: st.builds(
         Seat, *[count] * 9, master_addresses=st.lists(text).map(tuple), master_port=st.integers(0, 65535), why=text
     ),
     RoundEnd: st.builds(RoundEnd, count, text, st.booleans()),
+    GivenUp: st.builds(GivenUp, text),
     Final: st.builds(Final, st.booleans(), text, st.none() | text, st.none() | notes, text),
 }
 JOIN = Join("a", Descriptor(2, "trainer", ("127.0.0.1",), 29500))

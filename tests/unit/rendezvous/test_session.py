@@ -130,7 +130,7 @@ class Shell:
         assert isinstance(self.what(), Write), self.what()
         self.answer()
         self.beats += 1
-        self.answer([put(Pulse(self.beats)), put(GREETING)])
+        self.answer([put(Pulse("nonce", self.beats)), put(GREETING)])
         return self
 
     def reads(self, message: Message | bytes) -> list[Action]:
@@ -334,7 +334,7 @@ def test_a_job_that_greets_in_another_name_is_left_after_a_heartbeat() -> None:
     while shell.session.error is None and shell.now < 200.0:
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
-        shell.answer([put(Pulse(int(shell.now))), other])
+        shell.answer([put(Pulse("other", int(shell.now))), other])
 
     assert isinstance(shell.session.error, RendezvousClosedError)
 
@@ -344,7 +344,7 @@ def test_the_pulse_says_who_waits() -> None:
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
 
-    shell.answer([put(Pulse(7, "for node c", waiting=3)), put(GREETING)])
+    shell.answer([put(Pulse("nonce", 7, "for node c", waiting=3)), put(GREETING)])
 
     assert (3, "for node c") == (shell.session.spares, shell.session.status)
 
@@ -377,7 +377,7 @@ def test_a_wait_that_ends_without_a_notice_begins_again() -> None:
 def test_a_notice_that_is_none_is_refused_with_a_line_and_deleted() -> None:
     shell = Shell().greeted().joined()
 
-    told = shell.reads(put(Pulse(1)))
+    told = shell.reads(put(Pulse("nonce", 1)))
     shell.answer(None, Lane.WATCH)
 
     assert [True] == ["a notice was refused" in line.text for line in told if isinstance(line, Log)]
@@ -449,7 +449,7 @@ def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> N
 
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
-    shell.answer([put(Pulse(shell.beats + 20)), put(GREETING)])
+    shell.answer([put(Pulse("nonce", shell.beats + 20)), put(GREETING)])
 
     [word] = shell.words()
     assert isinstance(word, ContactLost)
@@ -462,7 +462,7 @@ def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
     shell = Shell().greeted().joined()
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
-    shell.answer([put(Pulse(90)), put(GREETING)])
+    shell.answer([put(Pulse("nonce", 90)), put(GREETING)])
     assert 1 == len(shell.words())
 
     shell.hear(Seek(2, "trainer"))
@@ -470,7 +470,7 @@ def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
     shell.answer(DESCRIPTOR)
     shell.answer()
     shell.answer()
-    shell.answer([put(Pulse(190)), put(GREETING)])
+    shell.answer([put(Pulse("nonce", 190)), put(GREETING)])
 
     assert () == shell.words()
     assert shell.session.kill_at() == pytest.approx(shell.now + 0.85 * HEARTBEAT)
@@ -482,7 +482,7 @@ def test_a_pulse_that_goes_on_as_it_should_stops_nobody() -> None:
     for count in (19, 37, 55):
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
-        shell.answer([put(Pulse(count)), put(GREETING)])
+        shell.answer([put(Pulse("nonce", count)), put(GREETING)])
 
     assert () == shell.words()
 
@@ -492,7 +492,7 @@ def test_a_new_coordinators_pulse_is_counted_from_its_own_beginning() -> None:
     for count, slept in (((1 << 32) + 3, 0), ((2 << 32) + 20, 1)):
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
-        shell.answer([put(Pulse(count)), put(GREETING)])
+        shell.answer([put(Pulse("nonce", count)), put(GREETING)])
         assert slept == len(shell.words()), count
 
 
@@ -602,7 +602,9 @@ _events = st.one_of(
 _values = st.one_of(
     st.none(),
     st.binary(max_size=8),
-    st.sampled_from([put(each) for each in (GREETING, SEAT, FINAL, Pulse(1), Pulse(9), RoundEnd(0, "", True))]),
+    st.sampled_from(
+        [put(each) for each in (GREETING, SEAT, FINAL, Pulse("nonce", 1), Pulse("nonce", 9), RoundEnd(0, "", True))]
+    ),
 )
 
 
