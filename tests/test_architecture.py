@@ -17,6 +17,7 @@ FLOORS = [
     "_lazy",
     "errors",
     "_times",
+    "_folders",
     "_clock",
     "utils",
     "numa",

@@ -19,6 +19,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from elasticlib._folders import make_private
+
 _HEAD = struct.Struct("!8sQQ")
 _MOST_TEXT = 65536
 _MAGIC = b"elastic1"
@@ -192,9 +194,9 @@ def write_error_file(path: str, report: Report) -> None:
 
 
 def write_json(path: str, content: Any) -> None:
-    """Write *content* to *path* so that a reader sees all of it or the former file."""
+    """Write *content* to *path* so that a reader sees all of it or the former file; a missing folder is made anew."""
     folder = os.path.dirname(path) or "."
-    os.makedirs(folder, exist_ok=True)
+    make_private(folder)
     temporary = os.path.join(folder, f".error{os.urandom(8).hex()}")
     # Not a private file, as tempfile makes: who else may read it is the user's umask to say.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

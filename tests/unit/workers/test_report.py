@@ -321,3 +321,11 @@ def test_torchs_own_reader_understands_the_error_file(tmp_path: Path) -> None:
 
     assert failure.timestamp == int(report.timestamp)
     assert "ValueError: a bad value" in str(torchs.ChildFailedError("train.py", {1: failure}))
+
+
+def test_a_folder_that_is_made_anew_for_an_error_file_is_for_this_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "gone" / "0"
+
+    _report.write_json(str(folder / "error.json"), {})
+
+    assert ["0o700", "0o700"] == [oct(each.stat().st_mode & 0o777) for each in (folder.parent, folder)]
