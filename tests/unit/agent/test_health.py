@@ -172,7 +172,8 @@ def test_a_crowd_that_never_asks_holds_few_descriptors_and_keeps_nobody_from_an_
     join(crowd, server, 100)
 
     assert 200 == ask(server)[0]
-    assert before + len(crowd) + _health._ROOM >= len(os.listdir("/proc/self/fd"))
+    # One more may be answered, or let in, just now.
+    assert before + len(crowd) + _health._ROOM + 1 >= len(os.listdir("/proc/self/fd"))
     assert b"" == crowd[0].recv(1)  # who has taken longest makes room
 
 
