@@ -7,10 +7,9 @@ where it lay, or a `RendezvousStateError` that says why not.
 
 from __future__ import annotations
 
-import json
-
 from attrs import frozen
 
+from elasticlib._untrusted import parse, shown
 from elasticlib.errors import RendezvousClosedError, RendezvousStateError
 from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, key_place, report_place
 from elasticlib.rendezvous._messages import (
@@ -86,12 +85,12 @@ class Belief:
 def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
     """Why this greeting is not for us, as clear as can be."""
     try:
-        body = json.loads(data)
+        body = parse(data)
         version, signed = body.get("v"), body.get("mac") is not None
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError):
         return str(error)
     if version != VERSION:
-        told = f"the job's coordinator speaks version {version!r:.40} of our language, this node version {VERSION}"
+        told = f"the job's coordinator speaks version {shown(version)} of our language, this node version {VERSION}"
         return f"{told}: install the same elasticlib on all nodes"
     if signed and key is None:
         return "the job runs with a token, and this node has none: give it the same token (ELASTICLIB_TOKEN)"

@@ -18,6 +18,7 @@ from attrs import define, evolve, field
 from typing_extensions import Self, assert_never
 
 from elasticlib._times import soonest
+from elasticlib._untrusted import Refusals
 from elasticlib.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -44,7 +45,7 @@ from elasticlib.rendezvous._messages import (
     Seat,
     Terms,
 )
-from elasticlib.rendezvous._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write
+from elasticlib.rendezvous._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write, refuse
 from elasticlib.rendezvous._outbox import Outbox, Written
 from elasticlib.rendezvous._waiting import Waiting
 
@@ -100,6 +101,7 @@ class Session:
     _just_joined: bool = False
     _alien_since: float | None = None
     _awaited: str | None = None
+    _refusals: Refusals = field(factory=Refusals)
 
     @classmethod
     def begin(
@@ -242,7 +244,7 @@ class Session:
             case Task.AWAIT, _:
                 self._awaited = None
             case Task.NOTICE, [bytes() as data]:
-                self._deliver(asked.key, data, out)
+                self._deliver(asked.key, data, now, out)
                 self._ask(events.Lane.WATCH, Task.FORGET, Delete((asked.key,)), now, out)
 
     def _greet(self, data: bytes, now: float, out: list[events.Action]) -> None:
@@ -285,13 +287,14 @@ class Session:
                 return
         self._judge(_contact.Acknowledged(sent, NO_PULSE if pulse is None else pulse.count), now, out)
 
-    def _deliver(self, key: str, data: bytes, out: list[events.Action]) -> None:
+    def _deliver(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
         if data == _WAKE:
             return
         try:
             notice = self.belief.notice(key, data)
         except RendezvousStateError as error:
-            out.append(Log("warning", f"a notice was refused: {error}"))
+            self._refusals, said = refuse(self._refusals, "notice", error, now)
+            out += said
             return
         # What lies in the box of an earlier Join speaks of a round that this node has done with.
         if key == self._next_key():
