@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 
+from elasticlib._folders import is_own, make_private
 from elasticlib.errors import LogDirError
 from elasticlib.logs import _leftovers
 from elasticlib.logs._layout import TEMPORARY_BASE, attempt_names, destinations, run_folder_prefix
@@ -130,17 +131,21 @@ class DefaultLogsSpecs(LogsSpecs):
     def _make_attempt(self, run_id: str, restart_count: str) -> str:
         if not self._base:
             if self._root_log_dir is None:
-                self._base = tempfile.mkdtemp(prefix=TEMPORARY_BASE)
-                _leftovers.mark(self._base)
+                self._begin_temporary()
             else:
                 base = os.path.abspath(self._root_log_dir)
                 os.makedirs(base, exist_ok=True)
                 self._base = base
+        # A cleaner of /tmp may have taken them since the last round; that must not end the job.
+        make_private(self._base)
+        if self._root_log_dir is None:
+            if not is_own(self._base):  # somebody was quicker: what is written there would be theirs
+                self._begin_temporary()
+            _leftovers.mark(self._base)
         if not self._run_folder or run_id != self._run_id:
             self._run_folder = tempfile.mkdtemp(prefix=run_folder_prefix(run_id), dir=self._base)
             self._run_id = run_id
-        # A cleaner of /tmp may have taken it since the last round; that must not end the job.
-        os.makedirs(self._run_folder, mode=0o700, exist_ok=True)
+        make_private(self._run_folder)
         for name in attempt_names(restart_count):
             folder = os.path.join(self._run_folder, name)
             try:
@@ -150,6 +155,9 @@ class DefaultLogsSpecs(LogsSpecs):
             self._round_folder = folder
             return folder
         raise AssertionError("attempt_names does not end")
+
+    def _begin_temporary(self) -> None:
+        self._base, self._run_folder = tempfile.mkdtemp(prefix=TEMPORARY_BASE), ""
 
     def remove_if_temporary(self, only_if_empty: bool = False) -> None:
         """

@@ -7,10 +7,9 @@ where it lay, or a `RendezvousStateError` that says why not.
 
 from __future__ import annotations
 
-import json
-
 from attrs import frozen
 
+from elasticlib._untrusted import parse, shown
 from elasticlib.errors import RendezvousClosedError, RendezvousStateError
 from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, key_place, report_place
 from elasticlib.rendezvous._messages import (
@@ -49,8 +48,12 @@ class Belief:
         if not isinstance(hello, Hello) or hello.run_id != self.run_id:
             raise RendezvousStateError(f"where the greeting of job {self.run_id!r} should be is {data[:80]!r}")
         if self.nonce and hello.nonce != self.nonce:
-            raise RendezvousClosedError(f"job {self.run_id!r} has begun anew on {hello.host}: our part of it is over")
+            raise self.begun_anew(f" on {hello.host}")
         return hello
+
+    def begun_anew(self, where: str = "") -> RendezvousClosedError:
+        """Why this node has no part in the job any more."""
+        return RendezvousClosedError(f"job {self.run_id!r} has begun anew{where}: our part of it is over")
 
     def is_alien(self, data: bytes | None) -> bool:
         """Whether the job greets in the name of another beginning: then nobody knows our box any more."""
@@ -88,12 +91,12 @@ class Belief:
 def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
     """Why this greeting is not for us, as clear as can be."""
     try:
-        body = json.loads(data)
+        body = parse(data)
         version, signed = body.get("v"), body.get("mac") is not None
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError):
         return str(error)
     if version != VERSION:
-        told = f"the job's coordinator speaks version {version!r:.40} of our language, this node version {VERSION}"
+        told = f"the job's coordinator speaks version {shown(version)} of our language, this node version {VERSION}"
         return f"{told}: install the same elasticlib on all nodes"
     if signed and key is None:
         return "the job runs with a token, and this node has none: give it the same token (ELASTICLIB_TOKEN)"

@@ -7,13 +7,17 @@ its node says that it was read, or until a newer box of the node takes its place
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import ItemsView, Mapping
 from typing import Any
 
 from attrs import Factory, define, evolve, frozen
 
+from elasticlib import _untrusted
 from elasticlib.rendezvous._exchange import box_key
 from elasticlib.rendezvous._messages import Final, GivenUp, Notice
+
+_DIGITS = 20
+"""Of the number of a letter, or of a notice."""
 
 
 @frozen
@@ -103,12 +107,32 @@ class Mail:
 
     @classmethod
     def from_plain(cls, body: Mapping[str, Any], now: float) -> Mail:
-        """What `plain` made; everything unread is due again, as its last writing is not certain."""
+        """
+        What `plain` made; everything unread is due again, as its last writing is not certain.
+
+        Raises ValueError, KeyError or TypeError for anything else.
+        """
         mail = cls()
-        mail._told = {str(box): int(count) for box, count in body["told"].items()}
-        mail._boxes = {str(node): str(box) for node, box in body["boxes"].items()}
-        mail.unparted = {str(node) for node in body["unparted"]}
-        for box, notices in body["unread"].items():
-            mail._unread[box] = {int(index): _Notice(text.encode("ascii"), now) for index, text in notices.items()}
-            mail._due.update({box_key(box, int(index)): text.encode("ascii") for index, text in notices.items()})
+        mail._told = {_box(box): _untrusted.whole(count, 0) for box, count in _members(body["told"])}
+        mail._boxes = {_untrusted.name(node): _box(box) for node, box in _members(body["boxes"])}
+        mail.unparted = {_untrusted.name(node) for node in _untrusted.exactly(body["unparted"], list)}
+        for box, texts in _members(body["unread"]):
+            notices = {_index(index): _untrusted.exactly(text, str).encode("ascii") for index, text in _members(texts)}
+            mail._unread[_box(box)] = {index: _Notice(data, now) for index, data in notices.items()}
+            mail._due.update({box_key(box, index): data for index, data in notices.items()})
         return mail
+
+
+def _members(value: Any) -> ItemsView[str, Any]:
+    members: dict[str, Any] = _untrusted.exactly(value, dict)
+    return members.items()
+
+
+def _box(value: Any) -> str:
+    return _untrusted.name(value, _untrusted.LONGEST_NAME + 1 + _DIGITS)  # as `box_name` makes it
+
+
+def _index(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS:
+        raise ValueError(f"{_untrusted.shown(text)} is no number of a notice")
+    return int(text)

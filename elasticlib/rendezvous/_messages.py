@@ -1,8 +1,8 @@
 """
 What nodes and coordinator say to each other, and how it looks on the wire. Pure.
 
-Rules of this file: a message is a small frozen class; its fields, as annotated, are its wire format.
-The wire is JSON with ``"v": 1`` and sorted keys. `decode` trusts nothing: whatever is not exactly a
+Rules of this file: a message is a small frozen class; its fields, as annotated, are its wire format and say what
+they take. The wire is JSON with ``"v": 1`` and sorted keys. `decode` trusts nothing: whatever is not exactly a
 message of this version is a `RendezvousStateError`. No wall clock travels: times are ages in seconds.
 
 With a key, a message carries an HMAC-SHA256 over its body and its *place*: a text that names the job, the
@@ -18,16 +18,18 @@ from attrs import field, frozen
 from attrs.validators import and_, ge, le, min_len, optional
 
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous._codec import Codec, mac, write
+from elasticlib.rendezvous._codec import Code, Codec, Lines, Name, Place, mac, write
 
 VERSION = 1
+MOST_SLOTS = 1_000_000
+"""Workers on one node: more processes than a kernel has."""
 
 
 @frozen
 class Descriptor:
     """What a node offers to one round."""
 
-    slots: int = field(validator=ge(1))
+    slots: int = field(validator=and_(ge(1), le(MOST_SLOTS)))
     """Workers that it will run."""
     role: str
     addresses: tuple[str, ...] = field(validator=min_len(1))
@@ -51,10 +53,10 @@ class FailureNote:
     pid: int
     exitcode: int
     """Exit status; ``-n`` when signal ``n`` ended the worker."""
-    message: str = ""
+    message: Lines = ""
     exception_type: str = ""
-    traceback: str = ""
-    hint: str = ""
+    traceback: Lines = ""
+    hint: Lines = ""
     secondary: bool = False
     """True for a lost connection to a peer: most likely a consequence of another failure."""
     age: float = field(default=0.0, validator=ge(0))
@@ -76,7 +78,7 @@ class Terms:
 class Join:
     """To the coordinator: this node has no running worker and asks for a seat."""
 
-    node: str
+    node: Name
     descriptor: Descriptor
     terms: Terms | None = None
     """Checked against the coordinator's own, where given."""
@@ -86,7 +88,7 @@ class Join:
 class Failed:
     """To the coordinator, at once: workers of this node failed; others may still run."""
 
-    node: str
+    node: Name
     round: int
     failures: tuple[FailureNote, ...]
 
@@ -95,7 +97,7 @@ class Failed:
 class Stopped:
     """To the coordinator: all workers of this node are gone; `failures` is the complete list."""
 
-    node: str
+    node: Name
     round: int
     failures: tuple[FailureNote, ...]
 
@@ -104,7 +106,7 @@ class Stopped:
 class Succeeded:
     """To the coordinator: all workers of this node ended well."""
 
-    node: str
+    node: Name
     round: int
 
 
@@ -112,7 +114,7 @@ class Succeeded:
 class Leave:
     """To the coordinator, at once: this node will not come back, nor start a worker any more."""
 
-    node: str
+    node: Name
     why: str
     round: int | None = None
     """Round whose workers still run here, and whose `Stopped` will follow; None when none runs."""
@@ -122,21 +124,30 @@ class Leave:
 class Seat:
     """To one node: its place in a round. Ranks of its workers are `rank_base` + local rank."""
 
-    round: int
-    group_rank: int
+    round: int = field(validator=ge(0))
+    group_rank: int = field(validator=ge(0))
     group_world_size: int
-    rank_base: int
+    rank_base: int = field(validator=ge(0))
     world_size: int
-    role_rank_base: int
+    role_rank_base: int = field(validator=ge(0))
     role_world_size: int
-    restart_count: int
+    restart_count: int = field(validator=ge(0))
     """Restarts that the whole job has used up so far."""
-    max_restarts: int
-    master_addresses: tuple[str, ...]
+    max_restarts: int = field(validator=ge(0))
+    master_addresses: tuple[str, ...] = field(validator=min_len(1))
     """Addresses of group rank 0, best first."""
-    master_port: int
+    master_port: int = field(validator=and_(ge(0), le(65535)))
     why: str
     """What made the round start."""
+
+    def __attrs_post_init__(self) -> None:
+        for own, all_of_them in (
+            (self.group_rank, self.group_world_size),
+            (self.rank_base, self.world_size),
+            (self.role_rank_base, self.role_world_size),
+        ):
+            if own >= all_of_them:
+                raise ValueError(f"a place {own} of {all_of_them} is none")
 
 
 @frozen
@@ -161,7 +172,7 @@ class Final:
 
     succeeded: bool
     why: str
-    root_node: str | None = None
+    root_node: Name | None = None
     root: FailureNote | None = None
     kind: str = "failed"
     """Sort of an end without success: ``failed`` (workers), ``timeout`` (too few nodes), ``closed`` (the job had
@@ -174,14 +185,14 @@ class Final:
 class Bye:
     """To the coordinator: this node has read its `Final`; it needs the store no more."""
 
-    node: str
+    node: Name
 
 
 @frozen
 class Close:
     """To the coordinator: end the job for everybody."""
 
-    node: str
+    node: Name
     why: str
 
 
@@ -197,8 +208,8 @@ class Letter:
 class Hello:
     """The coordinator's greeting, for whoever comes: which job this is, and how it is run."""
 
-    run_id: str
-    nonce: str
+    run_id: Code
+    nonce: Code
     """Random, made anew when a job begins; kept when another node takes the coordination over."""
     host: str
     """Who coordinates, for people."""
@@ -213,7 +224,7 @@ class Hello:
 class Pulse:
     """The coordinator lives: `count` grows, by one for each `TICK` of the heartbeat time and each pulse."""
 
-    nonce: str
+    nonce: Code
     """Of the beginning of the job that it coordinates."""
     count: int = field(validator=ge(0))
     status: str = ""
@@ -287,16 +298,16 @@ def encode(message: Message, key: bytes | None = None, place: str = "") -> bytes
     return write(body)
 
 
-def decode(data: bytes, key: bytes | None = None, place: str = "") -> Message:
+def decode(data: bytes, key: bytes | None = None, place: Place = "") -> Message:
     """
     The message that *data* holds; raises `RendezvousStateError` for anything else.
 
     With a *key*, a message that was not signed with it for this *place* is refused; without one, a signed
-    message is.
+    message is. Texts of it are for people, and safe to be shown; names are such as can be written anywhere.
     """
     try:
         message: Message = _CODEC.read(data, key, place)
         return message
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         why = f"the store holds {data[:80]!r}, which is no message of this job: {error}"
         raise RendezvousStateError(why) from error

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from attrs import frozen
 from typing_extensions import assert_never
 
+from elasticlib._untrusted import Refusals
 from elasticlib.rendezvous._exchange import Exchange, Posted
 
 
@@ -77,6 +78,12 @@ class Log:
 
     level: str
     text: str
+
+
+def refuse(refusals: Refusals, kind: str, why: object, now: float) -> tuple[Refusals, tuple[Log, ...]]:
+    """Count what was refused; the line for it, unless there were many of this *kind* lately."""
+    refusals, said = refusals.refuse(kind, f"a {kind} was refused: {why}", now)
+    return refusals, () if said is None else (Log("warning", said),)
 
 
 Operation: TypeAlias = Post | Write | Read | Wait | Delete | Discard | ClearForeign

@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import Factory, field, frozen
 
+from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
 from elasticlib.spec import DEFAULT_RENDEZVOUS_TIMEOUT, WAITS
 
@@ -49,13 +50,13 @@ def _number(value: Any) -> float:
 def _seconds(value: Any) -> float:
     if (number := _number(value)) <= 0:
         raise ValueError
-    return number
+    return min(number, LONGEST_TIME)
 
 
 def _seconds_or_zero(value: Any) -> float:
     if (number := _number(value)) < 0:
         raise ValueError
-    return number
+    return min(number, LONGEST_TIME)
 
 
 def _whole(value: Any) -> int:
@@ -263,7 +264,7 @@ def _heartbeat(found: Mapping[str, Any]) -> float:
     if "keep_alive_interval" in found or "keep_alive_max_attempt" in found:
         interval: float = found.get("keep_alive_interval", KEEP_ALIVE_INTERVAL)
         attempts: int = found.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS)
-        return interval * attempts
+        return min(interval * attempts, LONGEST_TIME)
     return float(found.get("heartbeat_timeout", HEARTBEAT))
 
 

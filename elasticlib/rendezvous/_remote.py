@@ -49,6 +49,7 @@ from elasticlib.rendezvous._messages import (
 )
 from elasticlib.rendezvous._reports import Reporter
 from elasticlib.rendezvous._resolver import QUIET_LOOKUPS
+from elasticlib.spec import TOKEN_VARIABLE
 
 _log = logging.getLogger("elasticlib")
 
@@ -358,7 +359,9 @@ def _takes(link: Link) -> bool:
 
 def _environment() -> dict[str, str]:
     # A store's server looks up the name of every peer, for its log only: that must cost no time.
-    return {**os.environ, "RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    # The job's token goes through the channel, and to no program that is started from there.
+    inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    return {**inherited, "RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def _rebuilt(kind: str, text: str) -> ElasticError:

@@ -21,7 +21,9 @@ from typing import Any
 from attrs import define, evolve, field
 from typing_extensions import Self, assert_never
 
+from elasticlib import _untrusted
 from elasticlib._times import soonest
+from elasticlib._untrusted import Refusals
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._contact import EPOCH, INTERVAL, TICK
@@ -42,7 +44,7 @@ from elasticlib.rendezvous._messages import (
     decode,
     encode,
 )
-from elasticlib.rendezvous._operations import ClearForeign, Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous._operations import ClearForeign, Discard, Log, Read, Receive, Write, refuse
 from elasticlib.rendezvous._server_events import (
     Abandon,
     Action,
@@ -63,6 +65,8 @@ from elasticlib.rendezvous._server_events import (
 LOOK = 0.1
 """Share of the heartbeat time between two readings of all beats."""
 _SHORTEST_LOOK = 0.01
+_LAST_EPOCH = 2**30
+"""Of a document that is taken over: pulses are counted from there."""
 
 
 @define(eq=False, repr=False)
@@ -107,6 +111,7 @@ class Server:
     _ends: dict[str, tuple[int | None, float]] = field(factory=dict)
     """Nodes that were told the end: their last count, and since when."""
     _leave_by: float | None = None
+    _refusals: Refusals = field(factory=Refusals)
 
     def begin(self, now: float) -> tuple[Self, tuple[Action, ...]]:
         """Start to coordinate."""
@@ -233,29 +238,27 @@ class Server:
         try:
             letter = self._letter(entry.data)
         except RendezvousStateError as error:
-            out.append(Log("warning", f"a report was refused: {error}"))
+            self._refusals, said = refuse(self._refusals, "report", error, now)
+            out += said
             return
         self._step(Received(letter.seq, letter.report), now, out)
         if isinstance(letter.report, (Bye, Leave)):  # who leaves does not wait for the answer
             self._mail.part(letter.report.node)
 
     def _letter(self, data: bytes) -> Letter:
-        place = ""
-        if self.key is not None:
-            try:  # whom it is from must be known to check that it is from them
-                body = json.loads(data)
-                place = report_place(self.run_id, self.nonce, str(body["report"]["node"]), int(body["seq"]))
-            except (ValueError, KeyError, TypeError, RecursionError):
-                raise RendezvousStateError(f"the inbox holds {data[:80]!r}, which is no letter") from None
+        def place(message: Message) -> str:  # whom it is from must be known to check that it is from them
+            if not isinstance(message, Letter):
+                raise ValueError(f"a node may not post a {type(message).__name__}")
+            return report_place(self.run_id, self.nonce, message.report.node, message.seq)
+
         message = decode(data, self.key, place)
-        if not isinstance(message, Letter):
-            raise RendezvousStateError(f"a node may not post a {type(message).__name__}")
+        assert isinstance(message, Letter)
         return message
 
     def _listen(self, found: Sequence[bytes | None], now: float, out: list[Action]) -> None:
         counts, here = {}, self.logic.boxes(self.state)
         for (node, box), data in zip(self._reads, found, strict=True):
-            beat = self._beat(box, data, out)
+            beat = self._beat(box, data, now, out)
             if beat is None:
                 continue
             counts[box] = beat.count
@@ -296,7 +299,7 @@ class Server:
         elif now > since + self.state.rules.heartbeat:
             self._abandon = Abandon(f"letter {number} of node {node} was removed from the store before it was read")
 
-    def _beat(self, box: str, data: bytes | None, out: list[Action]) -> Beat | None:
+    def _beat(self, box: str, data: bytes | None, now: float, out: list[Action]) -> Beat | None:
         if data is None:
             return None
         place = key_place(self.run_id, self.nonce, beat_key(box))
@@ -305,7 +308,8 @@ class Server:
             if not isinstance(beat, Beat):
                 raise RendezvousStateError(f"{beat_key(box)} holds a {type(beat).__name__}")
         except RendezvousStateError as error:
-            out.append(Log("warning", f"a beat was refused: {error}"))
+            self._refusals, said = refuse(self._refusals, "beat", error, now)
+            out += said
             return None
         return beat
 
@@ -373,9 +377,9 @@ class Server:
     def _take_over(self, data: bytes | None, now: float, out: list[Action]) -> None:
         if data is not None:
             try:
-                body = json.loads(data)
-                nonce, epoch = str(body["nonce"]), int(body["epoch"])
-                state = decode_state(body["state"].encode("ascii"), now)
+                body = _untrusted.parse(data)
+                nonce, epoch = _untrusted.name(body["nonce"]), _untrusted.whole(body["epoch"], 0, _LAST_EPOCH)
+                state = decode_state(_untrusted.exactly(body["state"], str).encode("ascii"), now)
                 mail = Mail.from_plain(body["mail"], now)
             except (ValueError, KeyError, TypeError, AttributeError, RendezvousStateError) as error:
                 self._forget_all(f"the coordinator's document is damaged: {error!r}", now, out)

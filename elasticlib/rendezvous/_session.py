@@ -18,6 +18,7 @@ from attrs import define, evolve, field
 from typing_extensions import Self, assert_never
 
 from elasticlib._times import soonest
+from elasticlib._untrusted import Refusals
 from elasticlib.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -45,7 +46,7 @@ from elasticlib.rendezvous._messages import (
     Seat,
     Terms,
 )
-from elasticlib.rendezvous._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write
+from elasticlib.rendezvous._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write, refuse
 from elasticlib.rendezvous._outbox import Outbox, Written
 from elasticlib.rendezvous._waiting import Waiting
 
@@ -101,6 +102,7 @@ class Session:
     _just_joined: bool = False
     _alien_since: float | None = None
     _awaited: str | None = None
+    _refusals: Refusals = field(factory=Refusals)
 
     @classmethod
     def begin(
@@ -248,7 +250,7 @@ class Session:
             case Task.AWAIT, _:
                 self._awaited = None
             case Task.NOTICE, [bytes() as data]:
-                self._deliver(asked.key, data, out)
+                self._deliver(asked.key, data, now, out)
                 self._ask(events.Lane.WATCH, Task.FORGET, Delete((asked.key,)), now, out)
 
     def _greet(self, data: bytes, now: float, out: list[events.Action]) -> None:
@@ -286,21 +288,20 @@ class Session:
         elif self.belief.is_alien(hello):
             self._alien_since = sent if self._alien_since is None else self._alien_since
             if sent > self._alien_since + self.contact.limits.heartbeat:
-                why = f"job {self.belief.run_id!r} has begun anew: our part of it is over"
-                self._fail(RendezvousClosedError(why), out)
+                self._fail(self.belief.begun_anew(), out)
                 return
         self._judge(_contact.Acknowledged(sent, NO_PULSE if pulse is None else pulse.count), now, out)
 
-    def _deliver(self, key: str, data: bytes, out: list[events.Action]) -> None:
+    def _deliver(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
         if data == _WAKE:
             return
         try:
             notice = self.belief.notice(key, data)
         except RendezvousStateError as error:
-            out.append(Log("warning", f"a notice was refused: {error}"))
+            self._refusals, said = refuse(self._refusals, "notice", error, now)
+            out += said
             return
-        # What lies in the box of an earlier Join speaks of a round that this node has done with.
-        if key == self._next_key():
+        if key == self._next_key():  # an earlier Join's box speaks of a round that this node has done with
             self._read += 1
             self._believe(notice)
 
@@ -359,8 +360,7 @@ class Session:
         self._ask(events.Lane.SPEAK, Task.POST, Post(self.belief.letter(seq, what)), now, out, seq=seq, sent=sent)
 
     def _may_beat(self) -> bool:
-        wanted = self.contact.limits.heartbeat and self._outbox.has_wished
-        return bool(wanted) and not (self._held or self.closed)
+        return self.contact.limits.heartbeat > 0 and self._outbox.has_wished and not (self._held or self.closed)
 
     def _beat(self, now: float, out: list[events.Action]) -> None:
         self._beat_at = now + INTERVAL * self.contact.limits.heartbeat

@@ -7,13 +7,13 @@ seconds. Texts that name many nodes name the first few.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from attrs import Attribute, Factory, field, frozen
 
+from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous._messages import Descriptor, FailureNote, Final, GivenUp, Notice, Report, RoundEnd, Seat
 from elasticlib.rendezvous._seats import natural_key
@@ -34,7 +34,7 @@ def _count(least: int) -> Callable[[object, Attribute[int], int], None]:
 
 
 def _seconds(_: object, attribute: Attribute[float], value: float) -> None:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
+    if type(value) not in (int, float) or not 0 <= value <= LONGEST_TIME:
         raise ConfigError(f"{attribute.name}={value!r:.80}: give a number of seconds, 0 or more")
 
 

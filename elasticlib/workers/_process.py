@@ -270,13 +270,13 @@ class Crew:
                     if len(descriptors) < _LEFT:  # the end itself is told all the same
                         return [Exit(rank, pid, code, told, None, "", overdue=overdue, unread=True)]
                     report, *texts = descriptors
-                    faults, tail = (_text(descriptor) for descriptor in texts)
+                    faults, tail = (_report.read_text(descriptor) for descriptor in texts)
                     return [Exit(rank, pid, code, told, _report.read(report), faults, tail, overdue)]
                 case "failed":
                     left = _report.read(descriptors[0]) if descriptors else None
                     return [Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))]
                 case "lingers":
-                    stacks = _text(descriptors[0]) if descriptors else ""
+                    stacks = _report.read_text(descriptors[0]) if descriptors else ""
                     rank, pid, seconds, ends = (message[name] for name in ("local_rank", "pid", "seconds", "ends"))
                     return [Lingers(rank, pid, seconds, ends, stacks)]
                 case "store":
@@ -343,10 +343,6 @@ class Crew:
         if self._template is not None:
             templates.give_back(self._template, unused=not self._used)
             self._template = None
-
-
-def _text(descriptor: int) -> str:
-    return _report.read_exactly(descriptor, os.fstat(descriptor).st_size).decode(errors="replace")
 
 
 def _stream(number: int) -> int:

@@ -299,3 +299,41 @@ def test_the_null_device_keeps_no_files(temporary: Path) -> None:
 
 def test_no_workers_make_no_streams(tmp_path: Path) -> None:
     assert {} == DefaultLogsSpecs(str(tmp_path), Std.ALL).reify({}).stdouts
+
+
+def modes(*folders: Path) -> list[str]:
+    return [oct(folder.stat().st_mode & 0o777) for folder in folders]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_folders_that_are_made_anew_are_for_this_user_alone(temporary: Path, named: bool) -> None:
+    specs = DefaultLogsSpecs(str(temporary / "above" / "logs") if named else None, redirects=Std.ALL)
+    base = Path(specs.reify(envs()).stdouts[0]).parents[3]
+    shutil.rmtree(temporary / "above" if named else base)
+
+    again = Path(specs.reify(envs(restart=1)).stdouts[0])
+
+    assert base == again.parents[3]
+    assert ["0o700"] * 2 == modes(base, again.parents[2])
+    assert not named or ["0o700"] == modes(base.parent)
+    assert named or (base / ".elasticlib").exists()  # it may go one day, as the first one
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_a_temporary_folder_that_somebody_else_has_put_there_is_not_taken(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, link: bool
+) -> None:
+    specs = DefaultLogsSpecs(redirects=Std.ALL)
+    base = Path(specs.reify(envs()).stdouts[0]).parents[3]
+    shutil.rmtree(base)
+    (temporary / "theirs").mkdir()
+    if link:
+        base.symlink_to(temporary / "theirs")
+    else:
+        base.mkdir()
+        monkeypatch.setattr(os, "geteuid", lambda: base.stat().st_uid + 1)
+
+    again = Path(specs.reify(envs(restart=1)).stdouts[0])
+
+    assert base != again.parents[3]
+    assert [] == [*(temporary / "theirs").iterdir()]
