@@ -67,11 +67,13 @@ class Belief:
             return None
         return pulse if isinstance(pulse, Pulse) else None
 
-    def notice(self, key: str, data: bytes) -> Notice:
-        """The notice that lay at *key*."""
+    def notice(self, key: str, data: bytes, last: int = -1) -> Notice:
+        """The notice that lay at *key*; *last* is the last round in which this node had a seat."""
         message = decode(data, self.key, key_place(self.run_id, self.nonce, key))
         if not isinstance(message, (Seat, RoundEnd, Final)):
             raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
+        if isinstance(message, Seat) and message.round <= last:
+            raise RendezvousStateError(f"{key} holds a seat in round {message.round}, and round {last} had come before")
         return message
 
     def letter(self, seq: int, report: Report) -> bytes:

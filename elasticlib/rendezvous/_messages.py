@@ -21,6 +21,8 @@ from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._codec import Codec, mac, write
 
 VERSION = 1
+EPOCH_BITS = 32
+"""Of a pulse's count, those below its coordinator's epoch."""
 
 
 @frozen
@@ -80,6 +82,10 @@ class Join:
     descriptor: Descriptor
     terms: Terms | None = None
     """Checked against the coordinator's own, where given."""
+    round: int = field(default=-1, validator=ge(-1))
+    """The last round in which this node had a seat; -1: none."""
+    epoch: int = field(default=0, validator=ge(0))
+    """The latest coordinator's of which it heard: one that remembers less was given an old memory."""
 
 
 @frozen
@@ -211,6 +217,11 @@ class Pulse:
     """For whom the job waits, for people; empty while it runs."""
     waiting: int = field(default=0, validator=ge(0))
     """Nodes that wait for a seat while a round runs."""
+
+    @property
+    def epoch(self) -> int:
+        """How often the coordination had been taken over."""
+        return self.count >> EPOCH_BITS
 
 
 @frozen

@@ -24,25 +24,17 @@ from typing_extensions import Self, assert_never
 from elasticlib._times import soonest
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous import _coordinator
+from elasticlib.rendezvous import _greeting as greeting
 from elasticlib.rendezvous._contact import INTERVAL
 from elasticlib.rendezvous._coordinator import Beats, ClearStore, Received, Send, State, Tick, WakeAt
-from elasticlib.rendezvous._document import decode_state, encode_state
-from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, box_key, key_place, report_place
+from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, box_key, box_name, key_place, report_place
+from elasticlib.rendezvous._garbage import Garbage
+from elasticlib.rendezvous._handover import Handover, read_handover, write_handover
 from elasticlib.rendezvous._mail import Mail
-from elasticlib.rendezvous._messages import (
-    Beat,
-    Bye,
-    Final,
-    Hello,
-    Leave,
-    Letter,
-    Message,
-    Pulse,
-    Terms,
-    decode,
-    encode,
-)
-from elasticlib.rendezvous._operations import ClearForeign, Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous._messages import Beat, Bye, Final, Join, Leave, Letter, Message, decode, encode
+from elasticlib.rendezvous._missing import Missing
+from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._server_events import (
     Abandon,
     Action,
@@ -80,6 +72,8 @@ class Server:
     """Whether another node may take the coordination over."""
     remark: str = ""
     """What may explain that nobody comes."""
+    seen: Seen = field(factory=Seen)
+    """What this node knows of the job as one of those who take part in it."""
     logic: Any = _coordinator
     """What decides: a module or object with the coordinator's functions."""
     stopped: bool = False
@@ -99,10 +93,10 @@ class Server:
     _wake_at: float | None = None
     _dirty: bool = False
     _abandon: Abandon | None = None
-    _missing: dict[str, tuple[int, float]] = field(factory=dict)
-    """Nodes of which a letter is in the store that never came, its number, and since when."""
-    _ends: dict[str, tuple[int | None, float]] = field(factory=dict)
-    """Nodes that were told the end: their last count, and since when."""
+    _missing: Missing = field(factory=Missing)
+    _garbage: Garbage = field(factory=Garbage)
+    _litter: tuple[str, ...] = ()
+    """Keys to be deleted."""
     _leave_by: float | None = None
 
     def begin(self, now: float) -> tuple[Self, tuple[Action, ...]]:
@@ -129,8 +123,7 @@ class Server:
 
     def _copy(self) -> Self:
         after = copy.copy(self)
-        after._mail = self._mail.copy()
-        after._missing, after._ends = dict(self._missing), dict(self._ends)
+        after._mail, after._missing, after._garbage = self._mail.copy(), self._missing.copy(), self._garbage.copy()
         return after
 
     def _hear(self, event: Event, now: float, out: list[Action]) -> None:
@@ -195,6 +188,9 @@ class Server:
         if self._posted:
             out.append(Discard(self._posted))
             self._posted = ()
+        if self._litter:
+            out.append(Delete(self._litter))
+            self._litter = ()
         self._rest(now, out)
 
     def _rest(self, now: float, out: list[Action]) -> None:
@@ -230,9 +226,18 @@ class Server:
         except RendezvousStateError as error:
             out.append(Log("warning", f"a report was refused: {error}"))
             return
+        if isinstance(join := letter.report, Join) and letter.seq > self.state.heard.get(join.node, 0):
+            self._welcome(join, box_name(join.node, letter.seq), now, out)
         self._step(Received(letter.seq, letter.report), now, out)
         if isinstance(letter.report, (Bye, Leave)):  # who leaves does not wait for the answer
             self._mail.part(letter.report.node)
+
+    def _welcome(self, join: Join, box: str, now: float, out: list[Action]) -> None:
+        number = -1 if self.state.round is None else self.state.round.number
+        if forgotten := Seen(self.nonce, join.epoch, join.round).beyond(self._epoch, number):
+            self._set_back(f"node {join.node} has seen {forgotten}", now, out)
+        self._mail.opened(join.node, box)
+        self._garbage.opened(join.node, box)
 
     def _letter(self, data: bytes) -> Letter:
         place = ""
@@ -253,38 +258,34 @@ class Server:
             beat = self._beat(box, data, out)
             if beat is not None:
                 counts[box] = beat.count
-                self._mail.note(box, beat.read)
-                self._look_for_letters(node, beat.said, now)
+                self._heed(node, box, beat, now, out)
         self._step(Beats(counts), now, out)
-        self._bury(counts, now)
+        self._garbage.bury(self._mail, counts, now, self.state.rules.heartbeat)
         # Once a beat says that a notice was not read for longer than a beat takes, the store has lost it.
         self._mail.remind(now, 2 * self._interval)
+        watched = {node for node, _ in self._reads}
+        self._litter = self._garbage.clear_up(self._mail, watched, self.state, now)
+        self._missing.retain(watched)
         self._looked = now
         self._look_at = now + self.state.rules.heartbeat * LOOK
         loss = self.logic.next_loss(self.state)  # who comes later is lost later
         self._next_loss = math.inf if loss is None else max(loss, now + _SHORTEST_LOOK)
 
-    def _bury(self, counts: dict[str, int], now: float) -> None:
-        """Wait no more for nodes that were told the end, and whose beats have stopped since."""
-        for node in list(self._mail.unparted):
-            count = counts.get(self._mail.box_of(node))
-            seen, since = self._ends.get(node, (None, now))
-            if node not in self._ends or (count is not None and count != seen):
-                self._ends[node] = (count, now)
-            elif now >= since + self.state.rules.heartbeat:
-                self._mail.part(node)
-
-    def _look_for_letters(self, node: str, said: int, now: float) -> None:
-        """A letter that its node saw in the store and that never comes here was removed by somebody."""
+    def _heed(self, node: str, box: str, beat: Beat, now: float, out: list[Action]) -> None:
+        """What a beat tells besides that its node lives."""
+        self._mail.note(box, beat.read)
+        if beat.read:
+            self._garbage.has_read(node, box)
         heard = self.state.heard.get(node, 0)
-        if said <= heard:
-            self._missing.pop(node, None)
-            return
-        number, since = self._missing.setdefault(node, (said, now))
-        if number <= heard:
-            del self._missing[node]
-        elif now > since + self.state.rules.heartbeat:
+        number = self._missing.look(node, beat.said, heard, now, self.state.rules.heartbeat)
+        if number is not None:
             self._abandon = Abandon(f"letter {number} of node {node} was removed from the store before it was read")
+        told = self._mail.next_index(box)
+        if self.journaled and beat.read > told and not self._mail.is_parted(node, box, self.state):
+            self._mail.catch_up(node, box, beat.read)
+            if self.state.final is not None:
+                self._follow((self.state, (Send(box, node, self.state.final),)), now, out)
+            self._set_back(f"node {node} has read {beat.read} notices, but it remembers {told}", now, out)
 
     def _beat(self, box: str, data: bytes | None, out: list[Action]) -> Beat | None:
         if data is None:
@@ -318,6 +319,7 @@ class Server:
                     index = self._mail.next_index(box)
                     data = self._sign(notice, box_key(box, index), self.nonce)
                     self._mail.add(box, node, index, data, notice, now)
+                    self._garbage.opened(node, box, index + 1)
                 case WakeAt(when=when):
                     self._wake_at = when
                 case ClearStore():
@@ -337,15 +339,11 @@ class Server:
 
     def _greet(self, now: float, out: list[Action]) -> None:
         """Say who we are and that we live; again and again, in case somebody removed or scribbled on it."""
-        rules = self.state.rules
-        terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
-        hello = Hello(self.run_id, self.nonce, self.name, terms, rules.heartbeat, self.key is not None)
         self._pulses += 1
-        status = self.logic.status(self.state, now)
-        status += f"; {self.remark}" if status and self.remark else ""
-        # A successor's count must be above ours, whatever it is.
-        pulse = Pulse((self._epoch << 32) + self._pulses, status, len(self.state.waiting))
         self._greet_at = now + self._interval
+        status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
+        hello = greeting.hello(self.run_id, self.nonce, self.name, self.state.rules, signed=self.key is not None)
+        pulse = greeting.pulse(self._epoch, self._pulses, status, self.remark, waiting)
         out.append(Write({HELLO: self._sign(hello, HELLO, ""), PULSE: self._sign(pulse, PULSE, self.nonce)}))
 
     def _sign(self, message: Message, key: str, nonce: str) -> bytes:
@@ -354,22 +352,29 @@ class Server:
     # For whoever takes over.
 
     def _document(self, now: float) -> bytes:
-        state = encode_state(self.state, now).decode("ascii")
-        body = {"v": 1, "nonce": self.nonce, "epoch": self._epoch, "state": state, "mail": self._mail.plain()}
-        return json.dumps(body, separators=(",", ":")).encode("ascii")
+        memory = Handover(self.nonce, self._epoch, self.state, self._mail, self._garbage)
+        return write_handover(memory, self.run_id, self.key, now)
 
     def _take_over(self, data: bytes | None, now: float, out: list[Action]) -> None:
         if data is not None:
             try:
-                body = json.loads(data)
-                nonce, epoch = str(body["nonce"]), int(body["epoch"])
-                state = decode_state(body["state"].encode("ascii"), now)
-                mail = Mail.from_plain(body["mail"], now)
-            except (ValueError, KeyError, TypeError, AttributeError, RendezvousStateError) as error:
-                self._forget_all(f"the coordinator's document is damaged: {error!r}", now, out)
+                last = read_handover(data, self.run_id, self.key, now)
+            except RendezvousStateError as error:
+                self._forget_all(str(error), now, out)
                 return
-            self.nonce, self._epoch, self.state, self._mail = nonce, epoch + 1, state, mail
+            self.nonce, self._epoch, self.state = last.nonce, last.epoch + 1, last.state
+            self._mail, self._garbage = last.mail, last.garbage
+            for node, box in self.logic.boxes(self.state).items():
+                self._garbage.opened(node, box, self._mail.next_index(box))
+            if self.seen.nonce == last.nonce and (forgotten := self.seen.beyond(last.epoch, last.round)):
+                # Above what nodes have seen, so that they hear how it ends.
+                self._epoch = max(self._epoch, self.seen.epoch + 1)
+                self._set_back(f"node {self.name} has seen {forgotten}", now, out)
         self._save_and_open(now, out)
+
+    def _set_back(self, why: str, now: float, out: list[Action]) -> None:
+        """Somebody put an old memory in the place of ours: what was decided since would be decided again."""
+        self._follow(self.logic.abandon(self.state, f"the coordinator's memory was set back: {why}"), now, out)
 
     def _forget_all(self, why: str, now: float, out: list[Action]) -> None:
         # Who is in the job is not known any more; those who were see that it has begun anew.

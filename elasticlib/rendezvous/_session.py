@@ -27,8 +27,9 @@ from elasticlib.errors import (
 from elasticlib.rendezvous import _contact
 from elasticlib.rendezvous import _session_events as events
 from elasticlib.rendezvous._belief import Belief
+from elasticlib.rendezvous._box import Box
 from elasticlib.rendezvous._contact import GRACE, INTERVAL, NO_PULSE, Contact, Limits, Tick
-from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, box_key, box_name
+from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, box_name
 from elasticlib.rendezvous._lanes import Asked, Lanes, Task
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import (
@@ -46,6 +47,7 @@ from elasticlib.rendezvous._messages import (
 )
 from elasticlib.rendezvous._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write
 from elasticlib.rendezvous._outbox import Outbox, Written
+from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._waiting import Waiting
 
 SLICE = 60.0
@@ -79,11 +81,12 @@ class Session:
     """Nodes that wait for a seat, as the coordinator says."""
     status: str = ""
     """For whom the job waits, as the coordinator says."""
+    seen: Seen = field(factory=Seen)
+    """How far this node knows the job to have come."""
     _host: str = ""
     # What outlives a connection: letters to send, the box to read, and how far both have come.
     _outbox: Outbox = field(factory=Outbox)
-    _box: str = ""
-    _read: int = 0
+    _box: Box = field(factory=Box)
     _beats: int = 0
     _held: bool = False
     _waiting: Waiting | None = None
@@ -181,7 +184,7 @@ class Session:
 
     def _seek(self, wish: events.Describe, now: float) -> None:
         self._outbox = self._outbox.add(wish)
-        self._box, self._read = box_name(self.belief.node, self._outbox.wish), 0
+        self._box = self._box.opened(box_name(self.belief.node, self._outbox.wish))
         # What came before and was not taken speaks of a seat that this node does not want any more.
         self.words = tuple(word for word in self.words if not isinstance(word, (Seat, RoundEnd)))
         self._waiting = Waiting(now)
@@ -228,7 +231,7 @@ class Session:
             case Task.GREET, [data]:
                 self._greet(data or b"", now, out)
             case Task.DESCRIBE, Descriptor():
-                join = Join(self.belief.node, result, self.terms)
+                join = Join(self.belief.node, result, self.terms, self.seen.round, self.seen.epoch)
                 self._outbox = self._outbox.described(asked.seq, join)
             case Task.POST, _:
                 self._posted(asked, now, out)
@@ -243,7 +246,10 @@ class Session:
                 self._awaited = None
             case Task.NOTICE, [bytes() as data]:
                 self._deliver(asked.key, data, out)
-                self._ask(events.Lane.WATCH, Task.FORGET, Delete((asked.key,)), now, out)
+                left = self._box.deletable()
+                self._ask(events.Lane.WATCH, Task.FORGET, Delete((asked.key, *left)), now, out, seq=len(left))
+            case Task.FORGET, _:
+                self._box = self._box.cleared(asked.seq)
 
     def _greet(self, data: bytes, now: float, out: list[events.Action]) -> None:
         try:
@@ -259,7 +265,7 @@ class Session:
             self._begin(hello, now, out)
 
     def _begin(self, hello: Hello, now: float, out: list[events.Action]) -> None:
-        self.belief = evolve(self.belief, nonce=hello.nonce)
+        self.belief, self.seen = evolve(self.belief, nonce=hello.nonce), self.seen.greeted(hello.nonce)
         self._host, self._greeted, self.status = hello.host, True, ""
         self._judge(_contact.Greeted(hello.heartbeat), now, out)
 
@@ -274,7 +280,7 @@ class Session:
         if pulse is not None:
             # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
             self.status, self.spares = "" if self._just_joined else pulse.status, pulse.waiting
-            self._just_joined = False
+            self._just_joined, self.seen = False, self.seen.felt(pulse)
         if pulse is not None and pulse.count > self._pulse:
             self._pulse, self._alien_since = pulse.count, None
         elif self.belief.is_alien(hello):
@@ -289,13 +295,14 @@ class Session:
         if data == _WAKE:
             return
         try:
-            notice = self.belief.notice(key, data)
+            notice = self.belief.notice(key, data, self.seen.round)
         except RendezvousStateError as error:
             out.append(Log("warning", f"a notice was refused: {error}"))
             return
         # What lies in the box of an earlier Join speaks of a round that this node has done with.
         if key == self._next_key():
-            self._read += 1
+            self._box = self._box.further()
+            self.seen = self.seen.told(notice)
             self._believe(notice)
 
     def _believe(self, notice: Notice) -> None:
@@ -356,11 +363,11 @@ class Session:
     def _beat(self, now: float, out: list[events.Action]) -> None:
         self._beat_at = now + INTERVAL * self.contact.limits.heartbeat
         self._beats += 1
-        beat = self.belief.beat(self._box, Beat(self._beats, self._read, self._outbox.said))
-        self._ask(events.Lane.SPEAK, Task.BEAT, Write({beat_key(self._box): beat}), now, out)
+        beat = self.belief.beat(self._box.name, Beat(self._beats, self._box.read, self._outbox.said))
+        self._ask(events.Lane.SPEAK, Task.BEAT, Write({beat_key(self._box.name): beat}), now, out)
 
     def _next_key(self) -> str | None:
-        return box_key(self._box, self._read) if self._box and not self.closed else None
+        return None if self.closed else self._box.next_key
 
     def _ask(
         self, lane: events.Lane, task: Task, what: Operation | events.Describe, now: float, out: list[events.Action],

@@ -161,6 +161,7 @@ class Station:
             clock=self._clock,
             journal=journal,
             remark=remark,
+            seen=self.member.seen(),
         )
 
     def _attempt(self, timeout: float) -> Exchange:

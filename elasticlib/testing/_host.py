@@ -19,7 +19,7 @@ from typing_extensions import assert_never
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._exchange import Posted
-from elasticlib.rendezvous._operations import ClearForeign, Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous._server import Server
 from elasticlib.rendezvous._server_events import (
     Abandon,
@@ -189,6 +189,8 @@ class Host:
                 self._call("write", values, then=go_on)
             case Discard(entries):
                 self._call("discard", [entry.number for entry in entries], then=go_on)
+            case Delete(keys):
+                self._call("delete", keys, then=go_on)
             case Purge():
                 self._call("purge", then=go_on)
             case Stop():

@@ -217,7 +217,11 @@ class Store:
         """Do what *kind* says; *answer* at once or later."""
         if self.counts:
             self._count(kind, arguments)
-        if connection.term is not None and kind in ("write", "discard", "purge") and not self._is_held(connection.term):
+        if (
+            connection.term is not None
+            and kind in ("write", "delete", "discard", "purge")
+            and not self._is_held(connection.term)
+        ):
             answer(LOST)
             return
         getattr(self, f"_{kind}")(connection, *arguments, answer)
