@@ -60,6 +60,7 @@ PURE = [
     "rendezvous/_document.py",
     "rendezvous/_exchange.py",
     "rendezvous/_box.py",
+    "rendezvous/_candidacy.py",
     "rendezvous/_garbage.py",
     "rendezvous/_greeting.py",
     "rendezvous/_handover.py",

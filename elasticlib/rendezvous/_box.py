@@ -30,7 +30,10 @@ class Box:
 
     def opened(self, name: str) -> Self:
         """A new one."""
-        left = (beat_key(self.name), box_key(self.name, self.read)) if self.name else ()
+        if not self.name:
+            return evolve(self, name=name)
+        # What was read may have been written again since, by a coordinator that did not know of it.
+        left = (beat_key(self.name), *(box_key(self.name, index) for index in range(self.read + 1)))
         return evolve(self, name=name, read=0, litter=(*self.litter, *left))
 
     def further(self) -> Self:

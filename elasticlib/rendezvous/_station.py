@@ -235,6 +235,7 @@ class Station:
                 host.run()
                 return
             except LeadershipLost as error:
+                journal.lose(str(error))
                 _log.info("node %s coordinates no more: %s", self.job.node, error)
                 return
             except RendezvousConnectionError as error:

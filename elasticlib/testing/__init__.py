@@ -21,6 +21,7 @@ from elasticlib.testing._faults import (
     Skew,
     Slow,
     Stubborn,
+    Unseat,
 )
 from elasticlib.testing._history import (
     AgentStarted,
@@ -62,5 +63,6 @@ __all__ = [
     "Started",
     "Stubborn",
     "Took",
+    "Unseat",
     "Verdict",
 ]

@@ -40,6 +40,7 @@ from elasticlib.testing._faults import (
     Skew,
     Slow,
     Stubborn,
+    Unseat,
 )
 from elasticlib.testing._history import AgentStarted, Ended, Happened, Record, Sealed, Took, Verdict
 from elasticlib.testing._host import Host, Saved
@@ -364,6 +365,10 @@ class SimulatedCluster:
         if isinstance(fault, PauseStore):
             if self.store is not None and self.coordinator == "elected":
                 self.store.process.thaws_at = self.now + fault.seconds
+            return
+        if isinstance(fault, Unseat):
+            if self.store is not None and self.coordinator == "elected":
+                self.store.unseat()
             return
         machine = self._machine(fault.node)
         link, timeline = machine.link, self.timeline

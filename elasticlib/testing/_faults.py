@@ -176,10 +176,17 @@ class PauseStore(_Printed):
     seconds: float = field(validator=_moment)
 
 
-Fault: TypeAlias = Kill | Pause | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore
+@frozen(repr=False)
+class Unseat(_Printed):
+    """Somebody deletes the key that says which node coordinates, in a store that is on no node of the job."""
+
+    at: float = field(validator=_moment)
+
+
+Fault: TypeAlias = Kill | Pause | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore | Unseat
 
 KINDS: tuple[type[Any], ...] = (
-    Kill, Pause, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore,
+    Kill, Pause, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore, Unseat,
 )  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
 

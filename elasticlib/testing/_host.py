@@ -92,6 +92,10 @@ class Host:
     logic: ModuleType | Any = _coordinator
     key: bytes | None = None
     over: bool = False
+    broken: bool = False
+    """Whether it ended as its connection broke: another one may go on in the same term."""
+    closes: Callable[[], None] | None = None
+    """Called when it is over, as it was closed."""
     server: Server = field(init=False)
     _connection: Connection = field(init=False)
     _wakes: Connection | None = None
@@ -110,7 +114,7 @@ class Host:
 
     def start(self) -> None:
         """Begin to answer."""
-        self._connection = self.store.connect(self.process, self.link, lambda _: self._begin(), self.stop)
+        self._connection = self.store.connect(self.process, self.link, lambda _: self._begin(), self._broke)
         self._connection.term = self.term
 
     def stop(self, why: str) -> None:
@@ -121,6 +125,10 @@ class Host:
             if self._wakes is not None:
                 self._wakes.close()
             self.ended(why)
+
+    def _broke(self, why: str) -> None:
+        self.broken = True
+        self.stop(why)
 
     def abandon(self, why: str, by: str | None = None) -> None:
         """End the job for all."""

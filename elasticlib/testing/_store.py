@@ -181,8 +181,10 @@ class Store:
     receivers: list[tuple[Connection, Then]] = Factory(list)
     use: Use = Factory(Use)
     lease: Lease | None = None
-    candidates: list[tuple[Connection, str, float, Then]] = Factory(list)
+    onlookers: list[tuple[Connection, Then]] = Factory(list)
     terms: int = 0
+    changes: int = 0
+    """How often the lease was taken, or ended."""
     document: Any = None
     purges: int = 0
     """How often a job was deleted from it."""
@@ -305,21 +307,47 @@ class Store:
 
     # --- the lease and the journal
 
-    def _campaign(self, connection: Connection, name: str, seconds: float, answer: Then) -> None:
-        self.candidates.append((connection, name, seconds, answer))
-        self._elect()
+    def _look(self, _: Connection, answer: Then) -> None:
+        answer((self.changes, self.lease is not None))
 
-    def _keep(self, _: Connection, term: int, seconds: float, answer: Then) -> None:
+    def _changed(self, connection: Connection, since: int, answer: Then) -> None:
+        if self.changes != since:
+            answer(None)
+        else:
+            self.onlookers.append((connection, answer))
+
+    def _seize(self, _: Connection, name: str, seconds: float, answer: Then) -> None:
+        if self.lease is not None:
+            answer(None)
+            return
+        self.terms += 1
+        self._let(Lease(name, self.terms, self.network.timeline.now + seconds))
+        answer(self.terms)
+
+    def _renew(self, _: Connection, term: int, seconds: float, answer: Then) -> None:
         if self.lease is not None and self.lease.term == term:
             self.lease = Lease(self.lease.holder, term, self.network.timeline.now + seconds)
             self._watch_lease(self.lease)
         answer(self._is_held(term))
 
-    def _resign(self, _: Connection, term: int, answer: Then) -> None:
+    def _release(self, _: Connection, term: int, answer: Then) -> None:
         if self.lease is not None and self.lease.term == term:
-            self.lease = None
-            self._elect()
+            self.unseat()
         answer(None)
+
+    def unseat(self) -> None:
+        """The key that says who coordinates goes."""
+        self._let(None)
+
+    def _let(self, lease: Lease | None) -> None:
+        self.lease = lease
+        self.changes += 1
+        onlookers, self.onlookers = self.onlookers, []
+        for connection, then in onlookers:
+            if connection.open:
+                then(None)
+        if lease is not None:
+            self._watch_lease(lease)
 
     def _load(self, _: Connection, answer: Then) -> None:
         answer(self.document)
@@ -334,19 +362,9 @@ class Store:
     def _is_held(self, term: int) -> bool:
         return self.lease is not None and self.lease.term == term
 
-    def _elect(self) -> None:
-        while self.lease is None and self.candidates:
-            connection, name, seconds, answer = self.candidates.pop(0)
-            if connection.open:
-                self.terms += 1
-                self.lease = Lease(name, self.terms, self.network.timeline.now + seconds)
-                self._watch_lease(self.lease)
-                answer(self.terms)
-
     def _watch_lease(self, lease: Lease) -> None:
         def over() -> None:
             if self.lease == lease:
-                self.lease = None
-                self._elect()
+                self.unseat()
 
         self.network.timeline.at(lease.until, self.process, over)

@@ -38,6 +38,7 @@ from elasticlib.testing import (
     Started,
     Stubborn,
     Took,
+    Unseat,
     strategies,
 )
 from tests.sim.promises import admission_limit, left_out, must_succeed, verdicts_of_steady_nodes
@@ -349,3 +350,13 @@ def test_the_same_arguments_give_the_same_history() -> None:
     first, second = (run(Cut(1, at=3.0, seconds=20.0), FailWorker(0, at=9.0), seed=7) for _ in range(2))
 
     assert first.history == second.history
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_coordinator_whose_key_vanished_is_followed_by_another_or_by_itself(nodes: int) -> None:
+    cluster = run(Unseat(at=5.0), FailWorker(0, at=15.0), rules=evolve(RULES, min_nodes=1), nodes=nodes,
+                  coordinator="elected")  # fmt: skip
+
+    assert 2 == sum(isinstance(record, Took) for record in cluster.history)
+    assert ["succeeded"] * nodes == kinds(cluster)
+    assert 2 == len(rounds(cluster))
