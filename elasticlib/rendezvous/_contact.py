@@ -206,6 +206,12 @@ def search_ends_at(contact: Contact) -> float | None:
     return None if contact.live else _deadline(contact)
 
 
+def search(contact: Contact, now: float) -> str:
+    """What hinders the search and how long it may take yet, for people; empty while there is contact."""
+    end = search_ends_at(contact)
+    return "" if end is None else f"{contact.trouble}; {max(0.0, end - now):.0f} s left"
+
+
 def kill_at(contact: Contact) -> float | None:
     """When workers that still run here must be killed, whoever else has been told."""
     return contact.acknowledged + KILL * contact.limits.heartbeat if contact.met and contact.limits.heartbeat else None

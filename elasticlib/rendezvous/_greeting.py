@@ -16,7 +16,7 @@ def hello(run_id: str, nonce: str, name: str, rules: Rules, *, signed: bool) -> 
     return Hello(run_id, nonce, name, terms, rules.heartbeat, signed)
 
 
-def pulse(epoch: int, number: int, status: str, remark: str, waiting: int) -> Pulse:
+def pulse(epoch: int, number: int, status: str, remark: str, waiting: int, over: str) -> Pulse:
     """Pulse *number* of that epoch; a successor's count must be above ours, whatever it is."""
     told = f"{status}; {remark}" if status and remark else status
-    return Pulse((epoch << EPOCH_BITS) + number, told, waiting)
+    return Pulse((epoch << EPOCH_BITS) + number, told, waiting, over)

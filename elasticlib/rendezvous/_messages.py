@@ -217,6 +217,8 @@ class Pulse:
     """For whom the job waits, for people; empty while it runs."""
     waiting: int = field(default=0, validator=ge(0))
     """Nodes that wait for a seat while a round runs."""
+    over: str = ""
+    """Why the job ended, where the coordinator may not know any more who is to be told."""
 
     @property
     def epoch(self) -> int:

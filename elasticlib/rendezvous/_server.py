@@ -98,6 +98,10 @@ class Server:
     _litter: tuple[str, ...] = ()
     """Keys to be deleted."""
     _leave_by: float | None = None
+    _over: str = ""
+    """Why the job ended, where it is not known any more who is to be told."""
+    _told_at: float = 0.0
+    """When all who live have read that."""
 
     def begin(self, now: float) -> tuple[Self, tuple[Action, ...]]:
         """Start to coordinate."""
@@ -214,7 +218,7 @@ class Server:
     def _is_done(self, now: float) -> bool:
         if self._leave_by is None:
             return False
-        return now >= self._leave_by or not (self._mail.unparted or self._abandon)
+        return now >= self._leave_by or not (self._mail.unparted or self._abandon or now < self._told_at)
 
     # What comes in.
 
@@ -343,7 +347,7 @@ class Server:
         self._greet_at = now + self._interval
         status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
         hello = greeting.hello(self.run_id, self.nonce, self.name, self.state.rules, signed=self.key is not None)
-        pulse = greeting.pulse(self._epoch, self._pulses, status, self.remark, waiting)
+        pulse = greeting.pulse(self._epoch, self._pulses, status, self.remark, waiting, self._over)
         out.append(Write({HELLO: self._sign(hello, HELLO, ""), PULSE: self._sign(pulse, PULSE, self.nonce)}))
 
     def _sign(self, message: Message, key: str, nonce: str) -> bytes:
@@ -374,14 +378,19 @@ class Server:
 
     def _set_back(self, why: str, now: float, out: list[Action]) -> None:
         """Somebody put an old memory in the place of ours: what was decided since would be decided again."""
-        self._follow(self.logic.abandon(self.state, f"the coordinator's memory was set back: {why}"), now, out)
+        self._end(f"the coordinator's memory was set back: {why}", now, out)
 
     def _forget_all(self, why: str, now: float, out: list[Action]) -> None:
-        # Who is in the job is not known any more; those who were see that it has begun anew.
-        out.append(Log("error", f"job {self.run_id!r}: {why}"))
-        self.state = State(self.state.rules)
-        self._follow(self.logic.abandon(self.state, f"the coordinator's memory was destroyed: {why}"), now, out)
+        self.state, self.nonce = State(self.state.rules), self.seen.nonce or self.nonce
+        self._epoch = self.seen.epoch + 1
+        self._end(f"the coordinator's memory was destroyed: {why}", now, out)
         self._save_and_open(now, out)
+
+    def _end(self, why: str, now: float, out: list[Action]) -> None:
+        """End the job for nodes that may be in it without being known here: the pulse says it to everybody."""
+        out.append(Log("error", f"job {self.run_id!r}: {why}"))
+        self._over, self._told_at, self._greet_at = why, now + self.state.rules.heartbeat, now
+        self._follow(self.logic.abandon(self.state, why), now, out)
 
     def _save_and_open(self, now: float, out: list[Action]) -> None:
         out.append(Save(self._document(now)))  # from now on nothing of a former holder is accepted

@@ -57,6 +57,7 @@ _GREETING = 1.0
 _DOUBT = 3.0
 """Seconds for which a greeting that cannot be ours may be someone's scribble; a coordinator renews its own."""
 _LOOK_AGAIN = 0.1
+_NOTHING_SAID = "the job is found, but its coordinator has not said yet who is there"
 _WAKE = b""
 
 
@@ -281,6 +282,8 @@ class Session:
             # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
             self.status, self.spares = "" if self._just_joined else pulse.status, pulse.waiting
             self._just_joined, self.seen = False, self.seen.felt(pulse)
+            if pulse.over:
+                self._fail(RendezvousClosedError(f"job {self.belief.run_id!r} has ended: {pulse.over}"), out)
         if pulse is not None and pulse.count > self._pulse:
             self._pulse, self._alien_since = pulse.count, None
         elif self.belief.is_alien(hello):
@@ -392,9 +395,6 @@ class Session:
         if self._waiting is None or now < self._waiting.due_at():
             return
         waited, self._waiting = now - self._waiting.since, self._waiting.once_more()
-        end = _contact.search_ends_at(self.contact)
-        left = "" if end is None else f"; {max(0.0, end - now):.0f} s left"
-        reason = self.status or (self.contact.trouble + left if left else "")
-        said = reason or "the job is found, but its coordinator has not said yet who is there"
+        said = self.status or _contact.search(self.contact, now) or _NOTHING_SAID
         node, job = self.belief.node, self.belief.run_id
         out.append(Log("warning", f"node {node} has waited {waited:.0f} s for job {job!r}: {said}"))

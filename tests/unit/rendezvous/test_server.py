@@ -43,7 +43,7 @@ from elasticlib.rendezvous._messages import (
 from elasticlib.rendezvous._operations import Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._server import Server
-from elasticlib.rendezvous._server_events import Action, Arrived, Event, Heard, Load, Loaded, Save
+from elasticlib.rendezvous._server_events import Action, Arrived, Close, Event, Heard, Load, Loaded, Save
 from elasticlib.rendezvous._state import Rules, State
 
 RULES = Rules(1, 2, last_call=0.0, heartbeat=10.0)
@@ -292,6 +292,27 @@ def test_a_node_that_has_seen_more_than_the_document_ends_the_job_when_it_is_ele
     assert "node host has seen round 1, but it remembers round 0" in shell.server.state.final.why
     assert isinstance(shell.notice(box_name("a", 1), 2), Final)
     assert shell.server.nonce == "nonce"
+
+
+@pytest.mark.parametrize("spoil", [lambda shell: before_round(shell, 1), lambda shell: edited(shell.saved)])
+def test_those_whom_the_coordinator_does_not_know_any_more_read_the_end_in_its_pulse(spoil: Any) -> None:
+    shell, _ = played()
+    shell.elect()
+    before = shell.find(PULSE)
+    shell.saved = spoil(shell)
+
+    shell.elect("another", Seen("nonce", 1, 1))
+    shell.tell(Close(30.0))  # the node that coordinates has read it, too
+    shell.later(5.0)
+
+    pulse = shell.find(PULSE, "nonce")
+    assert isinstance(before, Pulse)
+    assert isinstance(pulse, Pulse)
+    assert pulse.over.startswith("the coordinator's memory was")
+    assert pulse.count > before.count
+    assert not shell.server.stopped
+    shell.later(30.0)
+    assert shell.server.stopped
 
 
 def test_what_a_node_has_seen_of_an_earlier_job_of_that_name_says_nothing_of_this_one() -> None:

@@ -637,6 +637,17 @@ def test_a_seat_in_a_round_that_is_not_above_the_last_is_refused(number: int) ->
     assert (evolve(SEAT, round=5),) == shell.words()
 
 
+def test_a_pulse_that_says_that_the_job_has_ended_ends_this_nodes_part() -> None:
+    shell = Shell().greeted().joined()
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer()
+
+    shell.answer([put(Pulse(9, over="the coordinator's memory was set back")), put(GREETING)])
+
+    assert isinstance(shell.session.error, RendezvousClosedError)
+    assert "job 'job' has ended: the coordinator's memory was set back" in str(shell.session.error)
+
+
 # what it leaves behind
 
 
