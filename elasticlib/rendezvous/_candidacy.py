@@ -291,7 +291,7 @@ class Candidacy:
     def _renewed(self, now: float, out: list[Action]) -> Rest | None:
         if self.hold is not None:
             self.until = self._sent + self.hold.ttl
-        if self._kept is None or now - self._kept > KEEP / 3:
+        if now < self.until and (self._kept is None or now - self._kept > KEEP / 3):
             self._kept = now
             out.append(Keep())
         return self._rest()
