@@ -28,12 +28,13 @@ class Box:
         """Where the next notice will lie."""
         return box_key(self.name, self.read) if self.name else None
 
-    def opened(self, name: str) -> Self:
-        """A new one."""
+    def opened(self, name: str, epoch: int) -> Self:
+        """A new one, under the coordinator of that epoch."""
         if not self.name:
             return evolve(self, name=name)
-        # What was read may have been written again since, by a coordinator that did not know of it.
-        left = (beat_key(self.name), *(box_key(self.name, index) for index in range(self.read + 1)))
+        # A coordinator that took over may have written again what was read before, and did not know of it.
+        first = 0 if epoch else self.read
+        left = (beat_key(self.name), *(box_key(self.name, index) for index in range(first, self.read + 1)))
         return evolve(self, name=name, read=0, litter=(*self.litter, *left))
 
     def further(self) -> Self:

@@ -185,7 +185,7 @@ class Session:
 
     def _seek(self, wish: events.Describe, now: float) -> None:
         self._outbox = self._outbox.add(wish)
-        self._box = self._box.opened(box_name(self.belief.node, self._outbox.wish))
+        self._box = self._box.opened(box_name(self.belief.node, self._outbox.wish), self.seen.epoch)
         # What came before and was not taken speaks of a seat that this node does not want any more.
         self.words = tuple(word for word in self.words if not isinstance(word, (Seat, RoundEnd)))
         self._waiting = Waiting(now)

@@ -663,7 +663,7 @@ def test_what_is_left_of_old_boxes_is_deleted_with_the_first_notice_of_the_new_o
     shell.answer(lane=Lane.WATCH)
 
     shell.reads(evolve(SEAT, round=1))
-    assert Delete((key(0, "b/2"), BEAT, key(0), key(1))) == shell.what(Lane.WATCH)
+    assert Delete((key(0, "b/2"), BEAT, key(1))) == shell.what(Lane.WATCH)
     shell.answer(lane=Lane.WATCH)
     shell.reads(RoundEnd(1, "a worker failed", True))
     assert Delete((key(1, "b/2"),)) == shell.what(Lane.WATCH)
@@ -683,4 +683,4 @@ def test_what_could_not_be_deleted_is_deleted_by_the_next_connection() -> None:
 
     shell.reads(RoundEnd(1, "a worker failed", True))
 
-    assert Delete((key(1, "b/2"), BEAT, key(0), key(1))) == shell.what(Lane.WATCH)
+    assert Delete((key(1, "b/2"), BEAT, key(1))) == shell.what(Lane.WATCH)
