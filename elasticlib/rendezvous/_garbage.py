@@ -44,6 +44,11 @@ class Garbage:
         self._boxes[node] = {**known, box: max(told, known.get(box, 0))}
         self._gone.pop(node, None)
 
+    def know(self, boxes: Mapping[str, str], mail: Mail) -> None:
+        """The nodes that live, at the beginning, and their boxes."""
+        for node, box in boxes.items():
+            self.opened(node, box, mail.next_index(box))
+
     def has_read(self, node: str, box: str) -> None:
         """The node reads there: it has cleared up, or is about to, what lay in boxes before the last one."""
         known = self._boxes.get(node, {})

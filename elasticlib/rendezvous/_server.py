@@ -96,12 +96,10 @@ class Server:
     _missing: Missing = field(factory=Missing)
     _garbage: Garbage = field(factory=Garbage)
     _litter: tuple[str, ...] = ()
-    """Keys to be deleted."""
     _leave_by: float | None = None
     _over: str = ""
     """Why the job ended, where it is not known any more who is to be told."""
     _told_at: float = 0.0
-    """When all who live have read that."""
 
     def begin(self, now: float) -> tuple[Self, tuple[Action, ...]]:
         """Start to coordinate."""
@@ -180,10 +178,13 @@ class Server:
         if self._wake_at is not None and now >= self._wake_at:
             self._step(Tick(), now, out)
         if self._interval and now >= self._look():
-            self._reads = tuple(self.logic.boxes(self.state).items())
-            out.append(Read(tuple(beat_key(box) for _, box in self._reads)))
+            self._ask_for_beats(out)
         else:
             self._conclude(now, out)
+
+    def _ask_for_beats(self, out: list[Action]) -> None:
+        self._reads = tuple(self.logic.boxes(self.state).items())
+        out.append(Read(tuple(beat_key(box) for _, box in self._reads)))
 
     def _conclude(self, now: float, out: list[Action]) -> None:
         self._commit(now, out)
@@ -280,8 +281,7 @@ class Server:
         self._mail.note(box, beat.read)
         if beat.read:
             self._garbage.has_read(node, box)
-        heard = self.state.heard.get(node, 0)
-        number = self._missing.look(node, beat.said, heard, now, self.state.rules.heartbeat)
+        number = self._missing.look(node, beat.said, self.state.heard.get(node, 0), now, self.state.rules.heartbeat)
         if number is not None:
             self._abandon = Abandon(f"letter {number} of node {node} was removed from the store before it was read")
         told = self._mail.next_index(box)
@@ -368,8 +368,7 @@ class Server:
                 return
             self.nonce, self._epoch, self.state = last.nonce, last.epoch + 1, last.state
             self._mail, self._garbage = last.mail, last.garbage
-            for node, box in self.logic.boxes(self.state).items():
-                self._garbage.opened(node, box, self._mail.next_index(box))
+            self._garbage.know(self.logic.boxes(self.state), self._mail)
             if self.seen.nonce == last.nonce and (forgotten := self.seen.beyond(last.epoch, last.round)):
                 # Above what nodes have seen, so that they hear how it ends.
                 self._epoch = max(self._epoch, self.seen.epoch + 1)
@@ -394,4 +393,7 @@ class Server:
 
     def _save_and_open(self, now: float, out: list[Action]) -> None:
         out.append(Save(self._document(now)))  # from now on nothing of a former holder is accepted
-        self._open(now, out)
+        if self._interval and self._epoch:
+            self._ask_for_beats(out)  # before anything is decided: who lives may have seen more than is known here
+        else:
+            self._open(now, out)

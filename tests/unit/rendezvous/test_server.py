@@ -283,6 +283,23 @@ def test_a_beat_from_beyond_the_coordinators_memory_ends_the_job_where_its_node_
     assert "the coordinator's memory was set back: node a has read 2 notices, but it remembers 1" in final.why
 
 
+def test_a_successor_hears_those_who_live_before_it_seats_anybody() -> None:
+    shell = Shell(rules=Rules(1, 2, last_call=5.0, heartbeat=10.0)).elect()
+    a = shell.join("a")
+    old = shell.saves[-1]
+    b = shell.join("b")
+    assert 2 == shell.notice(a, 0).group_world_size
+    for box in (a, b):
+        shell.beat(box, read=1)
+        del shell.values[box_key(box, 0)]
+    shell.now += 6.0  # so that a could have been seated alone
+
+    set_back(shell, old)
+
+    assert "node a has read 1 notices, but it remembers 0" in shell.server.state.final.why
+    assert not any(isinstance(shell.find(key), Seat) for key in shell.values if key.startswith("box/"))
+
+
 def test_a_node_that_has_seen_more_than_the_document_ends_the_job_when_it_is_elected() -> None:
     shell, _ = played()
     shell.saved = before_round(shell, 1)
