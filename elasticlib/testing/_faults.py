@@ -183,10 +183,20 @@ class Unseat(_Printed):
     at: float = field(validator=_moment)
 
 
-Fault: TypeAlias = Kill | Pause | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore | Unseat
+@frozen(repr=False)
+class SetBack(_Printed):
+    """Somebody puts back what the coordinator had written down *seconds* before, in a store that is on no node."""
+
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+
+
+Fault: TypeAlias = (
+    Kill | Pause | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore | Unseat | SetBack
+)
 
 KINDS: tuple[type[Any], ...] = (
-    Kill, Pause, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore, Unseat,
+    Kill, Pause, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore, Unseat, SetBack,
 )  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
 
@@ -219,8 +229,8 @@ class FaultPlan(_Printed):
     @property
     def last(self) -> float:
         """When the last fault is over."""
-        return max((each.at + getattr(each, "seconds", 0.0) for each in self if not isinstance(each, (Skew, Stubborn))),
-                   default=0.0)  # fmt: skip
+        lasting = (each for each in self if not isinstance(each, (Skew, Stubborn, SetBack)))
+        return max((each.at + getattr(each, "seconds", 0.0) for each in lasting), default=0.0)
 
     def to_json(self) -> str:
         """As JSON; `from_json` makes an equal plan of it."""

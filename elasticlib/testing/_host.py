@@ -20,11 +20,13 @@ from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._exchange import Posted
 from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._server import Server
 from elasticlib.rendezvous._server_events import (
     Abandon,
     Action,
     Arrived,
+    Broke,
     Close,
     Event,
     Heard,
@@ -35,7 +37,7 @@ from elasticlib.rendezvous._server_events import (
     Save,
     Stop,
 )
-from elasticlib.testing._store import LOST, Connection, Link, Store
+from elasticlib.testing._store import CHANGED, LOST, Connection, Link, Store
 from elasticlib.testing._timeline import Process, Timeline
 
 
@@ -91,6 +93,8 @@ class Host:
     """Number of the lease; None: nobody else can coordinate."""
     logic: ModuleType | Any = _coordinator
     key: bytes | None = None
+    seen: Seen = field(factory=Seen)
+    """What its node knows of the job."""
     over: bool = False
     broken: bool = False
     """Whether it ended as its connection broke: another one may go on in the same term."""
@@ -110,7 +114,9 @@ class Host:
     def __attrs_post_init__(self) -> None:
         logic = Observed(self.logic, self._saw)
         state = State(self.rules)
-        self.server = Server("job", self.name, self.key, self.nonce, state, self.term is not None, logic=logic)
+        self.server = Server(
+            "job", self.name, self.key, self.nonce, state, self.term is not None, seen=self.seen, logic=logic
+        )
 
     def start(self) -> None:
         """Begin to answer."""
@@ -211,9 +217,16 @@ class Host:
     def _save(self, data: bytes, then: Callable[[], None]) -> None:
         saved = Saved(self.server.nonce, data, tuple(self._way))
         self._way = []
-        self._call(
-            "save", self.term, saved, then=lambda held: then() if held else self.stop("another node coordinates")
-        )
+
+        def done(held: Any) -> None:
+            if held is CHANGED:
+                self._do(self._step(Broke("the coordinator's state in the store was changed by somebody else")))
+            elif held:
+                then()
+            else:
+                self.stop("another node coordinates")
+
+        self._call("save", self.term, saved, then=done)
 
     # The wait for entries.
 

@@ -17,6 +17,7 @@ from typing import Any
 from attrs import Factory, define, field, frozen
 
 from elasticlib.rendezvous._exchange import Posted
+from elasticlib.testing._faults import PauseStore, SetBack, Unseat
 from elasticlib.testing._timeline import Process, Timeline
 
 Then = Callable[[Any], None]
@@ -24,6 +25,8 @@ KERNEL = Process("kernel")
 """Takes what arrives at a machine, and is never frozen."""
 LOST = object()
 """Answer to whoever writes with a lease that is over."""
+CHANGED = object()
+"""Answer to whoever saves what somebody else has written since."""
 
 
 @define(eq=False, repr=False)
@@ -186,6 +189,11 @@ class Store:
     changes: int = 0
     """How often the lease was taken, or ended."""
     document: Any = None
+    keeps: bool = False
+    """Whether every document is remembered."""
+    past: list[tuple[float, Any]] = Factory(list)
+    scribbled: bool = False
+    """Whether somebody else has written the document since it was loaded or saved."""
     purges: int = 0
     """How often a job was deleted from it."""
     on_save: Callable[[Any], None] = lambda document: None
@@ -335,6 +343,19 @@ class Store:
             self.unseat()
         answer(None)
 
+    def suffer(self, fault: PauseStore | SetBack | Unseat) -> None:
+        """Something happens to it, or somebody writes there who should not."""
+        now = self.network.timeline.now
+        match fault:
+            case PauseStore(seconds=seconds):
+                self.process.thaws_at = now + seconds
+            case Unseat():
+                self.unseat()
+            case SetBack(seconds=seconds):
+                old = [document for at, document in self.past if at <= now - seconds]
+                if old and self.document is not None:
+                    self.document, self.scribbled = old[-1], True
+
     def unseat(self) -> None:
         """The key that says who coordinates goes."""
         self._let(None)
@@ -350,12 +371,19 @@ class Store:
             self._watch_lease(lease)
 
     def _load(self, _: Connection, answer: Then) -> None:
+        self.scribbled = False
         answer(self.document)
 
     def _save(self, _: Connection, term: int, document: Any, answer: Then) -> None:
         held = self._is_held(term)
+        if held and self.scribbled:
+            self.scribbled = False
+            answer(CHANGED)
+            return
         if held:
             self.document = document
+            if self.keeps:
+                self.past.append((self.network.timeline.now, document))
             self.on_save(document)
         answer(held)
 
