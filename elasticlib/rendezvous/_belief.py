@@ -72,11 +72,13 @@ class Belief:
         # Another beginning of the job has a pulse, too: only a token's signature would tell it from ours.
         return pulse if isinstance(pulse, Pulse) and pulse.nonce == self.nonce else None
 
-    def notice(self, key: str, data: bytes) -> Notice | GivenUp:
-        """The notice that lay at *key*."""
+    def notice(self, key: str, data: bytes, last: int = -1) -> Notice | GivenUp:
+        """The notice that lay at *key*; *last* is the last round in which this node had a seat."""
         message = decode(data, self.key, key_place(self.run_id, self.nonce, key))
         if not isinstance(message, (Seat, RoundEnd, Final, GivenUp)):
             raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
+        if isinstance(message, Seat) and message.round <= last:
+            raise RendezvousStateError(f"{key} holds a seat in round {message.round}, and round {last} had come before")
         return message
 
     def letter(self, seq: int, report: Report) -> bytes:

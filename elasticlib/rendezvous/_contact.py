@@ -25,6 +25,8 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 from typing_extensions import assert_never
 
+from elasticlib.rendezvous._messages import EPOCH_BITS
+
 INTERVAL = 0.3
 """Share of the heartbeat time between two beats."""
 FENCE = 0.6
@@ -42,8 +44,6 @@ Growth of the pulse between two beats which says that this node may have been gi
 That takes the whole heartbeat time, after which the pulse is written at once: at least 20. A node with two beats less
 than `FENCE` apart has read the first pulse when it was at most an `INTERVAL` old: at most 18.
 """
-EPOCH = 32
-"""Bits of a pulse below those that tell whose turn as the coordinator it is."""
 ATTEMPT = 5.0
 """Seconds for one attempt to connect."""
 NO_PULSE = -1
@@ -235,6 +235,12 @@ def search_ends_at(contact: Contact) -> float | None:
     return None if contact.live else _deadline(contact)
 
 
+def search(contact: Contact, now: float) -> str:
+    """What hinders the search and how long it may take yet, for people; empty while there is contact."""
+    end = search_ends_at(contact)
+    return "" if end is None else f"{contact.trouble}; {max(0.0, end - now):.0f} s left"
+
+
 def kill_at(contact: Contact) -> float | None:
     """When workers that still run here must be killed, whoever else has been told."""
     if not contact.met or not contact.limits.heartbeat:
@@ -248,8 +254,8 @@ def _slept(contact: Contact, pulse: int | None) -> int:
     if pulse is None or not contact.compares or not contact.limits.heartbeat:
         return 0
     # A new coordinator counts anew, and gives every node a full heartbeat time.
-    same = pulse >> EPOCH == contact.pulse >> EPOCH
-    grown = pulse - contact.pulse if same else pulse & ((1 << EPOCH) - 1)
+    same = pulse >> EPOCH_BITS == contact.pulse >> EPOCH_BITS
+    grown = pulse - contact.pulse if same else pulse & ((1 << EPOCH_BITS) - 1)
     return grown if grown >= SLEPT else 0
 
 

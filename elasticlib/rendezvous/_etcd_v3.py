@@ -119,7 +119,7 @@ class V3Keys:
         return None
 
     def renew(self, hold: Hold) -> bool:
-        return self._renew(hold.lease)
+        return self._renew(hold.lease) and self.holds(hold)  # a lease goes on without the key that hung on it
 
     def holds(self, hold: Hold) -> bool:
         (item,), _ = self.read([hold.path])

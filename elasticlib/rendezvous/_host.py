@@ -18,6 +18,7 @@ from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._exchange import Exchange
 from elasticlib.rendezvous._journal import Journal, LeadershipLost
 from elasticlib.rendezvous._operations import Log, Read, Receive, perform
+from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._server import Server
 from elasticlib.rendezvous._server_events import (
     Abandon,
@@ -56,6 +57,7 @@ class Host:
         clock: Clock = monotonic,
         journal: Journal | None = None,
         remark: str = "",
+        seen: Seen | None = None,
     ) -> None:
         self._exchange = exchange
         self._wakes = exchange.clone()
@@ -65,7 +67,7 @@ class Host:
         self._journal = journal
         self._stepping = threading.Lock()
         nonce = uuid.uuid4().hex
-        self._server = Server(run_id, name, key, nonce, State(rules), journal is not None, remark)
+        self._server = Server(run_id, name, key, nonce, State(rules), journal is not None, remark, seen or Seen())
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
 

@@ -7,7 +7,7 @@ its node says that it was read, or until a newer box of the node takes its place
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Mapping
+from collections.abc import Collection, ItemsView, Mapping
 from typing import Any
 
 from attrs import Factory, define, evolve, frozen
@@ -15,6 +15,7 @@ from attrs import Factory, define, evolve, frozen
 from elasticlib import _untrusted
 from elasticlib.rendezvous._exchange import box_key
 from elasticlib.rendezvous._messages import Final, GivenUp, Notice
+from elasticlib.rendezvous._state import State
 
 _DIGITS = 20
 """Of the number of a letter, or of a notice."""
@@ -75,6 +76,32 @@ class Mail:
         unread = self._unread.get(box)
         if unread:
             self._unread[box] = {index: notice for index, notice in unread.items() if index >= read}
+
+    def opened(self, node: str, box: str) -> None:
+        """The node looks into no older box any more."""
+        old = self._boxes.get(node)
+        if old is not None and old != box:
+            self._unread.pop(old, None)
+
+    def is_parted(self, node: str, box: str, state: State) -> bool:
+        """Whether it is not known any more what the node was told there, as it needs no mail."""
+        known = self._boxes.get(node)
+        gone = state.final is not None or (state.round is not None and node in state.round.left)
+        return gone if known is None else known != box
+
+    def catch_up(self, node: str, box: str, read: int) -> None:
+        """The node has read more there than is known here."""
+        self._boxes[node], self._told[box] = box, read
+        self._unread.pop(box, None)
+
+    def give_up(self, node: str) -> None:
+        """The node is gone: what it did not read is not written again."""
+        self._unread.pop(self._boxes.get(node, ""), None)
+
+    def retain(self, nodes: Collection[str]) -> None:
+        """Forget all others."""
+        for node in [node for node in self._boxes if node not in nodes]:
+            self.part(node)
 
     def part(self, node: str) -> None:
         """The node needs no mail any more."""

@@ -38,6 +38,7 @@ from elasticlib.rendezvous._messages import (
 )
 from elasticlib.rendezvous._operations import Log
 from elasticlib.rendezvous._reports import Reporter
+from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._session import Session
 
 _log = logging.getLogger("elasticlib")
@@ -139,6 +140,10 @@ class Member(Reporter):
     def waiting(self) -> int:
         """How many nodes wait for a seat while a round runs, as of the last beat."""
         return self._session.spares
+
+    def seen(self) -> Seen:
+        """How far this node knows the job to have come."""
+        return self._session.seen
 
     def is_over(self) -> bool:
         """Whether `Final` came."""

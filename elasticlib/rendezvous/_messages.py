@@ -23,6 +23,8 @@ from elasticlib.rendezvous._codec import Code, Codec, Lines, Name, Place, mac, w
 VERSION = 1
 MOST_SLOTS = 1_000_000
 """Workers on one node: more processes than a kernel has."""
+EPOCH_BITS = 32
+"""Of a pulse's count, those below its coordinator's epoch."""
 
 
 @frozen
@@ -82,6 +84,10 @@ class Join:
     descriptor: Descriptor
     terms: Terms | None = None
     """Checked against the coordinator's own, where given."""
+    round: int = field(default=-1, validator=ge(-1))
+    """The last round in which this node had a seat; -1: none."""
+    epoch: int = field(default=0, validator=ge(0))
+    """The latest coordinator's of which it heard: one that remembers less was given an old memory."""
 
 
 @frozen
@@ -231,6 +237,13 @@ class Pulse:
     """For whom the job waits, for people; empty while it runs."""
     waiting: int = field(default=0, validator=ge(0))
     """Nodes that wait for a seat while a round runs."""
+    over: str = ""
+    """Why the job ended, where the coordinator may not know any more who is to be told."""
+
+    @property
+    def epoch(self) -> int:
+        """How often the coordination had been taken over."""
+        return self.count >> EPOCH_BITS
 
 
 @frozen

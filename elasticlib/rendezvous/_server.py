@@ -13,7 +13,6 @@ drive the same object. Times are this node's monotonic seconds, and only differe
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,30 +20,21 @@ from typing import Any
 from attrs import define, evolve, field
 from typing_extensions import Self, assert_never
 
-from elasticlib import _untrusted
 from elasticlib._times import soonest
 from elasticlib._untrusted import Refusals
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous import _coordinator
-from elasticlib.rendezvous._contact import EPOCH, INTERVAL, TICK
+from elasticlib.rendezvous import _greeting as greeting
+from elasticlib.rendezvous._contact import INTERVAL, TICK
 from elasticlib.rendezvous._coordinator import Beats, ClearStore, Received, Send, State, Tick, WakeAt
-from elasticlib.rendezvous._document import decode_state, encode_state
-from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, box_key, key_place, report_place
+from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, box_key, box_name, key_place, report_place
+from elasticlib.rendezvous._garbage import Garbage
+from elasticlib.rendezvous._handover import Handover, read_handover, write_handover
 from elasticlib.rendezvous._mail import Mail
-from elasticlib.rendezvous._messages import (
-    Beat,
-    Bye,
-    Final,
-    Hello,
-    Leave,
-    Letter,
-    Message,
-    Pulse,
-    Terms,
-    decode,
-    encode,
-)
-from elasticlib.rendezvous._operations import ClearForeign, Discard, Log, Read, Receive, Write, refuse
+from elasticlib.rendezvous._messages import Beat, Bye, Final, Join, Leave, Letter, Message, decode, encode
+from elasticlib.rendezvous._missing import Missing
+from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write, refuse
+from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._server_events import (
     Abandon,
     Action,
@@ -84,6 +74,8 @@ class Server:
     """Whether another node may take the coordination over."""
     remark: str = ""
     """What may explain that nobody comes."""
+    seen: Seen = field(factory=Seen)
+    """What this node knows of the job as one of those who take part in it."""
     logic: Any = _coordinator
     """What decides: a module or object with the coordinator's functions."""
     stopped: bool = False
@@ -106,12 +98,14 @@ class Server:
     _abandon: Abandon | None = None
     _leaver: str | None = None
     """The node that had the job abandoned because it goes."""
-    _missing: dict[str, tuple[int, float]] = field(factory=dict)
-    """Nodes of which a letter is in the store that never came, its number, and since when."""
-    _ends: dict[str, tuple[int | None, float]] = field(factory=dict)
-    """Nodes that were told the end: their last count, and since when."""
+    _missing: Missing = field(factory=Missing)
+    _garbage: Garbage = field(factory=Garbage)
+    _litter: tuple[str, ...] = ()
     _leave_by: float | None = None
     _refusals: Refusals = field(factory=Refusals)
+    _over: str = ""
+    """Why the job ended, where it is not known any more who is to be told."""
+    _told_at: float = 0.0
 
     def begin(self, now: float) -> tuple[Self, tuple[Action, ...]]:
         """Start to coordinate."""
@@ -137,8 +131,7 @@ class Server:
 
     def _copy(self) -> Self:
         after = copy.copy(self)
-        after._mail = self._mail.copy()
-        after._missing, after._ends = dict(self._missing), dict(self._ends)
+        after._mail, after._missing, after._garbage = self._mail.copy(), self._missing.copy(), self._garbage.copy()
         return after
 
     def _hear(self, event: Event, now: float, out: list[Action]) -> None:
@@ -174,7 +167,6 @@ class Server:
     # Its life: one turn after the other.
 
     def _open(self, now: float, out: list[Action]) -> None:
-        self._dirty = self.journaled  # once it is saved, nothing of a former holder is accepted any more
         self._step(Tick(), now, out)
         self._commit(now, out)
         self._greet(now, out)
@@ -192,11 +184,14 @@ class Server:
         if self._wake_at is not None and now >= self._wake_at:
             self._step(Tick(), now, out)
         if self._interval and now >= self._look():
-            here, lost = self.logic.boxes(self.state), self.logic.given_up(self.state)
-            self._reads = (*here.items(), *((node, box) for node, box in lost.items() if node not in here))
-            out.append(Read(tuple(beat_key(box) for _, box in self._reads)))
+            self._ask_for_beats(out)
         else:
             self._conclude(now, out)
+
+    def _ask_for_beats(self, out: list[Action]) -> None:
+        here, lost = self.logic.boxes(self.state), self.logic.given_up(self.state)
+        self._reads = (*here.items(), *((node, box) for node, box in lost.items() if node not in here))
+        out.append(Read(tuple(beat_key(box) for _, box in self._reads)))
 
     def _conclude(self, now: float, out: list[Action]) -> None:
         self._commit(now, out)
@@ -205,6 +200,9 @@ class Server:
         if self._posted:
             out.append(Discard(self._posted))
             self._posted = ()
+        if self._litter:
+            out.append(Delete(self._litter))
+            self._litter = ()
         self._rest(now, out)
 
     def _rest(self, now: float, out: list[Action]) -> None:
@@ -228,7 +226,7 @@ class Server:
     def _is_done(self, now: float) -> bool:
         if self._leave_by is None:
             return False
-        return now >= self._leave_by or not (self._mail.unparted or self._abandon)
+        return now >= self._leave_by or not (self._mail.unparted or self._abandon or now < self._told_at)
 
     # What comes in.
 
@@ -241,9 +239,18 @@ class Server:
             self._refusals, said = refuse(self._refusals, "report", error, now)
             out += said
             return
+        if isinstance(join := letter.report, Join) and letter.seq > self.state.heard.get(join.node, 0):
+            self._welcome(join, box_name(join.node, letter.seq), now, out)
         self._step(Received(letter.seq, letter.report), now, out)
         if isinstance(letter.report, (Bye, Leave)):  # who leaves does not wait for the answer
             self._mail.part(letter.report.node)
+
+    def _welcome(self, join: Join, box: str, now: float, out: list[Action]) -> None:
+        number = -1 if self.state.round is None else self.state.round.number
+        if forgotten := Seen(self.nonce, join.epoch, join.round).beyond(self._epoch, number):
+            self._set_back(f"node {join.node} has seen {forgotten}", now, out)
+        self._mail.opened(join.node, box)
+        self._garbage.opened(join.node, box)
 
     def _letter(self, data: bytes) -> Letter:
         def place(message: Message) -> str:  # whom it is from must be known to check that it is from them
@@ -262,42 +269,38 @@ class Server:
             if beat is None:
                 continue
             counts[box] = beat.count
-            self._mail.note(box, beat.read)
             if node in here:
-                self._look_for_letters(node, beat.said, now)
+                self._heed(node, box, beat, now, out)
+            else:
+                self._mail.catch_up(node, box, beat.read)
         lost = self.logic.given_up(self.state)
         self._step(Beats(counts), now, out)
         if self.logic.given_up(self.state).keys() - lost.keys():
             self._greet_at = now  # a node that sleeps and wakes next sees by the pulse how long it was away
-        self._bury(counts, now)
+        self._garbage.bury(self._mail, counts, now, self.state.rules.heartbeat)
         # Once a beat says that a notice was not read for longer than a beat takes, the store has lost it.
         self._mail.remind(now, 2 * self._interval)
+        self._litter = self._garbage.clear_up(self._mail, set(here), self.state, now)
+        self._missing.retain(set(here))
         self._looked = now
         self._look_at = now + self.state.rules.heartbeat * LOOK
         loss = self.logic.next_loss(self.state)  # who comes later is lost later
         self._next_loss = math.inf if loss is None else max(loss, now + _SHORTEST_LOOK)
 
-    def _bury(self, counts: dict[str, int], now: float) -> None:
-        """Wait no more for nodes that were told the end, and whose beats have stopped since."""
-        for node in list(self._mail.unparted):
-            count = counts.get(self._mail.box_of(node))
-            seen, since = self._ends.get(node, (None, now))
-            if node not in self._ends or (count is not None and count != seen):
-                self._ends[node] = (count, now)
-            elif now >= since + self.state.rules.heartbeat:
-                self._mail.part(node)
-
-    def _look_for_letters(self, node: str, said: int, now: float) -> None:
-        """A letter that its node saw in the store and that never comes here was removed by somebody."""
-        heard = self.state.heard.get(node, 0)
-        if said <= heard:
-            self._missing.pop(node, None)
-            return
-        number, since = self._missing.setdefault(node, (said, now))
-        if number <= heard:
-            del self._missing[node]
-        elif now > since + self.state.rules.heartbeat:
+    def _heed(self, node: str, box: str, beat: Beat, now: float, out: list[Action]) -> None:
+        """What a beat tells besides that its node lives."""
+        self._mail.note(box, beat.read)
+        if beat.read:
+            self._garbage.has_read(node, box)
+        number = self._missing.look(node, beat.said, self.state.heard.get(node, 0), now, self.state.rules.heartbeat)
+        if number is not None:
             self._abandon = Abandon(f"letter {number} of node {node} was removed from the store before it was read")
+        told = self._mail.next_index(box)
+        if self.journaled and beat.read > told and not self._mail.is_parted(node, box, self.state):
+            self._mail.catch_up(node, box, beat.read)
+            if self.state.final is not None:
+                self._follow((self.state, (Send(box, node, self.state.final),)), now, out)
+            self._set_back(f"node {node} has read {beat.read} notices, but it remembers {told}", now, out)
 
     def _beat(self, box: str, data: bytes | None, now: float, out: list[Action]) -> Beat | None:
         if data is None:
@@ -332,6 +335,7 @@ class Server:
                     index = self._mail.next_index(box)
                     data = self._sign(notice, box_key(box, index), self.nonce)
                     self._mail.add(box, node, index, data, notice, now)
+                    self._garbage.opened(node, box, index + 1)
                 case WakeAt(when=when):
                     self._wake_at = when
                 case ClearStore():
@@ -351,17 +355,12 @@ class Server:
 
     def _greet(self, now: float, out: list[Action]) -> None:
         """Say who we are and that we live; again and again, in case somebody removed or scribbled on it."""
-        rules = self.state.rules
-        terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
-        hello = Hello(self.run_id, self.nonce, self.name, terms, rules.heartbeat, self.key is not None)
         tick = self.state.rules.heartbeat * TICK
         self._pulses = max(self._pulses + 1, int((now - self._began) / tick) if tick else 0)
-        status = self.logic.status(self.state, now)
-        status += f"; {self.remark}" if status and self.remark else ""
-        # A successor's count must be above ours, whatever it is.
-        count = (self._epoch << EPOCH) + self._pulses
-        pulse = Pulse(self.nonce, count, status, len(self.state.waiting))
         self._greet_at = now + self._interval
+        status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
+        hello = greeting.hello(self.run_id, self.nonce, self.name, self.state.rules, signed=self.key is not None)
+        pulse = greeting.pulse(self.nonce, self._epoch, self._pulses, status, self.remark, waiting, self._over)
         out.append(Write({HELLO: self._sign(hello, HELLO, ""), PULSE: self._sign(pulse, PULSE, self.nonce)}))
 
     def _sign(self, message: Message, key: str, nonce: str) -> bytes:
@@ -370,26 +369,46 @@ class Server:
     # For whoever takes over.
 
     def _document(self, now: float) -> bytes:
-        state = encode_state(self.state, now).decode("ascii")
-        body = {"v": 1, "nonce": self.nonce, "epoch": self._epoch, "state": state, "mail": self._mail.plain()}
-        return json.dumps(body, separators=(",", ":")).encode("ascii")
+        memory = Handover(self.nonce, self._epoch, self.state, self._mail, self._garbage)
+        return write_handover(memory, self.run_id, self.key, now)
 
     def _take_over(self, data: bytes | None, now: float, out: list[Action]) -> None:
         if data is not None:
             try:
-                body = _untrusted.parse(data)
-                nonce, epoch = _untrusted.name(body["nonce"]), _untrusted.whole(body["epoch"], 0, _LAST_EPOCH)
-                state = decode_state(_untrusted.exactly(body["state"], str).encode("ascii"), now)
-                mail = Mail.from_plain(body["mail"], now)
-            except (ValueError, KeyError, TypeError, AttributeError, RendezvousStateError) as error:
-                self._forget_all(f"the coordinator's document is damaged: {error!r}", now, out)
+                last = read_handover(data, self.run_id, self.key, now)
+            except RendezvousStateError as error:
+                self._forget_all(str(error), now, out)
                 return
-            self.nonce, self._epoch, self.state, self._mail = nonce, epoch + 1, state, mail
-        self._open(now, out)
+            self.nonce, self._epoch, self.state = last.nonce, last.epoch + 1, last.state
+            self._mail, self._garbage = last.mail, last.garbage
+            self._garbage.know(self.logic.boxes(self.state), self._mail)
+            if self.seen.nonce == last.nonce and (forgotten := self.seen.beyond(last.epoch, last.round)):
+                # Above what nodes have seen, so that they hear how it ends.
+                self._epoch = max(self._epoch, self.seen.epoch + 1)
+                self._set_back(f"node {self.name} has seen {forgotten}", now, out)
+        self._save_and_open(now, out)
+
+    def _set_back(self, why: str, now: float, out: list[Action]) -> None:
+        """Somebody put an old memory in the place of ours: what was decided since would be decided again."""
+        self._end(f"the coordinator's memory was set back: {why}", now, out)
 
     def _forget_all(self, why: str, now: float, out: list[Action]) -> None:
-        # Who is in the job is not known any more; those who were see that it has begun anew.
+        self.state, self.nonce = State(self.state.rules), self.seen.nonce or self.nonce
+        self._epoch = self.seen.epoch + 1
+        self._end(f"the coordinator's memory was destroyed: {why}", now, out)
+        self._save_and_open(now, out)
+
+    def _end(self, why: str, now: float, out: list[Action]) -> None:
+        """End the job for nodes that may be in it without being known here: the pulse says it to everybody."""
         out.append(Log("error", f"job {self.run_id!r}: {why}"))
-        self.state = State(self.state.rules)
-        self._follow(self.logic.abandon(self.state, f"the coordinator's memory was destroyed: {why}"), now, out)
-        self._open(now, out)
+        self._over, self._told_at, self._greet_at = why, now + self.state.rules.heartbeat, now
+        self._follow(self.logic.abandon(self.state, why), now, out)
+
+    def _save_and_open(self, now: float, out: list[Action]) -> None:
+        """From now on nothing of a former holder is accepted."""
+        if self._interval and self._epoch:
+            out.append(Save(self._document(now)))
+            self._ask_for_beats(out)  # before anything is decided: who lives may have seen more than is known here
+        else:
+            self._dirty = True
+            self._open(now, out)

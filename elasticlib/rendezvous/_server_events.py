@@ -13,7 +13,7 @@ from typing import TypeAlias
 from attrs import frozen
 
 from elasticlib.rendezvous._exchange import Posted
-from elasticlib.rendezvous._operations import ClearForeign, Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 
 # Events: what happened.
 
@@ -101,4 +101,6 @@ class Stop:
     """This coordinator's part is over."""
 
 
-Action: TypeAlias = Load | Save | Interrupt | Purge | Stop | Log | Receive | Read | Write | Discard | ClearForeign
+Action: TypeAlias = (
+    Load | Save | Interrupt | Purge | Stop | Log | Receive | Read | Write | Delete | Discard | ClearForeign
+)

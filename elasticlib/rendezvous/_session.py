@@ -28,8 +28,9 @@ from elasticlib.errors import (
 from elasticlib.rendezvous import _contact
 from elasticlib.rendezvous import _session_events as events
 from elasticlib.rendezvous._belief import Belief
+from elasticlib.rendezvous._box import Box
 from elasticlib.rendezvous._contact import GRACE, INTERVAL, NO_PULSE, Contact, Limits, Tick
-from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, box_key, box_name
+from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, box_name
 from elasticlib.rendezvous._lanes import Asked, Lanes, Task
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import (
@@ -48,6 +49,7 @@ from elasticlib.rendezvous._messages import (
 )
 from elasticlib.rendezvous._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write, refuse
 from elasticlib.rendezvous._outbox import Outbox, Written
+from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._waiting import Waiting
 
 SLICE = 60.0
@@ -57,6 +59,7 @@ _GREETING = 1.0
 _DOUBT = 3.0
 """Seconds for which a greeting that cannot be ours may be someone's scribble; a coordinator renews its own."""
 _LOOK_AGAIN = 0.1
+_NOTHING_SAID = "the job is found, but its coordinator has not said yet who is there"
 _WAKE = b""
 
 
@@ -81,11 +84,12 @@ class Session:
     """Nodes that wait for a seat, as the coordinator says."""
     status: str = ""
     """For whom the job waits, as the coordinator says."""
+    seen: Seen = field(factory=Seen)
+    """How far this node knows the job to have come."""
     _host: str = ""
     # What outlives a connection: letters to send, the box to read, and how far both have come.
     _outbox: Outbox = field(factory=Outbox)
-    _box: str = ""
-    _read: int = 0
+    _box: Box = field(factory=Box)
     _beats: int = 0
     _held: bool = False
     _waiting: Waiting | None = None
@@ -184,7 +188,7 @@ class Session:
 
     def _seek(self, wish: events.Describe, now: float) -> None:
         self._outbox = self._outbox.add(wish)
-        self._box, self._read = box_name(self.belief.node, self._outbox.wish), 0
+        self._box = self._box.opened(box_name(self.belief.node, self._outbox.wish), self.seen.epoch)
         # What came before and was not taken speaks of a seat that this node does not want any more.
         self.words = tuple(word for word in self.words if not isinstance(word, (Seat, RoundEnd)))
         self._waiting, self.contact = Waiting(now), _contact.wish(self.contact)
@@ -236,7 +240,7 @@ class Session:
             case Task.GREET, [data]:
                 self._greet(data or b"", now, out)
             case Task.DESCRIBE, Descriptor():
-                join = Join(self.belief.node, result, self.terms)
+                join = Join(self.belief.node, result, self.terms, self.seen.round, self.seen.epoch)
                 self._outbox = self._outbox.described(asked.seq, join)
             case Task.POST, _:
                 self._posted(asked, now, out)
@@ -251,7 +255,10 @@ class Session:
                 self._awaited = None
             case Task.NOTICE, [bytes() as data]:
                 self._deliver(asked.key, data, now, out)
-                self._ask(events.Lane.WATCH, Task.FORGET, Delete((asked.key,)), now, out)
+                left = self._box.deletable()
+                self._ask(events.Lane.WATCH, Task.FORGET, Delete((asked.key, *left)), now, out, seq=len(left))
+            case Task.FORGET, _:
+                self._box = self._box.cleared(asked.seq)
 
     def _greet(self, data: bytes, now: float, out: list[events.Action]) -> None:
         try:
@@ -267,7 +274,7 @@ class Session:
             self._begin(hello, now, out)
 
     def _begin(self, hello: Hello, now: float, out: list[events.Action]) -> None:
-        self.belief = evolve(self.belief, nonce=hello.nonce)
+        self.belief, self.seen = evolve(self.belief, nonce=hello.nonce), self.seen.greeted(hello.nonce)
         self._host, self._greeted, self.status = hello.host, True, ""
         self._judge(_contact.Greeted(hello.heartbeat), now, out)
 
@@ -282,7 +289,9 @@ class Session:
         if pulse is not None:
             # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
             self.status, self.spares = "" if self._just_joined else pulse.status, pulse.waiting
-            self._just_joined = False
+            self._just_joined, self.seen = False, self.seen.felt(pulse)
+            if pulse.over:
+                self._fail(RendezvousClosedError(f"job {self.belief.run_id!r} has ended: {pulse.over}"), out)
         if pulse is not None and pulse.count > self._pulse:
             self._pulse, self._alien_since = pulse.count, None
         elif self.belief.is_alien(hello):
@@ -296,13 +305,14 @@ class Session:
         if data == _WAKE:
             return
         try:
-            notice = self.belief.notice(key, data)
+            notice = self.belief.notice(key, data, self.seen.round)
         except RendezvousStateError as error:
             self._refusals, said = refuse(self._refusals, "notice", error, now)
             out += said
             return
         if key == self._next_key():  # an earlier Join's box speaks of a round that this node has done with
-            self._read += 1
+            self._box = self._box.further()
+            self.seen = self.seen.told(notice)
             self._believe(notice)
 
     def _believe(self, notice: Notice | GivenUp) -> None:
@@ -365,11 +375,11 @@ class Session:
     def _beat(self, now: float, out: list[events.Action]) -> None:
         self._beat_at = now + INTERVAL * self.contact.limits.heartbeat
         self._beats += 1
-        beat = self.belief.beat(self._box, Beat(self._beats, self._read, self._outbox.said))
-        self._ask(events.Lane.SPEAK, Task.BEAT, Write({beat_key(self._box): beat}), now, out)
+        beat = self.belief.beat(self._box.name, Beat(self._beats, self._box.read, self._outbox.said))
+        self._ask(events.Lane.SPEAK, Task.BEAT, Write({beat_key(self._box.name): beat}), now, out)
 
     def _next_key(self) -> str | None:
-        return box_key(self._box, self._read) if self._box and not self.closed else None
+        return None if self.closed else self._box.next_key
 
     def _ask(
         self, lane: events.Lane, task: Task, what: Operation | events.Describe, now: float, out: list[events.Action],
@@ -393,8 +403,6 @@ class Session:
         """Say that nothing has come for long, and why."""
         if self._waiting is None or now < self._waiting.due_at():
             return
-        end, why = _contact.search_ends_at(self.contact), self.status
-        if end is not None and not why:
-            why = f"{self.contact.trouble}; {max(0.0, end - now):.0f} s left"
+        why = self.status or _contact.search(self.contact, now)
         out.append(Log("warning", self._waiting.complaint(self.belief.node, self.belief.run_id, why, now)))
         self._waiting = self._waiting.once_more()

@@ -161,6 +161,7 @@ class Station:
             clock=self._clock,
             journal=journal,
             remark=remark,
+            seen=self.member.seen(),
         )
 
     def _attempt(self, timeout: float) -> Exchange:
@@ -234,6 +235,7 @@ class Station:
                 host.run()
                 return
             except LeadershipLost as error:
+                journal.lose(str(error))
                 _log.info("node %s coordinates no more: %s", self.job.node, error)
                 return
             except RendezvousConnectionError as error:

@@ -18,10 +18,12 @@ from elasticlib.testing._faults import (
     Leave,
     Pause,
     PauseStore,
+    SetBack,
     Skew,
     Slow,
     Stubborn,
     Suspend,
+    Unseat,
 )
 from elasticlib.testing._history import (
     AgentStarted,
@@ -57,6 +59,7 @@ __all__ = [
     "Record",
     "Rules",
     "Sealed",
+    "SetBack",
     "SimulatedCluster",
     "Skew",
     "Slow",
@@ -64,5 +67,6 @@ __all__ = [
     "Stubborn",
     "Suspend",
     "Took",
+    "Unseat",
     "Verdict",
 ]

@@ -25,6 +25,7 @@ from elasticlib.rendezvous._contact import Limits
 from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._messages import Descriptor, Final, Seat, Terms
 from elasticlib.rendezvous._options import HEARTBEAT
+from elasticlib.rendezvous._seen import Seen
 from elasticlib.testing._candidate import Candidate
 from elasticlib.testing._faults import (
     Break,
@@ -37,10 +38,12 @@ from elasticlib.testing._faults import (
     Leave,
     Pause,
     PauseStore,
+    SetBack,
     Skew,
     Slow,
     Stubborn,
     Suspend,
+    Unseat,
 )
 from elasticlib.testing._history import AgentStarted, Ended, Happened, Record, Sealed, Took, Verdict
 from elasticlib.testing._host import Host, Saved
@@ -252,7 +255,7 @@ class SimulatedCluster:
 
     def _build_store(self, process: Process, link: Link) -> Store:
         self.store = Store(process, link, self.network, self.count_bytes)
-        self.store.on_save = self._saved
+        self.store.on_save, self.store.keeps = self._saved, any(isinstance(fault, SetBack) for fault in self.plan)
         return self.store
 
     def _machine(self, number: int) -> Machine:
@@ -317,6 +320,7 @@ class SimulatedCluster:
         return Host(
             node.name, node.rendezvous, machine.link, self.timeline, store, self.rules, nonce,
             lambda state: self._decided(nonce, state), ended, term, self.logic,
+            seen=Seen() if term is None else node.member.session.seen,
         )  # fmt: skip
 
     def _campaign_on(self, node: Node, machine: Machine) -> None:
@@ -362,9 +366,9 @@ class SimulatedCluster:
         self.timeline.at(fault.at, None, happen)
 
     def _bring_about(self, fault: Fault) -> None:
-        if isinstance(fault, PauseStore):
+        if isinstance(fault, (PauseStore, SetBack, Unseat)):
             if self.store is not None and self.coordinator == "elected":
-                self.store.process.thaws_at = self.now + fault.seconds
+                self.store.suffer(fault)
             return
         machine = self._machine(fault.node)
         link, timeline = machine.link, self.timeline

@@ -185,12 +185,28 @@ class PauseStore(_Printed):
     seconds: float = field(validator=_moment)
 
 
+@frozen(repr=False)
+class Unseat(_Printed):
+    """Somebody deletes the key that says which node coordinates, in a store that is on no node of the job."""
+
+    at: float = field(validator=_moment)
+
+
+@frozen(repr=False)
+class SetBack(_Printed):
+    """Somebody puts back what the coordinator had written down *seconds* before, in a store that is on no node."""
+
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+
+
 Fault: TypeAlias = (
-    Kill | Pause | Suspend | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore
-)
+    Kill | Pause | Suspend | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore | Unseat
+    | SetBack
+)  # fmt: skip
 
 KINDS: tuple[type[Any], ...] = (
-    Kill, Pause, Suspend, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore,
+    Kill, Pause, Suspend, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore, Unseat, SetBack,
 )  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
 
@@ -223,8 +239,8 @@ class FaultPlan(_Printed):
     @property
     def last(self) -> float:
         """When the last fault is over."""
-        return max((each.at + getattr(each, "seconds", 0.0) for each in self if not isinstance(each, (Skew, Stubborn))),
-                   default=0.0)  # fmt: skip
+        lasting = (each for each in self if not isinstance(each, (Skew, Stubborn, SetBack)))
+        return max((each.at + getattr(each, "seconds", 0.0) for each in lasting), default=0.0)
 
     def to_json(self) -> str:
         """As JSON; `from_json` makes an equal plan of it."""

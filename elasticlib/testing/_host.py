@@ -19,12 +19,14 @@ from typing_extensions import assert_never
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._exchange import Posted
-from elasticlib.rendezvous._operations import ClearForeign, Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._server import Server
 from elasticlib.rendezvous._server_events import (
     Abandon,
     Action,
     Arrived,
+    Broke,
     Close,
     Event,
     Heard,
@@ -35,7 +37,7 @@ from elasticlib.rendezvous._server_events import (
     Save,
     Stop,
 )
-from elasticlib.testing._store import LOST, Connection, Link, Store
+from elasticlib.testing._store import CHANGED, LOST, Connection, Link, Store
 from elasticlib.testing._timeline import Process, Timeline
 
 
@@ -91,7 +93,13 @@ class Host:
     """Number of the lease; None: nobody else can coordinate."""
     logic: ModuleType | Any = _coordinator
     key: bytes | None = None
+    seen: Seen = field(factory=Seen)
+    """What its node knows of the job."""
     over: bool = False
+    broken: bool = False
+    """Whether it ended as its connection broke: another one may go on in the same term."""
+    closes: Callable[[], None] | None = None
+    """Called when it is over, as it was closed."""
     server: Server = field(init=False)
     _connection: Connection = field(init=False)
     _wakes: Connection | None = None
@@ -106,11 +114,13 @@ class Host:
     def __attrs_post_init__(self) -> None:
         logic = Observed(self.logic, self._saw)
         state = State(self.rules)
-        self.server = Server("job", self.name, self.key, self.nonce, state, self.term is not None, logic=logic)
+        self.server = Server(
+            "job", self.name, self.key, self.nonce, state, self.term is not None, seen=self.seen, logic=logic
+        )
 
     def start(self) -> None:
         """Begin to answer."""
-        self._connection = self.store.connect(self.process, self.link, lambda _: self._begin(), self.stop)
+        self._connection = self.store.connect(self.process, self.link, lambda _: self._begin(), self._broke)
         self._connection.term = self.term
 
     def stop(self, why: str) -> None:
@@ -121,6 +131,10 @@ class Host:
             if self._wakes is not None:
                 self._wakes.close()
             self.ended(why)
+
+    def _broke(self, why: str) -> None:
+        self.broken = True
+        self.stop(why)
 
     def abandon(self, why: str, by: str | None = None) -> None:
         """End the job for all."""
@@ -189,6 +203,8 @@ class Host:
                 self._call("write", values, then=go_on)
             case Discard(entries):
                 self._call("discard", [entry.number for entry in entries], then=go_on)
+            case Delete(keys):
+                self._call("delete", keys, then=go_on)
             case Purge():
                 self._call("purge", then=go_on)
             case Stop():
@@ -201,9 +217,16 @@ class Host:
     def _save(self, data: bytes, then: Callable[[], None]) -> None:
         saved = Saved(self.server.nonce, data, tuple(self._way))
         self._way = []
-        self._call(
-            "save", self.term, saved, then=lambda held: then() if held else self.stop("another node coordinates")
-        )
+
+        def done(held: Any) -> None:
+            if held is CHANGED:
+                self._do(self._step(Broke("the coordinator's state in the store was changed by somebody else")))
+            elif held:
+                then()
+            else:
+                self.stop("another node coordinates")
+
+        self._call("save", self.term, saved, then=done)
 
     # The wait for entries.
 

@@ -26,6 +26,10 @@ class InvariantBroken(AssertionError):  # noqa: N818 - it names what happened
     """A rule of the rendezvous was broken in a simulated cluster."""
 
 
+SET_BACK = "the coordinator's memory was set back"
+"""An end by which nothing is decided but the end itself, on a memory that is known to be an old one."""
+
+
 @frozen
 class Sealed:
     """A round as it was when it was made."""
@@ -64,6 +68,10 @@ class Watch:
     def decided(self, state: State) -> Sealed | None:
         """The coordinator's state counts now; returns the round if it is new."""
         current, rules, new = state.round, self.rules, None
+        if state.final is not None and SET_BACK in state.final.why:
+            self._demand(not state.final.succeeded, f"on an old memory the verdict {state.final} was given")
+            self.final = state.final
+            return None
         if current is not None:
             known = self.rounds.get(current.number)
             if known is None:

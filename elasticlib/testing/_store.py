@@ -17,6 +17,7 @@ from typing import Any
 from attrs import Factory, define, field, frozen
 
 from elasticlib.rendezvous._exchange import Posted
+from elasticlib.testing._faults import PauseStore, SetBack, Unseat
 from elasticlib.testing._timeline import Process, Timeline
 
 Then = Callable[[Any], None]
@@ -24,6 +25,8 @@ KERNEL = Process("kernel")
 """Takes what arrives at a machine, and is never frozen."""
 LOST = object()
 """Answer to whoever writes with a lease that is over."""
+CHANGED = object()
+"""Answer to whoever saves what somebody else has written since."""
 
 
 @define(eq=False, repr=False)
@@ -181,9 +184,16 @@ class Store:
     receivers: list[tuple[Connection, Then]] = Factory(list)
     use: Use = Factory(Use)
     lease: Lease | None = None
-    candidates: list[tuple[Connection, str, float, Then]] = Factory(list)
+    onlookers: list[tuple[Connection, Then]] = Factory(list)
     terms: int = 0
+    changes: int = 0
+    """How often the lease was taken, or ended."""
     document: Any = None
+    keeps: bool = False
+    """Whether every document is remembered."""
+    past: list[tuple[float, Any]] = Factory(list)
+    scribbled: bool = False
+    """Whether somebody else has written the document since it was loaded or saved."""
     purges: int = 0
     """How often a job was deleted from it."""
     on_save: Callable[[Any], None] = lambda document: None
@@ -217,7 +227,11 @@ class Store:
         """Do what *kind* says; *answer* at once or later."""
         if self.counts:
             self._count(kind, arguments)
-        if connection.term is not None and kind in ("write", "discard", "purge") and not self._is_held(connection.term):
+        if (
+            connection.term is not None
+            and kind in ("write", "delete", "discard", "purge")
+            and not self._is_held(connection.term)
+        ):
             answer(LOST)
             return
         getattr(self, f"_{kind}")(connection, *arguments, answer)
@@ -301,48 +315,84 @@ class Store:
 
     # --- the lease and the journal
 
-    def _campaign(self, connection: Connection, name: str, seconds: float, answer: Then) -> None:
-        self.candidates.append((connection, name, seconds, answer))
-        self._elect()
+    def _look(self, _: Connection, answer: Then) -> None:
+        answer((self.changes, self.lease is not None))
 
-    def _keep(self, _: Connection, term: int, seconds: float, answer: Then) -> None:
+    def _changed(self, connection: Connection, since: int, answer: Then) -> None:
+        if self.changes != since:
+            answer(None)
+        else:
+            self.onlookers.append((connection, answer))
+
+    def _seize(self, _: Connection, name: str, seconds: float, answer: Then) -> None:
+        if self.lease is not None:
+            answer(None)
+            return
+        self.terms += 1
+        self._let(Lease(name, self.terms, self.network.timeline.now + seconds))
+        answer(self.terms)
+
+    def _renew(self, _: Connection, term: int, seconds: float, answer: Then) -> None:
         if self.lease is not None and self.lease.term == term:
             self.lease = Lease(self.lease.holder, term, self.network.timeline.now + seconds)
             self._watch_lease(self.lease)
         answer(self._is_held(term))
 
-    def _resign(self, _: Connection, term: int, answer: Then) -> None:
+    def _release(self, _: Connection, term: int, answer: Then) -> None:
         if self.lease is not None and self.lease.term == term:
-            self.lease = None
-            self._elect()
+            self.unseat()
         answer(None)
 
+    def suffer(self, fault: PauseStore | SetBack | Unseat) -> None:
+        """Something happens to it, or somebody writes there who should not."""
+        now = self.network.timeline.now
+        match fault:
+            case PauseStore(seconds=seconds):
+                self.process.thaws_at = now + seconds
+            case Unseat():
+                self.unseat()
+            case SetBack(seconds=seconds):
+                old = [document for at, document in self.past if at <= now - seconds]
+                if old and self.document is not None:
+                    self.document, self.scribbled = old[-1], True
+
+    def unseat(self) -> None:
+        """The key that says who coordinates goes."""
+        self._let(None)
+
+    def _let(self, lease: Lease | None) -> None:
+        self.lease = lease
+        self.changes += 1
+        onlookers, self.onlookers = self.onlookers, []
+        for connection, then in onlookers:
+            if connection.open:
+                then(None)
+        if lease is not None:
+            self._watch_lease(lease)
+
     def _load(self, _: Connection, answer: Then) -> None:
+        self.scribbled = False
         answer(self.document)
 
     def _save(self, _: Connection, term: int, document: Any, answer: Then) -> None:
         held = self._is_held(term)
+        if held and self.scribbled:
+            self.scribbled = False
+            answer(CHANGED)
+            return
         if held:
             self.document = document
+            if self.keeps:
+                self.past.append((self.network.timeline.now, document))
             self.on_save(document)
         answer(held)
 
     def _is_held(self, term: int) -> bool:
         return self.lease is not None and self.lease.term == term
 
-    def _elect(self) -> None:
-        while self.lease is None and self.candidates:
-            connection, name, seconds, answer = self.candidates.pop(0)
-            if connection.open:
-                self.terms += 1
-                self.lease = Lease(name, self.terms, self.network.timeline.now + seconds)
-                self._watch_lease(self.lease)
-                answer(self.terms)
-
     def _watch_lease(self, lease: Lease) -> None:
         def over() -> None:
             if self.lease == lease:
-                self.lease = None
-                self._elect()
+                self.unseat()
 
         self.network.timeline.at(lease.until, self.process, over)

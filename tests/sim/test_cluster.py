@@ -32,6 +32,7 @@ from elasticlib.testing import (
     Record,
     Rules,
     Sealed,
+    SetBack,
     SimulatedCluster,
     Skew,
     Slow,
@@ -39,6 +40,7 @@ from elasticlib.testing import (
     Stubborn,
     Suspend,
     Took,
+    Unseat,
     strategies,
 )
 from tests.sim.promises import admission_limit, left_out, must_succeed, verdicts_of_steady_nodes
@@ -382,3 +384,32 @@ def test_a_coordinator_that_slept_seats_everybody_anew() -> None:
     cluster = run(Suspend(0, at=5.0, seconds=16.0))
 
     assert ["succeeded"] * 3 == kinds(cluster)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_coordinator_whose_key_vanished_is_followed_by_another_or_by_itself(nodes: int) -> None:
+    cluster = run(Unseat(at=5.0), FailWorker(0, at=15.0), rules=evolve(RULES, min_nodes=1), nodes=nodes,
+                  coordinator="elected")  # fmt: skip
+
+    assert 2 == sum(isinstance(record, Took) for record in cluster.history)
+    assert ["succeeded"] * nodes == kinds(cluster)
+    assert 2 == len(rounds(cluster))
+
+
+@pytest.mark.parametrize("seconds", [8.0, 12.0])
+def test_an_old_memory_that_is_put_back_ends_the_job_and_repeats_no_round(seconds: float) -> None:
+    """A round was failed and another joined since: the restart was spent, and the round has been."""
+    plan = (FailWorker(1, at=6.0), Join(2, at=10.0), SetBack(at=15.0, seconds=seconds), Kill(0, at=15.0))
+    cluster = run(*plan, rules=evolve(RULES, min_nodes=1), nodes=2, coordinator="elected")
+
+    begun = [record.round for record in cluster.history if isinstance(record, Sealed)]
+    assert [0, 1, 2] == begun
+    assert 2 == len(cluster.verdicts)
+    assert all("the coordinator's memory was set back" in verdict.why for verdict in cluster.verdicts.values())
+
+
+def test_a_document_that_is_changed_under_a_coordinator_that_lives_ends_the_job() -> None:
+    cluster = run(FailWorker(1, at=6.0), SetBack(at=8.0, seconds=5.0), FailWorker(1, at=10.0), coordinator="elected")
+
+    assert {"closed"} == set(kinds(cluster))
+    assert all("changed by somebody else" in verdict.why for verdict in cluster.verdicts.values())

@@ -169,7 +169,10 @@ def of_round(**changes: Any) -> bytes:
         (plain(last_join=None), "None should be a number"),
         (plain(last_join=0).replace(b'"last_join": 0', b'"last_join": 1e999'), "inf should be a finite"),
         (plain(last_join=0).replace(b'"last_join": 0', b'"last_join": NaN'), "NaN is no JSON number"),
-        (plain(final={"type": "pulse", "v": 1, "count": 1, "status": "", "waiting": 0}), "a Pulse lies where a Final"),
+        (
+            plain(final={"type": "pulse", "v": 1, "count": 1, "status": "", "waiting": 0, "over": ""}),
+            "a Pulse lies where a Final",
+        ),
         (of_round(own=[[0, 0, 2]]), "1 seats for the nodes"),
         (of_round(own=[], entries=[]), "0 seats"),
         (of_round(own=[[0, 0], [1, 1]]), "shorter"),

@@ -147,7 +147,7 @@ def test_a_successor_goes_on_where_its_predecessor_saved() -> None:
 def test_a_memory_that_was_destroyed_ends_the_job_for_all_who_come() -> None:
     for event in (Destroyed("it has no end"), Loaded(b"scribble"), Loaded(b"[]"), Loaded(b'{"nonce":1}')):
         shell = Shell(server(journaled=True)).begin().hear(event)
-        assert [Log, Save, Write, Receive] == shell.kinds(), event
+        assert [Log, Save] == shell.kinds()[:2], event
 
         shell.say(Join("b", OFFER))
 

@@ -14,6 +14,7 @@ from elasticlib.rendezvous._belief import Belief
 from elasticlib.rendezvous._contact import ATTEMPT, FENCE, INTERVAL, Limits, Tick
 from elasticlib.rendezvous._exchange import HELLO, beat_key, box_key
 from elasticlib.rendezvous._messages import (
+    EPOCH_BITS,
     Beat,
     Bye,
     ContactLost,
@@ -36,6 +37,7 @@ from elasticlib.rendezvous._messages import (
     encode,
 )
 from elasticlib.rendezvous._operations import Delete, Log, Post, Read, Wait, Write
+from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._session import SLICE, Session
 from elasticlib.rendezvous._session_events import (
     Action,
@@ -656,3 +658,97 @@ def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
                 assert isinstance(letter, Letter)
                 assert letter.seq in (said, said + 1)
                 said = letter.seq
+
+
+# what it has seen
+
+
+def test_a_join_says_how_far_the_job_had_come() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(evolve(SEAT, round=4))
+    shell.answer(lane=Lane.WATCH)
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer()
+    shell.answer([put(Pulse("nonce", (2 << EPOCH_BITS) + 7)), put(GREETING)])
+    shell.hear(Seek(2, "trainer"))
+    shell.answer()  # the lane that watches is woken
+    shell.answer(DESCRIPTOR)
+
+    assert Letter(2, Join("b", DESCRIPTOR, None, 4, 2)) == shell.letter()
+    assert Seen("nonce", 2, 4) == shell.session.seen
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_seat_in_a_round_that_is_not_above_the_last_is_refused(number: int) -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(evolve(SEAT, round=4))
+    shell.answer(lane=Lane.WATCH)
+    shell.reads(RoundEnd(4, "a worker failed", True))
+    shell.answer(lane=Lane.WATCH)
+    shell.hear(Seek(2, "trainer"))
+    shell.words()
+    shell.answer(True, Lane.WATCH)
+    shell.answer([b""], Lane.WATCH)
+    shell.answer(lane=Lane.WATCH)
+    shell.answer()
+    shell.answer(DESCRIPTOR)
+    shell.answer()
+
+    told = shell.reads(evolve(SEAT, round=number))
+    assert [True] == [
+        f"a seat in round {number}, and round 4 had come before" in line.text for line in told if isinstance(line, Log)
+    ]
+    assert () == shell.words()
+    shell.answer(lane=Lane.WATCH)
+    assert key(0, "b/2") == shell.what(Lane.WATCH).key  # whatever it replaced is written again
+    shell.reads(evolve(SEAT, round=5))
+    assert (evolve(SEAT, round=5),) == shell.words()
+
+
+def test_a_pulse_that_says_that_the_job_has_ended_ends_this_nodes_part() -> None:
+    shell = Shell().greeted().joined()
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer()
+
+    shell.answer([put(Pulse("nonce", 9, over="the coordinator's memory was set back")), put(GREETING)])
+
+    assert isinstance(shell.session.error, RendezvousClosedError)
+    assert "job 'job' has ended: the coordinator's memory was set back" in str(shell.session.error)
+
+
+# what it leaves behind
+
+
+def test_what_is_left_of_old_boxes_is_deleted_with_the_first_notice_of_the_new_one() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    assert Delete((key(0),)) == shell.what(Lane.WATCH)
+    shell.answer(lane=Lane.WATCH)
+    shell.hear(Seek(2, "trainer"))
+    shell.answer(True, Lane.WATCH)
+    shell.answer([b""], Lane.WATCH)
+    assert Delete((key(1),)) == shell.what(Lane.WATCH)  # by which it was woken
+    shell.answer(lane=Lane.WATCH)
+
+    shell.reads(evolve(SEAT, round=1))
+    assert Delete((key(0, "b/2"), BEAT, key(1))) == shell.what(Lane.WATCH)
+    shell.answer(lane=Lane.WATCH)
+    shell.reads(RoundEnd(1, "a worker failed", True))
+    assert Delete((key(1, "b/2"),)) == shell.what(Lane.WATCH)
+
+
+def test_what_could_not_be_deleted_is_deleted_by_the_next_connection() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    shell.answer(lane=Lane.WATCH)
+    shell.hear(Seek(2, "trainer"))
+    shell.answer(True, Lane.WATCH)
+    shell.answer([b""], Lane.WATCH)
+    shell.answer(lane=Lane.WATCH)
+    shell.reads(evolve(SEAT, round=1))
+    shell.hear(Lost(shell.connection, "reset"))
+    shell.greeted()
+
+    shell.reads(RoundEnd(1, "a worker failed", True))
+
+    assert Delete((key(1, "b/2"), BEAT, key(1))) == shell.what(Lane.WATCH)

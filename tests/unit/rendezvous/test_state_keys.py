@@ -332,3 +332,22 @@ def test_a_closed_connection_is_a_clear_error_and_its_clone_goes_on(backend: Bac
     with pytest.raises(RendezvousConnectionError, match="state in memory is closed"):
         keys.read(["/key"])
     assert ([None], 0) == (clone.read(["/key"])[0], clone.read(["/key"])[1])
+
+
+def test_a_state_that_was_set_back_is_not_believed_until_it_has_caught_up(backend: Backend, clock: Clock) -> None:
+    keys = node(backend, clock)
+    keys.write({"/key": b"1"})
+    old = backend.state
+    keys.write({"/key": b"2"})
+    new = backend.state
+
+    backend.state = old
+    for use in (lambda: keys.read(["/key"]), lambda: keys.write({"/other": b"3"}), lambda: keys.seize("/l", "a", 5.0)):
+        with pytest.raises(RendezvousConnectionError, match="was set back from its change 2 to 1"):
+            use()
+    assert backend.state == old
+    backend.state = new
+
+    (item,), _ = keys.read(["/key"])
+    assert item is not None
+    assert b"2" == item.data

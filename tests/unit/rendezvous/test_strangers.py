@@ -200,7 +200,7 @@ def found(key: str) -> st.SearchStrategy[bytes | None]:
     if key == HELLO:
         good = st.just(encode(Hello("job", "nonce", "host", Terms(1, 2, 3), 10.0)))
     if key == PULSE:
-        good = st.integers(0, 2**40).map(lambda count: encode(Pulse(count, "")))
+        good = st.integers(0, 2**40).map(lambda count: encode(Pulse("nonce", count, "")))
     return st.none() | good | good.flatmap(spoiled) | strange
 
 
