@@ -103,6 +103,8 @@ class Server:
     """Nodes of which a letter is in the store that never came, its number, and since when."""
     _ends: dict[str, tuple[int | None, float]] = field(factory=dict)
     """Nodes that were told the end: their last count, and since when."""
+    _beats: dict[str, Beat] = field(factory=dict)
+    """The latest beat of each box: one with a lower count is of the past, whoever wrote it again."""
     _leave_by: float | None = None
 
     def begin(self, now: float) -> tuple[Self, tuple[Action, ...]]:
@@ -248,13 +250,19 @@ class Server:
         return message
 
     def _listen(self, found: Sequence[bytes | None], now: float, out: list[Action]) -> None:
-        counts = {}
+        beats = {}
         for (node, box), data in zip(self._reads, found, strict=True):
-            beat = self._beat(box, data, out)
+            beat, known = self._beat(box, data, out), self._beats.get(box)
+            if beat is not None and known is not None and beat.count < known.count:
+                beat = known
             if beat is not None:
-                counts[box] = beat.count
+                beats[box] = beat
                 self._mail.note(box, beat.read)
                 self._look_for_letters(node, beat.said, now)
+            elif known is not None:
+                beats[box] = known
+        self._beats = beats
+        counts = {box: beat.count for box, beat in beats.items()}
         self._step(Beats(counts), now, out)
         self._bury(counts, now)
         # Once a beat says that a notice was not read for longer than a beat takes, the store has lost it.
@@ -269,7 +277,7 @@ class Server:
         for node in list(self._mail.unparted):
             count = counts.get(self._mail.box_of(node))
             seen, since = self._ends.get(node, (None, now))
-            if node not in self._ends or (count is not None and count != seen):
+            if node not in self._ends or (count is not None and (seen is None or count > seen)):
                 self._ends[node] = (count, now)
             elif now >= since + self.state.rules.heartbeat:
                 self._mail.part(node)

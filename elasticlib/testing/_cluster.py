@@ -37,6 +37,7 @@ from elasticlib.testing._faults import (
     Leave,
     Pause,
     PauseStore,
+    Replay,
     Skew,
     Slow,
     Stubborn,
@@ -383,6 +384,9 @@ class SimulatedCluster:
             case FailWorker(secondary=secondary):
                 for node in machine.present()[-1:]:
                     node.fail_workers(secondary)
+            case Replay(node=number, seconds=seconds):
+                if self.store is not None:
+                    self.store.replay(f"beat/n{number}/", self.now + seconds)
             case Stubborn(seconds=seconds):
                 machine.resists = seconds
             case Leave():

@@ -176,10 +176,19 @@ class PauseStore(_Printed):
     seconds: float = field(validator=_moment)
 
 
-Fault: TypeAlias = Kill | Pause | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore
+@frozen(repr=False)
+class Replay(_Printed):
+    """For *seconds* a stranger writes the last two beats of each agent of the node again and again, in turn."""
+
+    node: int = field(validator=_node)
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+
+
+Fault: TypeAlias = Kill | Pause | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore | Replay
 
 KINDS: tuple[type[Any], ...] = (
-    Kill, Pause, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore,
+    Kill, Pause, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore, Replay,
 )  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
 

@@ -20,6 +20,8 @@ from elasticlib.rendezvous._exchange import Posted
 from elasticlib.testing._timeline import Process, Timeline
 
 Then = Callable[[Any], None]
+REPLAY = 0.3
+"""Seconds between two writings of a stranger."""
 KERNEL = Process("kernel")
 """Takes what arrives at a machine, and is never frozen."""
 LOST = object()
@@ -187,6 +189,8 @@ class Store:
     purges: int = 0
     """How often a job was deleted from it."""
     on_save: Callable[[Any], None] = lambda document: None
+    _copies: dict[str, deque[bytes]] = Factory(dict)
+    """What a stranger has kept of beats: the last two of each key."""
 
     def connect(
         self, client: Process, link: Link, on_open: Callable[[Connection], None], on_break: Callable[[str], None]
@@ -210,6 +214,16 @@ class Store:
         for connection in list(self.link.connections):
             if connection.store is self and connection.link.cut_until <= self.network.timeline.now:
                 connection.reset("connection reset by peer")
+
+    def replay(self, start: str, until: float) -> None:
+        """A stranger writes what he kept of the keys that start so, until then."""
+        timeline = self.network.timeline
+        for key, copies in self._copies.items():
+            if key.startswith(start):
+                copies.rotate()
+                self.values[key] = copies[0]
+        if timeline.now < until:
+            timeline.after(REPLAY, None, lambda: self.replay(start, until))
 
     # --- what it is asked to do
 
@@ -273,6 +287,8 @@ class Store:
     def _write(self, _: Connection, values: Mapping[str, bytes], answer: Then) -> None:
         self.values.update(values)
         for key in values:
+            if key.startswith("beat/"):
+                self._copies.setdefault(key, deque(maxlen=2)).append(values[key])
             for connection, then in self.waiters.pop(key, ()):
                 if connection.open:
                     then(True)

@@ -30,6 +30,7 @@ from elasticlib.testing import (
     Pause,
     PauseStore,
     Record,
+    Replay,
     Rules,
     Sealed,
     SimulatedCluster,
@@ -126,6 +127,17 @@ def test_peers_stop_their_workers_within_a_fraction_of_a_second(coordinator: str
 @BOTH
 def test_a_dead_machine_is_lost_within_its_heartbeat_time_and_a_second(coordinator: str) -> None:
     cluster = run(Kill(2, at=5.0), coordinator=coordinator)
+
+    (end,) = [record for record in cluster.history if isinstance(record, Ended)]
+    assert end.at < 5.0 + RULES.heartbeat + 1.0
+    assert [["n0", "n1", "n2"], ["n0", "n1"]] == rounds(cluster)
+
+
+@BOTH
+def test_a_dead_machine_is_lost_in_time_though_a_stranger_plays_its_last_beats_again_and_again(
+    coordinator: str,
+) -> None:
+    cluster = run(Kill(2, at=5.0), Replay(2, at=5.5, seconds=60.0), coordinator=coordinator)
 
     (end,) = [record for record in cluster.history if isinstance(record, Ended)]
     assert end.at < 5.0 + RULES.heartbeat + 1.0
