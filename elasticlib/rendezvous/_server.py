@@ -27,7 +27,8 @@ from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._contact import INTERVAL
 from elasticlib.rendezvous._coordinator import Beats, ClearStore, Received, Send, State, Tick, WakeAt
 from elasticlib.rendezvous._document import decode_state, encode_state
-from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, box_key, key_place, report_place
+from elasticlib.rendezvous._endings import in_brief
+from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, key_place, report_place
 from elasticlib.rendezvous._mail import Mail
 from elasticlib.rendezvous._messages import (
     Beat,
@@ -41,6 +42,7 @@ from elasticlib.rendezvous._messages import (
     Terms,
     decode,
     encode,
+    sealed,
 )
 from elasticlib.rendezvous._operations import ClearForeign, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous._server_events import (
@@ -58,11 +60,14 @@ from elasticlib.rendezvous._server_events import (
     Purge,
     Save,
     Stop,
+    Unsaved,
 )
+from elasticlib.rendezvous._shortening import LETTER
 
 LOOK = 0.1
 """Share of the heartbeat time between two readings of all beats."""
 _SHORTEST_LOOK = 0.01
+REFUSALS = 2
 
 
 @define(eq=False, repr=False)
@@ -83,6 +88,8 @@ class Server:
     logic: Any = _coordinator
     """What decides: a module or object with the coordinator's functions."""
     stopped: bool = False
+    refusals: int = 0
+    """How often the store would not take the document; after `REFUSALS` there is nothing more to leave out of it."""
     _epoch: int = 0
     _mail: Mail = field(factory=Mail)
     _interval: float = 0.0
@@ -101,8 +108,6 @@ class Server:
     _abandon: Abandon | None = None
     _missing: dict[str, tuple[int, float]] = field(factory=dict)
     """Nodes of which a letter is in the store that never came, its number, and since when."""
-    _ends: dict[str, tuple[int | None, float]] = field(factory=dict)
-    """Nodes that were told the end: their last count, and since when."""
     _beats: dict[str, Beat] = field(factory=dict)
     """The latest beat of each box: one with a lower count is of the past, whoever wrote it again."""
     _leave_by: float | None = None
@@ -132,7 +137,7 @@ class Server:
     def _copy(self) -> Self:
         after = copy.copy(self)
         after._mail = self._mail.copy()
-        after._missing, after._ends = dict(self._missing), dict(self._ends)
+        after._missing = dict(self._missing)
         return after
 
     def _hear(self, event: Event, now: float, out: list[Action]) -> None:
@@ -154,6 +159,8 @@ class Server:
                 if self._leave_by is None:
                     self._leave_by = now + linger
                     self._interrupt(out)
+            case Unsaved(why, undone):
+                self._save_less(why, undone, now, out)
             case Broke(why):
                 self._receives = False
                 self._follow(self.logic.abandon(self.state, why), now, out)
@@ -238,6 +245,8 @@ class Server:
 
     def _letter(self, data: bytes) -> Letter:
         place = ""
+        if len(data) > LETTER:
+            raise RendezvousStateError(f"the inbox holds {len(data):,} bytes, and no letter has more than {LETTER:,}")
         if self.key is not None:
             try:  # whom it is from must be known to check that it is from them
                 body = json.loads(data)
@@ -264,23 +273,13 @@ class Server:
         self._beats = beats
         counts = {box: beat.count for box, beat in beats.items()}
         self._step(Beats(counts), now, out)
-        self._bury(counts, now)
+        self._mail.bury(counts, now, self.state.rules.heartbeat)
         # Once a beat says that a notice was not read for longer than a beat takes, the store has lost it.
         self._mail.remind(now, 2 * self._interval)
         self._looked = now
         self._look_at = now + self.state.rules.heartbeat * LOOK
         loss = self.logic.next_loss(self.state)  # who comes later is lost later
         self._next_loss = math.inf if loss is None else max(loss, now + _SHORTEST_LOOK)
-
-    def _bury(self, counts: dict[str, int], now: float) -> None:
-        """Wait no more for nodes that were told the end, and whose beats have stopped since."""
-        for node in list(self._mail.unparted):
-            count = counts.get(self._mail.box_of(node))
-            seen, since = self._ends.get(node, (None, now))
-            if node not in self._ends or (count is not None and (seen is None or count > seen)):
-                self._ends[node] = (count, now)
-            elif now >= since + self.state.rules.heartbeat:
-                self._mail.part(node)
 
     def _look_for_letters(self, node: str, said: int, now: float) -> None:
         """A letter that its node saw in the store and that never comes here was removed by somebody."""
@@ -323,9 +322,7 @@ class Server:
                 case Send(box=box, node=node, notice=notice):
                     if isinstance(notice, Final) and notice.kind == "timeout" and self.remark:
                         notice = evolve(notice, why=f"{notice.why}; {self.remark}")
-                    index = self._mail.next_index(box)
-                    data = self._sign(notice, box_key(box, index), self.nonce)
-                    self._mail.add(box, node, index, data, notice, now)
+                    self._mail.add(box, node, notice, now)
                 case WakeAt(when=when):
                     self._wake_at = when
                 case ClearStore():
@@ -335,12 +332,15 @@ class Server:
                     assert_never(action)
 
     def _commit(self, now: float, out: list[Action]) -> None:
+        if self.refusals:
+            self.state = in_brief(self.state)
+            self._mail.shorten()
         due = dict(self._mail.due())
         if self.journaled and (due or self._dirty):
             out.append(Save(self._document(now)))
         self._dirty = False
         if due:
-            out.append(Write(due))
+            out.append(Write(sealed(due, self.key, lambda key: key_place(self.run_id, self.nonce, key))))
             self._mail.written(keep=bool(self._interval))
 
     def _greet(self, now: float, out: list[Action]) -> None:
@@ -361,9 +361,18 @@ class Server:
 
     # For whoever takes over.
 
+    def _save_less(self, why: str, undone: Sequence[Action], now: float, out: list[Action]) -> None:
+        """The store is there, and does not take the document: keep less; then end the job, and say why."""
+        self.refusals += 1
+        if self.refusals > 1:
+            self._follow(self.logic.abandon(self.state, f"the store refused the job's state: {why}"), now, out)
+        self._dirty = True  # of what was to be saved this is the latest; what was to follow follows now
+        self._commit(now, out)
+        out += [action for action in undone if not isinstance(action, Save)]
+
     def _document(self, now: float) -> bytes:
         state = encode_state(self.state, now).decode("ascii")
-        body = {"v": 1, "nonce": self.nonce, "epoch": self._epoch, "state": state, "mail": self._mail.plain()}
+        body = {"v": 1, "nonce": self.nonce, "epoch": self._epoch, "state": state, "mail": self._mail.plain(self.state)}
         return json.dumps(body, separators=(",", ":")).encode("ascii")
 
     def _take_over(self, data: bytes | None, now: float, out: list[Action]) -> None:
@@ -372,8 +381,8 @@ class Server:
                 body = json.loads(data)
                 nonce, epoch = str(body["nonce"]), int(body["epoch"])
                 state = decode_state(body["state"].encode("ascii"), now)
-                mail = Mail.from_plain(body["mail"], now)
-            except (ValueError, KeyError, TypeError, AttributeError, RendezvousStateError) as error:
+                mail = Mail.from_plain(body["mail"], state, now)
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError, RendezvousStateError) as error:
                 self._forget_all(f"the coordinator's document is damaged: {error!r}", now, out)
                 return
             self.nonce, self._epoch, self.state, self._mail = nonce, epoch + 1, state, mail

@@ -81,6 +81,8 @@ class SimulatedCluster:
     logic: Any = _coordinator
     """What decides: a module or object with the coordinator's functions."""
     count_bytes: bool = False
+    most_bytes: int = 0
+    """That the store takes in one value; 0: any number."""
     history: list[Record] = field(factory=list, init=False)
     timeline: Timeline = field(factory=Timeline, init=False)
     watches: dict[str, Watch] = field(factory=dict, init=False)
@@ -252,7 +254,7 @@ class SimulatedCluster:
 
     def _build_store(self, process: Process, link: Link) -> Store:
         self.store = Store(process, link, self.network, self.count_bytes)
-        self.store.on_save = self._saved
+        self.store.on_save, self.store.most = self._saved, self.most_bytes
         return self.store
 
     def _machine(self, number: int) -> Machine:
@@ -381,9 +383,9 @@ class SimulatedCluster:
                         connection.reset("connection reset by peer")
             case Slow(seconds=seconds, delay=delay):
                 link.slow_until, link.delay = timeline.now + seconds, delay
-            case FailWorker(secondary=secondary):
+            case FailWorker():
                 for node in machine.present()[-1:]:
-                    node.fail_workers(secondary)
+                    node.fail_workers(fault)
             case Replay(node=number, seconds=seconds):
                 if self.store is not None:
                     self.store.replay(f"beat/n{number}/", self.now + seconds)

@@ -50,6 +50,16 @@ def _node(owner: Any, attribute: Attribute[int], value: int) -> None:
         raise _wrong(owner, attribute, value, "the number of a node, 0 for the first")
 
 
+def _number(owner: Any, attribute: Attribute[int], value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _wrong(owner, attribute, value, "a whole number, 1 or more")
+
+
+def _length(owner: Any, attribute: Attribute[int], value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _wrong(owner, attribute, value, "a number of characters, 0 or more")
+
+
 def _part(owner: Any, attribute: Attribute[str], value: str) -> None:
     if value not in PARTS:
         raise _wrong(owner, attribute, value, f"one of {', '.join(map(repr, PARTS))}")
@@ -122,11 +132,17 @@ class Slow(_Printed):
 
 @frozen(repr=False)
 class FailWorker(_Printed):
-    """A worker of the node fails, if one runs; *secondary*: as one does that lost its peer."""
+    """
+    A worker of the node fails, if one runs; *secondary*: as one does that lost its peer.
+
+    So many *workers* fail at once, each with a message and a traceback of *text* characters (0: a short message).
+    """
 
     node: int = field(validator=_node)
     at: float = field(validator=_moment)
     secondary: bool = field(default=False, validator=_yes_or_no)
+    workers: int = field(default=1, validator=_number)
+    text: int = field(default=0, validator=_length)
 
 
 @frozen(repr=False)

@@ -20,7 +20,7 @@ from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._exchange import Posted
 from elasticlib.rendezvous._operations import ClearForeign, Discard, Log, Read, Receive, Write
-from elasticlib.rendezvous._server import Server
+from elasticlib.rendezvous._server import REFUSALS, Server
 from elasticlib.rendezvous._server_events import (
     Abandon,
     Action,
@@ -34,8 +34,9 @@ from elasticlib.rendezvous._server_events import (
     Purge,
     Save,
     Stop,
+    Unsaved,
 )
-from elasticlib.testing._store import LOST, Connection, Link, Store
+from elasticlib.testing._store import LOST, REFUSED, Connection, Link, Store
 from elasticlib.testing._timeline import Process, Timeline
 
 
@@ -180,7 +181,7 @@ class Host:
             case Load():
                 self._call("load", then=lambda saved: self._do(self._step(Loaded(saved.data if saved else None))))
             case Save(data):
-                self._save(data, go_on)
+                self._save(data, actions)
             case Receive(timeout):
                 self._receive(timeout)
             case Read(keys):
@@ -198,12 +199,21 @@ class Host:
             case _:
                 assert_never(action)
 
-    def _save(self, data: bytes, then: Callable[[], None]) -> None:
+    def _save(self, data: bytes, rest: deque[Action]) -> None:
         saved = Saved(self.server.nonce, data, tuple(self._way))
         self._way = []
-        self._call(
-            "save", self.term, saved, then=lambda held: then() if held else self.stop("another node coordinates")
-        )
+
+        def done(held: Any) -> None:
+            if held is REFUSED and self.server.refusals < REFUSALS:
+                self._do(self._step(Unsaved("the store takes no more", tuple(rest))))
+            elif held is REFUSED:
+                self.stop("the store takes not even the end of the job")
+            elif held:
+                self._do(rest)
+            else:
+                self.stop("another node coordinates")
+
+        self._call("save", self.term, saved, then=done)
 
     # The wait for entries.
 

@@ -24,6 +24,8 @@ REPLAY = 0.3
 """Seconds between two writings of a stranger."""
 KERNEL = Process("kernel")
 """Takes what arrives at a machine, and is never frozen."""
+REFUSED = object()
+"""Answer to whoever writes more than the store takes."""
 LOST = object()
 """Answer to whoever writes with a lease that is over."""
 
@@ -165,6 +167,8 @@ class Use:
     calls: Counter[str] = Factory(Counter)
     touched: int = 0
     bytes: int = 0
+    longest: Counter[str] = Factory(Counter)
+    """By kind of call, the bytes of the longest value."""
 
 
 @define(eq=False, repr=False)
@@ -176,6 +180,8 @@ class Store:
     network: Network
     counts: bool = False
     """Whether `use` is kept."""
+    most: int = 0
+    """Bytes that one value may have; 0: any number."""
     values: dict[str, bytes] = Factory(dict)
     inbox: dict[int, bytes] = Factory(dict)
     posted: int = 0
@@ -234,7 +240,21 @@ class Store:
         if connection.term is not None and kind in ("write", "discard", "purge") and not self._is_held(connection.term):
             answer(LOST)
             return
+        if self.counts or self.most:
+            size = self._size(kind, arguments)
+            self.use.longest[kind] = max(self.use.longest[kind], size)
+            if 0 < self.most < size:
+                answer(REFUSED)
+                return
         getattr(self, f"_{kind}")(connection, *arguments, answer)
+
+    def _size(self, kind: str, arguments: Sequence[Any]) -> int:
+        """Bytes of the largest value that is written."""
+        if kind == "write":
+            return max(map(len, arguments[0].values()), default=0)
+        if kind == "save":
+            return len(arguments[1].data)
+        return len(arguments[0]) if kind == "post" else 0
 
     def _count(self, kind: str, arguments: Sequence[Any]) -> None:
         use = self.use
@@ -250,9 +270,12 @@ class Store:
             use.touched += len(arguments[0])
             found = (self.values.get(key) for key in arguments[0]) if kind == "read" else ()
             use.bytes += sum(len(str(key)) for key in arguments[0]) + sum(len(each) for each in found if each)
+        elif kind == "save":
+            use.touched += 1
+            use.bytes += len(arguments[1].data)
         elif kind != "receive":
             use.touched += 1
-            use.bytes += len(arguments[0]) if isinstance(arguments[0], str) else 0
+            use.bytes += len(arguments[0]) if arguments and isinstance(arguments[0], str) else 0
 
     def _post(self, _: Connection, data: bytes, answer: Then) -> None:
         self.posted += 1
