@@ -378,6 +378,8 @@ class SimpleElasticAgent(ElasticAgent):
         if end.succeeded:
             group.state = WorkerState.SUCCEEDED
             if end.results:
+                if end.final is None:
+                    self._sink(records.VerdictMissed(self._member.node, end.why))
                 return RunResult(WorkerState.SUCCEEDED, self._result.return_values)
             self._sink(records.NotNeeded(self._member.node, end.why))
             return RunResult(WorkerState.SUCCEEDED)

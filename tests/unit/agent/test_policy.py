@@ -30,6 +30,7 @@ from elasticlib.agent._policy import (
     step,
 )
 from elasticlib.rendezvous import ContactLost, Final, RoundEnd, Seat
+from elasticlib.rendezvous._messages import StoreGone
 
 
 def seat(number: int = 0) -> Seat:
@@ -42,6 +43,7 @@ WELL = Final(True, "all succeeded in round 0", round=0)
 LATER = Final(True, "all succeeded in round 1", round=1)
 BADLY = Final(False, "rank 1 failed")
 LOST = ContactLost("nobody answered for 6 s", 1.5)
+GONE = StoreGone("the host of the job's store is gone")
 TERM = int(signal.SIGTERM)
 
 
@@ -362,6 +364,35 @@ def test_what_does_not_concern_a_phase_changes_nothing(course: tuple[Event, ...]
 
 
 ROUNDS = st.integers(0, 2)
+
+
+@pytest.mark.parametrize(
+    "course",
+    [(*WAITING, GONE), (*WAITING, LOST, GONE), (*RUNNING, GONE, WorkersSucceeded())],
+    ids=["told", "told, and then cut off", "in the same moment"],
+)
+def test_work_that_succeeded_is_not_failed_by_a_store_that_went(course: tuple[Event, ...]) -> None:
+    state, actions = after(*course)
+
+    *_, finish = actions
+    assert isinstance(finish, Finish)
+    assert (True, True, None) == (finish.succeeded, finish.results, finish.final)
+    assert (Phase.DONE, True) == (state.phase, GONE.why in finish.why)
+
+
+@pytest.mark.parametrize(
+    "course",
+    [(), RUNNING, STOPPING, (*WAITING, AGAIN), (*WAITING, NO_MORE), (*WAITING, AGAIN, seat(1))],
+    ids=["nothing begun", "at work", "failed", "to be repeated", "in vain", "being repeated"],
+)
+def test_a_store_that_went_makes_no_success_of_what_is_none(course: tuple[Event, ...]) -> None:
+    """The error of the rendezvous follows, and says it."""
+    state, actions = after(*course, GONE)
+
+    assert () == actions
+    assert state.phase is not Phase.DONE
+
+
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(seat, ROUNDS),
     st.builds(WorkersFailed, st.just("failed")),
@@ -370,6 +401,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(RoundEnd, ROUNDS, st.just("ended"), st.booleans()),
     st.builds(Final, st.booleans(), st.just("over"), round=st.none() | ROUNDS),
     st.just(LOST),
+    st.just(GONE),
     st.builds(StopRequested, st.sampled_from([TERM, int(signal.SIGINT)])),
 )
 COURSES = st.lists(EVENTS, max_size=25)
