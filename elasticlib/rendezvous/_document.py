@@ -17,12 +17,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
-from attrs import asdict, fields
+from attrs import asdict, evolve, fields
 
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._exchange import box_name
 from elasticlib.rendezvous._messages import Descriptor, Failed, Final, Message, RoundEnd, Seat, decode, encode
-from elasticlib.rendezvous._state import Cause, Entry, Round, Rules, State
+from elasticlib.rendezvous._state import Cause, Entry, Exits, Round, Rules, State
 
 VERSION = 1
 _T = TypeVar("_T")
@@ -42,6 +42,8 @@ def encode_state(state: State, now: float) -> bytes:
         "round": None if state.round is None else _round(state.round, now),
         "restarts": state.restarts,
         "losses": dict(state.losses),
+        "exits": {place: [its.times, now - its.at, its.why] for place, its in state.exits.items()},
+        "pauses": {node: entry.free_at - now for node, entry in state.waiting.items() if entry.free_at},
         "gathering": None if state.gathering_since is None else now - state.gathering_since,
         "last_join": now - state.last_join,
         "final": _message(state.final),
@@ -63,14 +65,19 @@ def decode_state(data: bytes, now: float) -> State:
 
 def _state(body: Any, now: float) -> State:
     rules = Rules(**{name: _read(body["rules"][name], kind) for name, kind in _RULES.items()})
-    waiting = [_read_entry(entry) for entry in _read(body["waiting"], list)]
+    waiting = [_read_entry(entry, now) for entry in _read(body["waiting"], list)]
+    free_at = {node: now + _read(left, float) for node, left in _read(body["pauses"], dict).items()}
     return State(
         rules,
         heard=_counts(body["heard"]),
-        waiting={entry.node: entry for entry in waiting},
+        waiting={entry.node: evolve(entry, free_at=free_at.get(entry.node, 0.0)) for entry in waiting},
         round=None if body["round"] is None else _read_round(body["round"], now),
         restarts=_read(body["restarts"], int),
         losses=_counts(body["losses"]),
+        exits={
+            place: Exits(_read(times, int), now - _read(age, float), _read(why, str))
+            for place, (times, age, why) in _read(body["exits"], dict).items()
+        },
         gathering_since=None if body["gathering"] is None else now - _read(body["gathering"], float),
         last_join=now - _read(body["last_join"], float),
         final=None if body["final"] is None else _read_message(body["final"], Final),
@@ -82,7 +89,7 @@ def _entry(entry: Entry) -> list[Any]:
     return [entry.node, entry.seq, its.slots, its.role, its.addresses, its.store_port, its.index, its.hosts, its.work]
 
 
-def _read_entry(value: Any) -> Entry:
+def _read_entry(value: Any, now: float) -> Entry:
     node, seq, slots, role, addresses, port, index, hosts, work = value
     descriptor = Descriptor(
         _read(slots, int),
@@ -93,7 +100,8 @@ def _read_entry(value: Any) -> Entry:
         _read(hosts, bool),
         _read(work, str),
     )
-    return Entry(_read(node, str), box_name(node, _read(seq, int)), seq, descriptor)
+    # How long it has been there is not known: what it does next is judged as a newcomer's.
+    return Entry(_read(node, str), box_name(node, _read(seq, int)), seq, descriptor, arrived=now)
 
 
 def _round(current: Round, now: float) -> dict[str, Any]:
@@ -113,7 +121,7 @@ def _round(current: Round, now: float) -> dict[str, Any]:
 
 
 def _read_round(value: Any, now: float) -> Round:
-    entries = [_read_entry(entry) for entry in _read(value["entries"], list)]
+    entries = [_read_entry(entry, now) for entry in _read(value["entries"], list)]
     nodes = [entry.node for entry in entries]
     seats = _read_seats(value["seats"], _read(value["own"], list))
     if not len(set(nodes)) == len(nodes) == len(seats) > 0:

@@ -150,6 +150,20 @@ class Entry:
     descriptor: Descriptor
     came: float = field(default=0.0, eq=False)
     """When it asked, in the coordinator's seconds: a sign of life."""
+    arrived: float = field(default=0.0, eq=False)
+    """When it asked for the first time."""
+    free_at: float = 0.0
+    """When it may have a seat at the earliest: a node that comes and goes pauses."""
+
+
+@frozen
+class Exits:
+    """Exits in a row that the nodes at a place made by themselves, without having done any work."""
+
+    times: int
+    at: float
+    """When the last one was."""
+    why: str
 
 
 @frozen
@@ -219,6 +233,8 @@ class State:
     restarts: int = 0
     losses: Mapping[str, int] = Factory(dict)
     """For each host, how many of its rounds running had lost it when the present one began."""
+    exits: Mapping[str, Exits] = Factory(dict)
+    """By place, of nodes that come and go."""
     gathering_since: float | None = None
     last_join: float = 0.0
     final: Final | None = None
