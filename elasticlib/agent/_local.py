@@ -118,6 +118,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         finally:
             self._watch.close()
             self._sockets.close()
+            self._logs.forget_unused()
 
     def original_exception(self, rank: int) -> BaseException | None:
         """The exception of the worker with global rank *rank* in the last round, where it can be rebuilt."""
@@ -127,6 +128,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         return self._processes.original_exception(local)
 
     # The hooks.
+
+    def _make_ready(self) -> None:
+        # Alone there is nobody to be disturbed, and the worker's own error says more.
+        if self._worker_group.group_world_size != 1:
+            self._logs.make_ready(self._run_id)
 
     def _watched(self) -> Sequence[HasDescriptor]:
         return () if self._processes.fileno() < 0 else (self._processes,)

@@ -155,6 +155,19 @@ class Join(_Printed):
 
 
 @frozen(repr=False)
+class Flap(_Printed):
+    """
+    For *seconds* the node comes and goes: its agent ends itself as soon as it has workers, whatever keeps it from its
+    work, and its scheduler starts another one *after* seconds later, however it ended.
+    """
+
+    node: int = field(validator=_node)
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+    after: float = field(default=1.0, validator=_moment)
+
+
+@frozen(repr=False)
 class Skew(_Printed):
     """From the start the machine's clocks are *seconds* ahead, and gain *drift* seconds each second."""
 
@@ -176,10 +189,10 @@ class PauseStore(_Printed):
     seconds: float = field(validator=_moment)
 
 
-Fault: TypeAlias = Kill | Pause | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore
+Fault: TypeAlias = Kill | Pause | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Flap | Skew | PauseStore
 
 KINDS: tuple[type[Any], ...] = (
-    Kill, Pause, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore,
+    Kill, Pause, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Flap, Skew, PauseStore,
 )  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
 
