@@ -139,7 +139,7 @@ class SimpleElasticAgent(ElasticAgent):
         """Stop all workers with *death_sig*, SIGKILL after *timeout* s, and free what they used; may come twice."""
 
     def _make_ready(self) -> None:
-        """Raise what would keep workers from starting: this node is about to ask for a seat, and disturbs nobody yet."""
+        """Raise what would keep workers from starting, while this node, about to ask for a seat, disturbs nobody."""
 
     def _watched(self) -> Sequence[HasDescriptor]:
         """What becomes readable when `_monitor_workers` has something new to tell."""

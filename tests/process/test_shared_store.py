@@ -4,98 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.process.launches import Launch, free_port
+
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
-
-LIMIT = 60.0
-WORK = "import sys; print('at work', flush=True); sys.stdin.read(); print('done', flush=True)"
-"""A worker that works until its standard input ends."""
-
-
-class Launch:
-    """``elasticrun`` of a job of one node on the shared endpoint, with one worker."""
-
-    def __init__(self, port: int, run_id: str, **conf: object) -> None:
-        options = {"heartbeat_timeout": 10, "reconnect_timeout": 10, **conf}
-        self.popen = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "elasticlib.run", "--nnodes", "1:2", "--rdzv-backend", "c10d"),
-                *("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", run_id, "--max-restarts", "0"),
-                *("--rdzv-conf", ",".join(f"{name}={value}" for name, value in {"wait_for": "min", **options}.items())),
-                *("--no-python", sys.executable, "-c", WORK),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        )
-        self.log: list[str] = []
-        self._news = threading.Condition()
-        self._silent = 0
-        """How many of its streams have ended."""
-        self._readers = [
-            threading.Thread(target=self._read, args=(file,)) for file in (self.popen.stdout, self.popen.stderr)
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def _read(self, lines: Iterator[str]) -> None:
-        for line in lines:
-            with self._news:
-                self.log.append(line.rstrip())
-                self._news.notify_all()
-        with self._news:
-            self._silent += 1
-            self._news.notify_all()
-
-    def says(self, text: str) -> str:
-        """The line that holds *text*, once it is there."""
-        with self._news:
-            assert self._news.wait_for(lambda: self._silent == 2 or any(text in line for line in self.log), LIMIT)
-            said = [line for line in self.log if text in line]
-            assert said, self.log
-            return said[0]
-
-    def at_work(self) -> Launch:
-        self.says("at work")
-        return self
-
-    def finish(self) -> None:
-        """Let its worker end well."""
-        assert self.popen.stdin is not None
-        self.popen.stdin.close()
-        self.says("done")
-
-    def rendezvous_process(self) -> int:
-        """The process that keeps its contact, and its store where it hosts one."""
-        found = Path(f"/proc/{self.popen.pid}/task").glob("*/children")
-        children = [int(pid) for each in found for pid in each.read_text().split()]
-        [pid] = [pid for pid in children if b"_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return pid
-
-    def ends(self) -> tuple[int, str]:
-        """Its exit status, and all that it said."""
-        status = self.popen.wait(LIMIT)
-        for reader in self._readers:
-            reader.join()
-        return status, "\n".join(self.log)
-
-    def close(self) -> None:
-        self.popen.kill()
-        self.ends()
-        for file in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
-            assert file is not None
-            file.close()
-
 
 Start = Callable[..., Launch]
 
@@ -103,8 +18,7 @@ Start = Callable[..., Launch]
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts jobs on one endpoint; the first one hosts the store."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     launches: list[Launch] = []
 
     def new(run_id: str, **conf: object) -> Launch:
