@@ -124,15 +124,15 @@ def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
     entry = Entry(node, box_name(node, seq), seq, report.descriptor, came=now, arrived=now)
     if state.final is not None:
         return state, (Send(entry.box, node, _last_word(state, state.final, node)),)
-    known = state.waiting.get(node) or (current.entries.get(node) if current and node not in current.left else None)
-    if known is None:
-        entry = evolve(entry, free_at=_places.free_at(state, entry, now))
-    else:
-        entry = evolve(entry, arrived=known.arrived, free_at=known.free_at)
+    known = _known(state, node)
+    if known is not None:
+        entry = evolve(entry, arrived=known.arrived, exits=known.exits, free_at=known.free_at)
     refusal = _refusal(state, report) or (None if known is not None else _places.refusal(state, entry))
     if refusal:
         state, actions = _part(state, node, refusal)
         return state, (Send(entry.box, node, Final(False, refusal, kind="refused")), *actions)
+    if known is None:
+        state, entry = _places.arrived(state, entry, now)
     if node in state.waiting:
         waiting = {other: its for other, its in state.waiting.items() if other != node}
     else:
@@ -158,6 +158,13 @@ def _let_in(state: State, current: Round, node: str) -> Outcome:
     if len(current.entries) < state.rules.max_nodes and not current.succeeded:
         return end_round(state, current, f"node {node} joins", restart=True)
     return state, ()
+
+
+def _known(state: State, node: str) -> Entry | None:
+    """The node as it is there now; None for one that is not."""
+    current = state.round
+    seated = current.entries.get(node) if current is not None and node not in current.left else None
+    return state.waiting.get(node) or seated
 
 
 def _last_word(state: State, final: Final, node: str) -> Final:
@@ -218,8 +225,9 @@ def _leave(state: State, report: Leave, now: float) -> Outcome:
         entry = current.entries[node]
     still_runs = current is not None and seated and report.round == current.number
     by_itself = not report.why.startswith(AGENT_GONE)
-    if by_itself and entry is not None and _disturbs(current, node):
-        state = _places.count_exit(state, entry, report.why, now)
+    if entry is not None:
+        disturbs = by_itself and _disturbs(current, node)
+        state = _places.left(state, entry, report.why, now) if disturbs else _places.gone(state, (entry,))
     state, actions = _part(state, node, report.why, still_runs=still_runs, by_itself=by_itself)
     if entry is None:
         return state, actions
@@ -275,6 +283,7 @@ def _count(state: State, counts: Mapping[str, int], now: float) -> Outcome:
         silent = tuple(node for node in silent if node in state.waiting or node not in current.succeeded)
     if not silent:
         return state, ()
+    state = _places.gone(state, (entry for node in silent if (entry := _known(state, node)) is not None))
     waiting = {node: entry for node, entry in state.waiting.items() if node not in silent}
     state = evolve(state, waiting=waiting)
     if current is None:
@@ -340,8 +349,7 @@ def _settle(state: State, now: float) -> Outcome:
 
 def _look_at_pauses(state: State, current: Round, now: float) -> Outcome:
     """A newcomer whose pause is over is let in now."""
-    over = (entry.node for entry in state.waiting.values() if 0.0 < entry.free_at <= now) if state.exits else ()
-    for node in over:
+    for node in _places.rested(state, now):
         state, actions = _let_in(state, current, node)
         if actions:
             return state, actions

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from attrs import asdict, evolve, fields
@@ -42,7 +42,8 @@ def encode_state(state: State, now: float) -> bytes:
         "round": None if state.round is None else _round(state.round, now),
         "restarts": state.restarts,
         "losses": dict(state.losses),
-        "exits": {place: [its.times, now - its.at, its.why] for place, its in state.exits.items()},
+        "exits": {place: [_exits(its, now) for its in agents] for place, agents in state.exits.items()},
+        "after": {entry.node: _exits(entry.exits, now) for entry in _entries(state) if entry.exits is not None},
         "pauses": {node: entry.free_at - now for node, entry in state.waiting.items() if entry.free_at},
         "gathering": None if state.gathering_since is None else now - state.gathering_since,
         "last_join": now - state.last_join,
@@ -65,19 +66,21 @@ def decode_state(data: bytes, now: float) -> State:
 
 def _state(body: Any, now: float) -> State:
     rules = Rules(**{name: _read(body["rules"][name], kind) for name, kind in _RULES.items()})
-    waiting = [_read_entry(entry, now) for entry in _read(body["waiting"], list)]
+    after = {node: _read_exits(its, now) for node, its in _read(body["after"], dict).items()}
+    waiting = [_read_entry(entry, now, after) for entry in _read(body["waiting"], list)]
     free_at = {node: now + _read(left, float) for node, left in _read(body["pauses"], dict).items()}
     return State(
         rules,
         heard=_counts(body["heard"]),
         waiting={entry.node: evolve(entry, free_at=free_at.get(entry.node, 0.0)) for entry in waiting},
-        round=None if body["round"] is None else _read_round(body["round"], now),
+        round=None if body["round"] is None else _read_round(body["round"], now, after),
         restarts=_read(body["restarts"], int),
         losses=_counts(body["losses"]),
         exits={
-            place: Exits(_read(times, int), now - _read(age, float), _read(why, str))
-            for place, (times, age, why) in _read(body["exits"], dict).items()
+            place: tuple(_read_exits(its, now) for its in _read(agents, list))
+            for place, agents in _read(body["exits"], dict).items()
         },
+        pausing=frozenset(free_at),
         gathering_since=None if body["gathering"] is None else now - _read(body["gathering"], float),
         last_join=now - _read(body["last_join"], float),
         final=None if body["final"] is None else _read_message(body["final"], Final),
@@ -89,7 +92,24 @@ def _entry(entry: Entry) -> list[Any]:
     return [entry.node, entry.seq, its.slots, its.role, its.addresses, its.store_port, its.index, its.hosts, its.work]
 
 
-def _read_entry(value: Any, now: float) -> Entry:
+def _entries(state: State) -> Iterator[Entry]:
+    yield from state.waiting.values()
+    if state.round is not None:
+        yield from (entry for entry in state.round.entries.values() if entry.node not in state.waiting)
+
+
+def _exits(exits: Exits, now: float) -> list[Any]:
+    return [exits.times, now - exits.at, exits.why]
+
+
+def _read_exits(value: Any, now: float) -> Exits:
+    times, age, why = value
+    if _read(times, int) < 1:
+        raise ValueError(f"{times!r:.40} should be a whole number above 0")
+    return Exits(times, now - _read(age, float), _read(why, str))
+
+
+def _read_entry(value: Any, now: float, after: Mapping[str, Exits]) -> Entry:
     node, seq, slots, role, addresses, port, index, hosts, work = value
     descriptor = Descriptor(
         _read(slots, int),
@@ -101,7 +121,8 @@ def _read_entry(value: Any, now: float) -> Entry:
         _read(work, str),
     )
     # How long it has been there is not known: what it does next is judged as a newcomer's.
-    return Entry(_read(node, str), box_name(node, _read(seq, int)), seq, descriptor, arrived=now)
+    box = box_name(_read(node, str), _read(seq, int))
+    return Entry(node, box, seq, descriptor, arrived=now, exits=after.get(node))
 
 
 def _round(current: Round, now: float) -> dict[str, Any]:
@@ -120,8 +141,8 @@ def _round(current: Round, now: float) -> dict[str, Any]:
     }
 
 
-def _read_round(value: Any, now: float) -> Round:
-    entries = [_read_entry(entry, now) for entry in _read(value["entries"], list)]
+def _read_round(value: Any, now: float, after: Mapping[str, Exits]) -> Round:
+    entries = [_read_entry(entry, now, after) for entry in _read(value["entries"], list)]
     nodes = [entry.node for entry in entries]
     seats = _read_seats(value["seats"], _read(value["own"], list))
     if not len(set(nodes)) == len(nodes) == len(seats) > 0:

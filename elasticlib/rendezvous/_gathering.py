@@ -72,14 +72,18 @@ def seal(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
     nodes = order(chosen, last)
     number = current.number + 1 if current is not None else 0
     seats = assign([chosen[node] for node in nodes], number, state.restarts, rules.max_restarts, why)
-    entries = {node: evolve(state.waiting[node], free_at=0.0) if state.exits else state.waiting[node] for node in nodes}
+    entries = {node: _rested(state.waiting[node]) for node in nodes}
     rest = {node: entry for node, entry in state.waiting.items() if node not in entries}
     losses = state.losses if current is None else losses_after(state.losses, current)
     state = evolve(state, heard=_worth_remembering(state), waiting=rest, losses=losses, gathering_since=None)
-    state = evolve(state, round=Round(number, entries, seats))
+    state = evolve(state, round=Round(number, entries, seats), pausing=state.pausing & rest.keys())
     first: tuple[Action, ...] = (ClearStore(),) if rules.shared_store and number > 0 else ()
     sends = zip(entries.values(), seats, strict=True)
     return state, first + tuple(Send(entry.box, entry.node, seat) for entry, seat in sends)
+
+
+def _rested(entry: Entry) -> Entry:
+    return evolve(entry, free_at=0.0) if entry.free_at else entry
 
 
 def status(state: State, now: float) -> str:

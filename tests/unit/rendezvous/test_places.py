@@ -248,6 +248,46 @@ def test_an_agent_that_works_is_not_refused_for_another_one_of_its_place() -> No
     assert {"n1/1-a", "n2/2-b"} == made.seated()
 
 
+def test_exits_of_agents_that_share_a_place_are_not_added_up() -> None:
+    """Many agents of one host, all of which are stopped once, and started again."""
+    made = job(1, 9)
+    agents = [f"n2/{number}-b" for number in range(6)]
+    for node in agents:
+        made.join(node)
+    for node in agents:
+        made.leave(node, "signal 15")
+
+    for node in agents:
+        made.join(f"{node}-again")
+
+    assert {"n1/1-a", *(f"{node}-again" for node in agents)} == made.seated()
+
+
+def test_a_pause_that_is_not_waited_for_is_none_less_for_it() -> None:
+    made = job()
+    made.come_and_go(3)
+    for number in range(5):
+        assert [] == made.join(f"n2/{number}-z")
+        made.leave(f"n2/{number}-z")
+    [its] = made.state.exits["n2 (10.0.0.1)"]
+
+    assert 3 == its.times
+    made.wait(PAUSES[2] * HEARTBEAT)
+    made.join("n2/9-z")
+    assert {"n1/1-a", "n2/9-z"} == made.seated()
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+def test_a_node_that_dies_in_between_makes_nothing_of_its_place_undone(pauses: bool) -> None:
+    made = job()
+    made.come_and_go(3)
+    made.join("n2/8-z")
+    made.wait(0.0 if pauses else PAUSES[2] * HEARTBEAT)
+    made.leave("n2/8-z", "its agent died")
+
+    assert [3] == [its.times for its in made.state.exits["n2 (10.0.0.1)"]]
+
+
 def test_a_node_that_goes_beside_one_that_has_succeeded_costs_its_place_nothing() -> None:
     made = job()
     made.join("n2/2-b")
