@@ -26,6 +26,7 @@ from elasticlib.logs._layout import DEFAULT_PREFIX, line_prefix
 from elasticlib.multiprocessing._processes import Processes
 from elasticlib.rendezvous._messages import ContactLost
 from elasticlib.rendezvous._names import host_name
+from elasticlib.rendezvous._open import Rendezvous
 from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
 from elasticlib.workers import _env, _serving
@@ -130,8 +131,9 @@ class LocalElasticAgent(SimpleElasticAgent):
     # The hooks.
 
     def _make_ready(self) -> None:
-        # Alone there is nobody to be disturbed, and the worker's own error says more.
-        if self._worker_group.group_world_size != 1:
+        handler = self._worker_group.spec.rdzv_handler
+        # Where nobody else can be disturbed, workers whose disk is full in a later round say more of it.
+        if not (isinstance(handler, Rendezvous) and handler.alone):
             self._logs.make_ready(self._run_id)
 
     def _watched(self) -> Sequence[HasDescriptor]:

@@ -28,8 +28,8 @@ _FOLDER = "guests"
 _ANSWER = 1.0
 """Seconds that a coordinator which lives takes to answer at most, unless it is very busy: then it is asked again."""
 _HALF = re.compile("[\ud800-\udfff]")
-_HEARTBEATS = (0.1, 3600.0)
-"""Bounds of what a guest may call its heartbeat time, in seconds."""
+_LONGEST = 1e6
+"""Seconds that a guest may call its heartbeat time at most."""
 
 
 @define(eq=False)
@@ -92,7 +92,8 @@ class Claim:
         """The job is over, and its id is free for the next one."""
         if self._number is not None:
             exchange.of(_NOBODY).delete([f"{_FOLDER}/{self._number}"])
-        forget(exchange)
+        if exchange.read([CLAIMANT]) == [self.word]:  # else another node has begun it anew
+            forget(exchange)
 
     def _announce(self, exchange: StoreExchange) -> None:
         body = {"run_id": self.run_id, "heartbeat": self.heartbeat}
@@ -146,8 +147,7 @@ def _read(data: bytes | None) -> _Guest | None:
         run_id, heartbeat = body["run_id"], body["heartbeat"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    least, most = _HEARTBEATS
-    if not isinstance(run_id, str) or type(heartbeat) not in (int, float) or not least <= heartbeat <= most:
+    if not isinstance(run_id, str) or type(heartbeat) not in (int, float) or not 0 < heartbeat <= _LONGEST:
         return None
     # No id of a job holds half of a character, and no key could.
     return None if not run_id or _HALF.search(run_id) else _Guest(run_id, heartbeat)

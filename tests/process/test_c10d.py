@@ -423,6 +423,7 @@ class TestStrangers:
 
         with pytest.raises(LeadershipLost, match="job 'b' was taken for dead"):
             old.write({HELLO: b"old"})
+        paused.give_up(exchange)
         assert [b"new"] == exchange.read([HELLO])
 
     def test_a_guest_lives_while_its_pulse_changes_and_until_it_has_ended(self, backend: Open) -> None:

@@ -372,7 +372,7 @@ def test_a_node_that_comes_and_goes_ends_few_rounds_and_the_others_work_on(coord
 @BOTH
 def test_where_too_few_are_left_the_end_names_the_node_that_came_and_went(coordinator: str) -> None:
     rules = evolve(RULES, min_nodes=3, join_timeout=60.0)
-    cluster = run(Flap(2, at=1.0, seconds=600.0), rules=rules, coordinator=coordinator)
+    cluster = run(Flap(2, at=1.0, seconds=150.0), rules=rules, coordinator=coordinator)
 
     ends = [verdict for verdict in verdicts_of_steady_nodes(cluster) if verdict is not None]
     assert ["timeout"] * 2 == [verdict.kind for verdict in ends]
