@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from attrs import define, field
@@ -120,18 +120,18 @@ def prepare(dest: LogsDest) -> None:
 def full_folders(dest: LogsDest) -> list[str]:
     """Of each file system without room where *dest* has stream files, one folder: lines may be missing there."""
     folders = {os.path.dirname(path) or "." for path in {*dest.stdouts.values(), *dest.stderrs.values()}}
-    full = {device: folder for folder in sorted(folders, reverse=True) for device in _full_device(folder)}
-    return sorted(full.values())
+    devices = ((_full_device(folder), folder) for folder in sorted(folders, reverse=True))
+    return sorted({device: folder for device, folder in devices if device is not None}.values())
 
 
-def _full_device(folder: str) -> Iterator[int]:
-    """The device that *folder* is on, where it has no room left."""
+def _full_device(folder: str) -> int | None:
+    """The device that *folder* is on, if no space is left on it; None: there is some, or the folder was taken away."""
     try:
         facts = os.statvfs(folder)
-        if facts.f_blocks > 0 and (facts.f_bfree if os.geteuid() == 0 else facts.f_bavail) == 0:
-            yield os.stat(folder).st_dev
+        is_full = facts.f_blocks > 0 and (facts.f_bfree if os.geteuid() == 0 else facts.f_bavail) == 0
+        return os.stat(folder).st_dev if is_full else None
     except OSError:
-        return  # it was taken away: nothing can be missing there
+        return None
 
 
 def follow(tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: Duplicates) -> None:
