@@ -14,6 +14,7 @@ STORE = """
 import os, torch.distributed as dist
 dist.init_process_group("gloo")
 print(os.environ["TORCHELASTIC_RUN_ID"], os.environ["MASTER_PORT"], os.environ["GROUP_RANK"], dist.get_world_size())
+dist.destroy_process_group()
 """
 
 

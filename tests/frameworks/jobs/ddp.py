@@ -32,6 +32,7 @@ def train(folder, dies_at=-1):
         dist.all_reduce(total)
         losses.append(total.item() / world)
     weights = [value for tensor in model.parameters() for value in tensor.flatten().tolist()]
+    dist.destroy_process_group()  # left to the interpreter's end, torch's threads abort the process now and then
     return {"rank": rank, "world": world, "attempt": attempt, "losses": losses, "weights": weights}
 
 

@@ -66,6 +66,7 @@ def train(folder, until=4, dies_at=-1, lingers_at=-1):
     shards = [tensor.to_local().shape[0] for tensor in model.parameters() if isinstance(tensor, DTensor)]
     seen = {"rank": rank, "world": world, "attempt": attempt, "first": first, "losses": losses, "shards": shards}
     seen |= {"loaded": loaded, "weights": whole(model)}
+    dist.destroy_process_group()  # left to the interpreter's end, torch's threads abort the process now and then
     return seen
 
 

@@ -22,3 +22,4 @@ if dist.get_rank() == 1 and attempt < int(failures):
     raise RuntimeError(f"attempt {attempt} was doomed")
 if attempt < int(failures):
     dist.barrier()  # until the agents end it
+dist.destroy_process_group()  # left to the interpreter's end, torch's threads abort the process now and then

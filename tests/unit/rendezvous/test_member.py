@@ -203,8 +203,10 @@ def test_a_notice_makes_the_descriptor_readable_until_it_is_taken(member: Member
     stage.tell("a/1", 0, END)
 
     assert [END] == take(member)
-    assert not select.select([member], [], [], 0)[0]
-    assert [] == member.take()
+    deadline = time.monotonic() + LIMIT
+    while select.select([member], [], [], 0)[0]:  # an acknowledged beat wakes the owner too, and is no word
+        assert time.monotonic() < deadline, "readable with nothing to take"
+        assert [] == member.take()
 
 
 def test_notices_keep_their_order(member: Member, stage: Stage) -> None:
