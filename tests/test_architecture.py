@@ -76,6 +76,7 @@ PURE = [
     "rendezvous/_codec.py",
     "rendezvous/_contact.py",
     "rendezvous/_mail.py",
+    "rendezvous/_shortening.py",
     "rendezvous/_messages.py",
     "rendezvous/_membership.py",
     "rendezvous/_operations.py",

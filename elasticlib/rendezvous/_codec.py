@@ -108,7 +108,12 @@ def write(body: Any) -> bytes:
 
 def mac(body: dict[str, Any], key: bytes, place: str) -> str:
     """The signature of plain data for a place."""
-    return hmac.new(key, place.encode() + b"\0" + write(body), hashlib.sha256).hexdigest()
+    return mac_of(write(body), key, place)
+
+
+def mac_of(data: bytes, key: bytes, place: str) -> str:
+    """The signature for a place of what plain data look like."""
+    return hmac.new(key, place.encode() + b"\0" + data, hashlib.sha256).hexdigest()
 
 
 def _check(body: dict[str, Any], found: Any, key: bytes | None, place: str) -> None:

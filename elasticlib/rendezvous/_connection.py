@@ -24,10 +24,10 @@ from elasticlib.errors import (
 )
 from elasticlib.rendezvous._contact import Tick
 from elasticlib.rendezvous._dial import RefusedError
-from elasticlib.rendezvous._exchange import Exchange
+from elasticlib.rendezvous._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous._messages import Descriptor
 from elasticlib.rendezvous._operations import perform
-from elasticlib.rendezvous._session_events import Answer, Ask, Connected, Describe, Event, Lane, Lost, Refused
+from elasticlib.rendezvous._session_events import Answer, Ask, Connected, Denied, Describe, Event, Lane, Lost, Refused
 
 _log = logging.getLogger("elasticlib")
 
@@ -128,11 +128,16 @@ class Connection:
 
     def _serve(self, lane: Lane, exchange: Exchange) -> None:
         while (ask := self._next(lane)) is not None:
-            what = ask.operation
-            result = (
-                self.desk.describe(what.slots, what.role) if isinstance(what, Describe) else perform(exchange, what)
-            )
-            self.desk.tell(Answer(self.number, ask.number, result))
+            self.desk.tell(self._done(ask, exchange))
+
+    def _done(self, ask: Ask, exchange: Exchange) -> Event:
+        what = ask.operation
+        if isinstance(what, Describe):
+            return Answer(self.number, ask.number, self.desk.describe(what.slots, what.role))
+        try:
+            return Answer(self.number, ask.number, perform(exchange, what))
+        except RequestRefusedError as error:
+            return Denied(self.number, ask.number, str(error), error.too_large)
 
     def _next(self, lane: Lane) -> Ask | None:
         """What is to be done on the lane, once there is something; None at the end."""

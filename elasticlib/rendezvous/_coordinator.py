@@ -17,7 +17,15 @@ from collections.abc import Iterator, Mapping
 from attrs import evolve
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous._endings import describe, end_for_losses, end_round, finish, root_cause, spend
+from elasticlib.rendezvous._endings import (
+    describe,
+    end_for_losses,
+    end_round,
+    finish,
+    root_cause,
+    spend,
+    worth_keeping,
+)
 from elasticlib.rendezvous._exchange import box_name
 from elasticlib.rendezvous._gathering import gather, status
 from elasticlib.rendezvous._liveness import asks_anew, boxes, give_up, given_up, heard_again, look, next_loss
@@ -290,7 +298,8 @@ def _lose_workers(state: State, current: Round, report: Failed | Stopped, now: f
         # The later note is the more complete one; the time of a failure is that of its first note.
         at = now - note.age if known is None else min(known.at, now - note.age)
         causes[report.node, note.rank] = Cause(at, report.node, note)
-    current = evolve(current, causes=tuple(causes.values()))
+    found = tuple(causes.values())
+    current = evolve(current, causes=worth_keeping(found))
     if isinstance(report, Stopped):
         current = evolve(current, stopped=current.stopped | {report.node})
     state = evolve(state, round=current)
@@ -298,7 +307,8 @@ def _lose_workers(state: State, current: Round, report: Failed | Stopped, now: f
         return state, ()
     if isinstance(report, Stopped) and not report.failures:
         return end_round(state, current, f"node {report.node} stopped its workers", restart=True)
-    return spend(state, current, describe(report.node, root_cause(current.causes)))
+    fatal = any(cause.note.fatal for cause in found)
+    return spend(state, current, describe(report.node, root_cause(current.causes)), fatal=fatal)
 
 
 # What follows.

@@ -76,7 +76,7 @@ class Garbage:
         for node in list(mail.unparted):
             count = counts.get(mail.box_of(node))
             seen, since = self._ends.get(node, (None, now))
-            if node not in self._ends or (count is not None and count != seen):
+            if node not in self._ends or (count is not None and (seen is None or count > seen)):
                 self._ends[node] = (count, now)
             elif now >= since + patience:
                 mail.part(node)

@@ -50,7 +50,7 @@ class Handover:
 def write_handover(memory: Handover, run_id: str, key: bytes | None, now: float) -> bytes:
     """The text; *now* is the time of the clock that the memory was made with."""
     state = encode_state(memory.state, now).decode("ascii")
-    parts = {"state": state, "mail": memory.mail.plain(), "gone": memory.garbage.plain(boxes(memory.state))}
+    parts = {"state": state, "mail": memory.mail.plain(memory.state), "gone": memory.garbage.plain(boxes(memory.state))}
     body = {"v": VERSION, "nonce": memory.nonce, "epoch": memory.epoch, **parts}
     text = json.dumps(body, separators=(",", ":")).encode("ascii")
     return text if key is None else b"%s%s:%s" % (_MARK, _signature(text, run_id, key), text)
@@ -65,7 +65,7 @@ def read_handover(data: bytes, run_id: str, key: bytes | None, now: float) -> Ha
         if type(nonce) is not str or type(epoch) is not int or epoch < 0:
             raise ValueError(f"nonce {nonce!r:.40} and epoch {epoch!r:.40} should be a text and a whole number")
         state = decode_state(body["state"].encode("ascii"), now)
-        mail, garbage = Mail.from_plain(body["mail"], now), Garbage.from_plain(body["gone"], now)
+        mail, garbage = Mail.from_plain(body["mail"], state, now), Garbage.from_plain(body["gone"], now)
         return Handover(nonce, epoch, state, mail, garbage)
     except (*_DAMAGES, RendezvousStateError) as error:
         raise RendezvousStateError(f"the coordinator's document is damaged: {error!r:.400}") from error

@@ -15,11 +15,11 @@ from elasticlib._clock import Clock, monotonic
 from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError, StartError
 from elasticlib.rendezvous._coordinator import Rules, State
-from elasticlib.rendezvous._exchange import Exchange
+from elasticlib.rendezvous._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous._journal import Journal, LeadershipLost
 from elasticlib.rendezvous._operations import Log, Read, Receive, perform
 from elasticlib.rendezvous._seen import Seen
-from elasticlib.rendezvous._server import Server
+from elasticlib.rendezvous._server import REFUSALS, Server
 from elasticlib.rendezvous._server_events import (
     Abandon,
     Action,
@@ -35,6 +35,7 @@ from elasticlib.rendezvous._server_events import (
     Purge,
     Save,
     Stop,
+    Unsaved,
 )
 
 _log = logging.getLogger("elasticlib")
@@ -100,7 +101,7 @@ class Host:
         Answer until `close`, or until the lead is lost.
 
         Raises `LeadershipLost` when another node coordinates now, `RendezvousConnectionError` when the store
-        is gone: then nothing more was written.
+        is gone, `RequestRefusedError` when it takes not even the end of the job: then nothing more was written.
         """
         try:
             try:
@@ -113,7 +114,9 @@ class Host:
                 _log.exception("the coordinator of job %r broke", self._run_id)
                 self._work(self._step(Broke(f"the coordinator broke: {error!r}")))
         except RendezvousError as error:
-            if self._thread is None and isinstance(error, (LeadershipLost, RendezvousConnectionError)):
+            if self._thread is None and isinstance(
+                error, (LeadershipLost, RendezvousConnectionError, RequestRefusedError)
+            ):
                 raise
             _log.warning("the coordinator of job %r stops: %s", self._run_id, error)
         finally:
@@ -124,8 +127,14 @@ class Host:
     def _work(self, actions: tuple[Action, ...]) -> None:
         while actions:
             came: Event | None = None
-            for action in actions:
-                came = self._do(action)
+            for index, action in enumerate(actions):
+                try:
+                    came = self._do(action)
+                except RequestRefusedError as error:
+                    if not isinstance(action, Save) or self._server.refused >= REFUSALS:
+                        raise
+                    came = Unsaved(str(error), actions[index + 1 :])
+                    break
             actions = () if came is None else self._step(came)
 
     def _do(self, action: Action) -> Event | None:

@@ -2,8 +2,9 @@
 Who is silent. Pure.
 
 Rules of this file: counters are compared, never clocks of two hosts: a node whose count grows lives, and the
-coordinator times with its own clock how long one has not. A coordinator that did not look for a while was
-paused itself, or is new: it blames nobody for what it did not see.
+coordinator times with its own clock how long one has not. A count that is lower than before is a beat of the
+past which somebody wrote again. A coordinator that did not look for a while was paused itself, or is new: it blames
+nobody for what it did not see.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tu
     for node, entry in _watched(state).items():
         known, count = watch.sightings.get(node), counts.get(entry.box)
         old = known if known is not None and known.box == entry.box else Sighting(entry.box, None, entry.came)
-        if count is not None and count != old.count:
+        if count is not None and (old.count is None or count > old.count):
             sightings[node] = Sighting(entry.box, count, now)
         elif was_away:
             sightings[node] = evolve(old, at=now)

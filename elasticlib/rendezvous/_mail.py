@@ -2,28 +2,34 @@
 The coordinator's outgoing mail: what is to be written, and what may have to be written again. Pure.
 
 Rules of this file: bookkeeping only; times are the coordinator's seconds. A notice is kept until a beat of
-its node says that it was read, or until a newer box of the node takes its place.
+its node says that it was read, or until a newer box of the node takes its place. It is kept as what it says: a
+thousand nodes that are told the same share one object, and one text in what a successor gets. Boxes have the names
+that `box_name` makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, ItemsView, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, TypeAlias
 
 from attrs import Factory, define, evolve, frozen
+from typing_extensions import Self
 
 from elasticlib import _untrusted
 from elasticlib.rendezvous._exchange import box_key
-from elasticlib.rendezvous._messages import Final, GivenUp, Notice
+from elasticlib.rendezvous._messages import Final, GivenUp, Notice, RoundEnd, Seat, decode, encode
+from elasticlib.rendezvous._shortening import brief
 from elasticlib.rendezvous._state import State
 
-_DIGITS = 20
-"""Of the number of a letter, or of a notice."""
+Told: TypeAlias = Notice | GivenUp
+"""What the coordinator says to one node."""
+_LONGEST_BOX = _untrusted.LONGEST_NAME + 1 + 20
+"""Characters in the name of a box: a node's, and the number of a letter."""
 
 
 @frozen
 class _Notice:
-    data: bytes
+    notice: Told
     at: float
 
 
@@ -34,34 +40,37 @@ class Mail:
     _told: dict[str, int] = Factory(dict)
     """How many notices each box was given."""
     _unread: dict[str, dict[int, _Notice]] = Factory(dict)
-    _due: dict[str, bytes] = Factory(dict)
+    _due: dict[str, Told] = Factory(dict)
     _boxes: dict[str, str] = Factory(dict)
     """The latest box of each node."""
     unparted: set[str] = Factory(set)
     """Nodes that were told how the job ended, and have not said that they read it."""
 
-    def copy(self) -> Mail:
+    def copy(self) -> Self:
         """The same, to be changed apart."""
-        return Mail(dict(self._told), dict(self._unread), dict(self._due), dict(self._boxes), set(self.unparted))
+        told, unread, due, boxes = dict(self._told), dict(self._unread), dict(self._due), dict(self._boxes)
+        return type(self)(told, unread, due, boxes, set(self.unparted))
 
     def next_index(self, box: str) -> int:
         """The number of the next notice in *box*."""
         return self._told.get(box, 0)
 
-    def add(self, box: str, node: str, index: int, data: bytes, notice: Notice | GivenUp, now: float) -> None:
-        """Put a notice among what is to be written."""
+    def add(self, box: str, node: str, notice: Told, now: float) -> int:
+        """Put a notice among what is to be written; how many the box was given now."""
         old = self._boxes.get(node)
         if old is not None and old != box:
             self._told.pop(old, None)
             self._unread.pop(old, None)
         self._boxes[node] = box
+        index = self._told.get(box, 0)
         self._told[box] = index + 1
-        self._unread[box] = {**self._unread.get(box, {}), index: _Notice(data, now)}
-        self._due[box_key(box, index)] = data
+        self._unread[box] = {**self._unread.get(box, {}), index: _Notice(notice, now)}
+        self._due[box_key(box, index)] = notice
         if isinstance(notice, Final):
             self.unparted.add(node)
+        return index + 1
 
-    def due(self) -> Mapping[str, bytes]:
+    def due(self) -> Mapping[str, Told]:
         """What is to be written, by key."""
         return self._due
 
@@ -121,45 +130,71 @@ class Mail:
             late = {index: evolve(notice, at=now) for index, notice in notices.items() if now >= notice.at + patience}
             if late:
                 self._unread[box] = {**notices, **late}
-                self._due.update({box_key(box, index): notice.data for index, notice in late.items()})
+                self._due.update({box_key(box, index): notice.notice for index, notice in late.items()})
 
-    def plain(self) -> dict[str, Any]:
-        """As a JSON object, for whoever takes over."""
-        unread = {
-            box: {str(index): notice.data.decode("ascii") for index, notice in notices.items()}
-            for box, notices in self._unread.items()
-            if notices
+    def shorten(self) -> None:
+        """Say less of how the job ended, where that was not read yet."""
+        for box, notices in self._unread.items():
+            self._unread[box] = {
+                index: evolve(each, notice=brief(each.notice)) if isinstance(each.notice, Final) else each
+                for index, each in notices.items()
+            }
+
+    def plain(self, state: State) -> dict[str, Any]:
+        """As a JSON object, for whoever takes over with that *state*; what the state says is not said again."""
+        texts: dict[Told, int] = {}
+        seats = () if state.round is None else state.round.seats
+
+        def place(notice: Told) -> int | None:
+            if notice == state.final:
+                return None
+            if isinstance(notice, Seat) and notice.group_rank < len(seats) and notice == seats[notice.group_rank]:
+                return -1 - notice.group_rank
+            return texts.setdefault(notice, len(texts))
+
+        boxes = {
+            box: [
+                self._told[box],
+                int(node in self.unparted),
+                [[index, place(each.notice)] for index, each in self._unread.get(box, {}).items()],
+            ]
+            for node, box in self._boxes.items()
         }
-        return {"told": self._told, "unread": unread, "boxes": self._boxes, "unparted": sorted(self.unparted)}
+        return {"boxes": boxes, "texts": [encode(notice).decode("ascii") for notice in texts]}
 
     @classmethod
-    def from_plain(cls, body: Mapping[str, Any], now: float) -> Mail:
+    def from_plain(cls, body: Mapping[str, Any], state: State, now: float) -> Self:
         """
         What `plain` made; everything unread is due again, as its last writing is not certain.
 
-        Raises ValueError, KeyError or TypeError for anything else.
+        Raises ValueError, KeyError, IndexError or TypeError for anything else.
         """
         mail = cls()
-        mail._told = {_box(box): _untrusted.whole(count, 0) for box, count in _members(body["told"])}
-        mail._boxes = {_untrusted.name(node): _box(box) for node, box in _members(body["boxes"])}
-        mail.unparted = {_untrusted.name(node) for node in _untrusted.exactly(body["unparted"], list)}
-        for box, texts in _members(body["unread"]):
-            notices = {_index(index): _untrusted.exactly(text, str).encode("ascii") for index, text in _members(texts)}
-            mail._unread[_box(box)] = {index: _Notice(data, now) for index, data in notices.items()}
-            mail._due.update({box_key(box, index): data for index, data in notices.items()})
+        texts = [_notice(text) for text in _untrusted.exactly(body["texts"], list)]
+
+        def at(place: int | None) -> Told:
+            if place is None and state.final is not None:
+                return state.final
+            if place is not None and _untrusted.whole(place) >= 0:
+                return texts[place]
+            if place is None or state.round is None:
+                raise ValueError(f"the mail speaks of {_untrusted.shown(place)}, which is not there")
+            return state.round.seats[-1 - place]
+
+        for box, (told, unparted, unread) in _untrusted.exactly(body["boxes"], dict).items():
+            node = _untrusted.name(box, _LONGEST_BOX).rpartition("/")[0]
+            mail._told[box], mail._boxes[node] = _untrusted.whole(told, 0), box
+            if unparted:
+                mail.unparted.add(node)
+            notices = {_untrusted.whole(index, 0): _Notice(at(place), now) for index, place in unread}
+            if notices:
+                mail._unread[box] = notices
+                mail._due.update({box_key(box, index): each.notice for index, each in notices.items()})
         return mail
 
 
-def _members(value: Any) -> ItemsView[str, Any]:
-    members: dict[str, Any] = _untrusted.exactly(value, dict)
-    return members.items()
-
-
-def _box(value: Any) -> str:
-    return _untrusted.name(value, _untrusted.LONGEST_NAME + 1 + _DIGITS)  # as `box_name` makes it
-
-
-def _index(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS:
-        raise ValueError(f"{_untrusted.shown(text)} is no number of a notice")
-    return int(text)
+def _notice(text: Any) -> Told:
+    message = decode(_untrusted.exactly(text, str).encode("ascii"))
+    if not isinstance(message, (Seat, RoundEnd, Final, GivenUp)):
+        raise ValueError(f"a {type(message).__name__} lies where a notice should")
+    return message

@@ -18,7 +18,7 @@ from typing import Protocol
 from typing_extensions import Self, assert_never
 
 from elasticlib._clock import Clock, monotonic
-from elasticlib.errors import RendezvousClosedError, RendezvousError, StartError
+from elasticlib.errors import RendezvousClosedError, RendezvousError, RendezvousStateError, StartError
 from elasticlib.rendezvous import _session_events as events
 from elasticlib.rendezvous._belief import Belief
 from elasticlib.rendezvous._connection import Connection, Dial
@@ -40,9 +40,11 @@ from elasticlib.rendezvous._operations import Log
 from elasticlib.rendezvous._reports import Reporter
 from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._session import Session
+from elasticlib.rendezvous._shortening import LETTER
 
 _log = logging.getLogger("elasticlib")
 
+_LONGEST_JOIN = LETTER // 8
 _PARTING = 1.0
 """Seconds that `close` waits for a store which does not answer."""
 
@@ -213,16 +215,22 @@ class Member(Reporter):
         """Let the session know of it, and do what it asks for."""
         with self.turned:
             news = (len(self._session.words), self._session.error)
+            wakes = self._session.speaks_at()
             self._session, actions = self._session.step(event, self._clock())
             self._perform(actions)
             if self._ready >= 0 and news != (len(self._session.words), self._session.error):
                 os.eventfd_write(self._ready, 1)
-            self.turned.notify_all()
+            if actions or wakes != self._session.speaks_at():
+                self.turned.notify_all()  # a connection has something to do, or something else to wait for
 
     def describe(self, slots: int, role: str) -> Descriptor:
         """What this node brings to a round; raises `RendezvousStateError` for what it may not say."""
         descriptor = self._offer.describe(slots, role)
-        _checked(Join(self.node, descriptor, None))
+        join = Join(self.node, descriptor, None)
+        _checked(join)
+        if (size := len(encode(join))) > _LONGEST_JOIN:
+            why = f"what node {self.node} says of itself has {size:,} bytes, and may have {_LONGEST_JOIN:,}"
+            raise RendezvousStateError(f"{why}: shorten the name of its role, or of what it runs")
         return descriptor
 
     def idle(self) -> float | None:
@@ -233,7 +241,7 @@ class Member(Reporter):
         return None if when is None else max(0.0, when - self._clock())
 
     def _report(self, report: Report) -> None:
-        self._say(events.Tell(_checked(report)), repr(report))
+        self._say(events.Tell(_checked(report)), type(report).__name__)
 
     def _say(self, event: events.Event, what: str) -> None:
         with self.turned:

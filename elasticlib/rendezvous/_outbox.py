@@ -2,7 +2,8 @@
 A node's letters on their way to the coordinator, in order and each said once. Pure.
 
 Rules of this file: a letter keeps its number and its text however often it is sent, so that a coordinator which
-got it already knows it. The letter that asks for a seat opens a box, in which its answers will lie.
+got it already knows it; it has at most `LETTER` bytes. The letter that asks for a seat opens a box, in which its
+answers will lie.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 from attrs import evolve, frozen
 from typing_extensions import Self
 
-from elasticlib.rendezvous._messages import Report
-from elasticlib.rendezvous._session_events import Describe
+from elasticlib.errors import RendezvousError
+from elasticlib.rendezvous._messages import Close, Failed, Report, Stopped, encode
+from elasticlib.rendezvous._session_events import Denied, Describe
+from elasticlib.rendezvous._shortening import fitting
 
 
 @frozen
@@ -49,12 +52,33 @@ class Outbox:
     def add(self, what: Report | Describe) -> Self:
         """With one letter more."""
         seq = self.seq + 1
+        what = what if isinstance(what, Describe) else fitting(what)
         out = evolve(self, letters=(*self.letters, Written(seq, what)), seq=seq)
         return evolve(out, wish=seq, wish_sent=None) if isinstance(what, Describe) else out
 
     def described(self, seq: int, report: Report) -> Self:
         """The letter *seq* is known now."""
         return evolve(self, letters=tuple(Written(seq, report) if it.seq == seq else it for it in self.letters))
+
+    def denied(self, event: Denied, posted: bool, node: str) -> tuple[Self, RendezvousError | None]:
+        """
+        The store is there, and refuses what *node* asked; an error when that ends its part.
+
+        Of a letter that was *posted* less is said, and if that does not help, in its place, that the job cannot go
+        on: the store does not have it, so its number is free.
+        """
+        letter, error = self.next, RendezvousError(f"node {node} cannot go on: {event.why}")
+        if not posted or letter is None:
+            return self, error
+        what = letter.what
+        if event.too_large and isinstance(what, (Failed, Stopped)):
+            size = len(encode(what))
+            if len(encode(less := fitting(what, size // 2))) < size:
+                return self.described(letter.seq, less), None
+        if isinstance(what, Close):
+            return evolve(self, letters=()), error
+        told = fitting(Close(node, f"the store refused a letter of node {node}: {event.why}"))
+        return self.described(letter.seq, told), error
 
     def sent(self, seq: int, now: float) -> Self:
         """The letter *seq* goes out."""

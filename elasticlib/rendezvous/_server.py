@@ -21,19 +21,20 @@ from attrs import define, evolve, field
 from typing_extensions import Self, assert_never
 
 from elasticlib._times import soonest
-from elasticlib._untrusted import Refusals
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous import _greeting as greeting
 from elasticlib.rendezvous._contact import INTERVAL, TICK
 from elasticlib.rendezvous._coordinator import Beats, ClearStore, Received, Send, State, Tick, WakeAt
-from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, box_key, box_name, key_place, report_place
+from elasticlib.rendezvous._endings import in_brief
+from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, box_name, key_place
 from elasticlib.rendezvous._garbage import Garbage
 from elasticlib.rendezvous._handover import Handover, read_handover, write_handover
+from elasticlib.rendezvous._incoming import Incoming
 from elasticlib.rendezvous._mail import Mail
-from elasticlib.rendezvous._messages import Beat, Bye, Final, Join, Leave, Letter, Message, decode, encode
+from elasticlib.rendezvous._messages import Beat, Bye, Final, Join, Leave, Message, encode, sealed
 from elasticlib.rendezvous._missing import Missing
-from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write, refuse
+from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._server_events import (
     Abandon,
@@ -50,13 +51,14 @@ from elasticlib.rendezvous._server_events import (
     Purge,
     Save,
     Stop,
+    Unsaved,
 )
 
 LOOK = 0.1
 """Share of the heartbeat time between two readings of all beats."""
 _SHORTEST_LOOK = 0.01
-_LAST_EPOCH = 2**30
-"""Of a document that is taken over: pulses are counted from there."""
+REFUSALS = 2
+"""Of the document, by the store, before there is nothing more to leave out of it."""
 
 
 @define(eq=False, repr=False)
@@ -79,6 +81,8 @@ class Server:
     logic: Any = _coordinator
     """What decides: a module or object with the coordinator's functions."""
     stopped: bool = False
+    refused: int = 0
+    """How often the store would not take the document."""
     _epoch: int = 0
     _mail: Mail = field(factory=Mail)
     _interval: float = 0.0
@@ -101,11 +105,14 @@ class Server:
     _missing: Missing = field(factory=Missing)
     _garbage: Garbage = field(factory=Garbage)
     _litter: tuple[str, ...] = ()
+    _incoming: Incoming = field(init=False)
     _leave_by: float | None = None
-    _refusals: Refusals = field(factory=Refusals)
     _over: str = ""
     """Why the job ended, where it is not known any more who is to be told."""
     _told_at: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        self._incoming = Incoming(self.run_id, self.key)
 
     def begin(self, now: float) -> tuple[Self, tuple[Action, ...]]:
         """Start to coordinate."""
@@ -132,6 +139,7 @@ class Server:
     def _copy(self) -> Self:
         after = copy.copy(self)
         after._mail, after._missing, after._garbage = self._mail.copy(), self._missing.copy(), self._garbage.copy()
+        after._incoming = self._incoming.copy()
         return after
 
     def _hear(self, event: Event, now: float, out: list[Action]) -> None:
@@ -153,6 +161,8 @@ class Server:
                 if self._leave_by is None:
                     self._leave_by = now + linger
                     self._interrupt(out)
+            case Unsaved(why, undone):
+                self._save_less(why, undone, now, out)
             case Broke(why):
                 self._receives = False
                 self._follow(self.logic.abandon(self.state, why), now, out)
@@ -233,11 +243,9 @@ class Server:
     def _read(self, entry: Posted, now: float, out: list[Action]) -> None:
         if not entry.data:
             return
-        try:
-            letter = self._letter(entry.data)
-        except RendezvousStateError as error:
-            self._refusals, said = refuse(self._refusals, "report", error, now)
-            out += said
+        letter, said = self._incoming.letter(entry.data, self.nonce, now)
+        out += said
+        if letter is None:
             return
         if isinstance(join := letter.report, Join) and letter.seq > self.state.heard.get(join.node, 0):
             self._welcome(join, box_name(join.node, letter.seq), now, out)
@@ -252,28 +260,19 @@ class Server:
         self._mail.opened(join.node, box)
         self._garbage.opened(join.node, box)
 
-    def _letter(self, data: bytes) -> Letter:
-        def place(message: Message) -> str:  # whom it is from must be known to check that it is from them
-            if not isinstance(message, Letter):
-                raise ValueError(f"a node may not post a {type(message).__name__}")
-            return report_place(self.run_id, self.nonce, message.report.node, message.seq)
-
-        message = decode(data, self.key, place)
-        assert isinstance(message, Letter)
-        return message
-
     def _listen(self, found: Sequence[bytes | None], now: float, out: list[Action]) -> None:
-        counts, here = {}, self.logic.boxes(self.state)
+        here = self.logic.boxes(self.state)
         for (node, box), data in zip(self._reads, found, strict=True):
-            beat = self._beat(box, data, now, out)
+            beat, said = self._incoming.beat(box, data, self.nonce, now)
+            out += said
             if beat is None:
                 continue
-            counts[box] = beat.count
             if node in here:
                 self._heed(node, box, beat, now, out)
             else:
                 self._mail.catch_up(node, box, beat.read)
         lost = self.logic.given_up(self.state)
+        counts = self._incoming.counts([box for _, box in self._reads])
         self._step(Beats(counts), now, out)
         if self.logic.given_up(self.state).keys() - lost.keys():
             self._greet_at = now  # a node that sleeps and wakes next sees by the pulse how long it was away
@@ -302,20 +301,6 @@ class Server:
                 self._follow((self.state, (Send(box, node, self.state.final),)), now, out)
             self._set_back(f"node {node} has read {beat.read} notices, but it remembers {told}", now, out)
 
-    def _beat(self, box: str, data: bytes | None, now: float, out: list[Action]) -> Beat | None:
-        if data is None:
-            return None
-        place = key_place(self.run_id, self.nonce, beat_key(box))
-        try:
-            beat = decode(data, self.key, place)
-            if not isinstance(beat, Beat):
-                raise RendezvousStateError(f"{beat_key(box)} holds a {type(beat).__name__}")
-        except RendezvousStateError as error:
-            self._refusals, said = refuse(self._refusals, "beat", error, now)
-            out += said
-            return None
-        return beat
-
     # What goes out.
 
     def _step(self, event: _coordinator.Event, now: float, out: list[Action]) -> None:
@@ -332,10 +317,7 @@ class Server:
                 case Send(box=box, node=node, notice=notice):
                     if isinstance(notice, Final) and notice.kind == "timeout" and self.remark:
                         notice = evolve(notice, why=f"{notice.why}; {self.remark}")
-                    index = self._mail.next_index(box)
-                    data = self._sign(notice, box_key(box, index), self.nonce)
-                    self._mail.add(box, node, index, data, notice, now)
-                    self._garbage.opened(node, box, index + 1)
+                    self._garbage.opened(node, box, self._mail.add(box, node, notice, now))
                 case WakeAt(when=when):
                     self._wake_at = when
                 case ClearStore():
@@ -345,12 +327,15 @@ class Server:
                     assert_never(action)
 
     def _commit(self, now: float, out: list[Action]) -> None:
+        if self.refused:
+            self.state = in_brief(self.state)
+            self._mail.shorten()
         due = dict(self._mail.due())
         if self.journaled and (due or self._dirty):
             out.append(Save(self._document(now)))
         self._dirty = False
         if due:
-            out.append(Write(due))
+            out.append(Write(sealed(due, self.key, lambda key: key_place(self.run_id, self.nonce, key))))
             self._mail.written(keep=bool(self._interval))
 
     def _greet(self, now: float, out: list[Action]) -> None:
@@ -367,6 +352,15 @@ class Server:
         return encode(message, self.key, key_place(self.run_id, nonce, key))
 
     # For whoever takes over.
+
+    def _save_less(self, why: str, undone: Sequence[Action], now: float, out: list[Action]) -> None:
+        """The store is there, and does not take the document: keep less; then end the job, and say why."""
+        self.refused += 1
+        if self.refused >= REFUSALS:
+            self._follow(self.logic.abandon(self.state, f"the store refused the job's state: {why}"), now, out)
+        self._dirty = True  # of what was to be saved this is the latest; what was to follow follows now
+        self._commit(now, out)
+        out += [action for action in undone if not isinstance(action, Save)]
 
     def _document(self, now: float) -> bytes:
         memory = Handover(self.nonce, self._epoch, self.state, self._mail, self._garbage)

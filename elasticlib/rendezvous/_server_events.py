@@ -33,6 +33,14 @@ class Destroyed:
 
 
 @frozen
+class Unsaved:
+    """The store is there, and would not take the document; *undone*: the actions that were to follow."""
+
+    why: str
+    undone: Sequence[Action]
+
+
+@frozen
 class Arrived:
     """What came into the inbox until the wait for it ended."""
 
@@ -68,7 +76,7 @@ class Broke:
     why: str
 
 
-Event: TypeAlias = Loaded | Destroyed | Arrived | Heard | Abandon | Close | Broke
+Event: TypeAlias = Loaded | Destroyed | Unsaved | Arrived | Heard | Abandon | Close | Broke
 
 
 # Actions: what the shell must do.

@@ -170,6 +170,13 @@ class Session:
                     self._lanes, asked = self._lanes.answered(number)
                     if asked is not None:
                         self._answered(asked, result, now, out)
+            case events.Denied(connection, number):
+                if connection == self._connection:
+                    self._lanes, asked = self._lanes.answered(number)
+                    posted = asked is not None and asked.task is Task.POST
+                    self._outbox, error = self._outbox.denied(event, posted, self.belief.node)
+                    if error is not None:
+                        self._fail(error, out)
             case events.Refused(connection, error):
                 if connection is None or connection == self._connection:
                     self._fail(error, out)

@@ -64,6 +64,16 @@ class Refused:
 
 
 @frozen
+class Denied:
+    """The store will not do operation *number*; the connection goes on."""
+
+    connection: int
+    number: int
+    why: str
+    too_large: bool
+
+
+@frozen
 class Seek:
     """The agent wants a seat in the next round; no worker of this node runs any more."""
 
@@ -90,7 +100,7 @@ class Close:
     """Send what waits to be sent, and part."""
 
 
-Event: TypeAlias = Connected | Lost | Answer | Refused | Seek | Tell | Hold | Close | Tick
+Event: TypeAlias = Connected | Lost | Answer | Refused | Denied | Seek | Tell | Hold | Close | Tick
 
 
 # Actions: what the shell must do.

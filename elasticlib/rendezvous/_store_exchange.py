@@ -19,7 +19,7 @@ from attrs import define, field
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._counted_inbox import LATE, CountedInbox
-from elasticlib.rendezvous._exchange import Posted
+from elasticlib.rendezvous._exchange import Posted, RequestRefusedError, parts
 
 ROOT = "elasticlib/"
 """What all our keys start with; workers that share the store use others."""
@@ -30,6 +30,10 @@ SERVER = f"{ROOT}server"
 TOGETHER = 1000
 """Keys in one request."""
 LONGEST_WAIT = 3600.0
+_BYTES = 128 * 1024
+"""Of values in one request that writes several: TCPStore's time for a request grows with the square of its length."""
+_LONGEST_VALUE, _LONGEST_KEY = 8 * 1024 * 1024, 8 * 1024 - 1
+"""Bytes that TCPStore takes; it resets the connection of whoever sends more, which looks like an outage."""
 
 
 class Store(Protocol):
@@ -74,6 +78,7 @@ class StoreExchange:
 
     def post(self, data: bytes) -> None:
         """Append an entry to the inbox."""
+        self._check({"inbox": data})
         began = self._clock()
         with self._speaking() as store:
             number = store.add(self._key("inbox"), 1)
@@ -96,12 +101,15 @@ class StoreExchange:
 
     def write(self, values: Mapping[str, bytes]) -> None:
         """Write all values, wake all who wait for their keys."""
-        keys, data = [self._key(key) for key in values], list(values.values())
+        self._check(values)
+        last = ""
         with self._speaking() as store:
-            for start in range(0, len(keys), TOGETHER):
-                store.multi_set(keys[start : start + TOGETHER], data[start : start + TOGETHER])
-            if keys:
-                store.check(keys[-1:])  # requests of a connection are served in order
+            for part in parts(values, TOGETHER, _BYTES):
+                keys = [self._key(key) for key, _ in part]
+                store.multi_set(keys, [data for _, data in part])
+                last = keys[-1]
+            if last:
+                store.check([last])  # requests of a connection are served in order
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """The value of each key; None for an absent one."""
@@ -150,6 +158,13 @@ class StoreExchange:
         """The value of a key that belongs to no job, once it is there; None if that takes longer than *timeout* s."""
         with self._speaking() as store:
             return self._read_one(store, key) if self._wait(store, key, timeout) else None
+
+    def _check(self, values: Mapping[str, bytes]) -> None:
+        for key, data in values.items():
+            if len(data) > _LONGEST_VALUE or len(self._key(key).encode()) > _LONGEST_KEY:
+                asked = f"{len(data):,} bytes at {key:.80}"
+                most = f"{_LONGEST_VALUE:,} bytes at a key of {_LONGEST_KEY:,}"
+                raise RequestRefusedError(f"the store at {self.where} takes no {asked}: {most} are its limit", True)
 
     def _key(self, key: str) -> str:
         return f"{ROOT}{quote(self._run_id, safe='')}/{key}"

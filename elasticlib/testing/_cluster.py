@@ -38,6 +38,7 @@ from elasticlib.testing._faults import (
     Leave,
     Pause,
     PauseStore,
+    Replay,
     SetBack,
     Skew,
     Slow,
@@ -84,6 +85,8 @@ class SimulatedCluster:
     logic: Any = _coordinator
     """What decides: a module or object with the coordinator's functions."""
     count_bytes: bool = False
+    most_bytes: int = 0
+    """That the store takes in one value; 0: any number."""
     history: list[Record] = field(factory=list, init=False)
     timeline: Timeline = field(factory=Timeline, init=False)
     watches: dict[str, Watch] = field(factory=dict, init=False)
@@ -255,7 +258,8 @@ class SimulatedCluster:
 
     def _build_store(self, process: Process, link: Link) -> Store:
         self.store = Store(process, link, self.network, self.count_bytes)
-        self.store.on_save, self.store.keeps = self._saved, any(isinstance(fault, SetBack) for fault in self.plan)
+        self.store.on_save, self.store.most = self._saved, self.most_bytes
+        self.store.keeps = any(isinstance(fault, SetBack) for fault in self.plan)
         return self.store
 
     def _machine(self, number: int) -> Machine:
@@ -387,9 +391,12 @@ class SimulatedCluster:
                         connection.reset("connection reset by peer")
             case Slow(seconds=seconds, delay=delay):
                 link.slow_until, link.delay = timeline.now + seconds, delay
-            case FailWorker(secondary=secondary):
+            case FailWorker():
                 for node in machine.present()[-1:]:
-                    node.fail_workers(secondary)
+                    node.fail_workers(fault)
+            case Replay(node=number, seconds=seconds):
+                if self.store is not None:
+                    self.store.replay(f"beat/n{number}/", self.now + seconds)
             case Stubborn(seconds=seconds):
                 machine.resists = seconds
             case Leave():

@@ -50,6 +50,16 @@ def _node(owner: Any, attribute: Attribute[int], value: int) -> None:
         raise _wrong(owner, attribute, value, "the number of a node, 0 for the first")
 
 
+def _number(owner: Any, attribute: Attribute[int], value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _wrong(owner, attribute, value, "a whole number, 1 or more")
+
+
+def _length(owner: Any, attribute: Attribute[int], value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _wrong(owner, attribute, value, "a number of characters, 0 or more")
+
+
 def _part(owner: Any, attribute: Attribute[str], value: str) -> None:
     if value not in PARTS:
         raise _wrong(owner, attribute, value, f"one of {', '.join(map(repr, PARTS))}")
@@ -131,11 +141,17 @@ class Slow(_Printed):
 
 @frozen(repr=False)
 class FailWorker(_Printed):
-    """A worker of the node fails, if one runs; *secondary*: as one does that lost its peer."""
+    """
+    A worker of the node fails, if one runs; *secondary*: as one does that lost its peer.
+
+    So many *workers* fail at once, each with a message and a traceback of *text* characters (0: a short message).
+    """
 
     node: int = field(validator=_node)
     at: float = field(validator=_moment)
     secondary: bool = field(default=False, validator=_yes_or_no)
+    workers: int = field(default=1, validator=_number)
+    text: int = field(default=0, validator=_length)
 
 
 @frozen(repr=False)
@@ -200,13 +216,23 @@ class SetBack(_Printed):
     seconds: float = field(validator=_moment)
 
 
+@frozen(repr=False)
+class Replay(_Printed):
+    """For *seconds* a stranger writes the last two beats of each agent of the node again and again, in turn."""
+
+    node: int = field(validator=_node)
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+
+
 Fault: TypeAlias = (
     Kill | Pause | Suspend | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore | Unseat
-    | SetBack
+    | SetBack | Replay
 )  # fmt: skip
 
 KINDS: tuple[type[Any], ...] = (
     Kill, Pause, Suspend, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore, Unseat, SetBack,
+    Replay,
 )  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
 

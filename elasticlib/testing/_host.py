@@ -21,7 +21,7 @@ from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._exchange import Posted
 from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous._seen import Seen
-from elasticlib.rendezvous._server import Server
+from elasticlib.rendezvous._server import REFUSALS, Server
 from elasticlib.rendezvous._server_events import (
     Abandon,
     Action,
@@ -36,8 +36,9 @@ from elasticlib.rendezvous._server_events import (
     Purge,
     Save,
     Stop,
+    Unsaved,
 )
-from elasticlib.testing._store import CHANGED, LOST, Connection, Link, Store
+from elasticlib.testing._store import CHANGED, LOST, REFUSED, Connection, Link, Store
 from elasticlib.testing._timeline import Process, Timeline
 
 
@@ -194,7 +195,7 @@ class Host:
             case Load():
                 self._call("load", then=lambda saved: self._do(self._step(Loaded(saved.data if saved else None))))
             case Save(data):
-                self._save(data, go_on)
+                self._save(data, actions)
             case Receive(timeout):
                 self._receive(timeout)
             case Read(keys):
@@ -214,15 +215,19 @@ class Host:
             case _:
                 assert_never(action)
 
-    def _save(self, data: bytes, then: Callable[[], None]) -> None:
+    def _save(self, data: bytes, rest: deque[Action]) -> None:
         saved = Saved(self.server.nonce, data, tuple(self._way))
         self._way = []
 
         def done(held: Any) -> None:
-            if held is CHANGED:
+            if held is REFUSED and self.server.refused < REFUSALS:
+                self._do(self._step(Unsaved("the store takes no more", tuple(rest))))
+            elif held is REFUSED:
+                self.stop("the store takes not even the end of the job")
+            elif held is CHANGED:
                 self._do(self._step(Broke("the coordinator's state in the store was changed by somebody else")))
             elif held:
-                then()
+                self._do(rest)
             else:
                 self.stop("another node coordinates")
 

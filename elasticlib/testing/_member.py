@@ -21,7 +21,7 @@ from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import Descriptor, Report, Terms
 from elasticlib.rendezvous._operations import Delete, Log, Post, Read, Wait, Write
 from elasticlib.rendezvous._session import Session
-from elasticlib.testing._store import Connection, Link, Store
+from elasticlib.testing._store import REFUSED, Connection, Link, Store
 from elasticlib.testing._timeline import Process, Timeline
 
 TAKEN = 0.00005
@@ -196,6 +196,9 @@ class Member:
         assert line is not None
 
         def answer(result: Any) -> None:
+            if result is REFUSED:
+                self.hear(events.Denied(ask.connection, ask.number, "the store takes no more", True))
+                return
             self.hear(events.Answer(ask.connection, ask.number, result))
 
         if isinstance(ask.operation, events.Describe):

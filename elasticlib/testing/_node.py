@@ -9,10 +9,11 @@ workers that outlive the contact, and speaks for an agent that died.
 from __future__ import annotations
 
 import functools
+import random
 from collections import deque
 from collections.abc import Callable
 
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 
 from elasticlib.agent import _policy
 from elasticlib.rendezvous._contact import FENCE, GRACE, INTERVAL
@@ -28,6 +29,7 @@ from elasticlib.rendezvous._messages import (
     Stopped,
     Succeeded,
 )
+from elasticlib.testing._faults import FailWorker
 from elasticlib.testing._history import Fenced, Gone, Started, Verdict
 from elasticlib.testing._member import Member
 from elasticlib.testing._surroundings import Surroundings
@@ -70,7 +72,8 @@ class Group:
     seat: Seat
     process: Process
     failed_at: float | None = None
-    secondary: bool = False
+    failure: FailWorker | None = None
+    """How it failed, where a fault says so."""
     gone: bool = False
 
     def end(self, how: str) -> None:
@@ -220,7 +223,7 @@ class Node:
     def _is(self, group: Group) -> bool:
         return self.group is group and not self._busy
 
-    def fail_workers(self, secondary: bool) -> None:
+    def fail_workers(self, fault: FailWorker) -> None:
         """A worker fails; its brothers go on."""
         group = self.group
         if (
@@ -230,7 +233,7 @@ class Node:
             or group.process.thaws_at > self.cluster.timeline.now
         ):
             return
-        group.failed_at, group.secondary = self.agent.clock(self.cluster.timeline.now), secondary
+        group.failed_at, group.failure = self.agent.clock(self.cluster.timeline.now), fault
         self._tell_agent_of_failure(group)
 
     def _tell_agent_of_failure(self, group: Group) -> None:
@@ -243,8 +246,12 @@ class Node:
         if group is None or group.failed_at is None:
             return ()
         age = max(0.0, self.agent.clock(self.cluster.timeline.now) - group.failed_at)
-        message = f"{self.name} failed in round {group.seat.round}"
-        return (FailureNote(group.seat.rank_base, 0, 1, 1, message, secondary=group.secondary, age=age),)
+        fault = group.failure or FailWorker(self.number, 0.0)
+        text = random.Random(self.name).randbytes(fault.text // 2).hex()
+        message = f"{self.name} failed in round {group.seat.round}{text}"
+        first = FailureNote(group.seat.rank_base, 0, 1, 1, message, traceback=text, secondary=fault.secondary, age=age)
+        others = range(1, fault.workers)
+        return (first, *(evolve(first, rank=first.rank + index, local_rank=index) for index in others))
 
     def _stop_workers(self, grace: float, then: Callable[[], None]) -> None:
         group, timeline = self.group, self.cluster.timeline

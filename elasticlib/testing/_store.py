@@ -21,8 +21,12 @@ from elasticlib.testing._faults import PauseStore, SetBack, Unseat
 from elasticlib.testing._timeline import Process, Timeline
 
 Then = Callable[[Any], None]
+REPLAY = 0.3
+"""Seconds between two writings of a stranger."""
 KERNEL = Process("kernel")
 """Takes what arrives at a machine, and is never frozen."""
+REFUSED = object()
+"""Answer to whoever writes more than the store takes."""
 LOST = object()
 """Answer to whoever writes with a lease that is over."""
 CHANGED = object()
@@ -166,6 +170,8 @@ class Use:
     calls: Counter[str] = Factory(Counter)
     touched: int = 0
     bytes: int = 0
+    longest: Counter[str] = Factory(Counter)
+    """By kind of call, the bytes of the longest value."""
 
 
 @define(eq=False, repr=False)
@@ -177,6 +183,8 @@ class Store:
     network: Network
     counts: bool = False
     """Whether `use` is kept."""
+    most: int = 0
+    """Bytes that one value may have; 0: any number."""
     values: dict[str, bytes] = Factory(dict)
     inbox: dict[int, bytes] = Factory(dict)
     posted: int = 0
@@ -197,6 +205,8 @@ class Store:
     purges: int = 0
     """How often a job was deleted from it."""
     on_save: Callable[[Any], None] = lambda document: None
+    _copies: dict[str, deque[bytes]] = Factory(dict)
+    """What a stranger has kept of beats: the last two of each key."""
 
     def connect(
         self, client: Process, link: Link, on_open: Callable[[Connection], None], on_break: Callable[[str], None]
@@ -221,6 +231,16 @@ class Store:
             if connection.store is self and connection.link.cut_until <= self.network.timeline.now:
                 connection.reset("connection reset by peer")
 
+    def replay(self, start: str, until: float) -> None:
+        """A stranger writes what he kept of the keys that start so, until then."""
+        timeline = self.network.timeline
+        for key, copies in self._copies.items():
+            if key.startswith(start):
+                copies.rotate()
+                self.values[key] = copies[0]
+        if timeline.now < until:
+            timeline.after(REPLAY, None, lambda: self.replay(start, until))
+
     # --- what it is asked to do
 
     def handle(self, connection: Connection, kind: str, arguments: Sequence[Any], answer: Then) -> None:
@@ -234,7 +254,21 @@ class Store:
         ):
             answer(LOST)
             return
+        if self.counts or self.most:
+            size = self._size(kind, arguments)
+            self.use.longest[kind] = max(self.use.longest[kind], size)
+            if 0 < self.most < size:
+                answer(REFUSED)
+                return
         getattr(self, f"_{kind}")(connection, *arguments, answer)
+
+    def _size(self, kind: str, arguments: Sequence[Any]) -> int:
+        """Bytes of the largest value that is written."""
+        if kind == "write":
+            return max(map(len, arguments[0].values()), default=0)
+        if kind == "save":
+            return len(arguments[1].data)
+        return len(arguments[0]) if kind == "post" else 0
 
     def _count(self, kind: str, arguments: Sequence[Any]) -> None:
         use = self.use
@@ -250,9 +284,12 @@ class Store:
             use.touched += len(arguments[0])
             found = (self.values.get(key) for key in arguments[0]) if kind == "read" else ()
             use.bytes += sum(len(str(key)) for key in arguments[0]) + sum(len(each) for each in found if each)
+        elif kind == "save":
+            use.touched += 1
+            use.bytes += len(arguments[1].data)
         elif kind != "receive":
             use.touched += 1
-            use.bytes += len(arguments[0]) if isinstance(arguments[0], str) else 0
+            use.bytes += len(arguments[0]) if arguments and isinstance(arguments[0], str) else 0
 
     def _post(self, _: Connection, data: bytes, answer: Then) -> None:
         self.posted += 1
@@ -287,6 +324,8 @@ class Store:
     def _write(self, _: Connection, values: Mapping[str, bytes], answer: Then) -> None:
         self.values.update(values)
         for key in values:
+            if key.startswith("beat/"):
+                self._copies.setdefault(key, deque(maxlen=2)).append(values[key])
             for connection, then in self.waiters.pop(key, ()):
                 if connection.open:
                     then(True)

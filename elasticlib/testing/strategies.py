@@ -21,6 +21,7 @@ from elasticlib.testing._faults import (
     Leave,
     Pause,
     PauseStore,
+    Replay,
     Skew,
     Slow,
     Stubborn,
@@ -60,6 +61,7 @@ def faults(nodes: int = 3, most: float = 60.0) -> st.SearchStrategy[Fault]:
         st.builds(Stubborn, node, at, st.sampled_from((0.5, 3.0, 12.0, 60.0))),
         st.builds(PauseStore, at, seconds),
         st.builds(Unseat, at),
+        st.builds(Replay, node, at, seconds),
         st.builds(Skew, node, st.sampled_from((60.0, -60.0, 1e5)), st.sampled_from((0.0, 0.01, -0.01))),
     )
 

@@ -1,8 +1,10 @@
 """
 What a job costs its store, by its number of nodes: ``python -m tests.benchmarks.cluster_size``.
 
-Operations and bytes a node, in a simulated cluster with the real coordinator: for the first round, for the next one
-after a failure, and for each idle minute. An operation is one key or entry that a call touches, of nodes and
+Operations and bytes a node, in a simulated cluster with the real protocol: for the first round, for the next one
+after a failure, for each idle minute, and for an end after which all workers of all nodes have failed, each with a
+message and a traceback of 20,000 characters. Besides, the longest letter, notice and document against what stores
+take: etcd 1.5 MB a request, TCPStore 8 MiB a value. An operation is one key or entry that a call touches, of nodes and
 coordinator together; bytes are those of keys and values, signatures aside. Constant in the number of nodes is the
 promise.
 """
@@ -21,6 +23,7 @@ SIZES = (4, 64, 1000, 10_000)
 FAILURE = 100.0
 HEARTBEAT = 10.0
 IDLE = 60.0
+WORKERS, LENGTH = 8, 20_000
 _SETTLED = 20.0
 
 
@@ -40,6 +43,12 @@ class Row:
     first: Cost
     next: Cost
     minute: Cost
+    end: Cost
+    """Of the verdict of large failures, with an elected coordinator, which writes down what it knows."""
+    end_seconds: float
+    """Simulated, from the failures to the last node that was told."""
+    longest: tuple[int, int, int]
+    """Bytes of the longest letter, notice and document, before it is packed, of that job."""
     first_seconds: float
     """Simulated, from the first agent's start to the last worker's."""
     next_seconds: float
@@ -71,25 +80,46 @@ def measure(nodes: int) -> Row:
     begun = [record for record in cluster.history if isinstance(record, Started)]
     starts = [[record.at for record in begun if record.round == number] for number in (0, 1)]
     assert [nodes, nodes] == [len(starts[0]), len(starts[1])]
+    end = _end(nodes)
     return Row(
         nodes,
         cost((0, 0), marks[0], _SETTLED, minute),
         cost(marks[2], marks[3], _SETTLED, minute),
         minute,
+        *end,
         max(starts[0]),
         max(starts[1]) - FAILURE,
         time.monotonic() - began,
     )
 
 
+def _end(nodes: int) -> tuple[Cost, float, tuple[int, int, int]]:
+    """A job of so many nodes that ends by large failures of all its workers."""
+    plan = FaultPlan([FailWorker(node, _SETTLED, workers=WORKERS, text=LENGTH) for node in range(nodes)])
+    rules = Rules(nodes, nodes, 0, heartbeat=HEARTBEAT)
+    cluster = SimulatedCluster(rules, nodes, plan, "elected", work=10_000.0, uneven=False, count_bytes=True)
+    cluster.run(_SETTLED - 0.001)
+    assert cluster.store is not None
+    use = cluster.store.use
+    before = (use.touched, use.bytes)
+    cluster.run(2 * _SETTLED)
+    told = [verdict.at for verdict in cluster.verdicts.values() if verdict.kind == "failed"]
+    assert len(told) == nodes
+    cost = Cost((use.touched - before[0]) / nodes, (use.bytes - before[1]) / nodes)
+    return cost, max(told) - _SETTLED, (use.longest["post"], use.longest["write"], use.longest["save"])
+
+
 def table(rows: list[Row]) -> str:
     """The rows as markdown."""
     head = ("nodes", "first round: operations", "bytes", "next round: operations", "bytes", "idle minute: operations",
-            "bytes")  # fmt: skip
+            "bytes", "end: operations", "bytes", "letter", "notice", "document")  # fmt: skip
     lines = [head, tuple("---:" for _ in head)]
     for row in rows:
-        costs = (figure for cost in (row.first, row.next, row.minute) for figure in (cost.operations, cost.bytes))
-        lines.append((f"{row.nodes:,}", *(f"{figure:,.1f}" for figure in costs)))
+        costs = (
+            figure for cost in (row.first, row.next, row.minute, row.end) for figure in (cost.operations, cost.bytes)
+        )
+        sizes = (f"{size:,}" for size in row.longest)
+        lines.append((f"{row.nodes:,}", *(f"{figure:,.1f}" for figure in costs), *sizes))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -12,7 +12,7 @@ import pytest
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._etcd_exchange import EtcdExchange
 from elasticlib.rendezvous._etcd_keys import Keys
-from elasticlib.rendezvous._exchange import Exchange
+from elasticlib.rendezvous._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.etcd import EtcdBackend
 from elasticlib.rendezvous.etcd_server import EtcdServer
@@ -140,8 +140,11 @@ class EtcdContract(ExchangeContract):
         assert [None, None, b"3"] == [item and item.data for item in items]
 
     def test_what_the_server_turns_down_is_a_clear_error(self, keys: Keys) -> None:
-        with pytest.raises(RendezvousConnectionError, match=r"http://127\.0\.0\.1:\d+ turned .* down: .*larger?"):
+        with pytest.raises(RequestRefusedError, match=r"http://127\.0\.0\.1:\d+ turned .* down: .*larger?") as refused:
             keys.write({"/big": b"\xff" * 3_000_000})
+
+        assert refused.value.too_large
+        keys.write({"/big": b"less"})  # the connection goes on
 
 
 class TestV2(EtcdContract):

@@ -30,6 +30,7 @@ from elasticlib.testing import (
     Pause,
     PauseStore,
     Record,
+    Replay,
     Rules,
     Sealed,
     SetBack,
@@ -61,8 +62,8 @@ clusters = st.builds(
 
 
 def run(*faults: Fault, rules: Rules = RULES, nodes: int = 3, coordinator: str = "fixed", seed: int = 0,
-        work: float = 60.0) -> SimulatedCluster:  # fmt: skip
-    return SimulatedCluster(rules, nodes, FaultPlan(faults), coordinator, seed, work).run()
+        work: float = 60.0, **more: int) -> SimulatedCluster:  # fmt: skip
+    return SimulatedCluster(rules, nodes, FaultPlan(faults), coordinator, seed, work, **more).run()
 
 
 def kinds(cluster: SimulatedCluster) -> list[str]:
@@ -133,6 +134,47 @@ def test_a_dead_machine_is_lost_within_its_heartbeat_time_and_a_second(coordinat
     (end,) = [record for record in cluster.history if isinstance(record, Ended)]
     assert end.at < 5.0 + RULES.heartbeat + 1.0
     assert [["n0", "n1", "n2"], ["n0", "n1"]] == rounds(cluster)
+
+
+@BOTH
+def test_a_dead_machine_is_lost_in_time_though_a_stranger_plays_its_last_beats_again_and_again(
+    coordinator: str,
+) -> None:
+    cluster = run(Kill(2, at=5.0), Replay(2, at=5.5, seconds=60.0), coordinator=coordinator)
+
+    (end,) = [record for record in cluster.history if isinstance(record, Ended)]
+    assert end.at < 5.0 + RULES.heartbeat + 1.0
+    assert [["n0", "n1", "n2"], ["n0", "n1"]] == rounds(cluster)
+
+
+LARGE = [FailWorker(node, at=5.0, workers=8, text=20_000) for node in range(32)]
+ETCDS_LIMIT = 1_500_000
+
+
+@BOTH
+def test_the_verdict_of_failures_too_large_to_write_down_comes_within_seconds_with_its_root_cause(
+    coordinator: str,
+) -> None:
+    rules = Rules(32, 32, 0, heartbeat=10.0)
+    cluster = run(*LARGE, rules=rules, nodes=32, coordinator=coordinator, most_bytes=ETCDS_LIMIT)
+
+    assert {"failed"} == {verdict.kind for verdict in cluster.verdicts.values()}
+    assert max(verdict.at for verdict in cluster.verdicts.values()) < 10.0
+    final = cluster.state.final if cluster.state else None
+    assert final is not None
+    assert final.root is not None
+    assert len(final.root.traceback) == 20_000
+    assert cluster.store is not None
+    assert max(cluster.store.use.longest.values()) < ETCDS_LIMIT / 5
+
+
+@BOTH
+def test_a_store_that_takes_less_than_any_other_gets_less_and_the_verdict_comes(coordinator: str) -> None:
+    rules = Rules(4, 4, 0, heartbeat=10.0)
+    cluster = run(*LARGE[:4], rules=rules, nodes=4, coordinator=coordinator, most_bytes=8_000)
+
+    assert {"failed"} == {verdict.kind for verdict in cluster.verdicts.values()}
+    assert max(verdict.at for verdict in cluster.verdicts.values()) < 10.0
 
 
 @BOTH

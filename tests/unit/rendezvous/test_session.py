@@ -20,6 +20,7 @@ from elasticlib.rendezvous._messages import (
     ContactLost,
     Descriptor,
     Failed,
+    FailureNote,
     Final,
     GivenUp,
     Hello,
@@ -36,6 +37,7 @@ from elasticlib.rendezvous._messages import (
     decode,
     encode,
 )
+from elasticlib.rendezvous._messages import Close as CloseJob
 from elasticlib.rendezvous._operations import Delete, Log, Post, Read, Wait, Write
 from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._session import SLICE, Session
@@ -46,6 +48,7 @@ from elasticlib.rendezvous._session_events import (
     Close,
     Connect,
     Connected,
+    Denied,
     Describe,
     Disconnect,
     Event,
@@ -108,6 +111,11 @@ class Shell:
         """It was done."""
         ask = self.asked.pop(lane)
         return self.hear(Answer(ask.connection, ask.number, result))
+
+    def deny(self, too_large: bool = True) -> list[Action]:
+        """The store will not do it."""
+        ask = self.asked.pop(Lane.SPEAK)
+        return self.hear(Denied(ask.connection, ask.number, "request is too large", too_large))
 
     def later(self, seconds: float) -> list[Action]:
         self.now += seconds
@@ -290,6 +298,53 @@ def test_a_wish_that_is_said_again_brings_the_same() -> None:
     shell.greeted()
 
     assert Letter(1, Join("b", DESCRIPTOR, None)) == shell.letter()
+
+
+# a store that is there and refuses
+
+
+LARGE = tuple(FailureNote(rank, rank, 1, 1, "m" * 9000, traceback="t" * 9000, age=1.0) for rank in range(4))
+
+
+def test_a_letter_that_is_too_large_is_said_again_with_less_until_the_store_takes_it() -> None:
+    shell = Shell().greeted()
+    shell.hear(Tell(Stopped("b", 0, LARGE)))
+    sizes = []
+    while len(put(shell.letter())) > 3000:
+        assert shell.letter().seq == 1
+        sizes.append(len(put(shell.letter())))
+        shell.deny()
+
+    assert sizes == sorted(sizes, reverse=True)
+    report = shell.letter().report
+    assert isinstance(report, Stopped)
+    assert "characters were cut here" in report.failures[0].message
+    assert shell.session.error is None
+
+
+def test_what_the_store_takes_in_no_size_ends_the_job_with_the_reason_and_is_not_tried_for_ever() -> None:
+    shell = Shell().greeted()
+    shell.hear(Tell(Stopped("b", 0, LARGE)))
+    tries = 0
+    while shell.session.error is None:
+        tries += 1
+        shell.deny()
+
+    assert tries < 12
+    close = shell.letter().report
+    assert close == CloseJob("b", "the store refused a letter of node b: request is too large")
+    assert "node b cannot go on: request is too large" in str(shell.session.error)
+    shell.deny()
+    assert not isinstance(shell.what(), Post)
+
+
+def test_a_refusal_that_has_nothing_to_do_with_size_is_no_reason_to_say_less() -> None:
+    shell = Shell().greeted()
+    shell.hear(Tell(Stopped("b", 0, LARGE)))
+    shell.deny(too_large=False)
+
+    assert isinstance(shell.letter().report, CloseJob)
+    assert shell.session.error is not None
 
 
 # beats
