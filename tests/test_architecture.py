@@ -60,6 +60,7 @@ PURE = [
     "rendezvous/_endings.py",
     "rendezvous/_gathering.py",
     "rendezvous/_liveness.py",
+    "rendezvous/_places.py",
     "rendezvous/_document.py",
     "rendezvous/_exchange.py",
     "rendezvous/_box.py",

@@ -9,11 +9,12 @@ number of launches, also at the same time.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from elasticlib._folders import is_own, make_private
 from elasticlib.errors import LogDirError
@@ -24,8 +25,16 @@ from elasticlib.spec import LogsDest, LogsSpecs, Std
 __all__ = ["DefaultLogsSpecs"]
 
 
+_ROOM = 4096
+"""Bytes for which a folder of streams must have room: the least that file systems give."""
+
+
 def _reraise(error: OSError) -> None:
     raise error
+
+
+def _each(asked: Std | Mapping[int, Std]) -> Iterable[Std]:
+    return asked.values() if isinstance(asked, Mapping) else (asked,)
 
 
 class DefaultLogsSpecs(LogsSpecs):
@@ -125,10 +134,39 @@ class DefaultLogsSpecs(LogsSpecs):
             raise self._refusal(error) from error
         return dest
 
+    def make_ready(self, run_id: str) -> None:
+        """
+        Make the launch folder of *run_id*, and see that streams find room in it, before any round needs that.
+
+        `forget_unused` takes it away again. Raises `LogDirError`.
+        """
+        if self._root_log_dir == os.devnull:
+            return
+        try:
+            self._make_run_folder(run_id)
+            if any(std != Std.NONE for asked in (self._redirects, self._tee) for std in _each(asked)):
+                with tempfile.TemporaryFile(dir=self._run_folder, buffering=0) as probe:
+                    probe.write(bytes(_ROOM))
+        except (OSError, ValueError) as error:
+            self.forget_unused()
+            raise self._refusal(error) from error
+
+    def forget_unused(self) -> None:
+        """Delete the launch folder that `make_ready` made, unless there is something in it by now."""
+        if not self._run_folder or self._round_folder:
+            return
+        with contextlib.suppress(OSError):
+            os.rmdir(self._run_folder)
+            self._run_folder = ""
+            if self._root_log_dir is None:
+                _leftovers.unmark_if_empty(self._base)
+                os.rmdir(self._base)
+                self._forget_folders()
+
     def _refusal(self, error: Exception) -> LogDirError:
         return LogDirError(f"log_dir={self._root_log_dir!r} cannot be used: {error}; give another log_dir")
 
-    def _make_attempt(self, run_id: str, restart_count: str) -> str:
+    def _make_run_folder(self, run_id: str) -> None:
         if not self._base:
             if self._root_log_dir is None:
                 self._begin_temporary()
@@ -144,8 +182,11 @@ class DefaultLogsSpecs(LogsSpecs):
             _leftovers.mark(self._base)
         if not self._run_folder or run_id != self._run_id:
             self._run_folder = tempfile.mkdtemp(prefix=run_folder_prefix(run_id), dir=self._base)
-            self._run_id = run_id
+            self._run_id, self._round_folder = run_id, ""
         make_private(self._run_folder)
+
+    def _make_attempt(self, run_id: str, restart_count: str) -> str:
+        self._make_run_folder(run_id)
         for name in attempt_names(restart_count):
             folder = os.path.join(self._run_folder, name)
             try:

@@ -154,6 +154,19 @@ class NotNeeded:
 
 
 @frozen
+class VerdictMissed:
+    """All workers of this node ended well, and then the job's store went: no verdict came, and none will."""
+
+    node: str
+    why: str
+
+    level = logging.WARNING
+
+    def __str__(self) -> str:
+        return f"node {self.node} takes its own success for the job's: {self.why}"
+
+
+@frozen
 class WorkersSurvived:
     """Processes that even SIGKILL did not end: they sit in a system call that cannot be interrupted."""
 

@@ -37,6 +37,7 @@ from elasticlib.records._of_jobs import (
     StopAwaited,
     ThreadsChosen,
     VariableIgnored,
+    VerdictMissed,
     WatchdogTold,
     WorkerAsleep,
     WorkerLingers,
@@ -66,6 +67,7 @@ Record: TypeAlias = (
     | RoundEnded
     | WorkersStopping
     | NotNeeded
+    | VerdictMissed
     | SpawnerKilled
     | WorkersSurvived
     | StopAwaited

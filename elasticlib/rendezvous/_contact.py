@@ -116,6 +116,8 @@ class GiveUp:
 
     why: str
     closed: bool
+    gone: bool = False
+    """Whether the store's process is known to have ended."""
 
 
 Action: TypeAlias = Connect | Fence | GiveUp
@@ -321,7 +323,7 @@ def _settle(contact: Contact, now: float) -> Outcome:
         sought = now - contact.began
         if contact.met and contact.refusals >= _REFUSALS and not contact.limits.moves:
             why = f"the host of the job's store is gone: {contact.trouble}"
-            return evolve(contact, over=True), (*actions, GiveUp(why, True))
+            return evolve(contact, over=True), (*actions, GiveUp(why, True, gone=True))
         if now >= _deadline(contact):
             lost = "contact with the job was lost" if contact.met else "the job was not found"
             why = f"{lost}, and {sought:.3g} s of trying did not help: {contact.trouble}"

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from attrs import evolve
 from typing_extensions import assert_never
 
+from elasticlib.rendezvous import _places
 from elasticlib.rendezvous._endings import (
     describe,
     end_for_losses,
@@ -112,7 +113,7 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
     if isinstance(report, Close):
         return abandon(state, f"node {report.node} closed the job: {report.why}")
     if isinstance(report, Leave):
-        return _leave(state, report)
+        return _leave(state, report, now)
     current = state.round
     if current is None or report.round != current.number or report.node not in current.entries:
         return state, ()
@@ -132,14 +133,19 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
 
 def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
     node, current = report.node, state.round
-    entry = Entry(node, box_name(node, seq), seq, report.descriptor, came=now)
+    entry = Entry(node, box_name(node, seq), seq, report.descriptor, came=now, arrived=now)
     state = asks_anew(state, node)
     if state.final is not None:
         return state, (Send(entry.box, node, _last_word(state, state.final, node)),)
-    refusal = _refusal(state, report)
+    known = _known(state, node)
+    if known is not None:
+        entry = evolve(entry, arrived=known.arrived, exits=known.exits, free_at=known.free_at)
+    refusal = _refusal(state, report) or (None if known is not None else _places.refusal(state, entry))
     if refusal:
         state, actions = _part(state, node, refusal)
         return state, (Send(entry.box, node, Final(False, refusal, kind="refused")), *actions)
+    if known is None:
+        state, entry = _places.arrived(state, entry, now)
     if node in state.waiting:
         waiting = {other: its for other, its in state.waiting.items() if other != node}
     else:
@@ -156,10 +162,22 @@ def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
         return state, ()
     if node in current.entries:
         return end_round(state, current, f"node {node} came anew", restart=True)
+    return (state, ()) if entry.free_at > now else _let_in(state, current, node)
+
+
+def _let_in(state: State, current: Round, node: str) -> Outcome:
+    """End the round that runs for a newcomer, if there is room."""
     # Work that a node has finished is not thrown away for an arrival: who comes then waits for the end.
     if len(current.entries) < state.rules.max_nodes and not current.succeeded:
         return end_round(state, current, f"node {node} joins", restart=True)
     return state, ()
+
+
+def _known(state: State, node: str) -> Entry | None:
+    """The node as it is there now; None for one that is not."""
+    current = state.round
+    seated = current.entries.get(node) if current is not None and node not in current.left else None
+    return state.waiting.get(node) or seated
 
 
 def _last_word(state: State, final: Final, node: str) -> Final:
@@ -212,7 +230,7 @@ def _present(state: State) -> Iterator[Entry]:
 # Who goes.
 
 
-def _leave(state: State, report: Leave) -> Outcome:
+def _leave(state: State, report: Leave, now: float) -> Outcome:
     node, current = report.node, state.round
     entry = state.waiting.get(node)
     seated = current is not None and node in current.entries
@@ -220,6 +238,9 @@ def _leave(state: State, report: Leave) -> Outcome:
         entry = current.entries[node]
     still_runs = current is not None and seated and report.round == current.number
     by_itself = not report.why.startswith(AGENT_GONE)
+    if entry is not None:
+        disturbs = by_itself and _disturbs(current, node)
+        state = _places.left(state, entry, report.why, now) if disturbs else _places.gone(state, (entry,))
     state, actions = _part(state, node, report.why, still_runs=still_runs, by_itself=by_itself)
     if entry is None:
         return state, actions
@@ -232,6 +253,15 @@ def _leave(state: State, report: Leave) -> Outcome:
     if by_itself and nobody and not at_work and not closing:
         state, actions = finish(state, final)
     return state, (goodbye, *actions)
+
+
+def _disturbs(current: Round | None, node: str) -> bool:
+    """Whether others lose time because the node goes by itself."""
+    if current is None:
+        return True
+    if current.succeeded or node in current.lost:
+        return False
+    return current.end is not None or node in current.entries
 
 
 def _part(state: State, node: str, why: str, *, still_runs: bool = False, by_itself: bool = True) -> Outcome:
@@ -272,6 +302,7 @@ def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
         silent = tuple(node for node in silent if node in state.waiting or node not in current.succeeded)
     if not silent:
         return state, ()
+    state = _places.gone(state, (entry for node in silent if (entry := _known(state, node)) is not None))
     waiting = {node: entry for node, entry in state.waiting.items() if node not in silent}
     state = evolve(give_up(state, silent), waiting=waiting)
     if current is None:
@@ -325,7 +356,7 @@ def _settle(state: State, now: float) -> Outcome:
         why = f"all {len(current.entries)} nodes succeeded in round {current.number}"
         return finish(state, Final(True, why, round=current.number))
     if current.end is None:
-        return state, ()
+        return _look_at_pauses(state, current, now)
     if current.end.restart:
         return gather(state, now)
     # Who left with workers at work is not waited for: nobody takes their ranks any more.
@@ -335,3 +366,13 @@ def _settle(state: State, now: float) -> Outcome:
         node, note = (root.node, root.note) if root else (None, None)
         return finish(state, Final(False, current.end.why, node, note))
     return state, ()
+
+
+def _look_at_pauses(state: State, current: Round, now: float) -> Outcome:
+    """A newcomer whose pause is over is let in now."""
+    for node in _places.rested(state, now):
+        state, actions = _let_in(state, current, node)
+        if actions:
+            return state, actions
+    wake = _places.next_free(state, now)
+    return state, () if wake is None else (WakeAt(wake),)

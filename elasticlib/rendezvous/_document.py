@@ -13,16 +13,16 @@ costs 35 bytes, a failed worker what its message and traceback do. So 10,000 nod
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping
 from typing import Any, TypeVar
 
-from attrs import asdict, fields
+from attrs import asdict, evolve, fields
 
 from elasticlib import _untrusted
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._exchange import box_name
 from elasticlib.rendezvous._messages import Descriptor, Failed, Final, Message, RoundEnd, Seat, decode, encode
-from elasticlib.rendezvous._state import Cause, Entry, Round, Rules, State
+from elasticlib.rendezvous._state import Cause, Entry, Exits, Round, Rules, State
 
 VERSION = 1
 _T = TypeVar("_T")
@@ -48,6 +48,9 @@ def encode_state(state: State, now: float) -> bytes:
         "round": None if state.round is None else _round(state.round, now),
         "restarts": state.restarts,
         "losses": dict(state.losses),
+        "exits": {place: [_exits(its, now) for its in agents] for place, agents in state.exits.items()},
+        "after": {entry.node: _exits(entry.exits, now) for entry in _entries(state) if entry.exits is not None},
+        "pauses": {node: entry.free_at - now for node, entry in state.waiting.items() if entry.free_at},
         "gathering": None if state.gathering_since is None else now - state.gathering_since,
         "last_join": now - state.last_join,
         "final": _message(state.final),
@@ -69,14 +72,21 @@ def decode_state(data: bytes, now: float) -> State:
 
 def _state(body: Any, now: float) -> State:
     rules = Rules(**{name: read(body["rules"][name]) for name, read in _RULES.items()})
-    waiting = [_read_entry(entry) for entry in _untrusted.exactly(body["waiting"], list)]
+    after = {_untrusted.name(node): _read_exits(its, now) for node, its in _members(body["after"])}
+    waiting = [_read_entry(entry, now, after) for entry in _untrusted.exactly(body["waiting"], list)]
+    free_at = {_untrusted.name(node): now + _untrusted.seconds(left) for node, left in _members(body["pauses"])}
     return State(
         rules,
         heard=_counts(body["heard"]),
-        waiting={entry.node: entry for entry in waiting},
-        round=None if body["round"] is None else _read_round(body["round"], now),
+        waiting={entry.node: evolve(entry, free_at=free_at.get(entry.node, 0.0)) for entry in waiting},
+        round=None if body["round"] is None else _read_round(body["round"], now, after),
         restarts=_untrusted.whole(body["restarts"], 0),
         losses=_counts(body["losses"], _untrusted.line),
+        exits={
+            _untrusted.line(place): tuple(_read_exits(its, now) for its in _untrusted.exactly(agents, list))
+            for place, agents in _members(body["exits"])
+        },
+        pausing=frozenset(free_at),
         gathering_since=None if body["gathering"] is None else now - _age(body["gathering"]),
         last_join=now - _age(body["last_join"]),
         final=None if body["final"] is None else _read_message(body["final"], Final),
@@ -88,7 +98,22 @@ def _entry(entry: Entry) -> list[Any]:
     return [entry.node, entry.seq, its.slots, its.role, its.addresses, its.store_port, its.index, its.hosts, its.work]
 
 
-def _read_entry(value: Any) -> Entry:
+def _entries(state: State) -> Iterator[Entry]:
+    yield from state.waiting.values()
+    if state.round is not None:
+        yield from (entry for entry in state.round.entries.values() if entry.node not in state.waiting)
+
+
+def _exits(exits: Exits, now: float) -> list[Any]:
+    return [exits.times, now - exits.at, exits.why]
+
+
+def _read_exits(value: Any, now: float) -> Exits:
+    times, age, why = value
+    return Exits(_untrusted.whole(times, 1), now - _age(age), _untrusted.line(why))
+
+
+def _read_entry(value: Any, now: float, after: Mapping[str, Exits]) -> Entry:
     node, seq, slots, role, addresses, port, index, hosts, work = value
     descriptor = Descriptor(
         _untrusted.whole(slots),
@@ -99,7 +124,9 @@ def _read_entry(value: Any) -> Entry:
         _untrusted.exactly(hosts, bool),
         _untrusted.line(work),
     )
-    return Entry(_untrusted.name(node), box_name(node, _untrusted.whole(seq, 1)), seq, descriptor)
+    # How long it has been there is not known: what it does next is judged as a newcomer's.
+    box = box_name(_untrusted.name(node), _untrusted.whole(seq, 1))
+    return Entry(node, box, seq, descriptor, arrived=now, exits=after.get(node))
 
 
 def _round(current: Round, now: float) -> dict[str, Any]:
@@ -118,8 +145,8 @@ def _round(current: Round, now: float) -> dict[str, Any]:
     }
 
 
-def _read_round(value: Any, now: float) -> Round:
-    entries = [_read_entry(entry) for entry in _untrusted.exactly(value["entries"], list)]
+def _read_round(value: Any, now: float, after: Mapping[str, Exits]) -> Round:
+    entries = [_read_entry(entry, now, after) for entry in _untrusted.exactly(value["entries"], list)]
     nodes = [entry.node for entry in entries]
     seats = _read_seats(value["seats"], _untrusted.exactly(value["own"], list))
     if not len(set(nodes)) == len(nodes) == len(seats) > 0:
@@ -163,7 +190,12 @@ def _age(value: Any) -> float:
 
 
 def _counts(value: Any, read: Callable[[Any], str] = _untrusted.name) -> Mapping[str, int]:
-    return {read(who): _untrusted.whole(count, 0) for who, count in _untrusted.exactly(value, dict).items()}
+    return {read(who): _untrusted.whole(count, 0) for who, count in _members(value)}
+
+
+def _members(value: Any) -> ItemsView[str, Any]:
+    members: dict[str, Any] = _untrusted.exactly(value, dict)
+    return members.items()
 
 
 def _message(message: Message | None) -> Any:

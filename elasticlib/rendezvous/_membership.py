@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from elasticlib.rendezvous._messages import ContactLost, FailureNote, Final, Notice
+from elasticlib.rendezvous._messages import ContactLost, FailureNote, Final, Notice, StoreGone
 
 if TYPE_CHECKING:
     import socket
 
-Word: TypeAlias = Notice | ContactLost
+Word: TypeAlias = Notice | ContactLost | StoreGone
 """What an agent is told."""
+STAYS = "stays"
+"""Attribute of a log record: seconds for which whoever says it stays from now on at most, though its part is over."""
 
 
 class Membership(Protocol):

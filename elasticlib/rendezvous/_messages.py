@@ -270,6 +270,13 @@ class ContactLost:
     grace: float
 
 
+@frozen
+class StoreGone:
+    """To an agent, by its own node: nobody coordinates the job any more, nor will. The error that says so follows."""
+
+    why: str
+
+
 Report: TypeAlias = Join | Failed | Stopped | Succeeded | Leave | Bye | Close
 """What nodes tell the coordinator."""
 

@@ -29,7 +29,7 @@ from elasticlib._times import soonest
 from elasticlib._wire import Channel, HasDescriptor, Message, wait_readable
 from elasticlib.errors import ElasticError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._membership import Talk
+from elasticlib.rendezvous._membership import STAYS, Talk
 from elasticlib.rendezvous._messages import (
     Close,
     ContactLost,
@@ -38,6 +38,7 @@ from elasticlib.rendezvous._messages import (
     Leave,
     Seat,
     Stopped,
+    StoreGone,
     Succeeded,
     decode,
     encode,
@@ -124,7 +125,10 @@ class LogLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the line."""
-        self._lines.append({"op": "log", "level": record.levelno, "text": self.format(record)})
+        line: Message = {"op": "log", "level": record.levelno, "text": self.format(record)}
+        if hasattr(record, STAYS):
+            line[STAYS] = getattr(record, STAYS)
+        self._lines.append(line)
         os.eventfd_write(self._ready, 1)
 
     def fileno(self) -> int:
@@ -202,6 +206,12 @@ class Pump:
         due = soonest(*times)
         return None if due is None else max(0.0, due)
 
+    def say_lines(self) -> None:
+        """Send what was logged to where people see it."""
+        for line in self.lines.take():
+            if not self._held:  # nobody reads; what is said while nobody reads must not fill the channel
+                self.channel.send(line)
+
     # From the launcher.
 
     def _obey(self, message: Message, descriptors: list[int]) -> None:
@@ -240,9 +250,7 @@ class Pump:
     # To the launcher.
 
     def _pass_on(self) -> None:
-        for line in self.lines.take():
-            if not self._held:  # nobody reads; what is said while nobody reads must not fill the channel
-                self.channel.send(line)
+        self.say_lines()
         if self._broken:
             return
         try:
@@ -254,6 +262,8 @@ class Pump:
         for word in words:
             if isinstance(word, ContactLost):
                 self.channel.send({"op": "lost", "why": word.why, "grace": word.grace})
+            elif isinstance(word, StoreGone):
+                self.channel.send({"op": "gone", "why": word.why})
             else:
                 self._tell(word)
         if not self._held and (waiting := self.share.member.waiting()) != self._waiting:
@@ -347,7 +357,7 @@ def main(make: Callable[[Job], Share] = _open) -> NoReturn:
 
 
 def _part(pump: Pump, linger: float) -> None:
-    """Wait for others to read the end, but not for longer than the launcher lives."""
+    """Wait for others to read the end, and to end, but not for longer than the launcher lives."""
     parted = os.eventfd(0, os.EFD_CLOEXEC)
 
     def part() -> None:
@@ -357,7 +367,11 @@ def _part(pump: Pump, linger: float) -> None:
             os.eventfd_write(parted, 1)
 
     threading.Thread(target=part, daemon=True).start()
-    if parted not in wait_readable([parted, pump.launcher], None):
+    ready: set[int] = set()
+    while not ready & {parted, pump.launcher}:
+        ready = wait_readable([parted, pump.launcher, pump.lines], None)
+        pump.say_lines()
+    if parted not in ready:
         signal.alarm(_DEATH_LIMIT)
         wait_readable([parted], _GOODBYE)
 

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import select
+import signal
 import socket
 import struct
 import sys
@@ -25,7 +26,7 @@ from collections import deque
 from elasticlib import errors
 from elasticlib._clock import Clock, monotonic
 from elasticlib._programs import BOOT, Link, own, spawn, start_thread
-from elasticlib._wire import Channel, Message, room_for, wait_readable
+from elasticlib._wire import Channel, HasDescriptor, Message, room_for, wait_readable
 from elasticlib.errors import (
     ElasticError,
     RendezvousClosedError,
@@ -35,7 +36,7 @@ from elasticlib.errors import (
 )
 from elasticlib.rendezvous._contact import FENCE, GRACE, INTERVAL
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import STAYS, Word
 from elasticlib.rendezvous._messages import (
     Close,
     ContactLost,
@@ -44,6 +45,7 @@ from elasticlib.rendezvous._messages import (
     Report,
     RoundEnd,
     Seat,
+    StoreGone,
     decode,
     encode,
 )
@@ -111,6 +113,8 @@ class RemoteMember(Reporter):
         self._reconnect_limit = job.reconnect_timeout
         self._gone = False
         self._closed = False
+        self._stays = False
+        """Whether the process stays for other jobs, though this one has ended."""
         ours, theirs = Channel.pair()
         # The thread that sends must not wait for ever for a process that was stopped.
         ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_LIMIT, 0))
@@ -312,6 +316,8 @@ class RemoteMember(Reporter):
                 self._waiting = message["count"]
             case "lost":
                 return [ContactLost(message["why"], message["grace"])]
+            case "gone":
+                return [StoreGone(message["why"])]
             case "error":
                 self._error = _rebuilt(message["kind"], message["text"])
             case "log":
@@ -327,7 +333,8 @@ class RemoteMember(Reporter):
         Part from the job, and return when the process has ended.
 
         Where the job's store lives on this node, that is when the others have read how the job ended, or after
-        the job's `close_timeout`.
+        the job's `close_timeout`; and when other jobs in that store have ended, too, or after the job's
+        `store_linger`. A Ctrl-C ends that last wait, and nothing else.
         """
         if self._closed or os.getpid() != self._owner:
             return
@@ -340,14 +347,36 @@ class RemoteMember(Reporter):
             self._turned.notify()
         try:
             if not self._gone:
-                self._child.wait(self._parting + _ENDING if parts else _ENDING)
-        except BaseException:  # the operator does not want to wait
+                self._see_it_end(self._parting + _ENDING if parts else _ENDING)
+        except BaseException as error:  # the operator does not want to wait
             self._child.wait(0.0)
-            raise
+            if not (self._stays and isinstance(error, KeyboardInterrupt)):
+                raise
         finally:
             self._gone = True
             self._sender.join(_SEND_LIMIT + 1)
             self._link.close()
+
+    def _see_it_end(self, limit: float) -> None:
+        """Reap the process, killed if it has not ended after *limit* s, or when the time is over that it stays."""
+        self._child.send(signal.SIGCONT)
+        deadline, hears = monotonic() + limit, True
+        while hears or not self._child.ends(0.0):
+            sources: list[HasDescriptor] = [self._child, *([self._link] if hears else [])]
+            ready = wait_readable(sources, max(0.0, deadline - monotonic()))
+            if not ready:
+                break
+            if hears and self._link.fileno() in ready:
+                received = self._link.receive()
+                hears = received is not None
+                if received is not None:
+                    if stays := received[0].get(STAYS):  # before people read of it, and press Ctrl-C
+                        self._stays, deadline = True, monotonic() + stays + _ENDING
+                    self._hear(*received)
+            elif self._child.fileno() in ready:
+                break
+        self._drop_listener()
+        self._child.wait(0.0)
 
 
 def _takes(link: Link) -> bool:

@@ -45,6 +45,7 @@ from elasticlib.rendezvous._messages import (
     Notice,
     RoundEnd,
     Seat,
+    StoreGone,
     Terms,
 )
 from elasticlib.rendezvous._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write, refuse
@@ -214,7 +215,10 @@ class Session:
                     out.append(events.Connect(self._connection, _contact.attempt_of(self.contact)))
                 case _contact.Fence(why, grace):
                     self._stop(why, grace)
-                case _contact.GiveUp(why, closed):
+                case _contact.GiveUp(why, closed, gone):
+                    # Nobody coordinates the job any more: its store is gone, or the one who does is cut off here.
+                    if gone or (closed and not self.contact.limits.moves and self._host == self.belief.node):
+                        self.words += (StoreGone(why),)
                     kind = RendezvousConnectionError if closed else RendezvousNotFoundError
                     place = self._place()
                     self.error = kind(f"node {self.belief.node}, job {self.belief.run_id!r}{place}: {why}")

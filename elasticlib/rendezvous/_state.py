@@ -141,6 +141,16 @@ Action: TypeAlias = Send | WakeAt | ClearStore
 
 
 @frozen
+class Exits:
+    """Exits in a row that the nodes at a place made by themselves, without having done any work."""
+
+    times: int
+    at: float
+    """When the last one was."""
+    why: str
+
+
+@frozen
 class Entry:
     """A node that asked for a seat, in its letter *seq*; the answers go to *box*."""
 
@@ -150,6 +160,12 @@ class Entry:
     descriptor: Descriptor
     came: float = field(default=0.0, eq=False)
     """When it asked, in the coordinator's seconds: a sign of life."""
+    arrived: float = field(default=0.0, eq=False)
+    """When it asked for the first time."""
+    exits: Exits | None = None
+    """What those who had its place before it did; None: nothing that counts."""
+    free_at: float = 0.0
+    """When it may have a seat at the earliest: a node that comes and goes pauses."""
 
 
 @frozen
@@ -221,6 +237,10 @@ class State:
     restarts: int = 0
     losses: Mapping[str, int] = Factory(dict)
     """For each host, how many of its rounds running had lost it when the present one began."""
+    exits: Mapping[str, tuple[Exits, ...]] = Factory(dict)
+    """By place, of agents that are gone from there and that no other one has followed."""
+    pausing: frozenset[str] = field(default=frozenset(), eq=False)
+    """Nodes that had to pause when they came, at least those that still wait."""
     gathering_since: float | None = None
     last_join: float = 0.0
     final: Final | None = None

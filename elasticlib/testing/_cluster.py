@@ -13,19 +13,18 @@ Rules of this file: wiring, and what a fault does; no decision of the job's.
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
 from attrs import define, evolve, field
 
-from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._contact import Limits
 from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._messages import Descriptor, Final, Seat, Terms
 from elasticlib.rendezvous._options import HEARTBEAT
 from elasticlib.rendezvous._seen import Seen
+from elasticlib.testing._arguments import NO_FAULTS, check
 from elasticlib.testing._candidate import Candidate
 from elasticlib.testing._faults import (
     Break,
@@ -33,6 +32,7 @@ from elasticlib.testing._faults import (
     FailWorker,
     Fault,
     FaultPlan,
+    Flap,
     Join,
     Kill,
     Leave,
@@ -55,8 +55,6 @@ from elasticlib.testing._node import Group, Node
 from elasticlib.testing._store import Link, Network, Store
 from elasticlib.testing._timeline import Process, Timeline
 
-NO_FAULTS = FaultPlan(())
-COORDINATORS = ("fixed", "elected")
 PARTING = 2.0
 """Seconds that a rendezvous process tries to send what it has still to say."""
 FLAP = 60.0
@@ -102,7 +100,7 @@ class SimulatedCluster:
     """Agents that have not ended and faults that have not happened."""
 
     def __attrs_post_init__(self) -> None:
-        self._check()
+        check(self)
         if not self.rules.heartbeat:
             self.rules = evolve(self.rules, heartbeat=HEARTBEAT)
         self._chance = random.Random(self.seed)
@@ -121,19 +119,6 @@ class SimulatedCluster:
             moment = self._chance.random() * 0.05 if number else 0.0
             self._left += 1
             self.timeline.at(moment, None, lambda number=number: self._start_agent(number))  # type: ignore[misc]
-
-    def _check(self) -> None:
-        for name, kind in (("rules", Rules), ("plan", FaultPlan)):
-            if not isinstance(value := getattr(self, name), kind):
-                raise ConfigError(f"{name}={value!r:.80}: give {kind.__name__}(...)")
-        if self.coordinator not in COORDINATORS:
-            raise ConfigError(f"coordinator={self.coordinator!r}: give one of {', '.join(COORDINATORS)}")
-        for name in ("nodes", "slots"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r:.80}: give a whole number, 1 or more")
-        if isinstance(self.work, bool) or not isinstance(self.work, (int, float)) or not 0 <= self.work < math.inf:
-            raise ConfigError(f"work={self.work!r:.80}: give a number of seconds, 0 or more")
 
     # What users ask for.
 
@@ -197,6 +182,7 @@ class SimulatedCluster:
 
     def started(self, group: Group) -> None:
         """Workers run."""
+        self._machine(group.node.number).has_workers(group.node)
         self._watch(group.node.member.nonce).started(group)
 
     def seated(self, node: Node, seat: Seat) -> None:
@@ -214,6 +200,9 @@ class SimulatedCluster:
     def finished(self, node: Node) -> None:
         """An agent has ended."""
         self._left -= 1
+        if (moment := self._machine(node.number).next_start(self.now)) is not None:
+            self._left += 1
+            self.timeline.at(moment, None, lambda: self._start_agent(node.number))
 
     def leaves(self, node: Node, why: str) -> bool:
         """Whether the job ends because this node goes."""
@@ -402,6 +391,8 @@ class SimulatedCluster:
             case Leave():
                 for node in machine.present()[-1:]:
                     timeline.at(self.now, node.agent, node.leave)
+            case Flap(seconds=seconds, after=after):
+                machine.flap(self.now + seconds, after)
             case Join():
                 self._left += 1
                 self._start_agent(fault.node)

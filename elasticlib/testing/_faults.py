@@ -180,6 +180,19 @@ class Join(_Printed):
 
 
 @frozen(repr=False)
+class Flap(_Printed):
+    """
+    For *seconds* the node comes and goes: its agent ends itself as soon as it has workers, whatever keeps it from its
+    work, and its scheduler starts another one *after* seconds later, however it ended.
+    """
+
+    node: int = field(validator=_node)
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+    after: float = field(default=1.0, validator=_moment)
+
+
+@frozen(repr=False)
 class Skew(_Printed):
     """From the start the machine's clocks are *seconds* ahead, and gain *drift* seconds each second."""
 
@@ -226,13 +239,13 @@ class Replay(_Printed):
 
 
 Fault: TypeAlias = (
-    Kill | Pause | Suspend | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore | Unseat
-    | SetBack | Replay
+    Kill | Pause | Suspend | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Flap | Skew | PauseStore
+    | Unseat | SetBack | Replay
 )  # fmt: skip
 
 KINDS: tuple[type[Any], ...] = (
-    Kill, Pause, Suspend, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore, Unseat, SetBack,
-    Replay,
+    Kill, Pause, Suspend, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Flap, Skew, PauseStore, Unseat,
+    SetBack, Replay,
 )  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
 

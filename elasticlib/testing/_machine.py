@@ -14,7 +14,7 @@ from typing import Protocol
 
 from attrs import Factory, define
 
-from elasticlib.testing._node import Node
+from elasticlib.testing._node import END, Node
 from elasticlib.testing._store import Link
 
 
@@ -37,11 +37,31 @@ class Machine:
     skew: float = 0.0
     drift: float = 0.0
     resists: float = 0.0
+    flaps_until: float = 0.0
+    """Until then its agents leave as soon as they have workers, and others are started."""
+    flaps_after: float = 0.0
+    """Seconds from the end of one to the start of the next."""
     nodes: list[Node] = Factory(list)
 
     def present(self) -> list[Node]:
         """Agents that live and have not ended."""
         return [node for node in self.nodes if node.agent.alive and node.verdict is None]
+
+    def flap(self, until: float, after: float) -> None:
+        """Its agent cannot work until that moment, and is started again and again."""
+        self.flaps_until, self.flaps_after = until, after
+        for node in self.present():
+            if node.group is not None and not node.group.gone:
+                self.has_workers(node)
+
+    def has_workers(self, node: Node) -> None:
+        """An agent has started its workers: it goes again if it cannot work."""
+        if node.cluster.timeline.now < self.flaps_until:
+            node.cluster.timeline.after(END, node.agent, node.leave)
+
+    def next_start(self, now: float) -> float | None:
+        """When its scheduler starts an agent in place of the one that has ended now."""
+        return now + self.flaps_after if now < self.flaps_until and self.link.alive else None
 
     def kill(self, what: str, owner: Owner) -> None:
         """The machine is gone, or a process of its latest agent is."""

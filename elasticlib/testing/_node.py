@@ -17,6 +17,7 @@ from attrs import Factory, define, evolve, field, frozen
 
 from elasticlib.agent import _policy
 from elasticlib.rendezvous._contact import FENCE, GRACE, INTERVAL
+from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import (
     ContactLost,
     Descriptor,
@@ -24,7 +25,6 @@ from elasticlib.rendezvous._messages import (
     FailureNote,
     Final,
     Leave,
-    Notice,
     Seat,
     Stopped,
     Succeeded,
@@ -105,7 +105,7 @@ class Node:
     descriptor: Descriptor = field(init=False)
     policy: _policy.State = field(init=False)
     _queue: deque[_policy.Event | Stopping | Answer] = Factory(deque)
-    _channel: deque[tuple[int, Notice | ContactLost | Stopping]] = Factory(deque)
+    _channel: deque[tuple[int, Word | Stopping]] = Factory(deque)
     """What the rendezvous process has sent and the agent has not read, each with the wish that it answers."""
     _wishes: int = 0
     """How often the agent has asked for a seat."""
@@ -184,7 +184,9 @@ class Node:
         if end.signum is not None:
             self._end("left", end.why)
             return
-        assert end.final is not None
+        if end.final is None:
+            self._end("succeeded", end.why)
+            return
         own = self.group.seat.round if self.group is not None and end.results else None
         self.cluster.ends(self, own, end.succeeded)
         unlucky = "replaced" if end.final.succeeded else end.final.kind
@@ -288,13 +290,13 @@ class Node:
 
     # The rendezvous process.
 
-    def pass_on(self, word: Notice | ContactLost) -> None:
+    def pass_on(self, word: Word) -> None:
         """A word of the member goes to the agent."""
         if isinstance(word, Seat):
             self._running, self._round = True, word.round
         self._send(word)
 
-    def _send(self, word: Notice | ContactLost | Stopping) -> None:
+    def _send(self, word: Word | Stopping) -> None:
         timeline, wish = self.cluster.timeline, self._wish
 
         def arrive() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from elasticlib.rendezvous._places import PAUSES
 from elasticlib.testing import (
     Break,
     Cut,
     FailWorker,
     FaultPlan,
+    Flap,
     Join,
     Kill,
     Leave,
@@ -24,7 +26,7 @@ from elasticlib.testing._node import LADDER
 
 HARMLESS = (Break, FailWorker, Join, Skew, Stubborn)
 """Faults after which a node is still where it was."""
-DISTURBING = (Cut, Kill, Leave, Pause, Slow, Suspend)
+DISTURBING = (Cut, Flap, Kill, Leave, Pause, Slow, Suspend)
 
 
 def disturbed(plan: FaultPlan) -> frozenset[int]:
@@ -42,6 +44,8 @@ def must_succeed(cluster: SimulatedCluster) -> bool:
         return False
     if cluster.coordinator == "elected" and outages:
         return False
+    if rules.join_timeout == 0 and any(isinstance(fault, Flap) for fault in plan):
+        return False  # it may go before the others have come, and then nobody is waited for
     return len(steady) >= rules.min_nodes and costly <= rules.max_restarts
 
 
@@ -52,8 +56,9 @@ def verdicts_of_steady_nodes(cluster: SimulatedCluster) -> list[Verdict | None]:
 
 
 def admission_limit(rules: Rules) -> float:
-    """Seconds after the last fault by which everybody is in: found, lost, stopped, waited for."""
+    """Seconds after the last fault by which everybody is in: found, lost, stopped, waited for, after its pause."""
     to_find = 1.3 * rules.heartbeat + 8.0
+    to_find += PAUSES[-1] * rules.heartbeat
     return to_find + LADDER + rules.patience + rules.last_call
 
 

@@ -15,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from elasticlib.errors import ConfigError
+from elasticlib.rendezvous._places import PAUSES
 from elasticlib.testing import (
     Break,
     Cut,
@@ -23,6 +24,7 @@ from elasticlib.testing import (
     Fault,
     FaultPlan,
     Fenced,
+    Flap,
     Gone,
     Join,
     Kill,
@@ -47,6 +49,8 @@ from elasticlib.testing import (
 from tests.sim.promises import admission_limit, left_out, must_succeed, verdicts_of_steady_nodes
 
 RULES = Rules(2, 3, last_call=2.0, heartbeat=10.0)
+MOST = len(PAUSES) + 1
+"""Exits of a node that cost it its place."""
 BOTH = pytest.mark.parametrize("coordinator", ["fixed", "elected"])
 FEWER = settings.default.max_examples // 3 if settings.default else 50
 
@@ -455,3 +459,27 @@ def test_a_document_that_is_changed_under_a_coordinator_that_lives_ends_the_job(
 
     assert {"closed"} == set(kinds(cluster))
     assert all("changed by somebody else" in verdict.why for verdict in cluster.verdicts.values())
+
+
+@BOTH
+@pytest.mark.parametrize("after", [0.5, 1.0, 15.0])
+def test_a_node_that_comes_and_goes_ends_few_rounds_and_the_others_work_on(coordinator: str, after: float) -> None:
+    """Its scheduler starts it again however it ended, for as long as the job runs."""
+    rules = evolve(RULES, min_nodes=1)
+    cluster = run(Flap(2, at=1.0, seconds=200.0, after=after), rules=rules, coordinator=coordinator, work=300.0)
+
+    agents = [node.verdict.kind for node in cluster.machines[2].nodes if node.verdict]
+    assert ["succeeded"] * 2 == [verdict and verdict.kind for verdict in verdicts_of_steady_nodes(cluster)]
+    assert (["left"] * MOST, {"refused"}) == (agents[:MOST], set(agents[MOST:]))
+    assert len(rounds(cluster)) <= 2 * MOST
+    assert {0} == {record.restarts for record in cluster.history if isinstance(record, Sealed)}
+
+
+@BOTH
+def test_where_too_few_are_left_the_end_names_the_node_that_came_and_went(coordinator: str) -> None:
+    rules = evolve(RULES, min_nodes=3, join_timeout=60.0)
+    cluster = run(Flap(2, at=1.0, seconds=150.0), rules=rules, coordinator=coordinator)
+
+    ends = [verdict for verdict in verdicts_of_steady_nodes(cluster) if verdict is not None]
+    assert ["timeout"] * 2 == [verdict.kind for verdict in ends]
+    assert all("no seat is given any more to n2 (10.0.0.2), which came and went 5 times" in each.why for each in ends)

@@ -29,7 +29,7 @@ def test_nothing_said_means_torchs_defaults_and_10_s_of_silence() -> None:
     options = read("c10d", {})
 
     assert (600.0, 30.0, 30.0) == (options.join_timeout, options.last_call, options.close_timeout)
-    assert (10.0, 60.0) == (options.heartbeat, options.reconnect_timeout)
+    assert (10.0, 60.0, 3600.0) == (options.heartbeat, options.reconnect_timeout, options.store_linger)
     assert (None, None, "tcp", None, {}) == (
         options.wait_for,
         options.is_host,

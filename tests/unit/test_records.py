@@ -28,6 +28,7 @@ from elasticlib.records import (
     StepDone,
     StopAwaited,
     ThreadsChosen,
+    VerdictMissed,
     WatchdogTold,
     WorkerEnded,
     WorkerPlace,
@@ -75,6 +76,11 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         (
             NotNeeded("n2/1-a", "all 2 nodes succeeded in round 0"),
             "node n2/1-a was not needed, so none of its workers has a result: all 2 nodes succeeded in round 0",
+        ),
+        (
+            VerdictMissed("n2/1-a", "round 0 ended well here, and nobody can say how it did elsewhere: refused"),
+            "node n2/1-a takes its own success for the job's: round 0 ended well here, and nobody can say how it did "
+            "elsewhere: refused",
         ),
         (LogsKept("/tmp/logs"), "logs and error files are kept in /tmp/logs"),
         (LaunchStarted("train.py", {"role": "a", "max_restarts": 3}), "launching train.py: role='a', max_restarts=3"),

@@ -10,9 +10,11 @@ import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from elasticlib import logs
 from elasticlib.errors import LogDirError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.spec import Std
@@ -337,3 +339,69 @@ def test_a_temporary_folder_that_somebody_else_has_put_there_is_not_taken(
 
     assert base != again.parents[3]
     assert [] == [*(temporary / "theirs").iterdir()]
+
+
+# before the first round
+
+
+def test_what_is_made_ready_is_the_folder_of_the_rounds_to_come(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ALL)
+    specs.make_ready("job")
+    [made] = (tmp_path / "logs").iterdir()
+    empty = list(made.iterdir())
+    specs.make_ready("job")
+
+    dest = specs.reify(envs(1))
+
+    assert [] == empty
+    assert [made] == list((tmp_path / "logs").iterdir())
+    assert dest.stdouts[0].startswith(str(made))
+
+
+@pytest.mark.parametrize("streams", [{"redirects": Std.OUT}, {"tee": {1: Std.ERR}}], ids=str)
+def test_a_folder_without_room_for_streams_is_refused_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(logs.tempfile, "TemporaryFile", lambda **_: open("/dev/full", "wb", buffering=0))
+    specs = DefaultLogsSpecs(str(tmp_path), **streams)
+
+    with pytest.raises(LogDirError, match=f"log_dir={str(tmp_path)!r} cannot be used: .*No space left on device"):
+        specs.make_ready("job")
+
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_without_streams_no_room_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs.tempfile, "TemporaryFile", lambda **_: open("/dev/full", "wb", buffering=0))
+    specs = DefaultLogsSpecs(str(tmp_path))
+
+    specs.make_ready("job")
+
+    assert 1 == len(list(tmp_path.iterdir()))
+
+
+def test_a_folder_that_came_to_no_round_is_taken_away(temporary: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "asked"
+    for specs in (DefaultLogsSpecs(), DefaultLogsSpecs(str(kept))):
+        specs.make_ready("job")
+        specs.forget_unused()
+
+    assert [kept] == list(temporary.iterdir())
+    assert [] == list(kept.iterdir())
+
+
+def test_a_folder_with_the_logs_of_a_round_stays(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path))
+    specs.make_ready("job")
+    dest = specs.reify(envs(1))
+    specs.forget_unused()
+
+    assert os.path.isdir(os.path.dirname(dest.error_files[0]))
+
+
+def test_the_null_device_needs_nothing_made_ready(temporary: Path) -> None:
+    specs = DefaultLogsSpecs(os.devnull, redirects=Std.ALL)
+    specs.make_ready("job")
+    specs.forget_unused()
+
+    assert [] == list(temporary.iterdir())

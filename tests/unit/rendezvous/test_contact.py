@@ -151,7 +151,7 @@ def test_a_host_that_refuses_again_and_again_after_contact_is_gone() -> None:
         done += actions
 
     (end,) = (action for action in done if isinstance(action, GiveUp))
-    assert "the host of the job's store is gone: node1:29400 refused" == end.why
+    assert ("the host of the job's store is gone: node1:29400 refused", True) == (end.why, end.gone)
 
 
 def test_where_the_coordination_moves_a_refusal_is_no_end() -> None:

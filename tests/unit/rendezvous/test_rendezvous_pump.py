@@ -18,7 +18,17 @@ from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import RendezvousTimeoutError
 from elasticlib.rendezvous import ContactLost, FailureNote, Final, RoundEnd, Seat
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous._messages import Close, Failed, Leave, Report, Stopped, Succeeded, decode, encode
+from elasticlib.rendezvous._messages import (
+    Close,
+    Failed,
+    Leave,
+    Report,
+    Stopped,
+    StoreGone,
+    Succeeded,
+    decode,
+    encode,
+)
 from elasticlib.rendezvous._process import LogLines, Pump, told
 
 LIMIT = 30.0
@@ -264,6 +274,22 @@ def test_log_lines_reach_the_launcher(desk: Desk) -> None:
     desk.step()
 
     assert desk.said() == [{"op": "log", "level": logging.WARNING, "text": "waiting for 2 nodes"}]
+
+
+def test_a_line_of_a_process_that_stays_says_for_how_long(desk: Desk) -> None:
+    record = logging.LogRecord("elasticlib", logging.WARNING, "", 0, "it stays", None, None)
+    record.stays = 60.0
+    desk.lines.handle(record)
+
+    desk.step()
+
+    assert desk.said() == [{"op": "log", "level": logging.WARNING, "text": "it stays", "stays": 60.0}]
+
+
+def test_that_the_store_is_gone_is_passed_on(desk: Desk) -> None:
+    desk.tell(StoreGone("refused"))
+
+    assert desk.said() == [{"op": "gone", "why": "refused"}]
 
 
 def test_how_many_wait_is_told_when_it_changes(desk: Desk) -> None:

@@ -32,6 +32,7 @@ from elasticlib.rendezvous._messages import (
     RoundEnd,
     Seat,
     Stopped,
+    StoreGone,
     Succeeded,
     Terms,
     decode,
@@ -644,6 +645,46 @@ def test_a_search_that_finds_nothing_ends() -> None:
 
     assert isinstance(shell.session.error, RendezvousConnectionError)
     assert "job 'job'" in str(shell.session.error)
+
+
+def silent(shell: Shell) -> Shell:
+    """The store does not answer for as long as contact is sought."""
+    shell.hear(Lost(shell.connection, "timed out", gone=False))
+    shell.later(Limits().reconnect_timeout + 1.0)
+    return shell
+
+
+def refused(shell: Shell) -> Shell:
+    """Nobody listens any more where the store was."""
+    for _ in range(4):
+        shell.hear(Lost(shell.connection, "refused", gone=True))
+        shell.later(1.0)
+    return shell
+
+
+def test_an_agent_is_told_that_the_store_is_gone_before_the_error_that_says_so() -> None:
+    shell = refused(Shell().greeted().joined())
+
+    assert ["the host of the job's store is gone: refused"] == [
+        word.why for word in shell.words() if isinstance(word, StoreGone)
+    ]
+    assert isinstance(shell.session.error, RendezvousConnectionError)
+
+
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_a_store_that_fell_silent_is_gone_for_the_node_that_coordinates_alone(host: str) -> None:
+    """Elsewhere the job may go on, and repeat what was done here."""
+    shell = silent(Shell().greeted(evolve(GREETING, host=host)).joined())
+
+    assert (host == shell.session.belief.node) == any(isinstance(word, StoreGone) for word in shell.words())
+    assert isinstance(shell.session.error, RendezvousConnectionError)
+
+
+def test_where_another_node_may_coordinate_no_store_is_gone() -> None:
+    session, _ = Session.begin(Belief("job", "b", None), Limits(moves=True), 100.0)
+    shell = refused(silent(Shell(session).greeted(evolve(GREETING, host="b")).joined()))
+
+    assert not any(isinstance(word, StoreGone) for word in shell.words())
 
 
 # whatever happens
