@@ -89,6 +89,7 @@ PURE = [
     "rendezvous/_session_events.py",
     "rendezvous/_server.py",
     "rendezvous/_server_events.py",
+    "rendezvous/_incoming.py",
     "rendezvous/_options.py",
     "rendezvous/_job.py",
     "rendezvous/_endpoint.py",

@@ -7,10 +7,12 @@ where it lay, or a `RendezvousStateError` that says why not.
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import evolve, frozen
+from typing_extensions import Self
 
 from elasticlib._untrusted import parse, shown
 from elasticlib.errors import RendezvousClosedError, RendezvousStateError
+from elasticlib.rendezvous._contact import NO_PULSE
 from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, key_place, report_place
 from elasticlib.rendezvous._messages import (
     VERSION,
@@ -88,6 +90,27 @@ class Belief:
     def beat(self, box: str, beat: Beat) -> bytes:
         """A beat of this node."""
         return encode(beat, self.key, key_place(self.run_id, self.nonce, beat_key(box)))
+
+
+@frozen
+class Pulses:
+    """How the coordinator's pulse goes on, as it was read by way of one connection."""
+
+    count: int = NO_PULSE
+    alien_since: float | None = None
+    """Since when the job has greeted in the name of another beginning, and our pulse stood still."""
+
+    def felt(self, pulse: Pulse | None, alien: bool, sent: float) -> Self:
+        """It was read after a beat that was sent at *sent*; *alien*: whose greeting lies there."""
+        if pulse is not None and pulse.count > self.count:
+            return type(self)(pulse.count)
+        if not alien:
+            return evolve(self, alien_since=None)
+        return self if self.alien_since is not None else evolve(self, alien_since=sent)
+
+    def alien_for(self, sent: float) -> float:
+        """Seconds."""
+        return 0.0 if self.alien_since is None else sent - self.alien_since
 
 
 def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:

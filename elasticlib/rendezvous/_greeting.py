@@ -6,6 +6,7 @@ Rules of this file: data only; where it lies and how it is signed is the server'
 
 from __future__ import annotations
 
+from elasticlib.rendezvous._contact import TICK
 from elasticlib.rendezvous._messages import EPOCH_BITS, Hello, Pulse, Terms
 from elasticlib.rendezvous._state import Rules
 
@@ -14,6 +15,11 @@ def hello(run_id: str, nonce: str, name: str, rules: Rules, *, signed: bool) -> 
     """The greeting of the node *name*, which coordinates."""
     terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
     return Hello(run_id, nonce, name, terms, rules.heartbeat, signed)
+
+
+def number(last: int, served: float, heartbeat: float) -> int:
+    """Of the next pulse: the ticks of *served* seconds, so that two pulses tell how much time lies between them."""
+    return max(last + 1, int(served / (heartbeat * TICK)) if heartbeat else 0)
 
 
 def pulse(nonce: str, epoch: int, number: int, status: str, remark: str, waiting: int, over: str) -> Pulse:

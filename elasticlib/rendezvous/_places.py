@@ -7,7 +7,8 @@ a newcomer goes on with what the worst of those did that are gone from there: th
 
 Rules of this file: an exit after a steady time, or beside a node that has succeeded, costs nothing. Others in a row
 cost pauses that grow, and then the place. A pause costs nobody else anything: the round runs on, and where too few
-nodes are there without the one that pauses, it is taken all the same once waiting has an end.
+nodes are there without the one that pauses, it is taken all the same once waiting has an end. A place to which nobody
+comes back for a steady time does no harm, either, unless it is refused by then.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def left(state: State, entry: Entry, why: str, now: float) -> State:
     if now >= entry.arrived + STEADY * _heartbeat(state.rules):
         return state
     times = 1 if entry.exits is None else entry.exits.times + 1
-    return _remember(state, entry, Exits(times, now, why[:_LONGEST_WHY]))
+    return _remember(_forget(state, now), entry, Exits(times, now, why[:_LONGEST_WHY]))
 
 
 def gone(state: State, entries: Iterable[Entry]) -> State:
@@ -134,6 +135,13 @@ def _is_refused(exits: Exits) -> bool:
 
 def _worst(state: State, place: str) -> Exits | None:
     return max(state.exits.get(place, ()), key=lambda its: (its.times, its.at), default=None)
+
+
+def _forget(state: State, now: float) -> State:
+    """Without exits that lie a steady time back, and did not cost their place."""
+    since = now - STEADY * _heartbeat(state.rules)
+    kept = {place: [its for its in known if _is_refused(its) or its.at > since] for place, known in state.exits.items()}
+    return evolve(state, exits={place: tuple(known) for place, known in kept.items() if known})
 
 
 def _remember(state: State, entry: Entry, exits: Exits) -> State:

@@ -283,9 +283,8 @@ class RemoteMember(Reporter):
         if self._begun or self._gone or self._error is not None or waited < self._tell_after:
             return
         self._tell_after = 2 * waited
-        left = self._birth_limit - waited
         what = f"node {self.node} has waited {waited:.0f} s for job {self._run_id!r}"
-        _log.warning("%s: %s; %.0f s left", what, _IMPORTING, left)
+        _log.warning("%s: %s; %.0f s left", what, _IMPORTING, self._birth_limit - waited)
 
     def _cut_off(self, why: str) -> ContactLost:
         return ContactLost(f"contact with the job is lost: {why}", GRACE * self._heartbeat)

@@ -13,7 +13,6 @@ drive the same object. Times are this node's monotonic seconds, and only differe
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from elasticlib._times import soonest
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous import _greeting as greeting
-from elasticlib.rendezvous._contact import INTERVAL, TICK
+from elasticlib.rendezvous._contact import INTERVAL
 from elasticlib.rendezvous._coordinator import Beats, ClearStore, Received, Send, State, Tick, WakeAt
 from elasticlib.rendezvous._endings import in_brief
 from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, box_name, key_place
@@ -94,8 +93,6 @@ class Server:
     _began: float = 0.0
     _greet_at: float = 0.0
     _look_at: float = 0.0
-    _looked: float = 0.0
-    _next_loss: float = math.inf
     _pulses: int = 0
     _wake_at: float | None = None
     _dirty: bool = False
@@ -118,7 +115,7 @@ class Server:
         """Start to coordinate."""
         after, out = self._copy(), list[Action]()
         after._interval = self.state.rules.heartbeat * INTERVAL
-        after._began = after._greet_at = after._look_at = after._looked = now
+        after._began = after._greet_at = after._look_at = now
         if after.journaled:
             out.append(Load())
         else:
@@ -193,7 +190,7 @@ class Server:
             self._mail.part(self._leaver)
         if self._wake_at is not None and now >= self._wake_at:
             self._step(Tick(), now, out)
-        if self._interval and now >= self._look():
+        if self._interval and now >= self._look_at:
             self._ask_for_beats(out)
         else:
             self._conclude(now, out)
@@ -224,14 +221,10 @@ class Server:
             return
         times = [self._wake_at, self._leave_by]
         if self._interval:
-            times += [self._look(), self._greet_at]
+            times += [self._look_at, self._greet_at]
         due = now if self._abandon is not None else soonest(*times)
         self._receives = True
         out.append(Receive(None if due is None else max(0.0, due - now)))
-
-    def _look(self) -> float:
-        """When to read the beats: often enough that a silent node is noticed soon after its time is over."""
-        return min(self._look_at, self._next_loss)
 
     def _is_done(self, now: float) -> bool:
         if self._leave_by is None:
@@ -281,10 +274,10 @@ class Server:
         self._mail.remind(now, 2 * self._interval)
         self._litter = self._garbage.clear_up(self._mail, set(here), self.state, now)
         self._missing.retain(set(here))
-        self._looked = now
+        # Often enough that a silent node is noticed soon after its time is over: who comes later is lost later.
         self._look_at = now + self.state.rules.heartbeat * LOOK
-        loss = self.logic.next_loss(self.state)  # who comes later is lost later
-        self._next_loss = math.inf if loss is None else max(loss, now + _SHORTEST_LOOK)
+        if (loss := self.logic.next_loss(self.state)) is not None:
+            self._look_at = min(self._look_at, max(loss, now + _SHORTEST_LOOK))
 
     def _heed(self, node: str, box: str, beat: Beat, now: float, out: list[Action]) -> None:
         """What a beat tells besides that its node lives."""
@@ -340,8 +333,7 @@ class Server:
 
     def _greet(self, now: float, out: list[Action]) -> None:
         """Say who we are and that we live; again and again, in case somebody removed or scribbled on it."""
-        tick = self.state.rules.heartbeat * TICK
-        self._pulses = max(self._pulses + 1, int((now - self._began) / tick) if tick else 0)
+        self._pulses = greeting.number(self._pulses, now - self._began, self.state.rules.heartbeat)
         self._greet_at = now + self._interval
         status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
         hello = greeting.hello(self.run_id, self.nonce, self.name, self.state.rules, signed=self.key is not None)

@@ -17,17 +17,12 @@ import copy
 from attrs import define, evolve, field
 from typing_extensions import Self, assert_never
 
+from elasticlib import errors
 from elasticlib._times import soonest
 from elasticlib._untrusted import Refusals
-from elasticlib.errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousNotFoundError,
-    RendezvousStateError,
-)
 from elasticlib.rendezvous import _contact
 from elasticlib.rendezvous import _session_events as events
-from elasticlib.rendezvous._belief import Belief
+from elasticlib.rendezvous._belief import Belief, Pulses
 from elasticlib.rendezvous._box import Box
 from elasticlib.rendezvous._contact import GRACE, INTERVAL, NO_PULSE, Contact, Limits, Tick
 from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, box_name
@@ -40,7 +35,6 @@ from elasticlib.rendezvous._messages import (
     Descriptor,
     Final,
     GivenUp,
-    Hello,
     Join,
     Notice,
     RoundEnd,
@@ -60,7 +54,6 @@ _GREETING = 1.0
 _DOUBT = 3.0
 """Seconds for which a greeting that cannot be ours may be someone's scribble; a coordinator renews its own."""
 _LOOK_AGAIN = 0.1
-_NOTHING_SAID = "the job is found, but its coordinator has not said yet who is there"
 _WAKE = b""
 
 
@@ -103,9 +96,8 @@ class Session:
     _greet_at: float | None = None
     _doubted: float | None = None
     _beat_at: float = 0.0
-    _pulse: int = NO_PULSE
+    _pulses: Pulses = field(factory=Pulses)
     _just_joined: bool = False
-    _alien_since: float | None = None
     _awaited: str | None = None
     _refusals: Refusals = field(factory=Refusals)
 
@@ -155,32 +147,30 @@ class Session:
     # What happened.
 
     def _hear(self, event: events.Event, now: float, out: list[events.Action]) -> None:
+        if getattr(event, "connection", None) not in (None, self._connection):
+            return  # of a connection that was given up
         match event:
-            case events.Connected(connection):
-                if connection == self._connection:
-                    self._connected = True
-            case events.Lost(connection, why, gone):
-                if connection == self._connection and not self.parted:
+            case events.Connected():
+                self._connected = True
+            case events.Lost(_, why, gone):
+                if not self.parted:
                     self._disconnected()
                     self.status = ""
                     self._judge(_contact.Broken(why, gone), now, out)
                     if self.closed:
                         self._part(out)
-            case events.Answer(connection, number, result):
-                if connection == self._connection:
-                    self._lanes, asked = self._lanes.answered(number)
-                    if asked is not None:
-                        self._answered(asked, result, now, out)
-            case events.Denied(connection, number):
-                if connection == self._connection:
-                    self._lanes, asked = self._lanes.answered(number)
-                    posted = asked is not None and asked.task is Task.POST
-                    self._outbox, error = self._outbox.denied(event, posted, self.belief.node)
-                    if error is not None:
-                        self._fail(error, out)
-            case events.Refused(connection, error):
-                if connection is None or connection == self._connection:
+            case events.Answer(_, number, result):
+                self._lanes, asked = self._lanes.answered(number)
+                if asked is not None:
+                    self._answered(asked, result, now, out)
+            case events.Denied(_, number):
+                self._lanes, asked = self._lanes.answered(number)
+                is_letter = asked is not None and asked.task is Task.POST
+                self._outbox, error = self._outbox.denied(event, is_letter, self.belief.node)
+                if error is not None:
                     self._fail(error, out)
+            case events.Refused(_, error):
+                self._fail(error, out)
             case events.Seek(slots, role):
                 self._seek(events.Describe(slots, role), now)
             case events.Tell(report):
@@ -219,9 +209,8 @@ class Session:
                     # Nobody coordinates the job any more: its store is gone, or the one who does is cut off here.
                     if gone or (closed and not self.contact.limits.moves and self._host == self.belief.node):
                         self.words += (StoreGone(why),)
-                    kind = RendezvousConnectionError if closed else RendezvousNotFoundError
-                    place = self._place()
-                    self.error = kind(f"node {self.belief.node}, job {self.belief.run_id!r}{place}: {why}")
+                    kind = errors.RendezvousConnectionError if closed else errors.RendezvousNotFoundError
+                    self.error = kind(f"node {self.belief.node}, job {self.belief.run_id!r}{self._place()}: {why}")
 
     def _stop(self, why: str, grace: float) -> None:
         """Others may have this node's seat by now, and one that was not taken yet is none any more."""
@@ -231,8 +220,8 @@ class Session:
     def _disconnected(self) -> None:
         self._connected = self._greeted = self._just_joined = False
         self._lanes = self._lanes.cleared()
-        self._greet_at = self._doubted = self._alien_since = self._awaited = None
-        self._beat_at, self._pulse = 0.0, NO_PULSE
+        self._greet_at = self._doubted = self._awaited = None
+        self._beat_at, self._pulses = 0.0, Pulses()
 
     def _fail(self, error: events.Unmendable, out: list[events.Action]) -> None:
         self.error = self.error or error
@@ -274,20 +263,17 @@ class Session:
     def _greet(self, data: bytes, now: float, out: list[events.Action]) -> None:
         try:
             hello = self.belief.hello(data)
-        except RendezvousClosedError as error:
+        except errors.RendezvousClosedError as error:
             self._fail(error, out)
-        except RendezvousStateError as error:
+        except errors.RendezvousStateError as error:
             self._doubted = now if self._doubted is None else self._doubted
             self.status, self._greet_at = str(error), now + _LOOK_AGAIN
             if now > self._doubted + _DOUBT:
                 self._fail(error, out)
         else:
-            self._begin(hello, now, out)
-
-    def _begin(self, hello: Hello, now: float, out: list[events.Action]) -> None:
-        self.belief, self.seen = evolve(self.belief, nonce=hello.nonce), self.seen.greeted(hello.nonce)
-        self._host, self._greeted, self.status = hello.host, True, ""
-        self._judge(_contact.Greeted(hello.heartbeat), now, out)
+            self.belief, self.seen = evolve(self.belief, nonce=hello.nonce), self.seen.greeted(hello.nonce)
+            self._host, self._greeted, self.status = hello.host, True, ""
+            self._judge(_contact.Greeted(hello.heartbeat), now, out)
 
     def _posted(self, asked: Asked, now: float, out: list[events.Action]) -> None:
         self._outbox = self._outbox.done(asked.seq)
@@ -302,14 +288,11 @@ class Session:
             self.status, self.spares = "" if self._just_joined else pulse.status, pulse.waiting
             self._just_joined, self.seen = False, self.seen.felt(pulse)
             if pulse.over:
-                self._fail(RendezvousClosedError(f"job {self.belief.run_id!r} has ended: {pulse.over}"), out)
-        if pulse is not None and pulse.count > self._pulse:
-            self._pulse, self._alien_since = pulse.count, None
-        elif self.belief.is_alien(hello):
-            self._alien_since = sent if self._alien_since is None else self._alien_since
-            if sent > self._alien_since + self.contact.limits.heartbeat:
-                self._fail(self.belief.begun_anew(), out)
-                return
+                self._fail(errors.RendezvousClosedError(f"job {self.belief.run_id!r} has ended: {pulse.over}"), out)
+        self._pulses = self._pulses.felt(pulse, self.belief.is_alien(hello), sent)
+        if self._pulses.alien_for(sent) > self.contact.limits.heartbeat:
+            self._fail(self.belief.begun_anew(), out)
+            return
         self._judge(_contact.Acknowledged(sent, NO_PULSE if pulse is None else pulse.count), now, out)
 
     def _deliver(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
@@ -317,7 +300,7 @@ class Session:
             return
         try:
             notice = self.belief.notice(key, data, self.seen.round)
-        except RendezvousStateError as error:
+        except errors.RendezvousStateError as error:
             self._refusals, said = refuse(self._refusals, "notice", error, now)
             out += said
             return
@@ -403,8 +386,6 @@ class Session:
         self.parted = True
         out.append(events.Disconnect(self._connection))
 
-    # For people.
-
     def _place(self) -> str:
         """Where the job is, as far as is known."""
         status = f"coordinated by node {self._host}" if self.contact.met else self.status
@@ -415,5 +396,5 @@ class Session:
         if self._waiting is None or now < self._waiting.due_at():
             return
         why = self.status or _contact.search(self.contact, now)
-        out.append(Log("warning", self._waiting.complaint(self.belief.node, self.belief.run_id, why, now)))
-        self._waiting = self._waiting.once_more()
+        self._waiting, said = self._waiting.complain(self.belief.node, self.belief.run_id, why, now)
+        out.append(Log("warning", said))

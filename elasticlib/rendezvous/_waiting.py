@@ -27,11 +27,8 @@ class Waiting:
         more = self.told - len(_TELL_AFTER)
         return self.since + (_TELL_AFTER[self.told] if more < 0 else _TELL_AFTER[-1] + _TELL_EVERY * (more + 1))
 
-    def complaint(self, node: str, job: str, why: str, now: float) -> str:
-        """What is told; *why* may be empty."""
+    def complain(self, node: str, job: str, why: str, now: float) -> tuple[Self, str]:
+        """Tell it once more, and how: *why* may be empty."""
         why = why or "the job is found, but its coordinator has not said yet who is there"
-        return f"node {node} has waited {now - self.since:.0f} s for job {job!r}: {why}"
-
-    def once_more(self) -> Self:
-        """It was told."""
-        return evolve(self, told=self.told + 1)
+        said = f"node {node} has waited {now - self.since:.0f} s for job {job!r}: {why}"
+        return evolve(self, told=self.told + 1), said

@@ -19,7 +19,8 @@ from elasticlib.rendezvous._candidacy import Candidacy
 from elasticlib.rendezvous._etcd_keys import Hold
 from elasticlib.rendezvous._operations import Log
 from elasticlib.testing._host import Host
-from elasticlib.testing._store import Connection, Link, Store
+from elasticlib.testing._network import Link
+from elasticlib.testing._store import Connection, Store
 from elasticlib.testing._timeline import Process, Timeline
 
 AGAIN = 0.5

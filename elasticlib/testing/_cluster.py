@@ -46,13 +46,15 @@ from elasticlib.testing._faults import (
     Suspend,
     Unseat,
 )
+from elasticlib.testing._group import Group
 from elasticlib.testing._history import AgentStarted, Ended, Happened, Record, Sealed, Took, Verdict
 from elasticlib.testing._host import Host, Saved
 from elasticlib.testing._invariants import InvariantBroken, Watch, over
 from elasticlib.testing._machine import Machine
 from elasticlib.testing._member import Member
-from elasticlib.testing._node import Group, Node
-from elasticlib.testing._store import Link, Network, Store
+from elasticlib.testing._network import Link, Network
+from elasticlib.testing._node import Node
+from elasticlib.testing._store import Store
 from elasticlib.testing._timeline import Process, Timeline
 
 PARTING = 2.0

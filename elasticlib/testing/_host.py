@@ -38,7 +38,8 @@ from elasticlib.rendezvous._server_events import (
     Stop,
     Unsaved,
 )
-from elasticlib.testing._store import CHANGED, LOST, REFUSED, Connection, Link, Store
+from elasticlib.testing._network import Link
+from elasticlib.testing._store import CHANGED, LOST, REFUSED, Connection, Store
 from elasticlib.testing._timeline import Process, Timeline
 
 

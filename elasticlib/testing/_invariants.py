@@ -14,7 +14,8 @@ from attrs import Factory, define, frozen
 from elasticlib.rendezvous._contact import KILL
 from elasticlib.rendezvous._coordinator import Entry, Rules, State
 from elasticlib.rendezvous._messages import Final, Seat
-from elasticlib.testing._node import Group, Node
+from elasticlib.testing._group import Group
+from elasticlib.testing._node import Node
 from elasticlib.testing._timeline import Timeline
 
 WAKING = 0.1

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from attrs import Factory, define
 
+from elasticlib.testing._network import Link
 from elasticlib.testing._node import END, Node
-from elasticlib.testing._store import Link
 
 
 class Owner(Protocol):

@@ -21,7 +21,8 @@ from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import Descriptor, Report, Terms
 from elasticlib.rendezvous._operations import Delete, Log, Post, Read, Wait, Write
 from elasticlib.rendezvous._session import Session
-from elasticlib.testing._store import REFUSED, Connection, Link, Store
+from elasticlib.testing._network import Link
+from elasticlib.testing._store import REFUSED, Connection, Store
 from elasticlib.testing._timeline import Process, Timeline
 
 TAKEN = 0.00005

@@ -30,7 +30,8 @@ from elasticlib.rendezvous._messages import (
     Succeeded,
 )
 from elasticlib.testing._faults import FailWorker
-from elasticlib.testing._history import Fenced, Gone, Started, Verdict
+from elasticlib.testing._group import Group
+from elasticlib.testing._history import Fenced, Started, Verdict
 from elasticlib.testing._member import Member
 from elasticlib.testing._surroundings import Surroundings
 from elasticlib.testing._timeline import Process
@@ -62,26 +63,6 @@ class Answer:
 
     wish: int
     seat: Seat
-
-
-@define(eq=False, repr=False)
-class Group:
-    """A node's workers of one round."""
-
-    node: Node
-    seat: Seat
-    process: Process
-    failed_at: float | None = None
-    failure: FailWorker | None = None
-    """How it failed, where a fault says so."""
-    gone: bool = False
-
-    def end(self, how: str) -> None:
-        """None of them runs any more."""
-        if not self.gone:
-            self.gone = True
-            cluster = self.node.cluster
-            cluster.note(Gone(cluster.timeline.now, self.node.name, self.seat.round, how))
 
 
 @define(eq=False, repr=False)

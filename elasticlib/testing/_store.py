@@ -9,8 +9,7 @@ a lease and one document for the journal of a coordinator that may be any node.
 
 from __future__ import annotations
 
-import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,9 @@ from attrs import Factory, define, field, frozen
 
 from elasticlib.rendezvous._exchange import Posted
 from elasticlib.testing._faults import PauseStore, SetBack, Unseat
-from elasticlib.testing._timeline import Process, Timeline
+from elasticlib.testing._network import Link, Network, Way
+from elasticlib.testing._timeline import Process
+from elasticlib.testing._use import Use, size_of
 
 Then = Callable[[Any], None]
 REPLAY = 0.3
@@ -34,67 +35,6 @@ CHANGED = object()
 
 
 @define(eq=False, repr=False)
-class Link:
-    """How one machine hangs on the network."""
-
-    number: int
-    alive: bool = True
-    cut_until: float = 0.0
-    slow_until: float = 0.0
-    delay: float = 0.0
-    connections: list[Connection] = Factory(list)
-
-
-@define(eq=False, repr=False)
-class Network:
-    """Delays, drawn from the cluster's seed."""
-
-    timeline: Timeline
-    chance: random.Random
-    fastest: float = 0.0001
-    slowest: float = 0.002
-
-    def delay(self, *links: Link) -> float:
-        """Seconds that a message takes."""
-        if len(links) == 1:
-            return self.fastest
-        slow = sum(link.delay for link in links if self.timeline.now < link.slow_until)
-        return self.fastest + (self.slowest - self.fastest) * self.chance.random() + slow
-
-    def opens(self, *links: Link) -> float:
-        """When nothing is cut between them: now, or later."""
-        return max((self.timeline.now, *(link.cut_until for link in links if len(links) > 1)))
-
-
-@define(eq=False, repr=False)
-class _Way:
-    """One direction of a connection."""
-
-    network: Network
-    links: tuple[Link, ...]
-    last: float = 0.0
-    queue: deque[tuple[Process, Callable[[], None]]] = Factory(deque)
-
-    def send(self, to: Process, do: Callable[[], None]) -> None:
-        self.queue.append((to, do))
-        self.last = max(self.last, self.network.timeline.now + self.network.delay(*self.links))
-        self.network.timeline.at(self.last, None, self._arrives)
-
-    def _arrives(self) -> None:
-        if not self.queue or not all(link.alive for link in self.links):
-            self.queue.clear()
-            return
-        timeline = self.network.timeline
-        opens = self.network.opens(*self.links)
-        if opens > timeline.now:
-            # The kernel tries again at growing intervals.
-            timeline.at(opens + self.network.chance.random(), None, self._arrives)
-            return
-        to, do = self.queue.popleft()
-        timeline.at(timeline.now, to, do)
-
-
-@define(eq=False, repr=False)
 class Connection:
     """One client's connection; *on_break* is called once if it breaks, and never after `close`."""
 
@@ -104,8 +44,8 @@ class Connection:
     on_break: Callable[[str], None]
     open: bool = True
     """The client's side: whether answers are still wanted."""
-    there: _Way = field(init=False)
-    back: _Way = field(init=False)
+    there: Way = field(init=False)
+    back: Way = field(init=False)
     received: int = 0
     """Number of the last inbox entry that this connection was given."""
     term: int | None = None
@@ -113,7 +53,7 @@ class Connection:
 
     def __attrs_post_init__(self) -> None:
         links = (self.link, self.store.link) if self.link is not self.store.link else (self.link,)
-        self.there, self.back = _Way(self.store.network, links), _Way(self.store.network, links)
+        self.there, self.back = Way(self.store.network, links), Way(self.store.network, links)
         self.link.connections.append(self)
         self.store.link.connections.append(self)
 
@@ -161,17 +101,6 @@ class Lease:
     holder: str
     term: int
     until: float
-
-
-@define(eq=False, repr=False)
-class Use:
-    """What the store was asked to do: calls, the keys and entries they touched, and bytes if they are counted."""
-
-    calls: Counter[str] = Factory(Counter)
-    touched: int = 0
-    bytes: int = 0
-    longest: Counter[str] = Factory(Counter)
-    """By kind of call, the bytes of the longest value."""
 
 
 @define(eq=False, repr=False)
@@ -246,7 +175,7 @@ class Store:
     def handle(self, connection: Connection, kind: str, arguments: Sequence[Any], answer: Then) -> None:
         """Do what *kind* says; *answer* at once or later."""
         if self.counts:
-            self._count(kind, arguments)
+            self.use.count(kind, arguments, self.values)
         if (
             connection.term is not None
             and kind in ("write", "delete", "discard", "purge")
@@ -255,41 +184,12 @@ class Store:
             answer(LOST)
             return
         if self.counts or self.most:
-            size = self._size(kind, arguments)
+            size = size_of(kind, arguments)
             self.use.longest[kind] = max(self.use.longest[kind], size)
             if 0 < self.most < size:
                 answer(REFUSED)
                 return
         getattr(self, f"_{kind}")(connection, *arguments, answer)
-
-    def _size(self, kind: str, arguments: Sequence[Any]) -> int:
-        """Bytes of the largest value that is written."""
-        if kind == "write":
-            return max(map(len, arguments[0].values()), default=0)
-        if kind == "save":
-            return len(arguments[1].data)
-        return len(arguments[0]) if kind == "post" else 0
-
-    def _count(self, kind: str, arguments: Sequence[Any]) -> None:
-        use = self.use
-        use.calls[kind] += 1
-        if kind == "write":
-            values: Mapping[str, bytes] = arguments[0]
-            use.touched += len(values)
-            use.bytes += sum(len(key) + len(value) for key, value in values.items())
-        elif kind == "post":
-            use.touched += 1
-            use.bytes += len(arguments[0])
-        elif kind in ("read", "delete", "discard"):
-            use.touched += len(arguments[0])
-            found = (self.values.get(key) for key in arguments[0]) if kind == "read" else ()
-            use.bytes += sum(len(str(key)) for key in arguments[0]) + sum(len(each) for each in found if each)
-        elif kind == "save":
-            use.touched += 1
-            use.bytes += len(arguments[1].data)
-        elif kind != "receive":
-            use.touched += 1
-            use.bytes += len(arguments[0]) if arguments and isinstance(arguments[0], str) else 0
 
     def _post(self, _: Connection, data: bytes, answer: Then) -> None:
         self.posted += 1

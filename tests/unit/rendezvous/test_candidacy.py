@@ -207,10 +207,11 @@ def test_no_course_of_events_leaves_it_without_something_to_do_or_in_office_past
         out = shell.hear(event, after=data.draw(st.sampled_from((0.0, 0.1, 2.0, 7.0))))
         asked = out[-1]
         assert isinstance(asked, (*ANSWERS, Stop))
+        elected = elected or isinstance(event, Elected)
         for action in out:
             if isinstance(action, Elect):
                 assert shell.now < shell.candidacy.until
-            elected = (elected or isinstance(event, Elected)) and not isinstance(action, VoteOut)
+            elected = elected and not isinstance(action, VoteOut)
         if elected:
             assert shell.candidacy.hold is not None
             assert shell.now < shell.candidacy.until

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from elasticlib.testing._store import LOST, Connection, Link, Network, Store
+from elasticlib.testing._network import Link, Network
+from elasticlib.testing._store import LOST, Connection, Store
 from elasticlib.testing._timeline import Process, Timeline
 
 
