@@ -51,6 +51,13 @@ def wait_readable(sources: Sequence[int | HasDescriptor], timeout: float | None)
     return {number for number, _ in poll.poll(None if timeout is None else min(timeout * 1000, _LONGEST))}
 
 
+def takes_more(link: HasDescriptor) -> bool:
+    """Whether the channel takes a short frame without a wait: the kernel says so only while most of it is free."""
+    poll = select.poll()
+    poll.register(link, select.POLLOUT)
+    return any(event & select.POLLOUT for _, event in poll.poll(0))
+
+
 class _Limit:
     """This program's soft limit of open files, and by how many parts of it that is raised at the moment."""
 

@@ -20,6 +20,7 @@ FLOORS = [
     "_times",
     "_folders",
     "_clock",
+    "_lease",
     "utils",
     "numa",
     "_wire",

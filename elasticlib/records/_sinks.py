@@ -41,6 +41,7 @@ from elasticlib.records._of_jobs import (
     WatchdogTold,
     WorkerAsleep,
     WorkerLingers,
+    WorkersCutOff,
     WorkerServersPlaced,
     WorkersStopping,
     WorkersSurvived,
@@ -69,6 +70,7 @@ Record: TypeAlias = (
     | NotNeeded
     | VerdictMissed
     | SpawnerKilled
+    | WorkersCutOff
     | WorkersSurvived
     | StopAwaited
     | WorkerStuck

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import resource
 import signal
@@ -24,6 +25,7 @@ from typing import NoReturn, Protocol
 from attrs import Factory, define
 
 from elasticlib._clock import Clock, monotonic
+from elasticlib._lease import Lease
 from elasticlib._programs import CHANNEL_FD, wake_with_parent
 from elasticlib._times import soonest
 from elasticlib._wire import Channel, HasDescriptor, Message, wait_readable
@@ -152,6 +154,8 @@ class Pump:
     lines: LogLines
     launcher: int
     """pidfd; a child of the launcher's may hold a copy of the channel after its death."""
+    lease: Lease
+    """For others who can end the workers, in case this process is stopped."""
     clock: Clock = monotonic
     stillness: float = SILENCE
     """Share of the heartbeat time: the beats of a node whose launcher is silent for longer rest."""
@@ -194,6 +198,7 @@ class Pump:
         if self.launcher in ready:
             return False
         self._judge_silence()
+        self._renew_lease()
         self._pass_on()
         self._end_workers_in_time()
         return None
@@ -276,6 +281,7 @@ class Pump:
         listener = None
         if isinstance(notice, Seat):
             self.guarded.running, self._due = True, False
+            self._renew_lease()
             listener = self.share.member.listener() if notice.group_rank == 0 else None
         if listener is None:
             self.channel.send(message)
@@ -297,6 +303,11 @@ class Pump:
             self._due = True
         if self._due:
             self.guarded.kill()
+
+    def _renew_lease(self) -> None:
+        if not self._due:
+            left = self._kill_in()
+            self.lease.renew(math.inf if left is None else self.clock() + left)
 
     def _kill_in(self) -> float | None:
         return self.share.member.kill_in() if self.guarded.running and not self._due else None
@@ -343,7 +354,7 @@ def main(make: Callable[[Job], Share] = _open) -> NoReturn:
         # process that has not begun more time than one that falls silent.
         share.prepare()
         share.start()
-        pump = Pump(channel, share, job.heartbeat, lines, launcher)
+        pump = Pump(channel, share, job.heartbeat, lines, launcher, Lease(*first[1]))
         if (stillness := first[0]["stillness"]) is not None:
             pump.stillness = stillness
         if pump.run():

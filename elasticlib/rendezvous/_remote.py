@@ -15,7 +15,6 @@ import contextlib
 import json
 import logging
 import os
-import select
 import signal
 import socket
 import struct
@@ -25,8 +24,9 @@ from collections import deque
 
 from elasticlib import errors
 from elasticlib._clock import Clock, monotonic
+from elasticlib._lease import Lease
 from elasticlib._programs import BOOT, Link, own, spawn, start_thread
-from elasticlib._wire import Channel, HasDescriptor, Message, room_for, wait_readable
+from elasticlib._wire import Channel, HasDescriptor, Message, room_for, takes_more, wait_readable
 from elasticlib.errors import (
     ElasticError,
     RendezvousClosedError,
@@ -134,7 +134,8 @@ class RemoteMember(Reporter):
         self._birth_limit = job.join_timeout or _BIRTH
         self._turned = threading.Condition()
         first = {"op": "job", "job": job.plain(), "stillness": stillness}
-        self._letters: deque[tuple[Message, tuple[int, ...]]] = deque([(first, ())])
+        self._lease = Lease()
+        self._letters: deque[tuple[Message, tuple[int, ...]]] = deque([(first, (os.dup(self._lease.fileno()),))])
         """With descriptors that are closed when they are sent."""
         self._sending = True
         """Whether the thread has something in hand: what comes then must wait for its turn."""
@@ -143,6 +144,7 @@ class RemoteMember(Reporter):
             start_thread(self._sender)
         except BaseException:
             self._link.close()
+            self._lease.close()
             self._child.wait(0.0)
             raise
 
@@ -161,10 +163,11 @@ class RemoteMember(Reporter):
         """End the job for everybody; `Final` answers."""
         self._report(Close(self.node, why))
 
-    def guard(self, handle: int) -> None:
+    def guard(self, handle: int) -> Lease | None:
         """Give a pidfd, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
         with room_for(1):
             self._say({"op": "guard"}, os.dup(handle))
+        return self._lease if self._heartbeat else None
 
     def _report(self, report: Report) -> None:
         text = encode(report).decode("ascii")
@@ -175,7 +178,7 @@ class RemoteMember(Reporter):
         if self._closed:
             raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {letter['op']!r} comes too late")
         with self._turned:
-            if self._sending or self._letters or len(letter.get("report", "")) > _SHORT or not _takes(self._link):
+            if self._sending or self._letters or len(letter.get("report", "")) > _SHORT or not takes_more(self._link):
                 self._letters.append((letter, descriptors))
                 self._turned.notify()
             else:
@@ -355,6 +358,7 @@ class RemoteMember(Reporter):
             self._gone = True
             self._sender.join(_SEND_LIMIT + 1)
             self._link.close()
+            self._lease.close()
 
     def _see_it_end(self, limit: float) -> None:
         """Reap the process, killed if it has not ended after *limit* s, or when the time is over that it stays."""
@@ -376,13 +380,6 @@ class RemoteMember(Reporter):
                 break
         self._drop_listener()
         self._child.wait(0.0)
-
-
-def _takes(link: Link) -> bool:
-    """Whether the channel takes a short frame without a wait: the kernel says so only while most of it is free."""
-    poll = select.poll()
-    poll.register(link, select.POLLOUT)
-    return any(event & select.POLLOUT for _, event in poll.poll(0))
 
 
 def _environment() -> dict[str, str]:
