@@ -18,7 +18,7 @@ from attrs import NOTHING, Attribute, asdict, field, fields, frozen
 from elasticlib.errors import ConfigError
 
 VERSION = 1
-PARTS = ("machine", "agent", "rendezvous")
+PARTS = ("machine", "agent", "rendezvous", "spawner")
 """What of a node a fault can hit: all of it, the agent alone, or its rendezvous process alone."""
 
 

@@ -9,11 +9,10 @@ workers that outlive the contact, and speaks for an agent that died.
 from __future__ import annotations
 
 import functools
-import random
 from collections import deque
 from collections.abc import Callable
 
-from attrs import Factory, define, evolve, field, frozen
+from attrs import Factory, define, field, frozen
 
 from elasticlib.agent import _policy
 from elasticlib.rendezvous._contact import FENCE, GRACE, INTERVAL
@@ -30,16 +29,12 @@ from elasticlib.rendezvous._messages import (
     Succeeded,
 )
 from elasticlib.testing._faults import FailWorker
-from elasticlib.testing._group import Group
+from elasticlib.testing._group import CHANNEL, END, Group
 from elasticlib.testing._history import Fenced, Started, Verdict
 from elasticlib.testing._member import Member
 from elasticlib.testing._surroundings import Surroundings
 from elasticlib.testing._timeline import Process
 
-CHANNEL = 0.0002
-"""Seconds between agent and rendezvous process."""
-END = 0.01
-"""Seconds that a process takes to end."""
 LADDER = 30.0
 """Seconds from SIGTERM to SIGKILL."""
 SILENCE = 0.1
@@ -183,8 +178,8 @@ class Node:
         if any(isinstance(event, ContactLost) for event in self._queue):
             return  # an agent that was frozen wakes to a seat which others have by now
         timeline = self.cluster.timeline
-        process = Process(f"workers of {self.name}", thaws_at=0.0)
-        self.group = group = Group(self, seat, process)
+        process, spawner = Process(f"workers of {self.name}"), Process(f"spawner of {self.name}")
+        self.group = group = Group(self, seat, process, spawner)
         self.groups.append(group)
         self.told_success = None
         ranks = tuple(range(seat.rank_base, seat.rank_base + self.descriptor.slots))
@@ -192,6 +187,7 @@ class Node:
         self.cluster.note(Started(timeline.now, self.name, seat.round, seat.group_rank, ranks, master))
         self.cluster.started(group)
         self._soon(lambda: self._guard(group))
+        group.watch_lease(group.spawner)
         timeline.after(self.cluster.work, process, lambda: self._succeed(group))
 
     def _succeed(self, group: Group) -> None:
@@ -217,45 +213,25 @@ class Node:
         ):
             return
         group.failed_at, group.failure = self.agent.clock(self.cluster.timeline.now), fault
-        self._tell_agent_of_failure(group)
+        self.tell_agent_of_failure(group)
 
-    def _tell_agent_of_failure(self, group: Group) -> None:
+    def tell_agent_of_failure(self, group: Group) -> None:
         timeline = self.cluster.timeline
         why = _policy.WorkersFailed("a worker failed")
         timeline.after(CHANNEL, self.agent, lambda: self.hear(why) if self._is(group) else None)
 
     def _notes(self) -> tuple[FailureNote, ...]:
-        group = self.group
-        if group is None or group.failed_at is None:
-            return ()
-        age = max(0.0, self.agent.clock(self.cluster.timeline.now) - group.failed_at)
-        fault = group.failure or FailWorker(self.number, 0.0)
-        text = random.Random(self.name).randbytes(fault.text // 2).hex()
-        message = f"{self.name} failed in round {group.seat.round}{text}"
-        first = FailureNote(group.seat.rank_base, 0, 1, 1, message, traceback=text, secondary=fault.secondary, age=age)
-        others = range(1, fault.workers)
-        return (first, *(evolve(first, rank=first.rank + index, local_rank=index) for index in others))
+        return () if self.group is None else self.group.notes()
 
     def _stop_workers(self, grace: float, then: Callable[[], None]) -> None:
-        group, timeline = self.group, self.cluster.timeline
-        if group is None or group.gone:
-            timeline.after(CHANNEL, self.agent, then)
-            return
-        resists = self.stubborn()
-        how = "killed" if resists >= grace else "stopped"
+        if self.group is None or self.group.gone:
+            self.cluster.timeline.after(CHANNEL, self.agent, then)
+        else:
+            self.group.stop(grace, then)
 
-        def ended() -> None:
-            group.end(how)
-            timeline.after(CHANNEL, self.agent, then)
-
-        timeline.after(min(resists, grace) + END, group.process, ended)
-
-    def _hurry(self, grace: float) -> None:
-        """Workers that are being stopped must be gone sooner."""
-        group = self.group
-        if group is not None and not group.gone:
-            kill = lambda: group.end("killed")  # noqa: E731 - the end of the ladder finds them gone
-            self.cluster.timeline.after(grace + END, group.process, kill)
+    def _hasten(self, grace: float) -> None:
+        if self.group is not None and not self.group.gone:
+            self.group.hasten(grace)
 
     def leave(self) -> None:
         """SIGTERM to the agent."""
@@ -292,7 +268,7 @@ class Node:
             return
         for wish, word in self._channel:
             if isinstance(word, ContactLost) and self._busy:
-                self._hurry(word.grace)
+                self._hasten(word.grace)
             self._queue.append(Answer(wish, word) if isinstance(word, Seat) else word)
         self._channel.clear()
         self._go_on()
@@ -327,16 +303,9 @@ class Node:
         if self._guarded is not group or not self._running or group.gone or due is None:
             return
         if self.member.clock() >= due:
-            self.cluster.timeline.after(END, None, lambda: self._die(group))
+            group.kill()
         else:
             self.member.at(due, lambda: self._watch_over(group))
-
-    def _die(self, group: Group) -> None:
-        if not group.gone:
-            group.end("killed")
-            if group.failed_at is None:
-                group.failed_at = self.agent.clock(self.cluster.timeline.now)
-            self._tell_agent_of_failure(group)
 
     def agent_freezes(self, seconds: float) -> None:
         """The agent is stopped for *seconds*: its beats must rest soon, and again be heard when it is back."""
@@ -359,6 +328,17 @@ class Node:
         heartbeat = self.cluster.rules.heartbeat
         self._send(ContactLost(why, GRACE * heartbeat))
         self._send(Stopping(why))
+
+    def spawner_dies(self) -> None:
+        """The process that starts the workers was killed, and they with it."""
+        if self.group is not None and not self.group.gone:
+            self.group.kill()
+
+    def processes(self, *, of_workers: bool = True) -> list[Process]:
+        """All that is there of this node."""
+        groups = self.groups if of_workers else [group for group in self.groups if not group.gone]
+        spawners = [group.spawner for group in groups]
+        return [self.agent, self.rendezvous, *spawners, *(group.process for group in groups if of_workers)]
 
     def agent_dies(self) -> None:
         """The agent was killed: its guardian kills the workers, its rendezvous process bears witness."""

@@ -30,7 +30,7 @@ from elasticlib.testing._faults import (
     Unseat,
 )
 
-PARTS = ("agent", "machine", "rendezvous")
+PARTS = ("agent", "machine", "rendezvous", "spawner")
 
 
 def moments(most: float = 60.0) -> st.SearchStrategy[float]:

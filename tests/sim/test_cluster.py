@@ -483,3 +483,35 @@ def test_where_too_few_are_left_the_end_names_the_node_that_came_and_went(coordi
     ends = [verdict for verdict in verdicts_of_steady_nodes(cluster) if verdict is not None]
     assert ["timeout"] * 2 == [verdict.kind for verdict in ends]
     assert all("no seat is given any more to n2 (10.0.0.2), which came and went 5 times" in each.why for each in ends)
+
+
+# Some processes of a machine are stopped, while others and its workers run on.
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "parts", [("agent", "rendezvous"), ("agent", "spawner"), ("rendezvous", "spawner")], ids=" and ".join
+)
+def test_workers_end_before_others_get_their_ranks(coordinator: str, parts: tuple[str, ...]) -> None:
+    cluster = run(*(Pause(2, at=5.0, seconds=40.0, what=what) for what in parts), coordinator=coordinator)
+
+    (end,) = [record.at for record in cluster.history if isinstance(record, Gone) and record.node.startswith("n2/")][:1]
+    (anew,) = [record.at for record in cluster.history if isinstance(record, Started) and record.round == 1][:1]
+    assert end < anew
+    assert [["n0", "n1", "n2"], ["n0", "n1"], ["n0", "n1", "n2"]] == rounds(cluster)
+
+
+@BOTH
+@pytest.mark.parametrize("what", ["agent", "spawner"])
+def test_a_short_stop_of_one_process_ends_no_round(coordinator: str, what: str) -> None:
+    cluster = run(Pause(2, at=5.0, seconds=0.5, what=what), coordinator=coordinator)
+
+    assert [["n0", "n1", "n2"]] == rounds(cluster)
+
+
+@BOTH
+def test_a_spawner_that_is_killed_takes_its_workers_with_it(coordinator: str) -> None:
+    cluster = run(Kill(2, at=5.0, what="spawner"), coordinator=coordinator)
+
+    assert [["n0", "n1", "n2"]] * 2 == rounds(cluster)
+    assert ["succeeded"] * 3 == kinds(cluster)

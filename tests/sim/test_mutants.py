@@ -26,12 +26,15 @@ from elasticlib.testing import (
     Stubborn,
     Suspend,
 )
+from elasticlib.testing._group import Group
 from elasticlib.testing._node import Node
 
 RULES = Rules(1, 3, last_call=2.0, heartbeat=10.0)
 LEAVING = (Stubborn(2, at=0.0, seconds=3.0), Leave(2, at=5.0))
 CUT = (Cut(2, at=5.0, seconds=40.0),)
 SLEPT = (Suspend(2, at=5.0, seconds=16.0),)
+STOPPED = (Pause(2, at=5.0, seconds=40.0, what="agent"), Pause(2, at=5.0, seconds=40.0, what="rendezvous"))
+"""Launcher and rendezvous process of machine 2 are stopped, and its workers run on."""
 SUCCEEDED_AND_CUT = (Pause(1, at=55.0, seconds=9.0), Cut(2, at=61.0, seconds=9.0))
 """Machine 2 ends its work, machine 1 stands still at that moment; then 2 is out of contact when the job succeeds."""
 FULL = evolve(RULES, min_nodes=3)
@@ -101,11 +104,16 @@ def does_not_know_of_sleep(patch: pytest.MonkeyPatch) -> None:
     tells_nobody_that_he_was_given_up(patch)
 
 
+def workers_have_no_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Group, "watch_lease", lambda group, watcher: None)
+
+
 MUTANTS: dict[str, tuple[Mutate, Rules, tuple[Fault, ...]]] = {
     "no sequence check": (seats_without_waiting_for_the_old_round, RULES, LEAVING),
     "recomputed ranks": (recomputes_ranks_from_the_list_of_names, evolve(RULES, max_nodes=4), CHANGING),
     "no fencing": (does_not_fence_itself, RULES, CUT),
     "no sense of sleep": (does_not_know_of_sleep, RULES, SLEPT),
+    "no lease": (workers_have_no_lease, RULES, STOPPED),
     "forgotten success": (forgets_its_success_when_contact_is_lost, RULES, SUCCEEDED_AND_CUT),
     "results of any round": (takes_its_old_results_for_those_of_any_round, FULL, SUCCEEDED_AND_REPLACED),
 }
