@@ -91,6 +91,7 @@ PURE = [
     "rendezvous/_server.py",
     "rendezvous/_server_events.py",
     "rendezvous/_incoming.py",
+    "rendezvous/_vigil.py",
     "rendezvous/_options.py",
     "rendezvous/_job.py",
     "rendezvous/_endpoint.py",

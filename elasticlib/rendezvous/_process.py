@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import resource
 import signal
@@ -22,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
-from attrs import Factory, define
+from attrs import Factory, define, field
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib._lease import Lease
@@ -45,11 +44,8 @@ from elasticlib.rendezvous._messages import (
     decode,
     encode,
 )
+from elasticlib.rendezvous._vigil import SILENCE, Vigil
 
-SILENCE = 0.1
-"""Share of the heartbeat time: a launcher that is silent for so long stands still, unless it says otherwise."""
-_ANSWER = 0.15
-"""Share of the heartbeat time between two answers to the launcher's signs of life."""
 _DEATH_LIMIT = 5
 """Seconds from the launcher's death until this process is gone, come what may."""
 _OWN_END = 1.0
@@ -88,12 +84,10 @@ class Share(Protocol):
 
 @define
 class Guarded:
-    """The process whose death ends all workers of this node, and whether there may be any."""
+    """The process whose death ends all workers of this node."""
 
     handle: int | None = None
     """pidfd"""
-    running: bool = False
-    """Workers may run: a seat was passed on, and nothing was heard of their end."""
 
     def hold(self, handle: int) -> None:
         """Guard the process of the pidfd *handle*, which is this object's from now on."""
@@ -107,8 +101,8 @@ class Guarded:
                 signal.pidfd_send_signal(self.handle, signal.SIGKILL)
 
     def outlast(self, limit: float) -> bool:
-        """Whether no worker is left, after *limit* seconds at most."""
-        return not self.running or (self.handle is not None and bool(wait_readable([self.handle], limit)))
+        """Whether it is gone, after *limit* seconds at most."""
+        return self.handle is not None and bool(wait_readable([self.handle], limit))
 
     def forget(self) -> None:
         """Guard nothing."""
@@ -157,17 +151,10 @@ class Pump:
     lease: Lease
     """For others who can end the workers, in case this process is stopped."""
     clock: Clock = monotonic
-    stillness: float = SILENCE
-    """Share of the heartbeat time: the beats of a node whose launcher is silent for longer rest."""
     guarded: Guarded = Factory(Guarded)
-    _heard: float = 0.0
-    _answered: float = 0.0
-    _held: bool = False
-    _due: bool = False
-    """The time for workers that still ran has come: whoever is given as their foreman dies, until they are gone."""
+    vigil: Vigil = field(init=False)
+    stillness: float = SILENCE
     _broken: bool = False
-    _wish: int = 0
-    """Which wish of the agent's the notices answer."""
     _waiting: int = 0
     """Nodes that wait for a seat, as the launcher was told."""
 
@@ -180,7 +167,7 @@ class Pump:
 
     def begin(self) -> None:
         """Tell the launcher that this process is there."""
-        self._heard = self._answered = self.clock()
+        self.vigil = Vigil(self.heartbeat, self.clock(), self.clock(), self.stillness)
         self.channel.send({"op": "alive"})
 
     def step(self, patience: float | None) -> bool | None:
@@ -197,55 +184,58 @@ class Pump:
             self._obey(*received)
         if self.launcher in ready:
             return False
-        self._judge_silence()
         self._renew_lease()
+        self._judge()
         self._pass_on()
-        self._end_workers_in_time()
+        self._judge()  # what was passed on may say that contact is lost, and workers have no time left
+        if self.vigil.due:
+            self.guarded.kill()
         return None
 
     def patience(self) -> float | None:
         """Seconds until `step` has something to do though nothing comes."""
-        times = [self._kill_in(), None if self._broken else self.share.member.patience()]
-        if self.heartbeat and not self._held:
-            times.append(self._heard + self.stillness * self.heartbeat - self.clock())
-        due = soonest(*times)
+        wake, now = self.vigil.wake_at(self._kill_at()), self.clock()
+        due = soonest(None if wake is None else wake - now, None if self._broken else self.share.member.patience())
         return None if due is None else max(0.0, due)
 
     def say_lines(self) -> None:
         """Send what was logged to where people see it."""
         for line in self.lines.take():
-            if not self._held:  # nobody reads; what is said while nobody reads must not fill the channel
+            if not self.vigil.held:  # nobody reads; what is said while nobody reads must not fill the channel
                 self.channel.send(line)
+
+    def outlast(self, limit: float) -> bool:
+        """Whether no worker is left, after *limit* seconds at most."""
+        return not self.vigil.running or self.guarded.outlast(limit)
 
     # From the launcher.
 
     def _obey(self, message: Message, descriptors: list[int]) -> None:
-        member, guarded = self.share.member, self.guarded
-        self._heard = self.clock()
+        member, now = self.share.member, self.clock()
+        self.vigil = self.vigil.said(now)
         match message["op"]:
             case "join":
-                guarded.running = self._due = False
-                self._wish = message["wish"]
+                self.vigil = self.vigil.wished(message["wish"])
                 member.join(message["slots"], message["role"])
             case "guard":
-                guarded.hold(*descriptors)
+                self.guarded.hold(*descriptors)
             case "report":
                 self._report(message["report"])
             case "alive":
-                if self.heartbeat and self._heard >= self._answered + _ANSWER * self.heartbeat:
-                    self._answered = self._heard
+                self.vigil, answers = self.vigil.answer(now)
+                if answers:
                     self.channel.send({"op": "alive"})
 
     def _report(self, text: str) -> None:
-        member, guarded = self.share.member, self.guarded
+        member = self.share.member
         match decode(text.encode()):
             case Failed(round=number, failures=failures):
                 member.failed(number, failures)
             case Stopped(round=number, failures=failures):
-                guarded.running = self._due = False
+                self.vigil = self.vigil.gone()
                 member.stopped(number, failures)
             case Succeeded(round=number):
-                guarded.running = self._due = False
+                self.vigil = self.vigil.gone()
                 member.succeeded(number)
             case Leave(why=why, round=number):
                 member.leave(why, number)
@@ -271,16 +261,16 @@ class Pump:
                 self.channel.send({"op": "gone", "why": word.why})
             else:
                 self._tell(word)
-        if not self._held and (waiting := self.share.member.waiting()) != self._waiting:
+        if not self.vigil.held and (waiting := self.share.member.waiting()) != self._waiting:
             self._waiting = waiting
             self.channel.send({"op": "waiting", "count": waiting})
 
     def _tell(self, notice: Seat | Final | object) -> None:
         text = encode(notice).decode("ascii")  # type: ignore[arg-type]
-        message: Message = {"op": "notice", "notice": text, "wish": self._wish}
+        message: Message = {"op": "notice", "notice": text, "wish": self.vigil.wish}
         listener = None
         if isinstance(notice, Seat):
-            self.guarded.running, self._due = True, False
+            self.vigil = self.vigil.seated()
             self._renew_lease()
             listener = self.share.member.listener() if notice.group_rank == 0 else None
         if listener is None:
@@ -291,26 +281,20 @@ class Pump:
 
     # What nobody else can do in time.
 
-    def _judge_silence(self) -> None:
-        held = bool(self.heartbeat) and self.clock() >= self._heard + self.stillness * self.heartbeat
-        if held is not self._held:
-            self._held = held
-            self.share.member.hold(held)
-
-    def _end_workers_in_time(self) -> None:
-        left = self._kill_in()
-        if left is not None and left <= 0.0:
-            self._due = True
-        if self._due:
-            self.guarded.kill()
+    def _judge(self) -> None:
+        held = self.vigil.held
+        self.vigil = self.vigil.judge(self.clock(), self._kill_at())
+        if self.vigil.held is not held:
+            self.share.member.hold(self.vigil.held)
 
     def _renew_lease(self) -> None:
-        if not self._due:
-            left = self._kill_in()
-            self.lease.renew(math.inf if left is None else self.clock() + left)
+        end = self.vigil.lease_end(self._kill_at())
+        if end is not None:
+            self.lease.renew(end)
 
-    def _kill_in(self) -> float | None:
-        return self.share.member.kill_in() if self.guarded.running and not self._due else None
+    def _kill_at(self) -> float | None:
+        left = self.share.member.kill_in()
+        return None if left is None else self.clock() + left
 
 
 def told(error: Exception) -> Message:
@@ -390,10 +374,9 @@ def _part(pump: Pump, linger: float) -> None:
 def _bear_witness(pump: Pump) -> None:
     """The launcher is dead: see its workers end, and say so in its place."""
     signal.alarm(_DEATH_LIMIT)
-    guarded = pump.guarded
-    gone = guarded.outlast(_OWN_END)
+    gone = pump.outlast(_OWN_END)
     if not gone:
-        guarded.kill()
-        gone = guarded.outlast(_OWN_END)
+        pump.guarded.kill()
+        gone = pump.outlast(_OWN_END)
     pump.share.witness("its agent died", gone)
     pump.share.close(_GOODBYE)

@@ -6,6 +6,7 @@ Rules of this file: what signals and ends do; when they are due is decided by th
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -75,14 +76,13 @@ class Group:
 
     def watch_lease(self, watcher: Process) -> None:
         """Have a process that can end them do so when their lease is over: when the node was cut off for too long."""
-        member = self.node.member
-        due = member.kill_at()
-        if self.gone or due is None:
+        end = self.node.lease_end()
+        if self.gone or end == math.inf:
             return
-        if member.clock() >= due:
+        if self.node.member.clock() >= end:
             self.kill()
         else:
-            moment = self.node.rendezvous.moment(due)
+            moment = self.node.rendezvous.moment(end)
             self.node.cluster.timeline.at(moment, watcher, lambda: self.watch_lease(watcher))
 
     def kill(self) -> None:

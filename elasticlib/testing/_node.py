@@ -9,6 +9,7 @@ workers that outlive the contact, and speaks for an agent that died.
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -28,6 +29,7 @@ from elasticlib.rendezvous._messages import (
     Stopped,
     Succeeded,
 )
+from elasticlib.rendezvous._vigil import Vigil
 from elasticlib.testing._faults import FailWorker
 from elasticlib.testing._group import CHANNEL, END, Group
 from elasticlib.testing._history import Fenced, Started, Verdict
@@ -37,8 +39,6 @@ from elasticlib.testing._timeline import Process
 
 LADDER = 30.0
 """Seconds from SIGTERM to SIGKILL."""
-SILENCE = 0.1
-"""Share of the heartbeat time after which the beats of a silent agent rest."""
 DEAF = FENCE - INTERVAL / 2
 """Share after which an agent whose rendezvous process is silent counts itself as cut off."""
 CLOSING = 30.0
@@ -85,17 +85,15 @@ class Node:
     """What the rendezvous process has sent and the agent has not read, each with the wish that it answers."""
     _wishes: int = 0
     """How often the agent has asked for a seat."""
-    _wish: int = 0
-    """Number of the last wish that the rendezvous process heard of."""
+    _vigil: Vigil = field(init=False)
+    """Of the rendezvous process."""
     _busy: bool = False
     _guarded: Group | None = None
-    _running: bool = False
-    _round: int | None = None
-    _held: bool = False
 
     def start(self) -> None:
         """The agent begins."""
         self.member.start()
+        self._vigil = Vigil(self.cluster.rules.heartbeat, self.member.clock(), self.member.clock())
         self.policy, actions = _policy.begin()
         self._perform(deque(actions))
 
@@ -250,11 +248,11 @@ class Node:
     def pass_on(self, word: Word) -> None:
         """A word of the member goes to the agent."""
         if isinstance(word, Seat):
-            self._running, self._round = True, word.round
+            self._vigil = self._vigil.seated()
         self._send(word)
 
     def _send(self, word: Word | Stopping) -> None:
-        timeline, wish = self.cluster.timeline, self._wish
+        timeline, wish = self.cluster.timeline, self._vigil.wish
 
         def arrive() -> None:
             self._channel.append((wish, word))
@@ -278,15 +276,15 @@ class Node:
         self._send(Stopping(why))
 
     def _join(self, wish: int) -> None:
-        self._running, self._wish = False, wish
+        self._vigil = self._vigil.wished(wish)
         self.member.join()
 
     def _tell_stopped(self, number: int, notes: tuple[FailureNote, ...]) -> None:
-        self._running = False
+        self._vigil = self._vigil.gone()
         self.member.report(Stopped(self.name, number, notes))
 
     def _tell_succeeded(self, number: int) -> None:
-        self._running = False
+        self._vigil = self._vigil.gone()
         self.member.report(Succeeded(self.name, number))
 
     def _tell_left(self, why: str, number: int | None) -> None:
@@ -300,19 +298,39 @@ class Node:
     def _watch_over(self, group: Group) -> None:
         """Kill the workers when they outlive the contact."""
         due = self.member.kill_at()
-        if self._guarded is not group or not self._running or group.gone or due is None:
+        if self._guarded is not group or not self._vigil.running or group.gone or due is None:
             return
-        if self.member.clock() >= due:
-            group.kill()
-        else:
+        self._judge()
+        if not self._vigil.due:
             self.member.at(due, lambda: self._watch_over(group))
+
+    def _judge(self) -> None:
+        now, held = self.member.clock(), self._vigil.held
+        if self.agent.alive and self.agent.thaws_at <= self.cluster.timeline.now:
+            self._vigil = self._vigil.said(now)  # its signs of life come all the time
+        self._vigil = self._vigil.judge(now, self.member.kill_at())
+        if self._vigil.held is not held:
+            self.member.hold(self._vigil.held)
+        if self._vigil.due and self._guarded is not None:
+            self._guarded.kill()
+
+    def lease_end(self) -> float:
+        """Until when this machine's clock may show workers at work."""
+        end = self._vigil.lease_end(self.member.kill_at())
+        return -math.inf if end is None else end
 
     def agent_freezes(self, seconds: float) -> None:
         """The agent is stopped for *seconds*: its beats must rest soon, and again be heard when it is back."""
-        timeline, silence = self.cluster.timeline, SILENCE * self.cluster.rules.heartbeat
-        if silence and seconds > silence:
-            timeline.after(silence, self.rendezvous, lambda: self.member.hold(self.agent.thaws_at > timeline.now))
-        timeline.after(seconds + CHANNEL, self.rendezvous, lambda: self.member.hold(self.agent.thaws_at > timeline.now))
+        timeline = self.cluster.timeline
+
+        def fell_silent() -> None:
+            self._vigil = self._vigil.said(self.member.clock())
+            wake = self._vigil.wake_at(None)
+            if wake is not None:
+                self.member.at(wake, self._judge)
+
+        timeline.after(CHANNEL, self.rendezvous, fell_silent)
+        timeline.after(seconds + CHANNEL, self.rendezvous, self._judge)
 
     def rendezvous_freezes(self, seconds: float) -> None:
         """The rendezvous process is stopped: the agent counts itself as cut off."""

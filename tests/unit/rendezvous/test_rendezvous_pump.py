@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from elasticlib._lease import Lease
 from elasticlib._wire import Channel, Message, wait_readable
@@ -398,7 +399,7 @@ def test_what_a_launcher_said_counts_before_its_silence(desk: Desk) -> None:
 
 
 def test_a_launcher_that_may_stand_still_keeps_its_beats_for_so_long(desk: Desk) -> None:
-    desk.pump.stillness = 1.0
+    desk.pump.vigil = evolve(desk.pump.vigil, stillness=1.0)
     desk.now += 0.9 * HEARTBEAT
     desk.step()
     before = list(desk.member.asked)
@@ -598,16 +599,16 @@ def test_a_foreman_that_has_ended_already_is_no_error(desk: Desk) -> None:
 
     desk.step()
 
-    assert desk.pump.guarded.outlast(0.0)
+    assert desk.pump.outlast(0.0)
 
 
 def test_workers_count_as_gone_only_when_their_foreman_is(desk: Desk) -> None:
-    guarded = desk.pump.guarded
-    before = guarded.outlast(0.0)
+    pump = desk.pump
+    before = pump.outlast(0.0)
     desk.tell(PEERS)
-    seated = guarded.outlast(0.0)
+    seated = pump.outlast(0.0)
     desk.guard(desk.foreman)
-    running = guarded.outlast(0.0)
-    guarded.kill()
+    running = pump.outlast(0.0)
+    pump.guarded.kill()
 
-    assert (before, seated, running, guarded.outlast(LIMIT)) == (True, False, False, True)
+    assert (before, seated, running, pump.outlast(LIMIT)) == (True, False, False, True)
