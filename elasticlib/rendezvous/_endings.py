@@ -18,6 +18,8 @@ from elasticlib.rendezvous._state import MOST_NAMES, Cause, Outcome, Round, Send
 
 LOSSES_IN_A_ROW = 3
 """Rounds that a host may be lost from, one after the other, until that is taken for a failure."""
+REMEMBERED = 1024
+"""Hosts whose losses are counted: the latest."""
 WHOLE_CAUSES, MOST_CAUSES = 2, 16
 """Failures of a round that are kept: so many with all that was told of them, so many in all."""
 
@@ -77,7 +79,8 @@ def losses_after(losses: Mapping[str, int], current: Round) -> Mapping[str, int]
         return losses
     seated = {host_of(node) for node in current.entries}
     elsewhere = {host: times for host, times in losses.items() if host not in seated}
-    return elsewhere | {host: losses.get(host, 0) + 1 for host in sorted({host_of(node) for node in current.lost})}
+    after = elsewhere | {host: losses.get(host, 0) + 1 for host in sorted({host_of(node) for node in current.lost})}
+    return dict(list(after.items())[-REMEMBERED:])
 
 
 def root_cause(causes: Iterable[Cause]) -> Cause | None:

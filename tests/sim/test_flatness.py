@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
 
+import attrs
 import pytest
 
+from elasticlib.rendezvous import _endings, _gathering, _liveness, _places
 from elasticlib.testing import FaultPlan, Join, Kill, Leave, Rules, Sealed, SimulatedCluster
+from elasticlib.testing._host import Host
 
 RULES = Rules(1, 2, 3, last_call=0.0, heartbeat=1.0)
 CYCLE = 5.0
@@ -95,3 +100,36 @@ def test_keys_do_not_grow_when_each_node_coordinates_in_its_turn() -> None:
         counts.append(len(cluster.store.values))
 
     assert max(counts[4:]) <= max(counts[:4])
+
+
+def sizes(value: Any, path: str, found: Counter[str]) -> Counter[str]:
+    """How many entries each collection in it has."""
+    if attrs.has(type(value)):
+        for each in attrs.fields(type(value)):
+            sizes(getattr(value, each.name), f"{path}.{each.name}", found)
+    elif isinstance(value, (Mapping, Sequence, Set)) and not isinstance(value, (str, bytes)):
+        found[path] += len(value)
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            sizes(inner, f"{path}[]", found)
+    return found
+
+
+@BOTH
+def test_what_a_coordinator_and_a_node_remember_does_not_grow(
+    coordinator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is remembered of the past has a bound, which is lower here."""
+    for module in (_endings, _gathering, _liveness):
+        monkeypatch.setattr(module, "REMEMBERED", 8)
+    monkeypatch.setattr(_places, "_REMEMBERED", 8)
+    cycles = 120
+    cluster = coming_and_going(cycles, coordinator)
+
+    seen = []
+    for now in samples(cluster, cycles, 20):
+        [host] = [each for each in now._hosts.values() if each.process.alive]
+        server = host.server if isinstance(host, Host) else host.host.server
+        session = now.machines[0].nodes[0].member.session
+        seen.append(sizes(session, "session", sizes(server, "server", Counter())))
+
+    assert {path for path, size in seen[-1].items() if size > max(each[path] for each in seen[1:-1])} == set()
