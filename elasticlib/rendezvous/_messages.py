@@ -104,7 +104,7 @@ class Failed:
 
 @frozen
 class Stopped:
-    """To the coordinator: all workers of this node are gone; `failures` is the complete list."""
+    """To the coordinator: all workers of this node are gone; `failures` has all that `Failed` had not said before."""
 
     node: Name
     round: int
