@@ -27,6 +27,8 @@ from elasticlib.rendezvous._offer import BoundOffer
 from elasticlib.rendezvous._station import Station, backend_of
 from elasticlib.rendezvous.c10d import C10dBackend
 
+_SWITCH = 0.1
+"""Seconds that a thread may keep the interpreter: of hundreds that wait for it, each would wake up every 5 ms."""
 _TICK = 0.2
 _LOOK = 0.005
 _FAILURE = FailureNote(rank=0, local_rank=0, pid=1, exitcode=1)
@@ -151,6 +153,7 @@ def _notes(number: int, workers: int, length: int) -> tuple[FailureNote, ...]:
 
 def main() -> None:
     """Do what stdin says until it ends."""
+    sys.setswitchinterval(_SWITCH)
     endpoint, total, first, count = sys.argv[1], *map(int, sys.argv[2:5])
     backend_name, heartbeat = [*sys.argv[5:], *("c10d", "10")[len(sys.argv) - 5 :]]
     job = Job(
