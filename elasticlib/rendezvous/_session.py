@@ -303,8 +303,7 @@ class Session:
             self._deliver(key, notice, now, out)
 
     def _deliver(self, key: str, notice: Told | None, now: float, out: list[events.Action]) -> None:
-        # An earlier Join's box speaks of a round that this node has done with.
-        if notice is not None and key == self._next_key():
+        if notice is not None and key == self._next_key():  # an earlier box speaks of a round that is done with
             self._box = self._box.further()
             self.seen = self.seen.told(notice)
             self._believe(notice)
@@ -378,7 +377,8 @@ class Session:
         self._ask(events.Lane.SPEAK, Task.BEAT, Write({beat_key(self._box.name): beat}), now, out)
 
     def _next_key(self) -> str | None:
-        return None if self.closed else self._box.next_key
+        done = self.closed or (self.final is not None and self._box.read > 0)
+        return None if done else self._box.next_key
 
     def _ask(
         self, lane: events.Lane, task: Task, what: Operation | events.Describe, now: float, out: list[events.Action],
