@@ -64,7 +64,8 @@ def measure(
         timer.start()
         print(f"{nodes} nodes connected in {team.tell('connect'):.2f} s", file=sys.stderr, flush=True)
         print(f"{nodes} nodes seated in {team.tell('form'):.2f} s", file=sys.stderr, flush=True)
-        return Verdict(team.tell(f"fail {workers} {length}"), team.root)
+        team.tell(f"write {workers} {length}", numbers=False)
+        return Verdict(team.tell("fail"), team.root)
 
 
 def _numbers(text: str) -> Sequence[int]:
