@@ -20,7 +20,7 @@ from attrs import Factory, define
 
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._etcd_http import Line, Site
-from elasticlib.rendezvous._etcd_keys import KEEP, Hold, Item
+from elasticlib.rendezvous._etcd_keys import KEEP, RAISE, Hold, Item
 from elasticlib.rendezvous._exchange import RequestRefusedError, parts
 from elasticlib.rendezvous._journal import LeadershipLost
 
@@ -191,7 +191,8 @@ class V3Keys:
         why = str(reply.get("message") or reply.get("error") or reply)
         said = f"etcd at {self._line.site.url} turned {verb} down: {why}"
         if reply.get("code") in _REFUSALS and _PASSING not in why:
-            raise RequestRefusedError(said, any(each in why for each in _TOO_LARGE))
+            too_large = any(each in why for each in _TOO_LARGE)
+            raise RequestRefusedError(f"{said}; {RAISE}" if too_large else said, too_large)
         raise RendezvousConnectionError(said)
 
 
