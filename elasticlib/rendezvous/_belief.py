@@ -13,22 +13,30 @@ from typing_extensions import Self
 from elasticlib._untrusted import parse, shown
 from elasticlib.errors import RendezvousClosedError, RendezvousStateError
 from elasticlib.rendezvous._contact import NO_PULSE
-from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, key_place, report_place
+from elasticlib.rendezvous._exchange import CAUSE, HELLO, PULSE, beat_key, key_place, report_place
 from elasticlib.rendezvous._messages import (
     VERSION,
     Beat,
+    Elaborate,
+    Failed,
     Final,
     GivenUp,
     Hello,
     Letter,
-    Notice,
     Pulse,
     Report,
     RoundEnd,
     Seat,
+    Told,
     decode,
     encode,
 )
+from elasticlib.rendezvous._shortening import refers
+
+DOUBT = 3.0
+"""Seconds for which a greeting that cannot be ours may be someone's scribble; a coordinator renews its own."""
+LOOK_AGAIN = 0.1
+"""Seconds until a greeting in doubt is read again."""
 
 
 @frozen
@@ -74,14 +82,25 @@ class Belief:
         # Another beginning of the job has a pulse, too: only a token's signature would tell it from ours.
         return pulse if isinstance(pulse, Pulse) and pulse.nonce == self.nonce else None
 
-    def notice(self, key: str, data: bytes, last: int = -1) -> Notice | GivenUp:
+    def notice(self, key: str, data: bytes, last: int = -1) -> Told:
         """The notice that lay at *key*; *last* is the last round in which this node had a seat."""
         message = decode(data, self.key, key_place(self.run_id, self.nonce, key))
-        if not isinstance(message, (Seat, RoundEnd, Final, GivenUp)):
+        if not isinstance(message, (Seat, RoundEnd, Final, GivenUp, Elaborate)):
             raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
         if isinstance(message, Seat) and message.round <= last:
             raise RendezvousStateError(f"{key} holds a seat in round {message.round}, and round {last} had come before")
         return message
+
+    def whole(self, final: Final, data: bytes | None) -> Final:
+        """The end with its whole root cause, where *data* is that; the few lines of it that it came with where not."""
+        try:
+            found = decode(data or b"", self.key, key_place(self.run_id, self.nonce, CAUSE))
+        except RendezvousStateError:
+            return final
+        if not isinstance(found, Failed) or len(found.failures) != 1:
+            return final
+        whole = evolve(final, root_node=found.node, root=found.failures[0])
+        return whole if refers(whole) == final else final
 
     def letter(self, seq: int, report: Report) -> bytes:
         """A report of this node, as the coordinator wants it."""

@@ -12,6 +12,9 @@ from typing_extensions import Self
 
 from elasticlib.rendezvous._exchange import beat_key, box_key
 
+WAKE = b""
+"""What a node writes for itself where its next notice would lie, to wait there no more."""
+
 
 @frozen
 class Box:

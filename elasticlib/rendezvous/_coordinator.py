@@ -19,6 +19,7 @@ from typing_extensions import assert_never
 
 from elasticlib.rendezvous import _places
 from elasticlib.rendezvous._endings import (
+    asks,
     describe,
     end_for_losses,
     end_round,
@@ -361,11 +362,13 @@ def _settle(state: State, now: float) -> Outcome:
         return gather(state, now)
     # Who left with workers at work is not waited for: nobody takes their ranks any more.
     on_their_own = sum(node not in current.stopped and node not in current.succeeded for node in current.left)
-    if len(current.stopped) + len(current.succeeded) + on_their_own == len(current.entries):
-        root = root_cause(current.causes)
-        node, note = (root.node, root.note) if root else (None, None)
-        return finish(state, Final(False, current.end.why, node, note))
-    return state, ()
+    gone = len(current.stopped) + len(current.succeeded) + on_their_own == len(current.entries)
+    (state, actions), more = asks(state, current, gone=gone)
+    if more or not gone:
+        return state, actions
+    root = root_cause(current.causes)
+    node, note = (root.node, root.note) if root else (None, None)
+    return finish(state, Final(False, current.end.why, node, note))
 
 
 def _look_at_pauses(state: State, current: Round, now: float) -> Outcome:

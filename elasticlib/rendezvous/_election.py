@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 _PACKED = b"zlib:"
 _PACK_FROM = 64 * 1024
+"""Bytes. Of 10,000 nodes with names of 70 characters the state has 3.4 MB, and 0.9 MB packed; etcd takes 1.5 MB."""
 _UNPACK_TO = 256 * 1024 * 1024
 
 

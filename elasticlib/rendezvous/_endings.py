@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
-from elasticlib.rendezvous._messages import Final, RoundEnd
+from elasticlib.rendezvous._messages import Elaborate, Final, RoundEnd
 from elasticlib.rendezvous._shortening import brief, line, place, short
 from elasticlib.rendezvous._state import MOST_NAMES, Cause, Outcome, Round, Send, State, host_of
 
@@ -22,6 +22,8 @@ REMEMBERED = 1024
 """Hosts whose losses are counted: the latest."""
 WHOLE_CAUSES, MOST_CAUSES = 2, 16
 """Failures of a round that are kept: so many with all that was told of them, so many in all."""
+ASKED_EARLY = 4
+"""Nodes that are asked for all of a failure before it is certain that it is the root cause."""
 
 
 def end_round(state: State, current: Round, why: str, *, restart: bool) -> Outcome:
@@ -43,6 +45,25 @@ def spend(state: State, current: Round, why: str, *, fatal: bool = False) -> Out
         return end_round(state, current, f"{why}; restart {state.restarts} of {allowed}", restart=True)
     spent = f"all {allowed} restarts are used" if allowed else "no restarts are allowed"
     return end_round(state, current, f"{why}; {spent}", restart=False)
+
+
+def asks(state: State, current: Round, *, gone: bool) -> tuple[Outcome, bool]:
+    """
+    Have the root cause told whole by the node that has it; and whether that is still to come.
+
+    Soon, as the node may be lost; but when thousands fail, each may for a moment be the first of those that are known.
+    So most are asked only once all workers are *gone*.
+    """
+    root = root_cause(current.causes)
+    if root is None or not root.note.cut or root.node in current.left:
+        return (state, ()), False
+    if root.node in current.asked:
+        return (state, ()), True
+    if len(current.asked) >= ASKED_EARLY and not gone:
+        return (state, ()), True
+    entry = state.waiting.get(root.node) or current.entries[root.node]
+    state = evolve(state, round=evolve(current, asked=current.asked | {root.node}))
+    return (state, (Send(entry.box, entry.node, Elaborate(current.number)),)), True
 
 
 def finish(state: State, final: Final) -> Outcome:

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._etcd_http import Answer, Line, Site
-from elasticlib.rendezvous._etcd_keys import KEEP, Hold, Item
+from elasticlib.rendezvous._etcd_keys import KEEP, RAISE, Hold, Item
 from elasticlib.rendezvous._exchange import RequestRefusedError
 from elasticlib.rendezvous._journal import LeadershipLost
 
@@ -156,7 +156,8 @@ class V2Keys:
             why = f"{reply.get('message')} ({reply.get('cause')})" if "message" in reply else reply
             said = f"etcd at {answer.url} turned {method} {path} down: {why}"
             if answer.status in _REFUSALS or _TOO_LARGE in str(why):
-                raise RequestRefusedError(said, answer.status == _TOO_MUCH or _TOO_LARGE in str(why))
+                too_large = answer.status == _TOO_MUCH or _TOO_LARGE in str(why)
+                raise RequestRefusedError(f"{said}; {RAISE}" if too_large else said, too_large)
             raise RendezvousConnectionError(said)
         return reply
 

@@ -4,6 +4,7 @@ The few things that a store must do to carry a job, and where messages lie in it
     hello             `Hello` of the coordinator
     pulse             `Pulse` of the coordinator
     inbox             `Letter`s to the coordinator: posted by all, received by one
+    cause             `Failed` with the root cause of the job's end, where it is long: notices have it in brief
     box/<box>/<k>     notice k = 0, 1, ... to the node whose latest Join named this box
     beat/<box>        `Beat` of that node
 
@@ -22,6 +23,7 @@ from elasticlib.errors import RendezvousError
 
 HELLO = "hello"
 PULSE = "pulse"
+CAUSE = "cause"
 
 
 @frozen

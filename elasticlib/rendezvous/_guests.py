@@ -15,7 +15,7 @@ from attrs import Factory, define, field, frozen
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError
-from elasticlib.rendezvous._exchange import HELLO, PULSE
+from elasticlib.rendezvous._exchange import CAUSE, HELLO, PULSE
 from elasticlib.rendezvous._store_exchange import CLAIMANT, StoreExchange
 
 SILENT = 2.0
@@ -102,7 +102,7 @@ class Claim:
 
 def forget(exchange: StoreExchange) -> None:
     """Delete what tells a job that is over from one that never was."""
-    exchange.delete([HELLO, PULSE, "inbox", CLAIMANT])
+    exchange.delete([HELLO, PULSE, CAUSE, "inbox", CLAIMANT])
 
 
 @frozen

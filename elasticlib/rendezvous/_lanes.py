@@ -14,6 +14,11 @@ from typing_extensions import Self
 
 from elasticlib.rendezvous._session_events import Lane
 
+SLICE = 60.0
+"""Seconds that one wait for a notice lasts."""
+GREETING = 1.0
+"""Seconds of one wait for the coordinator's greeting."""
+
 
 class Task(enum.Enum):
     """What an operation is for."""
@@ -27,6 +32,7 @@ class Task(enum.Enum):
     PULSE = "read the coordinator's pulse"
     AWAIT = "wait for the next notice"
     NOTICE = "read it"
+    CAUSE = "read the root cause whole"
     FORGET = "delete it"
 
 

@@ -10,19 +10,28 @@ that `box_name` makes.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from attrs import Factory, define, evolve, frozen
 from typing_extensions import Self
 
 from elasticlib import _untrusted
-from elasticlib.rendezvous._exchange import box_key
-from elasticlib.rendezvous._messages import Final, GivenUp, Notice, RoundEnd, Seat, decode, encode
-from elasticlib.rendezvous._shortening import brief
+from elasticlib.rendezvous._exchange import CAUSE, box_key
+from elasticlib.rendezvous._messages import (
+    Elaborate,
+    Failed,
+    Final,
+    GivenUp,
+    Message,
+    RoundEnd,
+    Seat,
+    Told,
+    decode,
+    encode,
+)
+from elasticlib.rendezvous._shortening import brief, refers
 from elasticlib.rendezvous._state import State
 
-Told: TypeAlias = Notice | GivenUp
-"""What the coordinator says to one node."""
 _LONGEST_BOX = _untrusted.LONGEST_NAME + 1 + 20
 """Characters in the name of a box: a node's, and the number of a letter."""
 
@@ -193,8 +202,23 @@ class Mail:
         return mail
 
 
+def referring(due: Mapping[str, Told]) -> dict[str, Message]:
+    """
+    All that is to be written, in this order.
+
+    A long root cause comes first, in one place for all: of ten thousand notices each has a few lines of it.
+    """
+    finals = {id(notice): notice for notice in due.values() if isinstance(notice, Final)}
+    short = {each: refers(final) for each, final in finals.items()}
+    found: dict[str, Message] = {}
+    for each, final in finals.items():
+        if short[each] is not final and final.root_node is not None and final.root is not None:
+            found[CAUSE] = Failed(final.root_node, 0, (final.root,))
+    return found | {key: short.get(id(notice), notice) for key, notice in due.items()}
+
+
 def _notice(text: Any) -> Told:
     message = decode(_untrusted.exactly(text, str).encode("ascii"))
-    if not isinstance(message, (Seat, RoundEnd, Final, GivenUp)):
+    if not isinstance(message, (Seat, RoundEnd, Final, GivenUp, Elaborate)):
         raise ValueError(f"a {type(message).__name__} lies where a notice should")
     return message

@@ -66,6 +66,8 @@ class FailureNote:
     """Seconds between the failure and the sending of this note."""
     fatal: bool = False
     """True where a restart would only meet it again: the job ends, whatever restarts are left."""
+    cut: bool = False
+    """True where texts were left out, and more of them can be had: from its node, or where the root cause lies."""
 
 
 @frozen
@@ -102,7 +104,7 @@ class Failed:
 
 @frozen
 class Stopped:
-    """To the coordinator: all workers of this node are gone; `failures` is the complete list."""
+    """To the coordinator: all workers of this node are gone; `failures` has all that `Failed` had not said before."""
 
     node: Name
     round: int
@@ -171,6 +173,13 @@ class GivenUp:
     """To a node that is heard again after it was counted as lost: it has no part in the job until it asks anew."""
 
     why: str
+
+
+@frozen
+class Elaborate:
+    """To a node, by its session answered: a failure of its workers is the root cause; say all that a letter holds."""
+
+    round: int
 
 
 @frozen
@@ -283,7 +292,10 @@ Report: TypeAlias = Join | Failed | Stopped | Succeeded | Leave | Bye | Close
 Notice: TypeAlias = Seat | RoundEnd | Final
 """What the coordinator tells nodes."""
 
-Message: TypeAlias = Report | Notice | GivenUp | Letter | Hello | Pulse | Beat
+Told: TypeAlias = Notice | GivenUp | Elaborate
+"""Besides, what is meant for a node's session, and not for its agent."""
+
+Message: TypeAlias = Report | Told | Letter | Hello | Pulse | Beat
 
 _CLASSES: dict[str, type[Any]] = {
     "join": Join,
@@ -300,6 +312,7 @@ _CLASSES: dict[str, type[Any]] = {
     "seat": Seat,
     "end": RoundEnd,
     "given up": GivenUp,
+    "elaborate": Elaborate,
     "final": Final,
 }
 _REPORTS = ("join", "failed", "stopped", "succeeded", "leave", "bye", "close")

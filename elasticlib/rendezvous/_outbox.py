@@ -3,7 +3,7 @@ A node's letters on their way to the coordinator, in order and each said once. P
 
 Rules of this file: a letter keeps its number and its text however often it is sent, so that a coordinator which
 got it already knows it; it has at most `LETTER` bytes. The letter that asks for a seat opens a box, in which its
-answers will lie.
+answers will lie. Of failures only a little is said unasked: of a thousand nodes one has the root cause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing_extensions import Self
 from elasticlib.errors import RendezvousError
 from elasticlib.rendezvous._messages import Close, Failed, Report, Stopped, encode
 from elasticlib.rendezvous._session_events import Denied, Describe
-from elasticlib.rendezvous._shortening import fitting
+from elasticlib.rendezvous._shortening import early, fitting, whole
 
 
 @frozen
@@ -38,6 +38,10 @@ class Outbox:
     """Number of the last letter that asks for a seat; 0: there is none."""
     wish_sent: float | None = None
     """When it was sent for the first time: it may have arrived then, though nothing came back."""
+    whole: Failed | Stopped | None = None
+    """The latest failures, with all that a letter could say of them."""
+    asked: int = -1
+    """The round of whose failures all is to be said."""
 
     @property
     def next(self) -> Written | None:
@@ -51,10 +55,25 @@ class Outbox:
 
     def add(self, what: Report | Describe) -> Self:
         """With one letter more."""
+        if isinstance(what, (Failed, Stopped)):
+            return self._add_failures(whole(what))
+        out = self._with(what if isinstance(what, Describe) else fitting(what))
+        return evolve(out, wish=out.seq, wish_sent=None) if isinstance(what, Describe) else out
+
+    def elaborate(self, round: int, node: str) -> Self:
+        """With all that is known of the failures of that *round*, now and from now on."""
+        out, whole = evolve(self, asked=round), self.whole
+        if whole is None or whole.round != round:
+            return out
+        return out._with(Failed(node, round, whole.failures))  # whether workers still run here was said, or will be
+
+    def _add_failures(self, what: Failed | Stopped) -> Self:
+        out = self._with(what if what.round == self.asked else early(what, self.whole))
+        return evolve(out, whole=what) if what.failures else out
+
+    def _with(self, what: Report | Describe) -> Self:
         seq = self.seq + 1
-        what = what if isinstance(what, Describe) else fitting(what)
-        out = evolve(self, letters=(*self.letters, Written(seq, what)), seq=seq)
-        return evolve(out, wish=seq, wish_sent=None) if isinstance(what, Describe) else out
+        return evolve(self, letters=(*self.letters, Written(seq, what)), seq=seq)
 
     def described(self, seq: int, report: Report) -> Self:
         """The letter *seq* is known now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from attrs import evolve, frozen
 from typing_extensions import Self
 
-from elasticlib.rendezvous._messages import GivenUp, Notice, Pulse, Seat
+from elasticlib.rendezvous._messages import Pulse, Seat, Told
 
 
 @frozen
@@ -31,7 +31,7 @@ class Seen:
         """After a pulse of the coordinator."""
         return evolve(self, epoch=max(self.epoch, pulse.epoch))
 
-    def told(self, notice: Notice | GivenUp) -> Self:
+    def told(self, notice: Told) -> Self:
         """After a notice of the coordinator."""
         return evolve(self, round=notice.round) if isinstance(notice, Seat) else self
 

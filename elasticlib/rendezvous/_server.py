@@ -30,7 +30,7 @@ from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, box_
 from elasticlib.rendezvous._garbage import Garbage
 from elasticlib.rendezvous._handover import Handover, read_handover, write_handover
 from elasticlib.rendezvous._incoming import Incoming
-from elasticlib.rendezvous._mail import Mail
+from elasticlib.rendezvous._mail import Mail, referring
 from elasticlib.rendezvous._messages import Beat, Bye, Final, Join, Leave, Message, encode, sealed
 from elasticlib.rendezvous._missing import Missing
 from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
@@ -323,12 +323,12 @@ class Server:
         if self.refused:
             self.state = in_brief(self.state)
             self._mail.shorten()
-        due = dict(self._mail.due())
+        due = self._mail.due()
         if self.journaled and (due or self._dirty):
             out.append(Save(self._document(now)))
         self._dirty = False
         if due:
-            out.append(Write(sealed(due, self.key, lambda key: key_place(self.run_id, self.nonce, key))))
+            out.append(Write(sealed(referring(due), self.key, lambda key: key_place(self.run_id, self.nonce, key))))
             self._mail.written(keep=bool(self._interval))
 
     def _greet(self, now: float, out: list[Action]) -> None:

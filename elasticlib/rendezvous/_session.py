@@ -22,39 +22,31 @@ from elasticlib._times import soonest
 from elasticlib._untrusted import Refusals
 from elasticlib.rendezvous import _contact
 from elasticlib.rendezvous import _session_events as events
-from elasticlib.rendezvous._belief import Belief, Pulses
-from elasticlib.rendezvous._box import Box
+from elasticlib.rendezvous._belief import DOUBT, LOOK_AGAIN, Belief, Pulses
+from elasticlib.rendezvous._box import WAKE, Box
 from elasticlib.rendezvous._contact import GRACE, INTERVAL, NO_PULSE, Contact, Limits, Tick
-from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, box_name
-from elasticlib.rendezvous._lanes import Asked, Lanes, Task
+from elasticlib.rendezvous._exchange import CAUSE, HELLO, PULSE, beat_key, box_name
+from elasticlib.rendezvous._lanes import GREETING, SLICE, Asked, Lanes, Task
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import (
     Beat,
     Bye,
     ContactLost,
     Descriptor,
+    Elaborate,
     Final,
     GivenUp,
     Join,
-    Notice,
     RoundEnd,
     Seat,
     StoreGone,
     Terms,
+    Told,
 )
 from elasticlib.rendezvous._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write, refuse
 from elasticlib.rendezvous._outbox import Outbox, Written
 from elasticlib.rendezvous._seen import Seen
-from elasticlib.rendezvous._waiting import Waiting
-
-SLICE = 60.0
-"""Seconds that one wait for a notice lasts."""
-_GREETING = 1.0
-"""Seconds of one wait for the coordinator's greeting."""
-_DOUBT = 3.0
-"""Seconds for which a greeting that cannot be ours may be someone's scribble; a coordinator renews its own."""
-_LOOK_AGAIN = 0.1
-_WAKE = b""
+from elasticlib.rendezvous._waiting import Waiting, search
 
 
 @define(eq=False, repr=False)
@@ -99,6 +91,7 @@ class Session:
     _pulses: Pulses = field(factory=Pulses)
     _just_joined: bool = False
     _awaited: str | None = None
+    _ending: Final | None = None  # while its whole root cause is being read
     _refusals: Refusals = field(factory=Refusals)
 
     @classmethod
@@ -210,7 +203,8 @@ class Session:
                     if gone or (closed and not self.contact.limits.moves and self._host == self.belief.node):
                         self.words += (StoreGone(why),)
                     kind = errors.RendezvousConnectionError if closed else errors.RendezvousNotFoundError
-                    self.error = kind(f"node {self.belief.node}, job {self.belief.run_id!r}{self._place()}: {why}")
+                    place = search(self.where, self._host if self.contact.met else "", self.status)
+                    self.error = kind(f"node {self.belief.node}, job {self.belief.run_id!r}{place}: {why}")
 
     def _stop(self, why: str, grace: float) -> None:
         """Others may have this node's seat by now, and one that was not taken yet is none any more."""
@@ -254,9 +248,9 @@ class Session:
             case Task.AWAIT, _:
                 self._awaited = None
             case Task.NOTICE, [bytes() as data]:
-                self._deliver(asked.key, data, now, out)
-                left = self._box.deletable()
-                self._ask(events.Lane.WATCH, Task.FORGET, Delete((asked.key, *left)), now, out, seq=len(left))
+                self._notice(asked.key, data, now, out)
+            case Task.CAUSE, [cause] if self._ending is not None:
+                self._deliver(asked.key, self.belief.whole(self._ending, cause), now, out)
             case Task.FORGET, _:
                 self._box = self._box.cleared(asked.seq)
 
@@ -267,8 +261,8 @@ class Session:
             self._fail(error, out)
         except errors.RendezvousStateError as error:
             self._doubted = now if self._doubted is None else self._doubted
-            self.status, self._greet_at = str(error), now + _LOOK_AGAIN
-            if now > self._doubted + _DOUBT:
+            self.status, self._greet_at = str(error), now + LOOK_AGAIN
+            if now > self._doubted + DOUBT:
                 self._fail(error, out)
         else:
             self.belief, self.seen = evolve(self.belief, nonce=hello.nonce), self.seen.greeted(hello.nonce)
@@ -295,23 +289,33 @@ class Session:
             return
         self._judge(_contact.Acknowledged(sent, NO_PULSE if pulse is None else pulse.count), now, out)
 
-    def _deliver(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
-        if data == _WAKE:
-            return
+    def _notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
+        notice = None
         try:
-            notice = self.belief.notice(key, data, self.seen.round)
+            notice = None if data == WAKE else self.belief.notice(key, data, self.seen.round)
         except errors.RendezvousStateError as error:
             self._refusals, said = refuse(self._refusals, "notice", error, now)
             out += said
-            return
-        if key == self._next_key():  # an earlier Join's box speaks of a round that this node has done with
+        if isinstance(notice, Final) and notice.root is not None and notice.root.cut:
+            self._ending = notice
+            self._ask(events.Lane.WATCH, Task.CAUSE, Read((CAUSE,)), now, out, key=key)
+        else:
+            self._deliver(key, notice, now, out)
+
+    def _deliver(self, key: str, notice: Told | None, now: float, out: list[events.Action]) -> None:
+        if notice is not None and key == self._next_key():  # an earlier box speaks of a round that is done with
             self._box = self._box.further()
             self.seen = self.seen.told(notice)
             self._believe(notice)
+        left = self._box.deletable()
+        self._ask(events.Lane.WATCH, Task.FORGET, Delete((key, *left)), now, out, seq=len(left))
 
-    def _believe(self, notice: Notice | GivenUp) -> None:
+    def _believe(self, notice: Told) -> None:
         if isinstance(notice, GivenUp):
             self._stop(f"the job has given this node up: {notice.why}", GRACE * self.contact.limits.heartbeat)
+            return
+        if isinstance(notice, Elaborate):
+            self._outbox = self._outbox.elaborate(notice.round, self.belief.node)
             return
         self.words += (self._in_time(notice),)
         if isinstance(notice, (Seat, Final)):
@@ -343,10 +347,10 @@ class Session:
     def _speak(self, now: float, out: list[events.Action]) -> None:
         if not self._greeted:
             if self._greet_at is None or now >= self._greet_at:
-                self._ask(events.Lane.SPEAK, Task.FIND, Wait(HELLO, _GREETING), now, out)
+                self._ask(events.Lane.SPEAK, Task.FIND, Wait(HELLO, GREETING), now, out)
         elif self._awaited is not None and self._awaited != self._next_key():
             key, self._awaited = self._awaited, None
-            self._ask(events.Lane.SPEAK, Task.WAKE, Write({key: _WAKE}), now, out)
+            self._ask(events.Lane.SPEAK, Task.WAKE, Write({key: WAKE}), now, out)
         elif (letter := self._outbox.next) is not None:
             self._send(letter, now, out)
         elif self.closed:
@@ -373,7 +377,8 @@ class Session:
         self._ask(events.Lane.SPEAK, Task.BEAT, Write({beat_key(self._box.name): beat}), now, out)
 
     def _next_key(self) -> str | None:
-        return None if self.closed else self._box.next_key
+        done = self.closed or (self.final is not None and self._box.read > 0)
+        return None if done else self._box.next_key
 
     def _ask(
         self, lane: events.Lane, task: Task, what: Operation | events.Describe, now: float, out: list[events.Action],
@@ -385,11 +390,6 @@ class Session:
     def _part(self, out: list[events.Action]) -> None:
         self.parted = True
         out.append(events.Disconnect(self._connection))
-
-    def _place(self) -> str:
-        """Where the job is, as far as is known."""
-        status = f"coordinated by node {self._host}" if self.contact.met else self.status
-        return f" ({'; '.join(filter(None, (self.where, status)))})" if self.where or status else ""
 
     def _complain(self, now: float, out: list[events.Action]) -> None:
         """Say that nothing has come for long, and why."""

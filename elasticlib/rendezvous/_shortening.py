@@ -18,7 +18,9 @@ from elasticlib.rendezvous._messages import Close, Failed, FailureNote, Final, L
 LETTER = 64 * 1024
 """Bytes of a node's letter: room for one failure with two texts of 20,000 characters, and a few lines of each other."""
 EARLY = 8 * 1024
-"""Bytes of the letter that says at once that workers failed: what is cut there follows once all are gone."""
+"""Bytes of a letter on failures of which nobody knows yet that one is the root cause: who has that is asked for all."""
+WHOLE = 2 * 1024
+"""Bytes of a root cause that each node is told in a notice of its own: a longer one lies in one place for all."""
 LINE = 1000
 """Bytes of a text that goes to every node of a job."""
 SHORT = 200
@@ -74,20 +76,41 @@ def short(note: FailureNote) -> FailureNote:
 
 
 def brief(final: Final) -> Final:
-    """The same end, with a few lines of its root cause."""
-    return final if final.root is None else evolve(final, root=short(final.root))
+    """The same end, with a few lines of its root cause, of which there is no more."""
+    return final if final.root is None else evolve(final, root=evolve(short(final.root), cut=False))
+
+
+def refers(final: Final) -> Final:
+    """The same end, in whose stead each node can be told it where the whole root cause lies in one place for all."""
+    if final.root is None or final.root_node is None or _fits((final.root,), WHOLE):
+        return final
+    return evolve(final, root=evolve(short(final.root), cut=True))
 
 
 def fitting(report: Report, most: int = LETTER) -> Report:
     """The report such that a letter with it has at most so many bytes, as far as leaving texts out makes it so."""
     match report:
-        case Failed():
-            return _fitting(report, min(most, EARLY) - _ENVELOPE)
-        case Stopped():
-            return _fitting(report, most - _ENVELOPE)
+        case Failed() | Stopped():
+            return whole(report, most)
         case Leave() | Close():
             return evolve(report, why=cut(report.why, min(LINE, max(most - _ENVELOPE, SHORT)), 0.75))
     return report
+
+
+def whole(report: Failed | Stopped, most: int = LETTER) -> Failed | Stopped:
+    """All that a letter of at most so many bytes can say of failures."""
+    return _fitting(report, most - _ENVELOPE)
+
+
+def early(report: Failed | Stopped, before: Failed | Stopped | None) -> Failed | Stopped:
+    """What is said as long as nobody asks for more: without what was said *before* of the same round, and not much."""
+    told: set[FailureNote] = set()
+    if before is not None and before.round == report.round:
+        told = {evolve(note, age=0.0) for note in before.failures}
+    news = tuple(note for note in report.failures if evolve(note, age=0.0) not in told)
+    report = evolve(report, failures=news)
+    kept = whole(report, EARLY)
+    return evolve(kept, failures=tuple(note if note in news else evolve(note, cut=True) for note in kept.failures))
 
 
 def _fitting(report: Failed | Stopped, most: int) -> Failed | Stopped:

@@ -15,7 +15,7 @@ from attrs import Attribute, Factory, field, frozen
 
 from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._messages import Descriptor, FailureNote, Final, GivenUp, Notice, Report, RoundEnd, Seat
+from elasticlib.rendezvous._messages import Descriptor, FailureNote, Final, Report, RoundEnd, Seat, Told
 from elasticlib.rendezvous._seats import natural_key
 
 FIRST_PATIENCE = 600.0
@@ -121,7 +121,7 @@ class Send:
 
     box: str
     node: str
-    notice: Notice | GivenUp
+    notice: Told
 
 
 @frozen
@@ -193,6 +193,8 @@ class Round:
     lost: frozenset[str] = frozenset()
     """Those of `left` that did not go by their own will."""
     causes: tuple[Cause, ...] = ()
+    asked: frozenset[str] = field(default=frozenset(), eq=False)
+    """Nodes that were asked for the rest of their failures; whoever takes over asks again."""
     end: RoundEnd | None = None
 
     @property

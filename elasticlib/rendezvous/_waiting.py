@@ -1,5 +1,5 @@
 """
-When people are told that a node still waits for its seat. Pure.
+When people are told that a node still waits for its seat, and for what. Pure.
 
 Rules of this file: the times are data; what is said is made by whoever knows it.
 """
@@ -13,6 +13,12 @@ _TELL_AFTER = (5.0, 15.0, 30.0)
 """Seconds of waiting after which it is told."""
 _TELL_EVERY = 60.0
 """Seconds between two tellings afterwards."""
+
+
+def search(where: str, host: str, status: str) -> str:
+    """Where a job is, as far as is known: the store's place, who coordinates, what else was heard."""
+    status = f"coordinated by node {host}" if host else status
+    return f" ({'; '.join(filter(None, (where, status)))})" if where or status else ""
 
 
 @frozen

@@ -4,8 +4,9 @@ Several nodes of a job in one process, each with a member and connections of its
 Usage: ``python -m tests.benchmarks.jobs.our_nodes ENDPOINT TOTAL FIRST COUNT [BACKEND [HEARTBEAT]]``: nodes FIRST to
 FIRST + COUNT - 1 of TOTAL; with COUNT 0 the process coordinates, and hosts the store unless that is an etcd. Each line
 on stdin is a command, and a line on stdout answers it: ``connect``; ``form``: all ask for the first round; ``again
-NODE``: a worker of node NODE fails, and all that are told so ask for the next round; ``fail WORKERS LENGTH``: so many
-workers of every node fail at once, for good, each with a message and a traceback of that length. The answer is JSON:
+NODE``: a worker of node NODE fails, and all that are told so ask for the next round; ``write WORKERS LENGTH``: make
+what so many workers of every node say as they fail, each a message and a traceback of that length; ``fail``: they all
+fail at once, for good. The answer is JSON:
 when the first asked, when the last was in (or knew how the job ended), all ranks (or numbers, before there are ranks
 and after the end), and the fewest characters of the root cause that any node was told.
 """
@@ -27,6 +28,8 @@ from elasticlib.rendezvous._offer import BoundOffer
 from elasticlib.rendezvous._station import Station, backend_of
 from elasticlib.rendezvous.c10d import C10dBackend
 
+_SWITCH = 0.1
+"""Seconds that a thread may keep the interpreter: of hundreds that wait for it, each would wake up every 5 ms."""
 _TICK = 0.2
 _LOOK = 0.005
 _FAILURE = FailureNote(rank=0, local_rank=0, pid=1, exitcode=1)
@@ -40,8 +43,8 @@ class Nodes:
         self._numbers = range(first, first + count)
         self._members: dict[int, Member] = {}
         self._selector = selectors.DefaultSelector()
+        self._notes: dict[int, tuple[FailureNote, ...]] = {}
         self.root = 0
-        self.began = 0.0
 
     def connect(self) -> list[tuple[float, int]]:
         """Seek the job; when each was in contact with it, and its number."""
@@ -80,14 +83,16 @@ class Nodes:
             failed.failed(failed.round, (_FAILURE,))
         return self._seated()
 
-    def fail(self, workers: int, length: int) -> list[tuple[float, int]]:
-        """So many workers of each node fail; when each knew how the job ended, and its number."""
-        notes = {number: _notes(number, workers, length) for number in self._numbers}
+    def write(self, workers: int, length: int) -> None:
+        """What so many workers of each node will say."""
+        self._notes = {number: _notes(number, workers, length) for number in self._numbers}
+
+    def fail(self) -> list[tuple[float, int]]:
+        """All these workers fail; when each node knew how the job ended, and its number."""
         numbers = {member: number for number, member in self._members.items()}
-        self.began = time.monotonic()
         for number, member in self._members.items():
             assert member.round is not None
-            member.failed(member.round, notes[number])
+            member.failed(member.round, self._notes[number])
         found: list[tuple[float, int]] = []
         told: list[int] = []
         while len(found) < len(self._members):
@@ -96,7 +101,7 @@ class Nodes:
                 for word in key.data.take():
                     match word:
                         case RoundEnd():
-                            key.data.stopped(word.round, notes[number])
+                            key.data.stopped(word.round, self._notes[number])
                         case Final(root=FailureNote() as root):
                             found.append((time.monotonic(), number))
                             told.append(len(root.message) + len(root.traceback))
@@ -151,6 +156,7 @@ def _notes(number: int, workers: int, length: int) -> tuple[FailureNote, ...]:
 
 def main() -> None:
     """Do what stdin says until it ends."""
+    sys.setswitchinterval(_SWITCH)
     endpoint, total, first, count = sys.argv[1], *map(int, sys.argv[2:5])
     backend_name, heartbeat = [*sys.argv[5:], *("c10d", "10")[len(sys.argv) - 5 :]]
     job = Job(
@@ -183,9 +189,10 @@ def main() -> None:
                 found = nodes.form()
             case ["again", node]:
                 found = nodes.again(int(node))
-            case ["fail", workers, length]:
-                found = nodes.fail(int(workers), int(length))
-                began = nodes.began
+            case ["write", workers, length]:
+                nodes.write(int(workers), int(length))
+            case ["fail"]:
+                found = nodes.fail()
         answer = {
             "began": began,
             "done": max((at for at, _ in found), default=0.0),

@@ -12,6 +12,7 @@ from elasticlib.rendezvous._messages import (
     Bye,
     Close,
     Descriptor,
+    Elaborate,
     Failed,
     FailureNote,
     Final,
@@ -87,5 +88,6 @@ BUILDERS: dict[type, st.SearchStrategy[Any]] = REPORTS | {
     Seat: seats,
     RoundEnd: st.builds(RoundEnd, count, text, st.booleans()),
     GivenUp: st.builds(GivenUp, text),
+    Elaborate: st.builds(Elaborate, count),
     Final: st.builds(Final, st.booleans(), text, st.none() | node, st.none() | notes, text),
 }

@@ -6,23 +6,28 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import Factory, define, field
+import pytest
+from attrs import Factory, define, evolve, field
 
-from elasticlib.rendezvous._exchange import Posted, beat_key, box_key, key_place, report_place
+from elasticlib.rendezvous._belief import Belief
+from elasticlib.rendezvous._endings import ASKED_EARLY
+from elasticlib.rendezvous._exchange import CAUSE, Posted, beat_key, box_key, key_place, report_place
 from elasticlib.rendezvous._messages import (
     Beat,
     Bye,
     Descriptor,
+    Elaborate,
+    Failed,
     FailureNote,
     Final,
     Join,
     Letter,
     Message,
-    Notice,
     Report,
     RoundEnd,
     Seat,
     Stopped,
+    Told,
     decode,
     encode,
     key_of,
@@ -42,7 +47,7 @@ from elasticlib.rendezvous._server_events import (
     Stop,
     Unsaved,
 )
-from elasticlib.rendezvous._shortening import LETTER, SHORT, fitting
+from elasticlib.rendezvous._shortening import EARLY, LETTER, SHORT, WHOLE, early, fitting
 from elasticlib.rendezvous._state import Rules, State
 
 HEARTBEAT = 10.0
@@ -113,14 +118,20 @@ class Office:
             self.now += min(1.0 if self._wait is None else self._wait, end - self.now, 1.0)
             self.tell(Arrived(()))
 
-    def notice(self, box: str, index: int) -> Notice | None:
+    def notice(self, box: str, index: int) -> Told | None:
         key = box_key(box, index)
         data = self.values.get(key)
         if data is None:
             return None
         found: Message = decode(data, self.key, key_place("job", "nonce", key))
-        assert isinstance(found, (Seat, RoundEnd, Final))
+        assert isinstance(found, (Seat, RoundEnd, Final, Elaborate))
         return found
+
+    def end(self, box: str, index: int) -> Final:
+        """The end as the node of that box understands it."""
+        found = self.notice(box, index)
+        assert isinstance(found, Final)
+        return Belief("job", box, self.key, "nonce").whole(found, self.values.get(CAUSE))
 
     def _do(self, actions: Sequence[Action]) -> None:
         for index, action in enumerate(actions):
@@ -208,8 +219,18 @@ def stopped(node: str, age: float) -> Stopped:
     return report
 
 
-def failed_office(count: int, **others: Any) -> tuple[Office, list[str]]:
+def asking_office(count: int, first: int) -> tuple[Office, list[str], Stopped]:
+    """All have said the beginnings of their failures; and what the node of the root cause knows of its own."""
     office = Office(Rules(count, count, 0, heartbeat=HEARTBEAT), journaled=True)
+    names = [f"n{number}" for number in range(count)]
+    boxes = office.join(*names)
+    found = [stopped(name, age=count - abs(number - first)) for number, name in enumerate(names)]
+    office.say(*(early(each, None) for each in found))
+    return office, boxes, found[first]
+
+
+def failed_office(count: int, key: bytes | None = None, **others: Any) -> tuple[Office, list[str]]:
+    office = Office(Rules(count, count, 0, heartbeat=HEARTBEAT), key, journaled=True)
     for name, value in others.items():
         setattr(office, name, value)
     names = [f"n{number}" for number in range(count)]
@@ -221,13 +242,92 @@ def failed_office(count: int, **others: Any) -> tuple[Office, list[str]]:
 def test_the_verdict_of_many_large_failures_has_the_root_cause_whole_and_a_small_document() -> None:
     office, boxes = failed_office(100)
 
-    finals = [office.notice(box, 2) for box in boxes]
-    assert all(isinstance(final, Final) and final == finals[0] for final in finals)
-    assert isinstance(finals[0], Final)
+    finals = [office.end(box, 2) for box in boxes]
+    assert all(final == finals[0] for final in finals)
     assert finals[0].root_node == "n99"
     assert finals[0].root is not None
     assert finals[0].root.traceback == LONG
     assert max(office.saved) < 4 * LETTER
+
+
+def test_a_long_root_cause_lies_in_the_store_once() -> None:
+    office, boxes = failed_office(100)
+
+    assert max(len(office.values[box_key(box, 2)]) for box in boxes) < WHOLE
+    assert len(LONG) < len(office.values[CAUSE]) < LETTER
+
+
+def test_it_is_there_before_anybody_is_told_of_it() -> None:
+    office, _ = failed_office(3)
+
+    assert list(office.values).index(CAUSE) < min(
+        place for place, key in enumerate(office.values) if key.endswith("/2") and key.startswith("box/")
+    )
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_what_a_stranger_writes_in_its_place_is_not_believed_and_costs_only_the_texts(key: bytes | None) -> None:
+    office, boxes = failed_office(2, key)
+    whole, told = office.end(boxes[0], 2), office.notice(boxes[0], 2)
+    assert whole.root is not None
+    forged = Failed("n1", 0, (evolve(whole.root, message="his words"),))
+    other = encode(forged, office.key, key_place("job", "nonce", box_key(boxes[0], 9)))
+
+    for data in (None, b"", b"{", encode(forged), other, encode(Beat(1), office.key, key_place("job", "nonce", CAUSE))):
+        office.values[CAUSE] = data or b""
+        assert office.end(boxes[0], 2) == told
+    assert isinstance(told, Final)
+    assert told.root is not None
+    assert "characters were cut here" in told.root.traceback
+
+
+def test_the_verdict_waits_for_the_rest_of_the_root_cause_which_its_node_alone_is_asked_for() -> None:
+    office, boxes, whole = asking_office(50, first=0)
+
+    asked = [office.notice(box, 2) for box in boxes]
+    assert asked == [Elaborate(0), *[None] * 49]
+    office.say(fitting(Failed("n0", 0, whole.failures)))
+    finals = [office.end(boxes[0], 3), *(office.end(box, 2) for box in boxes[1:])]
+    assert all(final == finals[0] for final in finals)
+    assert finals[0].root is not None
+    assert finals[0].root.traceback == LONG
+
+
+def test_in_whatever_order_failures_are_told_few_nodes_are_asked_for_all_of_them() -> None:
+    office, boxes, whole = asking_office(50, first=49)
+
+    asked = [office.notice(box, 2) == Elaborate(0) for box in boxes]
+    assert sum(asked) == ASKED_EARLY + 1
+    assert asked[-1]
+    for node in range(ASKED_EARLY):
+        office.say(fitting(Failed(f"n{node}", 0, stopped(f"n{node}", 1.0).failures)))
+    assert office.server.state.final is None
+    office.say(fitting(Failed("n49", 0, whole.failures)))
+    assert office.end(boxes[5], 2).root_node == "n49"
+
+
+def test_a_root_cause_that_nobody_can_tell_more_of_is_told_as_far_as_it_is_known() -> None:
+    office, boxes, _ = asking_office(3, first=2)
+
+    office.wait(HEARTBEAT + 2.0, [living(office, box) for box in boxes[:2]])
+
+    final = office.end(boxes[0], 3)
+    assert final.root_node == "n2"
+    assert final.root is not None
+    assert EARLY // 4 < len(final.root.traceback) + len(final.root.message) < EARLY
+
+
+def test_a_successor_asks_again_for_the_rest_of_the_root_cause() -> None:
+    office, _, whole = asking_office(3, first=2)
+    successor = Office(office.rules, journaled=True, document=office.document, letters=office.letters)
+    assert successor.server.state.final is None
+
+    assert "elaborate" in str([each for key, each in successor.values.items() if key.startswith("box/n2/")])
+    successor.say(fitting(Failed("n2", 0, whole.failures)))
+
+    assert successor.server.state.final is not None
+    assert successor.server.state.final.root is not None
+    assert successor.server.state.final.root.traceback == LONG
 
 
 def test_all_that_comes_at_once_is_saved_once() -> None:
@@ -250,14 +350,14 @@ def test_a_successor_tells_the_same_notices_in_the_same_boxes() -> None:
     office, boxes = failed_office(5)
     successor = Office(office.rules, journaled=True, document=office.document)
 
-    assert [office.notice(box, 2) for box in boxes] == [successor.notice(box, 2) for box in boxes]
+    assert [office.end(box, 2) for box in boxes] == [successor.end(box, 2) for box in boxes]
+    assert office.values[CAUSE] == successor.values[CAUSE]
 
 
 def test_a_document_that_the_store_refuses_is_shortened_and_everybody_gets_the_verdict() -> None:
     office, boxes = failed_office(5, most=20_000)
 
-    final = office.notice(boxes[0], 2)
-    assert isinstance(final, Final)
+    final = office.end(boxes[0], 2)
     assert final.root_node == "n4"
     assert len(office.document) <= 20_000
     assert office.server.state.final is not None

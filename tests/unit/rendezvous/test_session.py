@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._belief import Belief
 from elasticlib.rendezvous._contact import ATTEMPT, FENCE, INTERVAL, Limits, Tick
-from elasticlib.rendezvous._exchange import HELLO, beat_key, box_key
+from elasticlib.rendezvous._exchange import CAUSE, HELLO, beat_key, box_key
+from elasticlib.rendezvous._lanes import SLICE
 from elasticlib.rendezvous._messages import (
     EPOCH_BITS,
     Beat,
     Bye,
     ContactLost,
     Descriptor,
+    Elaborate,
     Failed,
     FailureNote,
     Final,
@@ -41,7 +43,7 @@ from elasticlib.rendezvous._messages import (
 from elasticlib.rendezvous._messages import Close as CloseJob
 from elasticlib.rendezvous._operations import Delete, Log, Post, Read, Wait, Write
 from elasticlib.rendezvous._seen import Seen
-from elasticlib.rendezvous._session import SLICE, Session
+from elasticlib.rendezvous._session import Session
 from elasticlib.rendezvous._session_events import (
     Action,
     Answer,
@@ -60,6 +62,7 @@ from elasticlib.rendezvous._session_events import (
     Seek,
     Tell,
 )
+from elasticlib.rendezvous._shortening import EARLY, LETTER, refers
 
 HEARTBEAT = 10.0
 GREETING = Hello("job", "nonce", "a", Terms(1, 2, 3), HEARTBEAT)
@@ -288,6 +291,112 @@ def test_a_letter_whose_connection_broke_is_said_again_with_its_number() -> None
     shell.greeted()
 
     assert first == shell.letter()
+
+
+LONG = "a line of a long text\n" * 950
+NOTES = tuple(FailureNote(rank, rank, 1, 1, LONG, "ValueError", LONG, age=9.0 - rank) for rank in range(8))
+
+
+def failures(shell: Shell) -> list[tuple[int, int]]:
+    """Of the letter that is being posted: ranks, and characters of each."""
+    report = shell.letter().report
+    assert isinstance(report, (Failed, Stopped))
+    assert len(shell.what().data) <= LETTER
+    return [(note.rank, len(note.message) + len(note.traceback)) for note in report.failures]
+
+
+def test_of_failures_little_is_said_unasked_and_nothing_twice() -> None:
+    shell = Shell().greeted().joined()
+    shell.hear(Tell(Failed("b", 0, NOTES)))
+    assert len(shell.what().data) <= EARLY
+    assert [rank for rank, _ in failures(shell)] == [*range(len(failures(shell)))]
+    shell.answer()
+
+    shell.hear(Tell(Stopped("b", 0, NOTES)))
+
+    assert Stopped("b", 0, ()) == shell.letter().report
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_who_has_the_root_cause_says_all_of_it_when_asked_and_the_agent_hears_nothing_of_that(gone: bool) -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    shell.answer(None, Lane.WATCH)
+    shell.words()
+    shell.hear(Tell(Failed("b", 0, NOTES)))
+    shell.answer()
+    if gone:
+        shell.hear(Tell(Stopped("b", 0, NOTES)))
+        shell.answer()
+
+    shell.reads(Elaborate(0))
+
+    assert (0, 2 * len(LONG)) in failures(shell)
+    assert isinstance(shell.letter().report, Failed)
+    assert () == shell.words()
+
+
+def test_once_asked_it_says_all_of_what_comes_later() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(Elaborate(0))
+    shell.answer(None, Lane.WATCH)
+    assert shell.what() is None
+
+    shell.hear(Tell(Stopped("b", 0, NOTES)))
+
+    assert (0, 2 * len(LONG)) in failures(shell)
+
+
+def test_a_node_that_is_asked_for_failures_of_another_round_has_nothing_to_say() -> None:
+    shell = Shell().greeted().joined()
+    shell.hear(Tell(Failed("b", 0, NOTES)))
+    shell.answer()
+
+    shell.reads(Elaborate(1))
+
+    assert shell.what() is None
+
+
+ENDED = Final(False, "a worker failed", "a", NOTES[0])
+
+
+def test_a_root_cause_that_lies_elsewhere_is_read_before_the_end_is_told() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(refers(ENDED))
+    assert () == shell.words()
+    assert Read((CAUSE,)) == shell.what(Lane.WATCH)
+
+    shell.answer([put(Failed("a", 0, (NOTES[0],)))], Lane.WATCH)
+
+    assert (ENDED,) == shell.words()
+    assert Delete((key(0),)) == shell.what(Lane.WATCH)
+    assert Bye("b") == shell.letter().report
+
+
+@pytest.mark.parametrize("data", [None, b"", b"{", encode(Beat(1)), encode(Failed("a", 0, NOTES[1:2]))])
+def test_an_end_whose_whole_root_cause_is_not_there_is_told_in_brief(data: bytes | None) -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(refers(ENDED))
+
+    shell.answer([data], Lane.WATCH)
+
+    assert (refers(ENDED),) == shell.words()
+    assert Bye("b") == shell.letter().report
+
+
+def test_a_connection_that_breaks_amid_that_reads_the_end_again() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(refers(ENDED))
+
+    shell.hear(Lost(1, "reset"))
+    shell.later(1.0)
+    shell.greeted()
+
+    assert () == shell.words()
+    assert key(0) == shell.what(Lane.WATCH).key
+    shell.reads(refers(ENDED))
+    shell.answer([put(Failed("a", 0, (NOTES[0],)))], Lane.WATCH)
+    assert (ENDED,) == shell.words()
 
 
 def test_a_wish_that_is_said_again_brings_the_same() -> None:

@@ -19,7 +19,21 @@ from elasticlib.rendezvous._messages import (
     encode,
     key_of,
 )
-from elasticlib.rendezvous._shortening import EARLY, LETTER, LINE, SHORT, brief, cost, cut, fitting, line, short
+from elasticlib.rendezvous._shortening import (
+    EARLY,
+    LETTER,
+    LINE,
+    SHORT,
+    WHOLE,
+    brief,
+    cost,
+    cut,
+    early,
+    fitting,
+    line,
+    refers,
+    short,
+)
 
 LONG = "".join(f"line {number} of a long text\n" for number in range(1000))[:20_000]
 NODE = "a-host-with-a-name-of-30-chars/123456-1a2b3c4d"
@@ -72,8 +86,42 @@ def test_what_fits_is_told_whole() -> None:
     assert usual == fitting(usual)
 
 
-def test_what_is_told_at_once_is_short_enough_for_thousands_of_nodes() -> None:
-    assert size(fitting(Failed(NODE, 0, notes(8)))) <= EARLY
+@given(note_lists)
+def test_what_is_told_unasked_is_short_enough_for_thousands_of_nodes(found: list[FailureNote]) -> None:
+    told = early(Failed(NODE, 0, tuple(found)), None)
+
+    assert size(told) <= EARLY
+    assert told.failures
+
+
+def test_what_is_told_unasked_says_of_which_failures_there_is_more() -> None:
+    (small,) = notes(1, "short")
+    told = early(Failed(NODE, 0, (small, evolve(notes(1)[0], rank=1, age=3.0))), None)
+
+    assert {0: False, 1: True} == {note.rank: note.cut for note in told.failures}
+    assert small in told.failures
+
+
+def test_what_was_said_before_is_not_said_again_but_what_is_known_better_is() -> None:
+    before = Failed(NODE, 0, notes(3))
+    later = tuple(evolve(note, age=note.age + 7.0) for note in before.failures)
+    better = evolve(later[1], message="what the worker wrote itself")
+
+    assert early(Stopped(NODE, 0, later), before).failures == ()
+    assert [1] == [note.rank for note in early(Stopped(NODE, 0, (later[0], better, later[2])), before).failures]
+    assert len(early(Stopped(NODE, 1, later), before).failures) == 3
+
+
+def test_an_end_with_a_long_root_cause_refers_to_where_that_lies() -> None:
+    final = Final(False, "why", "a", notes(1)[0])
+    told = refers(final)
+
+    assert told.root is not None
+    assert told.root.cut
+    assert len(encode(told)) < WHOLE
+    assert refers(told) == told
+    assert refers(small := Final(False, "why", "a", notes(1, "short")[0])) is small
+    assert refers(well := Final(True, "well")) is well
 
 
 def test_of_many_failures_the_first_keeps_its_texts() -> None:
