@@ -7,8 +7,15 @@ Rules of this file: data only; where it lies and how it is signed is the server'
 from __future__ import annotations
 
 from elasticlib.rendezvous._contact import TICK
-from elasticlib.rendezvous._messages import EPOCH_BITS, Hello, Pulse, Terms
+from elasticlib.rendezvous._messages import EPOCH_BITS, Hello, Missed, Pulse, Terms
 from elasticlib.rendezvous._state import Rules
+
+LONGEST_WAIT = 1.0
+"""Seconds of a node's one wait for it."""
+DOUBT = 3.0
+"""Seconds for which one that cannot be ours may be someone's scribble; a coordinator renews its own."""
+LOOK_AGAIN = 0.1
+"""Seconds until such a one is read again."""
 
 
 def hello(run_id: str, nonce: str, name: str, rules: Rules, *, signed: bool) -> Hello:
@@ -22,7 +29,9 @@ def number(last: int, served: float, heartbeat: float) -> int:
     return max(last + 1, int(served / (heartbeat * TICK)) if heartbeat else 0)
 
 
-def pulse(nonce: str, epoch: int, number: int, status: str, remark: str, waiting: int, over: str) -> Pulse:
+def pulse(
+    nonce: str, epoch: int, number: int, status: str, remark: str, waiting: int, over: str, missed: tuple[Missed, ...]
+) -> Pulse:
     """Pulse *number* of that epoch; a successor's count must be above ours, whatever it is."""
     told = f"{status}; {remark}" if status and remark else status
-    return Pulse(nonce, (epoch << EPOCH_BITS) + number, told, waiting, over)
+    return Pulse(nonce, (epoch << EPOCH_BITS) + number, told, waiting, over, missed)

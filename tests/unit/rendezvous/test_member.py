@@ -62,7 +62,7 @@ HELLO_OF_JOB = Hello("job", "nonce", "host", Terms(1, 1, 3), 0.0)
 
 @pytest.fixture(autouse=True)
 def quick_to_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_session, "_DOUBT", 0.3)
+    monkeypatch.setattr(_session, "DOUBT", 0.3)
 
 
 class Wares:
