@@ -85,6 +85,7 @@ PURE = [
     "rendezvous/_belief.py",
     "rendezvous/_lanes.py",
     "rendezvous/_outbox.py",
+    "rendezvous/_own_beats.py",
     "rendezvous/_waiting.py",
     "rendezvous/_session.py",
     "rendezvous/_session_events.py",

@@ -82,6 +82,11 @@ class Acknowledged:
 
 
 @frozen
+class Unheard:
+    """The store acknowledges this node's beats, and the coordinator says that they do not come to it."""
+
+
+@frozen
 class Broken:
     """An attempt to connect failed, or a connection broke. *gone*: nobody listens there any more."""
 
@@ -94,7 +99,7 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Greeted | Acknowledged | Broken | Tick
+Event: TypeAlias = Greeted | Acknowledged | Unheard | Broken | Tick
 
 
 @frozen
@@ -198,6 +203,11 @@ def step(contact: Contact, event: Event, now: float) -> Outcome:
                 return _wake(contact, slept, now)
             if contact.live and now < _fence_at(contact):
                 contact = evolve(contact, fenced=False)
+        case Unheard():
+            if not contact.fenced and contact.doomed_at is None:
+                grace = GRACE * contact.limits.heartbeat
+                why = "somebody destroys this node's beats in the store: soon others take its ranks"
+                return evolve(contact, doomed_at=now + grace), (Fence(why, grace),)
         case Broken(why, gone):
             contact = _broken(contact, why, gone, now)
         case Tick():
@@ -253,8 +263,8 @@ def kill_at(contact: Contact) -> float | None:
 
 def _slept(contact: Contact, pulse: int | None) -> int:
     """By how much the coordinator's time has gone on more than this node's can have; 0: not so."""
-    if pulse is None or not contact.compares or not contact.limits.heartbeat:
-        return 0
+    if pulse is None or pulse <= contact.pulse or not contact.compares or not contact.limits.heartbeat:
+        return 0  # one that is not there, or of the past: somebody put it there
     # A new coordinator counts anew, and gives every node a full heartbeat time.
     same = pulse >> EPOCH_BITS == contact.pulse >> EPOCH_BITS
     grown = pulse - contact.pulse if same else pulse & ((1 << EPOCH_BITS) - 1)

@@ -12,7 +12,7 @@ an older round, change nothing; a letter that is missing ends the job, for nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from attrs import evolve
 from typing_extensions import assert_never
@@ -30,7 +30,7 @@ from elasticlib.rendezvous._endings import (
 )
 from elasticlib.rendezvous._exchange import box_name
 from elasticlib.rendezvous._gathering import gather, status
-from elasticlib.rendezvous._liveness import asks_anew, boxes, give_up, given_up, heard_again, look, next_loss
+from elasticlib.rendezvous._liveness import asks_anew, boxes, give_up, given_up, heard_again, look, missed, next_loss
 from elasticlib.rendezvous._messages import Bye, Close, Failed, Final, GivenUp, Join, Leave, Stopped, Succeeded, Terms
 from elasticlib.rendezvous._state import (
     AGENT_GONE,
@@ -73,6 +73,7 @@ __all__ = [
     "abandon",
     "boxes",
     "given_up",
+    "missed",
     "next_loss",
     "status",
     "step",
@@ -303,11 +304,13 @@ def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
         silent = tuple(node for node in silent if node in state.waiting or node not in current.succeeded)
     if not silent:
         return state, ()
-    state = _places.gone(state, (entry for node in silent if (entry := _known(state, node)) is not None))
+    entries = [entry for node in silent if (entry := _known(state, node)) is not None]
+    told = _tell_given_up(entries, why)
+    state = _places.gone(state, entries)
     waiting = {node: entry for node, entry in state.waiting.items() if node not in silent}
     state = evolve(give_up(state, silent), waiting=waiting)
     if current is None:
-        return state, ()
+        return state, told
     seated = [node for node in silent if node in current.entries]
     gone = [node for node in seated if node not in current.left]
     current = evolve(
@@ -319,8 +322,14 @@ def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
     state = evolve(state, round=current)
     missed = {node: why for node in gone if node not in current.succeeded}
     if current.end is not None or not missed:
-        return state, ()
-    return end_for_losses(state, current, missed)
+        return state, told
+    state, actions = end_for_losses(state, current, missed)
+    return state, told + actions
+
+
+def _tell_given_up(entries: Iterable[Entry], why: str) -> tuple[Action, ...]:
+    """At once, as they may live, and only their beats be destroyed: they are heard when somebody lets them be."""
+    return tuple(Send(entry.box, entry.node, GivenUp(why)) for entry in entries)
 
 
 def _lose_workers(state: State, current: Round, report: Failed | Stopped, now: float) -> Outcome:

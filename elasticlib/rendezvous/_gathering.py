@@ -30,6 +30,8 @@ def gather(state: State, now: float) -> Outcome:
         return state, ()
     if state.gathering_since is None:
         state = evolve(state, gathering_since=now)
+    if now < state.opens_at:
+        return state, (WakeAt(state.opens_at),)
     deadline = _deadline(state, now)
     there = ready(state, now)
     if len(there) < rules.min_nodes and now >= deadline:

@@ -7,7 +7,7 @@ Rules of this file: data only; where it lies and how it is signed is the server'
 from __future__ import annotations
 
 from elasticlib.rendezvous._contact import TICK
-from elasticlib.rendezvous._messages import EPOCH_BITS, Hello, Pulse, Terms
+from elasticlib.rendezvous._messages import EPOCH_BITS, Hello, Missed, Pulse, Terms
 from elasticlib.rendezvous._state import Rules
 
 
@@ -22,7 +22,9 @@ def number(last: int, served: float, heartbeat: float) -> int:
     return max(last + 1, int(served / (heartbeat * TICK)) if heartbeat else 0)
 
 
-def pulse(nonce: str, epoch: int, number: int, status: str, remark: str, waiting: int, over: str) -> Pulse:
+def pulse(
+    nonce: str, epoch: int, number: int, status: str, remark: str, waiting: int, over: str, missed: tuple[Missed, ...]
+) -> Pulse:
     """Pulse *number* of that epoch; a successor's count must be above ours, whatever it is."""
     told = f"{status}; {remark}" if status and remark else status
-    return Pulse(nonce, (epoch << EPOCH_BITS) + number, told, waiting, over)
+    return Pulse(nonce, (epoch << EPOCH_BITS) + number, told, waiting, over, missed)

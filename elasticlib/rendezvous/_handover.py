@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import json
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._document import decode_state, encode_state
@@ -25,6 +25,8 @@ from elasticlib.rendezvous._mail import Mail
 from elasticlib.rendezvous._state import State
 
 VERSION = 1
+OBJECTION = 0.5
+"""Share of the heartbeat time in which every node hears of a new coordinator, and is heard: beats come after 0.3."""
 _MARK = b"signed:"
 _DAMAGES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _DIGITS = hashlib.sha256().digest_size * 2
@@ -64,11 +66,18 @@ def read_handover(data: bytes, run_id: str, key: bytes | None, now: float) -> Ha
         nonce, epoch = body["nonce"], body["epoch"]
         if type(nonce) is not str or type(epoch) is not int or epoch < 0:
             raise ValueError(f"nonce {nonce!r:.40} and epoch {epoch!r:.40} should be a text and a whole number")
-        state = decode_state(body["state"].encode("ascii"), now)
+        state = _reserved(decode_state(body["state"].encode("ascii"), now), now)
         mail, garbage = Mail.from_plain(body["mail"], state, now), Garbage.from_plain(body["gone"], now)
         return Handover(nonce, epoch, state, mail, garbage)
     except (*_DAMAGES, RendezvousStateError) as error:
         raise RendezvousStateError(f"the coordinator's document is damaged: {error!r:.400}") from error
+
+
+def _reserved(state: State, now: float) -> State:
+    """One that knows nobody may be an old one: whoever is at work gets the time to say so."""
+    if state.round is not None or state.waiting:
+        return state
+    return evolve(state, opens_at=now + OBJECTION * state.rules.heartbeat)
 
 
 def _checked(data: bytes, run_id: str, key: bytes | None) -> bytes:

@@ -13,8 +13,18 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
+from elasticlib.rendezvous._messages import Missed
 from elasticlib.rendezvous._state import Entry, Sighting, State
 
+MISSED = 0.45
+"""
+Share of the heartbeat time for which no beat of a node came, whose beats are missed.
+
+Between two beats lie 0.3 of it, and the coordinator looks after each 0.1. A node hears of it with its next beat or
+the one after it, at 0.9 of that time at the latest, and has workers that are to be gone by the end of it.
+"""
+MOST_MISSED = 32
+"""Nodes whose beats are said to be missed, in every pulse."""
 REMEMBERED = 64
 """Nodes that were given up and are still listened to."""
 
@@ -93,10 +103,20 @@ def asks_anew(state: State, node: str) -> State:
     return evolve(state, watch=evolve(state.watch, given_up=rest))
 
 
+def missed(state: State) -> tuple[Missed, ...]:
+    """The nodes whose beats were missed when they were last read, those who will be lost first."""
+    watch = state.watch
+    if watch.at is None:
+        return ()
+    since = watch.at - MISSED * state.rules.heartbeat
+    late = sorted((seen.at, node) for node, seen in watch.sightings.items() if seen.at <= since)
+    return tuple(Missed(node, watch.sightings[node].count or 0) for _, node in late[:MOST_MISSED])
+
+
 def next_loss(state: State) -> float | None:
     """When the next node will have been silent for too long, if it goes on so; None if nobody may be lost."""
     watch, patience = state.watch, state.rules.heartbeat
-    if not patience or watch.at is None:
+    if not patience or watch.at is None or state.final is not None:
         return None
     times = (sighting.at + patience for sighting in watch.sightings.values())
     return min((time for time in times if time > watch.at), default=None)

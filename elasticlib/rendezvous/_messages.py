@@ -237,6 +237,15 @@ class Hello:
 
 
 @frozen
+class Missed:
+    """A node whose beats come no more to the coordinator, and the last one that came."""
+
+    node: Name
+    count: int = field(validator=ge(0))
+    """0: none came."""
+
+
+@frozen
 class Pulse:
     """The coordinator lives: `count` grows, by one for each `TICK` of the heartbeat time and each pulse."""
 
@@ -249,6 +258,8 @@ class Pulse:
     """Nodes that wait for a seat while a round runs."""
     over: str = ""
     """Why the job ended, where the coordinator may not know any more who is to be told."""
+    missed: tuple[Missed, ...] = ()
+    """Some of the nodes that will soon be lost: one that beats knows by it that its beats are destroyed."""
 
     @property
     def epoch(self) -> int:
@@ -316,7 +327,7 @@ _CLASSES: dict[str, type[Any]] = {
     "final": Final,
 }
 _REPORTS = ("join", "failed", "stopped", "succeeded", "leave", "bye", "close")
-_CODEC = Codec(VERSION, _CLASSES, (Descriptor, FailureNote, Terms), _REPORTS)
+_CODEC = Codec(VERSION, _CLASSES, (Descriptor, FailureNote, Terms, Missed), _REPORTS)
 
 
 def key_of(token: str) -> bytes:

@@ -12,7 +12,8 @@ from attrs import evolve, frozen
 from typing_extensions import Self
 
 from elasticlib.errors import RendezvousError
-from elasticlib.rendezvous._messages import Close, Failed, Report, Stopped, encode
+from elasticlib.rendezvous._messages import Close, Failed, Join, Report, Stopped, encode
+from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._session_events import Denied, Describe
 from elasticlib.rendezvous._shortening import early, fitting, whole
 
@@ -38,6 +39,8 @@ class Outbox:
     """Number of the last letter that asks for a seat; 0: there is none."""
     wish_sent: float | None = None
     """When it was sent for the first time: it may have arrived then, though nothing came back."""
+    join: Join | None = None
+    """What that letter says."""
     whole: Failed | Stopped | None = None
     """The latest failures, with all that a letter could say of them."""
     asked: int = -1
@@ -58,7 +61,7 @@ class Outbox:
         if isinstance(what, (Failed, Stopped)):
             return self._add_failures(whole(what))
         out = self._with(what if isinstance(what, Describe) else fitting(what))
-        return evolve(out, wish=out.seq, wish_sent=None) if isinstance(what, Describe) else out
+        return evolve(out, wish=out.seq, wish_sent=None, join=None) if isinstance(what, Describe) else out
 
     def elaborate(self, round: int, node: str) -> Self:
         """With all that is known of the failures of that *round*, now and from now on."""
@@ -77,7 +80,10 @@ class Outbox:
 
     def described(self, seq: int, report: Report) -> Self:
         """The letter *seq* is known now."""
-        return evolve(self, letters=tuple(Written(seq, report) if it.seq == seq else it for it in self.letters))
+        join = report if seq == self.wish and isinstance(report, Join) else self.join
+        return evolve(
+            self, join=join, letters=tuple(Written(seq, report) if it.seq == seq else it for it in self.letters)
+        )
 
     def denied(self, event: Denied, posted: bool, node: str) -> tuple[Self, RendezvousError | None]:
         """
@@ -105,4 +111,15 @@ class Outbox:
 
     def done(self, seq: int) -> Self:
         """The letter *seq*, which was the next one, is in the store."""
-        return evolve(self, letters=self.letters[1:], said=seq)
+        return evolve(self, letters=self.letters[1:], said=max(seq, self.said))
+
+    def again(self, seen: Seen) -> Self:
+        """
+        With the last letter that asked for a seat once more, should the coordinator not know it, or not any more.
+
+        It has its old number, and is nothing to who knows it; it says how far this node knows the job to have come.
+        """
+        if self.join is None or not self.has_wished or any(letter.seq == self.wish for letter in self.letters):
+            return self
+        join = evolve(self.join, round=seen.round, epoch=seen.epoch)
+        return evolve(self, letters=(Written(self.wish, join), *self.letters))

@@ -258,17 +258,15 @@ class Server:
         for (node, box), data in zip(self._reads, found, strict=True):
             beat, said = self._incoming.beat(box, data, self.nonce, now)
             out += said
-            if beat is None:
-                continue
-            if node in here:
+            if beat is not None and node in here:
                 self._heed(node, box, beat, now, out)
-            else:
+            elif beat is not None:
                 self._mail.catch_up(node, box, beat.read)
-        lost = self.logic.given_up(self.state)
+        silent = self.logic.given_up(self.state).keys(), self.logic.missed(self.state)
         counts = self._incoming.counts([box for _, box in self._reads])
         self._step(Beats(counts), now, out)
-        if self.logic.given_up(self.state).keys() - lost.keys():
-            self._greet_at = now  # a node that sleeps and wakes next sees by the pulse how long it was away
+        if silent != (self.logic.given_up(self.state).keys(), self.logic.missed(self.state)):
+            self._greet_at = now  # by the pulse a node that sleeps sees for how long, and another that it is not heard
         self._garbage.bury(self._mail, counts, now, self.state.rules.heartbeat)
         # Once a beat says that a notice was not read for longer than a beat takes, the store has lost it.
         self._mail.remind(now, 2 * self._interval)
@@ -337,7 +335,8 @@ class Server:
         self._greet_at = now + self._interval
         status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
         hello = greeting.hello(self.run_id, self.nonce, self.name, self.state.rules, signed=self.key is not None)
-        pulse = greeting.pulse(self.nonce, self._epoch, self._pulses, status, self.remark, waiting, self._over)
+        told = status, self.remark, waiting, self._over, self.logic.missed(self.state)
+        pulse = greeting.pulse(self.nonce, self._epoch, self._pulses, *told)
         out.append(Write({HELLO: self._sign(hello, HELLO, ""), PULSE: self._sign(pulse, PULSE, self.nonce)}))
 
     def _sign(self, message: Message, key: str, nonce: str) -> bytes:

@@ -45,6 +45,7 @@ from elasticlib.rendezvous._messages import (
 )
 from elasticlib.rendezvous._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write, refuse
 from elasticlib.rendezvous._outbox import Outbox, Written
+from elasticlib.rendezvous._own_beats import OwnBeats
 from elasticlib.rendezvous._seen import Seen
 from elasticlib.rendezvous._waiting import Waiting, search
 
@@ -76,7 +77,7 @@ class Session:
     # What outlives a connection: letters to send, the box to read, and how far both have come.
     _outbox: Outbox = field(factory=Outbox)
     _box: Box = field(factory=Box)
-    _beats: int = 0
+    _beats: OwnBeats = field(factory=OwnBeats)
     _held: bool = False
     _waiting: Waiting | None = None
     """For a seat."""
@@ -89,7 +90,6 @@ class Session:
     _doubted: float | None = None
     _beat_at: float = 0.0
     _pulses: Pulses = field(factory=Pulses)
-    _just_joined: bool = False
     _awaited: str | None = None
     _ending: Final | None = None  # while its whole root cause is being read
     _refusals: Refusals = field(factory=Refusals)
@@ -129,9 +129,7 @@ class Session:
         """When the lane that speaks wants a `Tick`; None: not before something happens."""
         if not self._lanes.is_free(events.Lane.SPEAK) or not self._connected or self.closed:
             return None
-        if not self._greeted:
-            return self._greet_at
-        return self._beat_at if self._may_beat() else None
+        return self._greet_at if not self._greeted else self._beat_at if self._may_beat() else None
 
     def kill_at(self) -> float | None:
         """When workers that still run here must be killed; None: there is no need that can be foreseen."""
@@ -182,7 +180,7 @@ class Session:
         self._box = self._box.opened(box_name(self.belief.node, self._outbox.wish), self.seen.epoch)
         # What came before and was not taken speaks of a seat that this node does not want any more.
         self.words = tuple(word for word in self.words if not isinstance(word, (Seat, RoundEnd)))
-        self._waiting, self.contact = Waiting(now), _contact.wish(self.contact)
+        self._waiting, self.contact, self._beats = Waiting(now), _contact.wish(self.contact), self._beats.wished()
 
     def _judge(self, event: _contact.Event, now: float, out: list[events.Action]) -> None:
         if self.final is None and self.error is None and not self.closed:
@@ -208,14 +206,12 @@ class Session:
 
     def _stop(self, why: str, grace: float) -> None:
         """Others may have this node's seat by now, and one that was not taken yet is none any more."""
-        kept = (word for word in self.words if not isinstance(word, Seat))
-        self.words = (*kept, ContactLost(why, grace))
+        self.words = (*(word for word in self.words if not isinstance(word, Seat)), ContactLost(why, grace))
 
     def _disconnected(self) -> None:
-        self._connected = self._greeted = self._just_joined = False
-        self._lanes = self._lanes.cleared()
+        self._connected = self._greeted = False
         self._greet_at = self._doubted = self._awaited = None
-        self._beat_at, self._pulses = 0.0, Pulses()
+        self._beat_at, self._pulses, self._lanes = 0.0, Pulses(), self._lanes.cleared()
 
     def _fail(self, error: events.Unmendable, out: list[events.Action]) -> None:
         self.error = self.error or error
@@ -271,23 +267,29 @@ class Session:
 
     def _posted(self, asked: Asked, now: float, out: list[events.Action]) -> None:
         self._outbox = self._outbox.done(asked.seq)
-        if asked.seq == self._outbox.wish:
-            self._beat_at, self._just_joined = now, True
+        if asked.seq == self._outbox.wish and not self._beats.unanswered:
+            self._beat_at = now
             self._judge(_contact.Acknowledged(asked.sent), now, out)
 
     def _feel(self, data: bytes | None, hello: bytes | None, sent: float, now: float, out: list[events.Action]) -> None:
-        pulse = self.belief.pulse(data)
+        pulse, heartbeat = self.belief.pulse(data), self.contact.limits.heartbeat
         if pulse is not None:
             # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
-            self.status, self.spares = "" if self._just_joined else pulse.status, pulse.waiting
-            self._just_joined, self.seen = False, self.seen.felt(pulse)
+            self.status, self.spares = pulse.status if self._beats.acknowledged else "", pulse.waiting
+            self._beats = self._beats.acked(sent)
+            if pulse.epoch > self.seen.epoch and self.final is None:
+                self._outbox = self._outbox.again(self.seen)  # whoever took over may have been given an old memory
+            is_news = pulse.count > self.contact.pulse
+            if is_news and self._beats.are_destroyed(pulse, self.belief.node, heartbeat):
+                self._judge(_contact.Unheard(), now, out)
+            self.seen = self.seen.felt(pulse)
             if pulse.over:
                 self._fail(errors.RendezvousClosedError(f"job {self.belief.run_id!r} has ended: {pulse.over}"), out)
         self._pulses = self._pulses.felt(pulse, self.belief.is_alien(hello), sent)
-        if self._pulses.alien_for(sent) > self.contact.limits.heartbeat:
+        if self._pulses.alien_for(sent) > heartbeat:
             self._fail(self.belief.begun_anew(), out)
-            return
-        self._judge(_contact.Acknowledged(sent, NO_PULSE if pulse is None else pulse.count), now, out)
+        else:
+            self._judge(_contact.Acknowledged(sent, NO_PULSE if pulse is None else pulse.count), now, out)
 
     def _notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
         notice = None
@@ -313,13 +315,11 @@ class Session:
     def _believe(self, notice: Told) -> None:
         if isinstance(notice, GivenUp):
             self._stop(f"the job has given this node up: {notice.why}", GRACE * self.contact.limits.heartbeat)
-            return
-        if isinstance(notice, Elaborate):
+        elif isinstance(notice, Elaborate):
             self._outbox = self._outbox.elaborate(notice.round, self.belief.node)
-            return
-        self.words += (self._in_time(notice),)
-        if isinstance(notice, (Seat, Final)):
-            self._waiting = None
+        else:
+            self.words += (self._in_time(notice),)
+            self._waiting = self._waiting if isinstance(notice, RoundEnd) else None
         if isinstance(notice, Final):
             self.final = notice
             self._outbox = self._outbox.add(Bye(self.belief.node))
@@ -372,8 +372,10 @@ class Session:
 
     def _beat(self, now: float, out: list[events.Action]) -> None:
         self._beat_at = now + INTERVAL * self.contact.limits.heartbeat
-        self._beats += 1
-        beat = self.belief.beat(self._box.name, Beat(self._beats, self._box.read, self._outbox.said))
+        self._beats = self._beats.next()
+        if self._waiting is not None and self._beats.is_late():
+            self._outbox = self._outbox.again(self.seen)
+        beat = self.belief.beat(self._box.name, Beat(self._beats.count, self._box.read, self._outbox.said))
         self._ask(events.Lane.SPEAK, Task.BEAT, Write({beat_key(self._box.name): beat}), now, out)
 
     def _next_key(self) -> str | None:
@@ -393,8 +395,7 @@ class Session:
 
     def _complain(self, now: float, out: list[events.Action]) -> None:
         """Say that nothing has come for long, and why."""
-        if self._waiting is None or now < self._waiting.due_at():
-            return
-        why = self.status or _contact.search(self.contact, now)
-        self._waiting, said = self._waiting.complain(self.belief.node, self.belief.run_id, why, now)
-        out.append(Log("warning", said))
+        if self._waiting is not None and now >= self._waiting.due_at():
+            why = self.status or _contact.search(self.contact, now)
+            self._waiting, said = self._waiting.complain(self.belief.node, self.belief.run_id, why, now)
+            out.append(Log("warning", said))

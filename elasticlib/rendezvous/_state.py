@@ -245,6 +245,8 @@ class State:
     """Nodes that had to pause when they came, at least those that still wait."""
     gathering_since: float | None = None
     last_join: float = 0.0
+    opens_at: float = field(default=0.0, eq=False)
+    """Until then nobody gets a seat: nodes may be at work of whom this memory knows nothing."""
     final: Final | None = None
     watch: Watch = field(factory=Watch, eq=False)
 

@@ -25,6 +25,7 @@ from elasticlib.testing._faults import (
     Slow,
     Stubborn,
     Suspend,
+    Tamper,
     Unseat,
 )
 from elasticlib.testing._history import (
@@ -36,6 +37,7 @@ from elasticlib.testing._history import (
     Record,
     Sealed,
     Started,
+    Tampered,
     Took,
     Verdict,
 )
@@ -70,6 +72,8 @@ __all__ = [
     "Started",
     "Stubborn",
     "Suspend",
+    "Tamper",
+    "Tampered",
     "Took",
     "Unseat",
     "Verdict",

@@ -20,6 +20,8 @@ from elasticlib.errors import ConfigError
 VERSION = 1
 PARTS = ("machine", "agent", "rendezvous", "spawner")
 """What of a node a fault can hit: all of it, the agent alone, or its rendezvous process alone."""
+PLACES = ("hello", "pulse", "beat", "box", "inbox", "counter", "state", "leader")
+"""Where in the store somebody can tamper with what the job has there."""
 
 
 def _wrong(owner: Any, attribute: Attribute[Any], value: object, rule: str) -> ConfigError:
@@ -63,6 +65,30 @@ def _length(owner: Any, attribute: Attribute[int], value: int) -> None:
 def _part(owner: Any, attribute: Attribute[str], value: str) -> None:
     if value not in PARTS:
         raise _wrong(owner, attribute, value, f"one of {', '.join(map(repr, PARTS))}")
+
+
+def _seed(owner: Any, attribute: Attribute[int], value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _wrong(owner, attribute, value, "a whole number")
+
+
+def _period(owner: Any, attribute: Attribute[float], value: float) -> None:
+    if not _is_number(value) or value < 0.001:
+        raise _wrong(owner, attribute, value, "a number of seconds, 0.001 or more")
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _places(owner: Any, attribute: Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
+    if not all(each in PLACES for each in value):
+        raise _wrong(owner, attribute, value, f"some of {', '.join(map(repr, PLACES))}")
+
+
+def _acts(owner: Any, attribute: Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
+    if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in value):
+        raise _wrong(owner, attribute, value, "numbers of acts, 0 for the first")
 
 
 def _yes_or_no(owner: Any, attribute: Attribute[bool], value: bool) -> None:
@@ -238,14 +264,32 @@ class Replay(_Printed):
     seconds: float = field(validator=_moment)
 
 
+@frozen(repr=False)
+class Tamper(_Printed):
+    """
+    For *seconds* an adversary without the token does, *every* so many seconds, something to what lies in the store.
+
+    He has read all that was ever written, and writes it again, there or elsewhere, changes it, makes something up,
+    deletes and swaps: at some of `PLACES`, or anywhere. What he does follows from the *seed*; of his acts only those
+    that are named are done, if any are.
+    """
+
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+    seed: int = field(default=0, validator=_seed)
+    every: float = field(default=0.25, validator=_period)
+    where: tuple[str, ...] = field(default=(), converter=_several, validator=_places)
+    acts: tuple[int, ...] = field(default=(), converter=_several, validator=_acts)
+
+
 Fault: TypeAlias = (
     Kill | Pause | Suspend | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Flap | Skew | PauseStore
-    | Unseat | SetBack | Replay
+    | Unseat | SetBack | Replay | Tamper
 )  # fmt: skip
 
 KINDS: tuple[type[Any], ...] = (
     Kill, Pause, Suspend, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Flap, Skew, PauseStore, Unseat,
-    SetBack, Replay,
+    SetBack, Replay, Tamper,
 )  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
 

@@ -28,6 +28,7 @@ from elasticlib.rendezvous._server_events import (
     Arrived,
     Broke,
     Close,
+    Destroyed,
     Event,
     Heard,
     Interrupt,
@@ -39,7 +40,7 @@ from elasticlib.rendezvous._server_events import (
     Unsaved,
 )
 from elasticlib.testing._network import Link
-from elasticlib.testing._store import CHANGED, LOST, REFUSED, Connection, Store
+from elasticlib.testing._store import CHANGED, DESTROYED, LOST, REFUSED, Connection, Store
 from elasticlib.testing._timeline import Process, Timeline
 
 
@@ -59,10 +60,14 @@ class Observed:
 
     logic: ModuleType | Any
     saw: Callable[[State], None]
+    counted: Callable[[State, State], None]
+    """Gets the states before and after beats were counted."""
 
     def step(self, state: State, event: Any, now: float) -> Any:
         """One step of the coordinator."""
         outcome = self.logic.step(state, event, now)
+        if isinstance(event, _coordinator.Beats):
+            self.counted(state, outcome[0])
         self.saw(outcome[0])
         return outcome
 
@@ -95,6 +100,8 @@ class Host:
     """Number of the lease; None: nobody else can coordinate."""
     logic: ModuleType | Any = _coordinator
     key: bytes | None = None
+    counted: Callable[[State, State], None] = lambda before, after: None
+    """Gets the states before and after beats were counted."""
     seen: Seen = field(factory=Seen)
     """What its node knows of the job."""
     over: bool = False
@@ -110,11 +117,13 @@ class Host:
     _rests: int | None = None
     """Number of the wait for entries that is under way."""
     _waits: int = 0
+    _breaks: bool = False
+    """Whether the end was said for what cannot be mended."""
     _arrived: list[Posted] = Factory(list)
     _way: list[State] = Factory(list)
 
     def __attrs_post_init__(self) -> None:
-        logic = Observed(self.logic, self._saw)
+        logic = Observed(self.logic, self._saw, self.counted)
         state = State(self.rules)
         self.server = Server(
             "job", self.name, self.key, self.nonce, state, self.term is not None, seen=self.seen, logic=logic
@@ -194,7 +203,7 @@ class Host:
 
         match action := actions.popleft():
             case Load():
-                self._call("load", then=lambda saved: self._do(self._step(Loaded(saved.data if saved else None))))
+                self._call("load", then=self._loaded)
             case Save(data):
                 self._save(data, actions)
             case Receive(timeout):
@@ -215,6 +224,12 @@ class Host:
                 go_on()
             case _:
                 assert_never(action)
+
+    def _loaded(self, saved: Any) -> None:
+        if saved is DESTROYED:
+            self._do(self._step(Destroyed("the coordinator's state was deleted from the store by somebody else")))
+        else:
+            self._do(self._step(Loaded(saved.data if saved else None)))
 
     def _save(self, data: bytes, rest: deque[Action]) -> None:
         saved = Saved(self.server.nonce, data, tuple(self._way))
@@ -250,11 +265,23 @@ class Host:
             moment = self.process.moment(shown)
             self.timeline.at(moment, self.process, lambda: self._rise() if self._rests == number else None)
 
-    def _received(self, entries: list[Posted]) -> None:
+    def _received(self, entries: Any) -> None:
         self._asked = False
+        if entries is DESTROYED:
+            self._break()
+            return
         self._arrived += entries
         if self._rests is not None:
             self._rise()
+
+    def _break(self) -> None:
+        """What came in is lost: say the end, and answer no more when that is said."""
+        why = "the inbox counter was destroyed"
+        if self._breaks:
+            self.stop(why)
+        elif self._rests is not None:
+            self._breaks, self._rests = True, None
+            self._do(self._step(Broke(why)))
 
     def _rise(self) -> None:
         if not self.over:

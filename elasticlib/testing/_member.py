@@ -123,7 +123,7 @@ class Member:
         """Something happened."""
         self.session, actions = self.session.step(event, self.clock())
         self._perform(actions)
-        if (self.session.words or self.session.error) and not self._taking:
+        if (self.session.words or (self.session.error and not self._ended)) and not self._taking:
             self._taking = True
             self.after(TAKEN, self._take)
         self._set_alarm()

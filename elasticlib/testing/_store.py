@@ -9,21 +9,19 @@ a lease and one document for the journal of a coordinator that may be any node.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import Factory, define, field, frozen
 
-from elasticlib.rendezvous._exchange import Posted
+from elasticlib.rendezvous._exchange import HELLO, Posted
+from elasticlib.testing._adversary import INBOX, STATE, Adversary
 from elasticlib.testing._faults import PauseStore, SetBack, Unseat
 from elasticlib.testing._network import Link, Network, Way
 from elasticlib.testing._timeline import Process
 from elasticlib.testing._use import Use, size_of
 
 Then = Callable[[Any], None]
-REPLAY = 0.3
-"""Seconds between two writings of a stranger."""
 KERNEL = Process("kernel")
 """Takes what arrives at a machine, and is never frozen."""
 REFUSED = object()
@@ -32,6 +30,10 @@ LOST = object()
 """Answer to whoever writes with a lease that is over."""
 CHANGED = object()
 """Answer to whoever saves what somebody else has written since."""
+DESTROYED = object()
+"""Answer to whoever asks for something that is there no more, and must be."""
+_MOST_NEW = 100_000
+"""Entries that may be new at once."""
 
 
 @define(eq=False, repr=False)
@@ -126,16 +128,17 @@ class Store:
     changes: int = 0
     """How often the lease was taken, or ended."""
     document: Any = None
-    keeps: bool = False
-    """Whether every document is remembered."""
-    past: list[tuple[float, Any]] = Factory(list)
+    elects: bool = False
+    """Whether whoever has the lease coordinates; else an inbox is entries and their counter."""
+    adversary: Adversary | None = None
+    """Who reads all that is written, if anybody does."""
     scribbled: bool = False
     """Whether somebody else has written the document since it was loaded or saved."""
     purges: int = 0
     """How often a job was deleted from it."""
     on_save: Callable[[Any], None] = lambda document: None
-    _copies: dict[str, deque[bytes]] = Factory(dict)
-    """What a stranger has kept of beats: the last two of each key."""
+    on_write: Callable[[str, bytes], None] | None = None
+    """Hears of each value that one of the job's own wrote."""
 
     def connect(
         self, client: Process, link: Link, on_open: Callable[[Connection], None], on_break: Callable[[str], None]
@@ -160,16 +163,6 @@ class Store:
             if connection.store is self and connection.link.cut_until <= self.network.timeline.now:
                 connection.reset("connection reset by peer")
 
-    def replay(self, start: str, until: float) -> None:
-        """A stranger writes what he kept of the keys that start so, until then."""
-        timeline = self.network.timeline
-        for key, copies in self._copies.items():
-            if key.startswith(start):
-                copies.rotate()
-                self.values[key] = copies[0]
-        if timeline.now < until:
-            timeline.after(REPLAY, None, lambda: self.replay(start, until))
-
     # --- what it is asked to do
 
     def handle(self, connection: Connection, kind: str, arguments: Sequence[Any], answer: Then) -> None:
@@ -192,21 +185,30 @@ class Store:
         getattr(self, f"_{kind}")(connection, *arguments, answer)
 
     def _post(self, _: Connection, data: bytes, answer: Then) -> None:
+        if self.adversary is not None:
+            self.adversary.saw(INBOX, data)
+        self.append(data)
+        answer(None)
+
+    def append(self, data: bytes) -> None:
+        """Add an entry to the inbox."""
         self.posted += 1
         self.inbox[self.posted] = data
         receivers, self.receivers = self.receivers, []
         for connection, then in receivers:
             if connection.open:
                 self._give(connection, then)
-        answer(None)
 
     def _receive(self, connection: Connection, answer: Then) -> None:
-        if self.posted > connection.received:
+        if self.posted != connection.received:
             self._give(connection, answer)
         else:
             self.receivers.append((connection, answer))
 
     def _give(self, connection: Connection, answer: Then) -> None:
+        if not connection.received <= self.posted < connection.received + _MOST_NEW:
+            answer(DESTROYED)
+            return
         new = range(connection.received + 1, self.posted + 1)
         first = min(self.inbox, default=self.posted + 1)
         found = [Posted(number, self.inbox[number]) for number in new if number >= first and number in self.inbox]
@@ -222,14 +224,20 @@ class Store:
         answer(None)
 
     def _write(self, _: Connection, values: Mapping[str, bytes], answer: Then) -> None:
-        self.values.update(values)
-        for key in values:
-            if key.startswith("beat/"):
-                self._copies.setdefault(key, deque(maxlen=2)).append(values[key])
-            for connection, then in self.waiters.pop(key, ()):
-                if connection.open:
-                    then(True)
+        for key, data in values.items():
+            if self.adversary is not None:
+                self.adversary.saw(key, data)
+            if self.on_write is not None:
+                self.on_write(key, data)
+            self.put(key, data)
         answer(None)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a value, wake all who wait for its key."""
+        self.values[key] = data
+        for connection, then in self.waiters.pop(key, ()):
+            if connection.open:
+                then(True)
 
     def _read(self, _: Connection, keys: Sequence[str], answer: Then) -> None:
         answer([self.values.get(key) for key in keys])
@@ -291,13 +299,17 @@ class Store:
             case Unseat():
                 self.unseat()
             case SetBack(seconds=seconds):
-                old = [document for at, document in self.past if at <= now - seconds]
-                if old and self.document is not None:
-                    self.document, self.scribbled = old[-1], True
+                assert self.adversary is not None
+                self.adversary.set_back(seconds)
 
     def unseat(self) -> None:
         """The key that says who coordinates goes."""
         self._let(None)
+
+    def usurp(self, seconds: float) -> None:
+        """Somebody takes the office who does not coordinate."""
+        self.terms += 1
+        self._let(Lease("nobody", self.terms, self.network.timeline.now + seconds))
 
     def _let(self, lease: Lease | None) -> None:
         self.lease = lease
@@ -311,7 +323,8 @@ class Store:
 
     def _load(self, _: Connection, answer: Then) -> None:
         self.scribbled = False
-        answer(self.document)
+        there = self.document is not None and self.document.data
+        answer(DESTROYED if not there and HELLO in self.values else self.document if there else None)
 
     def _save(self, _: Connection, term: int, document: Any, answer: Then) -> None:
         held = self._is_held(term)
@@ -321,8 +334,9 @@ class Store:
             return
         if held:
             self.document = document
-            if self.keeps:
-                self.past.append((self.network.timeline.now, document))
+            if self.adversary is not None:
+                self.adversary.saw(STATE, document.data)
+                self.adversary.saw_document(document)
             self.on_save(document)
         answer(held)
 

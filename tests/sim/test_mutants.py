@@ -97,6 +97,7 @@ def does_not_see_that_it_slept(patch: pytest.MonkeyPatch) -> None:
 
 def tells_nobody_that_he_was_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_coordinator, "heard_again", lambda state, counts: (state, ()))
+    patch.setattr(_coordinator, "_tell_given_up", lambda entries, why: ())
 
 
 def does_not_know_of_sleep(patch: pytest.MonkeyPatch) -> None:

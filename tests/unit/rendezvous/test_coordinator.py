@@ -23,6 +23,7 @@ from elasticlib.rendezvous._coordinator import (
     abandon,
     boxes,
     given_up,
+    missed,
     next_loss,
     status,
     step,
@@ -39,6 +40,7 @@ from elasticlib.rendezvous._messages import (
     GivenUp,
     Join,
     Leave,
+    Missed,
     Notice,
     Report,
     RoundEnd,
@@ -831,7 +833,7 @@ def test_a_node_that_falls_silent_is_lost_after_the_heartbeat_time() -> None:
     assert not desk.sent()
     desk.beat("b")
     end = RoundEnd(0, "node b is lost: silent for 10 s", True)
-    assert {"a": end, "c": end} == desk.sent()
+    assert {"a": end, "b": GivenUp("silent for 10 s"), "c": end} == desk.sent()
     assert 0 == desk.state.restarts
 
 
@@ -840,7 +842,7 @@ def test_a_node_that_never_beat_is_silent_since_it_joined() -> None:
     desk.beat("b", seconds=6.0)
 
     assert not desk.sent()
-    assert {"a"} == desk.beat("b").sent().keys()
+    assert {"a", "b"} == desk.beat("b").sent().keys()
 
 
 def test_a_node_that_was_given_up_is_told_so_once_when_it_is_heard_again() -> None:
@@ -959,7 +961,7 @@ def test_a_silent_node_that_had_succeeded_is_not_waited_for_after_the_round() ->
     desk.join("b")
 
     assert not desk.sent()
-    assert {"b"} == desk.beat("a").sent().keys()
+    assert {"a", "b"} == desk.beat("a").sent().keys()
 
 
 def test_a_lost_node_counts_as_stopped_when_the_round_has_ended() -> None:
@@ -968,7 +970,7 @@ def test_a_lost_node_counts_as_stopped_when_the_round_has_ended() -> None:
     desk.join("a")
 
     assert not desk.sent()
-    assert {"a"} == desk.beat("b", seconds=12.0).sent().keys()
+    assert {"a", "b"} == desk.beat("b", seconds=12.0).sent().keys()
 
 
 def test_the_end_of_the_job_does_not_wait_for_a_lost_node() -> None:
@@ -1014,6 +1016,27 @@ def test_without_a_heartbeat_time_nobody_is_lost() -> None:
 
     assert not desk.sent()
     assert next_loss(desk.state) is None
+
+
+def test_nobody_is_lost_once_the_job_has_ended() -> None:
+    """Or the coordinator would look for it without a pause, for as long as it stays."""
+    desk = watched("a", "b", max_restarts=0)
+    desk.beat().hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)), Stopped("b", 0, ()))
+
+    assert desk.state.final is not None
+    assert next_loss(desk.state) is None
+
+
+def test_a_node_whose_beats_are_missed_is_named_long_before_it_is_lost() -> None:
+    desk = watched("a", "b", "c", min_nodes=2)
+    desk.beat().beat("b")
+    assert () == missed(desk.state)
+
+    desk.beat("b")
+    count = desk.beats[boxes(desk.state)["b"]]
+    assert (Missed("b", count),) == missed(desk.state)
+    desk.beat()
+    assert () == missed(desk.state)
 
 
 def test_the_time_of_the_next_loss_is_known() -> None:

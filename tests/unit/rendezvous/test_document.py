@@ -170,7 +170,10 @@ def of_round(**changes: Any) -> bytes:
         (plain(last_join=0).replace(b'"last_join": 0', b'"last_join": 1e999'), "inf should be a finite"),
         (plain(last_join=0).replace(b'"last_join": 0', b'"last_join": NaN'), "NaN is no JSON number"),
         (
-            plain(final={"type": "pulse", "v": 1, "nonce": "", "count": 1, "status": "", "waiting": 0, "over": ""}),
+            plain(
+                final={"type": "pulse", "v": 1, "nonce": "", "count": 1, "status": "", "waiting": 0, "over": ""}
+                | {"missed": []}
+            ),
             "a Pulse lies where a Final",
         ),
         (of_round(own=[[0, 0, 2]]), "1 seats for the nodes"),

@@ -30,6 +30,7 @@ from elasticlib.rendezvous._messages import (
     Leave,
     Letter,
     Message,
+    Missed,
     Pulse,
     RoundEnd,
     Seat,
@@ -145,6 +146,12 @@ class Shell:
         self.answer()
         self.beats += 1
         self.answer([put(Pulse("nonce", self.beats)), put(GREETING)])
+        return self
+
+    def posted(self) -> Shell:
+        """The wish for a seat, which is said once more, is in the store."""
+        assert isinstance(self.what(), Post), self.what()
+        self.answer()
         return self
 
     def reads(self, message: Message | bytes) -> list[Action]:
@@ -502,6 +509,8 @@ def test_a_job_that_greets_in_another_name_is_left_after_a_heartbeat() -> None:
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
         shell.answer([put(Pulse("other", int(shell.now))), other])
+        if isinstance(shell.what(), Post):
+            shell.posted()
 
     assert isinstance(shell.session.error, RendezvousClosedError)
 
@@ -609,6 +618,58 @@ def test_a_seat_that_is_taken_after_contact_was_lost_is_none() -> None:
     assert [ContactLost] == [type(word) for word in shell.words()]
 
 
+@pytest.mark.parametrize(("count", "stops"), [(1, True), (2, False)])
+def test_a_node_whose_beats_the_coordinator_misses_though_they_are_in_the_store_stops_its_workers(
+    count: int, stops: bool
+) -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    for number in (2, 3):
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.answer()
+        missed = (Missed("a", 0), Missed("b", count)) if number == 3 else ()
+        shell.answer([put(Pulse("nonce", number, missed=missed)), put(GREETING)])
+
+    words = [word.why for word in shell.words() if isinstance(word, ContactLost)]
+    assert stops == any("somebody destroys this node's beats" in why for why in words)
+
+
+def test_an_old_pulse_that_misses_beats_stops_nobody() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    for number, missed in ((7, ()), (8, ()), (7, (Missed("b", 0),))):
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.answer()
+        shell.answer([put(Pulse("nonce", number, missed=missed)), put(GREETING)])
+
+    assert [SEAT] == list(shell.words())
+
+
+def test_a_wish_for_a_seat_is_said_again_with_its_number_when_no_answer_comes() -> None:
+    shell = Shell().greeted().joined()
+    said = []
+    while len(said) < 2 and shell.now < 1000.0:
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.beaten()
+        if isinstance(shell.what(), Post):
+            said.append((shell.beats, shell.letter()))
+            shell.posted()
+
+    again = Letter(1, Join("b", DESCRIPTOR, None, -1, 0))
+    assert [(4, again), (8, again)] == said
+
+
+def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(evolve(SEAT, round=4))
+    shell.answer(lane=Lane.WATCH)
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer()
+    shell.answer([put(Pulse("nonce", (2 << EPOCH_BITS) + 7)), put(GREETING)])
+
+    assert Letter(1, Join("b", DESCRIPTOR, None, 4, 0)) == shell.letter()
+
+
 def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> None:
     """The coordinator's pulse has gone on by a heartbeat time (20 ticks) between two acknowledged beats."""
     shell = Shell().greeted().joined()
@@ -661,6 +722,7 @@ def test_a_new_coordinators_pulse_is_counted_from_its_own_beginning() -> None:
         shell.answer()
         shell.answer([put(Pulse("nonce", count)), put(GREETING)])
         assert slept == len(shell.words()), count
+        shell.posted()
 
 
 def test_a_node_that_is_told_it_was_given_up_stops_its_workers_and_asks_anew() -> None:
@@ -875,6 +937,7 @@ def test_a_join_says_how_far_the_job_had_come() -> None:
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
     shell.answer([put(Pulse("nonce", (2 << EPOCH_BITS) + 7)), put(GREETING)])
+    shell.posted()
     shell.hear(Seek(2, "trainer"))
     shell.answer()  # the lane that watches is woken
     shell.answer(DESCRIPTOR)
