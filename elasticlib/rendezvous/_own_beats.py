@@ -45,8 +45,14 @@ class OwnBeats:
         """Whether an answer to the wish should long have come, and it is time to say so."""
         return self.unanswered in _UNANSWERED
 
-    def are_destroyed(self, pulse: Pulse, node: str, heartbeat: float) -> bool:
-        """Whether *pulse*, read just after the last one, misses beats of this *node* that are in the store."""
+    def are_destroyed(self, pulse: Pulse, node: str, heartbeat: float, known: int) -> bool:
+        """
+        Whether *pulse*, read just after the last one, misses beats of this *node* that are in the store.
+
+        One whose count is not above that of the pulse *known* before is old, and says nothing.
+        """
+        if pulse.count <= known:
+            return False
         last = next((each.count for each in pulse.missed if each.node == node), None)
         if last is None or not self.acknowledged:
             return False

@@ -279,8 +279,7 @@ class Session:
             self._beats = self._beats.acked(sent)
             if pulse.epoch > self.seen.epoch and self.final is None:
                 self._outbox = self._outbox.again(self.seen)  # whoever took over may have been given an old memory
-            is_news = pulse.count > self.contact.pulse
-            if is_news and self._beats.are_destroyed(pulse, self.belief.node, heartbeat):
+            if self._beats.are_destroyed(pulse, self.belief.node, heartbeat, self.contact.pulse):
                 self._judge(_contact.Unheard(), now, out)
             self.seen = self.seen.felt(pulse)
             if pulse.over:
