@@ -190,13 +190,19 @@ class Watch:
     def _is_late(self, group: Group) -> None:
         node = group.node
         what = f"{node.name} starts round {group.seat.round} after {self.newest[1]} has begun"
-        self._is_waking(group, min(node.agent.thaws_at, node.rendezvous.thaws_at), what)
+        number = self._age(node, group.seat) or self.newest
+        self._is_waking(group, number, min(node.agent.thaws_at, node.rendezvous.thaws_at), what)
 
     def _outlives(self, group: Group, number: tuple[int, int]) -> None:
         what = f"workers of {group.node.name} in round {group.seat.round} run beside those of round {number[1]}"
-        self._is_waking(group, group.process.thaws_at, what)
+        before = self._age(group.node, group.seat) or number
+        self._is_waking(group, before, group.process.thaws_at, what)
 
-    def _is_waking(self, group: Group, thaws_at: float, what: str) -> None:
+    def _is_anyone_at_work(self, after: tuple[int, int]) -> bool:
+        later = (begun.groups for number, begun in self.begun.items() if number > after)
+        return any(not group.gone for groups in later for group in groups)
+
+    def _is_waking(self, group: Group, number: tuple[int, int], thaws_at: float, what: str) -> None:
         """
         Nobody can act while the whole machine is frozen; it must at once when it wakes.
 
@@ -207,7 +213,8 @@ class Watch:
         self._demand(awake > self.timeline.now, what)
 
         def check() -> None:
-            self._demand(group.gone or group.process.thaws_at > self.timeline.now, f"woken, {what}")
+            alone = self.may_forget and not self._is_anyone_at_work(after=number)
+            self._demand(group.gone or group.process.thaws_at > self.timeline.now or alone, f"woken, {what}")
 
         self.timeline.at(awake, None, check)
 
