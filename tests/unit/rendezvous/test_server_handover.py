@@ -336,7 +336,7 @@ def test_those_whom_the_coordinator_does_not_know_any_more_read_the_end_in_its_p
 
 
 def test_one_who_remembers_nobody_seats_nobody_before_those_at_work_had_the_time_to_say_so() -> None:
-    """With its first beat after a takeover a node says again who it is, and beats come after 0.3 of the heartbeat time."""
+    """A node says again who it is with its first beat after a takeover; beats come after 0.3 of the heartbeat time."""
     empty = Handover("nonce", 0, State(Rules(1, 2, heartbeat=10.0)), Mail(), Garbage())
     state = read_handover(write_handover(empty, "job", KEY, 7.0), "job", KEY, 100.0).state
     assert 105.0 == state.opens_at
