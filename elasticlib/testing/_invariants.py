@@ -104,10 +104,11 @@ class Watch:
     def _is_behind(self, state: State) -> bool:
         """Whether it has forgotten what was decided."""
         current = state.round
-        if current is None or current.number < len(self.rounds) - 1 or state.restarts < self.restarts:
-            return bool(self.rounds)
-        known = self.rounds.get(current.number)
-        if known is not None and known.seats != current.seats:
+        number = -1 if current is None else current.number
+        if number < len(self.rounds) - 1 or state.restarts < self.restarts:
+            return True
+        known = self.rounds.get(number)
+        if known is not None and current is not None and known.seats != current.seats:
             return True
         return self.final is not None and not _same(state.final, self.final)
 

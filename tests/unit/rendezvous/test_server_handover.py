@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous._coordinator import Received, Tick, WakeAt, step
 from elasticlib.rendezvous._exchange import (
     HELLO,
     PULSE,
@@ -21,7 +22,9 @@ from elasticlib.rendezvous._exchange import (
     key_place,
     report_place,
 )
+from elasticlib.rendezvous._garbage import Garbage
 from elasticlib.rendezvous._handover import Handover, read_handover, write_handover
+from elasticlib.rendezvous._mail import Mail
 from elasticlib.rendezvous._messages import (
     Beat,
     Descriptor,
@@ -330,6 +333,19 @@ def test_those_whom_the_coordinator_does_not_know_any_more_read_the_end_in_its_p
     assert not shell.server.stopped
     shell.later(30.0)
     assert shell.server.stopped
+
+
+def test_one_who_remembers_nobody_seats_nobody_before_those_at_work_had_the_time_to_say_so() -> None:
+    """A node says again who it is with its first beat after a takeover; beats come after 0.3 of the heartbeat time."""
+    empty = Handover("nonce", 0, State(Rules(1, 2, heartbeat=10.0)), Mail(), Garbage())
+    state = read_handover(write_handover(empty, "job", KEY, 7.0), "job", KEY, 100.0).state
+    assert 105.0 == state.opens_at
+
+    state, _ = step(state, Received(1, Join("a", Descriptor(1, "trainer", ("a",), 1))), 101.0)
+    early, actions = step(state, Tick(), 104.9)
+    assert (None, (WakeAt(105.0),)) == (early.round, actions)
+    late, _ = step(early, Tick(), 140.0)
+    assert late.round is not None
 
 
 def test_what_a_node_has_seen_of_an_earlier_job_of_that_name_says_nothing_of_this_one() -> None:
