@@ -71,14 +71,15 @@ class EtcdExchange:
     def write(self, values: Mapping[str, bytes]) -> None:
         """Write all values."""
         self._check()
+        self._found = None
         if values:
             self._keys.write({self._path(key): data for key, data in values.items()}, self._hold)
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """The value of each key, or None."""
         paths, found = [self._path(key) for key in keys], self._found
-        if found is not None and [found[0]] == paths:
-            self._found = None  # who waits for a key reads it next: one request for both
+        self._found = None
+        if found is not None and [found[0]] == paths:  # who waits for a key reads it next: one request for both
             return [found[1]]
         items, _ = self._keys.read(paths)
         return [None if item is None else item.data for item in items]
@@ -97,6 +98,7 @@ class EtcdExchange:
     def delete(self, keys: Sequence[str]) -> None:
         """Forget the keys."""
         self._check()
+        self._found = None
         if keys:
             self._keys.delete([self._path(key) for key in keys], self._hold)
 

@@ -12,6 +12,7 @@ in the number of nodes is the promise.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ SETTLED = 20.0
 IDLE = 60.0
 FAILURE = SETTLED + IDLE
 LOSS = FAILURE + SETTLED
+_OBJECTS = 1_000_000
+"""After which garbage is looked for: ten thousand nodes are looked through each time, in vain."""
 ETCD_TAKES, TCPSTORE_TAKES = 1_572_864, 8 * 1024 * 1024
 """Bytes, of a request and of a value."""
 
@@ -159,6 +162,7 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of nodes")
     parser.add_argument("--coordinators", nargs="+", choices=COORDINATORS, default=COORDINATORS)
     options = parser.parse_args()
+    gc.set_threshold(_OBJECTS)
     rows = []
     for nodes in options.sizes:
         for coordinator in options.coordinators:

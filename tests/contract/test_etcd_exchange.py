@@ -68,6 +68,23 @@ class EtcdContract(ExchangeContract):
                 waiter.result(LONG)
         stopper.join()
 
+    def test_what_a_wait_has_found_is_read_with_it_once_and_not_after_a_change_of_its_own(
+        self, exchange: EtcdExchange
+    ) -> None:
+        other = exchange.clone()
+        exchange.write({"key": b"1"})
+        assert exchange.wait("key", LONG)
+        other.write({"key": b"2"})
+        assert exchange.read(["key"]) in ([b"1"], [b"2"])
+        assert [b"2"] == exchange.read(["key"])
+
+        assert exchange.wait("key", LONG)
+        exchange.write({"key": b"3"})
+        assert [b"3"] == exchange.read(["key"])
+        assert exchange.wait("key", LONG)
+        exchange.delete(["key"])
+        assert [None] == exchange.read(["key"])
+
     def test_an_idle_connection_that_the_server_closed_is_made_anew(self, keys: Keys) -> None:
         keys.write({"/some/key": b"1"})
         line = keys._line  # type: ignore[attr-defined]

@@ -762,6 +762,17 @@ def test_the_end_is_answered_and_nothing_is_fenced_after_it() -> None:
 # the end
 
 
+def test_after_the_end_no_notice_is_waited_for_but_the_answer_to_a_new_wish() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(FINAL)
+    shell.answer(None, Lane.WATCH)
+    assert shell.what(Lane.WATCH) is None
+
+    shell.hear(Seek(2, "trainer"))
+
+    assert isinstance(shell.what(Lane.WATCH), Wait)
+
+
 def test_closing_says_what_is_to_be_said_and_parts() -> None:
     shell = Shell().greeted().joined()
     waits = shell.what(Lane.WATCH)
