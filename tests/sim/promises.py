@@ -26,6 +26,8 @@ from elasticlib.testing._node import LADDER
 
 HARMLESS = (Break, FailWorker, Join, Skew, Stubborn)
 """Faults after which a node is still where it was."""
+ALL_THERE = 1.0
+"""Seconds in which all agents of the beginning have come."""
 DISTURBING = (Cut, Flap, Kill, Leave, Pause, Slow, Suspend)
 
 
@@ -44,6 +46,8 @@ def must_succeed(cluster: SimulatedCluster) -> bool:
         return False
     if cluster.coordinator == "elected" and outages:
         return False
+    if cluster.coordinator == "elected" and any(isinstance(f, (Flap, Leave)) and f.at < ALL_THERE for f in plan):
+        return False  # it may be alone yet, and the last one that goes ends the job
     if rules.join_timeout == 0 and any(isinstance(fault, Flap) for fault in plan):
         return False  # it may go before the others have come, and then nobody is waited for
     return len(steady) >= rules.min_nodes and costly <= rules.max_restarts
