@@ -13,7 +13,7 @@ import pytest
 from elasticlib.rendezvous._places import PAUSES
 from tests.process.launches import WORK, Launch, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "full_node.py"
 HEARTBEAT = 2.0
@@ -47,6 +47,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
+@pytest.mark.sampled(0.1)
 def test_a_node_that_comes_and_goes_pauses_and_is_refused_and_the_others_work_on(port: int, healthy: Launch) -> None:
     ends = []
     for _ in range(MOST + 2):
@@ -68,6 +69,7 @@ def test_a_node_that_comes_and_goes_pauses_and_is_refused_and_the_others_work_on
     assert (0, True) == (status, said.count("at work") <= 2 * MOST + 1), said
 
 
+@pytest.mark.sampled(0.6)
 def test_a_node_that_cannot_write_its_logs_disturbs_no_round(port: int, healthy: Launch, full_disk: Path) -> None:
     node = Launch(port, "job", ["--log-dir", str(full_disk), "--redirects", "3"], heartbeat_timeout=HEARTBEAT)
     status, why = node.ends()

@@ -13,7 +13,7 @@ import pytest
 from tests.process import duties, launches, pairs
 from tests.process.pairs import LIMIT, of_world, starts
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,7 @@ def pair(shim: Path, tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
         machine.close()
 
 
+@pytest.mark.sampled(0.2)
 def test_a_machine_that_slept_stops_its_workers_and_takes_part_again(
     pair: tuple[Machine, Machine], tmp_path: Path
 ) -> None:
