@@ -34,6 +34,7 @@ from tests.benchmarks.forecast import AHEAD, HEARTBEAT, JOIN_TIMEOUT, LAST_CALL,
 from tests.benchmarks.job import new_folder
 from tests.hosts._netns import Host, machines, missing
 from tests.hosts._team import ETCD_PORT, STORE_PORT, Agent, HungError, Line, Team, dynamic, etcd, stop, team, wake
+from tests.shims import built
 
 BACKENDS = ("c10d", "etcd")
 RECONNECT_TIMEOUT = 20.0
@@ -73,8 +74,8 @@ class Schedule:
     job: Team
     clocks: Path
     """A folder with what each agent's clock has missed."""
-    shim: Path
-    """A library with which a clock can be made to stand still."""
+    shim: dict[str, str]
+    """What makes a clock stand still."""
     faults: list[Fault] = field(factory=list)
     agents: dict[int, list[Agent]] = field(factory=dict)
     _began: float = 0.0
@@ -237,7 +238,7 @@ class Schedule:
     def _start(self, number: int) -> Agent:
         clock = self.clocks / str(len(self.job.agents))
         clock.write_bytes(struct.pack("q", 0))
-        variables = {"LD_PRELOAD": str(self.shim), "STILL_CLOCK": str(clock), "ELASTICLIB_TOKEN": TOKEN}
+        variables = {**self.shim, "STILL_CLOCK": str(clock), "ELASTICLIB_TOKEN": TOKEN}
         agent = self.job.start(self.hosts[number], variables=variables)
         self.agents.setdefault(number, []).append(agent)
         return agent
@@ -300,13 +301,6 @@ class Schedule:
         return complaints
 
 
-def library(folder: Path) -> Path:
-    """What makes clocks stand still, compiled."""
-    made, source = folder / "still_clock.so", Path(__file__).parents[1] / "process" / "still_clock.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-o", str(made), str(source), "-ldl"], check=True)
-    return made
-
-
 @contextmanager
 def stranger(host: Host, backend: str, seed: int) -> Iterator[None]:
     """Somebody who has no token, on the machine of the store."""
@@ -351,7 +345,7 @@ def carry_out(number: int, backend: str, seed: int, parent: Path | None = None) 
         clocks = stack.enter_context(new_folder(parent))
         if plan.stranger:
             stack.enter_context(stranger(store, backend, draw.randrange(2**32)))
-        schedule = Schedule(plan, draw, seed, hosts, job, clocks, library(clocks))
+        schedule = Schedule(plan, draw, seed, hosts, job, clocks, built("still_clock", clocks))
         try:
             complaints = schedule.run()
         except HungError as error:

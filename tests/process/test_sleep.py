@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,26 +11,24 @@ import pytest
 
 from tests.process import duties, launches, pairs
 from tests.process.pairs import LIMIT, of_world, starts
+from tests.shims import NEEDS_COMPILER, built
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, NEEDS_COMPILER]
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library with which a clock can be made to stand still."""
-    library = tmp_path_factory.mktemp("shim") / "still_clock.so"
-    source = Path(__file__).with_name("still_clock.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-o", str(library), str(source), "-ldl"], check=True)
-    return library
+def shim(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What makes a clock stand still."""
+    return built("still_clock", tmp_path_factory.mktemp("shim"))
 
 
 class Machine(pairs.Machine):
     """One with a clock of its own."""
 
-    def __init__(self, shim: Path, folder: Path, port: int, name: str) -> None:
+    def __init__(self, shim: dict[str, str], folder: Path, port: int, name: str) -> None:
         self._clock = folder / f"clock of {name}"
         self._clock.write_bytes(struct.pack("q", 0))
-        super().__init__(folder, port, name, {"LD_PRELOAD": str(shim), "STILL_CLOCK": str(self._clock)})
+        super().__init__(folder, port, name, {**shim, "STILL_CLOCK": str(self._clock)})
 
     def sleep(self) -> None:
         """Every process stands still."""
@@ -45,7 +42,7 @@ class Machine(pairs.Machine):
 
 
 @pytest.fixture
-def pair(shim: Path, tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
+def pair(shim: dict[str, str], tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
     """Two nodes of one job; the first hosts its store."""
     port = launches.free_port()
     host = Machine(shim, tmp_path, port, "host")
