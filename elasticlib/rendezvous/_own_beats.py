@@ -45,9 +45,9 @@ class OwnBeats:
         """Whether an answer to the wish should long have come, and it is time to say so."""
         return self.unanswered in _UNANSWERED
 
-    def are_destroyed(self, pulse: Pulse, node: str, heartbeat: float, known: int) -> bool:
+    def are_destroyed(self, pulse: Pulse, node: str, heartbeat: float, known: int, asked: float) -> bool:
         """
-        Whether *pulse*, read just after the last one, misses beats of this *node* that are in the store.
+        Whether *pulse*, which was *asked* for then, misses beats of this *node* that are in the store.
 
         One whose count is not above that of the pulse *known* before is old, and says nothing.
         """
@@ -56,5 +56,5 @@ class OwnBeats:
         last = next((each.count for each in pulse.missed if each.node == node), None)
         if last is None or not self.acknowledged:
             return False
-        before = self.acknowledged[-1][1] - _SEEN_BY * heartbeat
+        before = asked - _SEEN_BY * heartbeat
         return any(count > last and sent <= before for count, sent in self.acknowledged)

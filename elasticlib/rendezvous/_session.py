@@ -167,7 +167,7 @@ class Session:
             case events.Tell(report):
                 self._outbox = self._outbox.add(report)
             case events.Hold(held):
-                self._held = held
+                self._held, self._beat_at = held, self._beat_at if held else now
             case events.Close():
                 self.closed = True
             case Tick():
@@ -233,16 +233,18 @@ class Session:
                 join = Join(self.belief.node, result, self.terms, self.seen.round, self.seen.epoch)
                 self._outbox = self._outbox.described(asked.seq, join)
             case Task.POST, _:
-                self._posted(asked, now, out)
+                self._outbox = self._outbox.done(asked.seq)
+                if asked.seq == self._outbox.wish and not self._beats.unanswered:
+                    self._beat_at = now
+                    self._judge(_contact.Acknowledged(asked.sent), now, out)
             case Task.BEAT, _:
                 self._ask(events.Lane.SPEAK, Task.PULSE, Read((PULSE, HELLO)), now, out, sent=asked.sent)
-            case Task.PULSE, [pulse, hello]:
-                self._feel(pulse, hello, asked.sent, now, out)
-            case Task.AWAIT, True:
+            case ((Task.PULSE | Task.LISTEN), [pulse, hello]):
+                self._feel(pulse, hello, asked, now, out)
+            case Task.AWAIT, found:
                 self._awaited = None
-                self._ask(events.Lane.WATCH, Task.NOTICE, Read((asked.key,)), now, out, key=asked.key)
-            case Task.AWAIT, _:
-                self._awaited = None
+                if found:
+                    self._ask(events.Lane.WATCH, Task.NOTICE, Read((asked.key,)), now, out, key=asked.key)
             case Task.NOTICE, [bytes() as data]:
                 self._notice(asked.key, data, now, out)
             case Task.CAUSE, [cause] if self._ending is not None:
@@ -265,21 +267,15 @@ class Session:
             self._host, self._greeted, self.status = hello.host, True, ""
             self._judge(_contact.Greeted(hello.heartbeat), now, out)
 
-    def _posted(self, asked: Asked, now: float, out: list[events.Action]) -> None:
-        self._outbox = self._outbox.done(asked.seq)
-        if asked.seq == self._outbox.wish and not self._beats.unanswered:
-            self._beat_at = now
-            self._judge(_contact.Acknowledged(asked.sent), now, out)
-
-    def _feel(self, data: bytes | None, hello: bytes | None, sent: float, now: float, out: list[events.Action]) -> None:
-        pulse, heartbeat = self.belief.pulse(data), self.contact.limits.heartbeat
+    def _feel(self, raw: bytes | None, hello: bytes | None, asked: Asked, now: float, out: list[events.Action]) -> None:
+        pulse, heartbeat, sent = self.belief.pulse(raw), self.contact.limits.heartbeat, asked.sent
         if pulse is not None:
             # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
             self.status, self.spares = pulse.status if self._beats.acknowledged else "", pulse.waiting
-            self._beats = self._beats.acked(sent)
+            self._beats = self._beats.acked(sent) if asked.task is Task.PULSE else self._beats
             if pulse.epoch > self.seen.epoch and self.final is None:
                 self._outbox = self._outbox.again(self.seen)  # whoever took over may have been given an old memory
-            if self._beats.are_destroyed(pulse, self.belief.node, heartbeat, self.contact.pulse):
+            if self._beats.are_destroyed(pulse, self.belief.node, heartbeat, self.contact.pulse, sent):
                 self._judge(_contact.Unheard(), now, out)
             self.seen = self.seen.felt(pulse)
             if pulse.over:
@@ -287,7 +283,7 @@ class Session:
         self._pulses = self._pulses.felt(pulse, self.belief.is_alien(hello), sent)
         if self._pulses.alien_for(sent) > heartbeat:
             self._fail(self.belief.begun_anew(), out)
-        else:
+        elif asked.task is Task.PULSE:
             self._judge(_contact.Acknowledged(sent, NO_PULSE if pulse is None else pulse.count), now, out)
 
     def _notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
@@ -367,10 +363,13 @@ class Session:
         self._ask(events.Lane.SPEAK, Task.POST, Post(self.belief.letter(seq, what)), now, out, seq=seq, sent=sent)
 
     def _may_beat(self) -> bool:
-        return self.contact.limits.heartbeat > 0 and self._outbox.has_wished and not (self._held or self.closed)
+        return self.contact.limits.heartbeat > 0 and self._outbox.has_wished and not self.closed
 
     def _beat(self, now: float, out: list[events.Action]) -> None:
         self._beat_at = now + INTERVAL * self.contact.limits.heartbeat
+        if self._held:  # what the coordinator says is heard all the same
+            self._ask(events.Lane.SPEAK, Task.LISTEN, Read((PULSE, HELLO)), now, out)
+            return
         self._beats = self._beats.next()
         if self._waiting is not None and self._beats.is_late():
             self._outbox = self._outbox.again(self.seen)

@@ -24,6 +24,7 @@ from elasticlib.testing import (
     FaultPlan,
     Fenced,
     InvariantBroken,
+    Pause,
     Rules,
     Sealed,
     SetBack,
@@ -33,6 +34,7 @@ from elasticlib.testing import (
     Took,
     Unseat,
 )
+from elasticlib.testing._history import Tampered
 from elasticlib.testing._store import Store
 from tests.sim.adversaries import TOKEN, case
 
@@ -100,6 +102,18 @@ def test_a_node_whose_beats_are_destroyed_stops_its_workers_before_others_have_i
     assert "somebody destroys this node's beats" in fenced[0].why
     assert fenced[0].at < 28.0
     assert ["succeeded"] * 3 == kinds(cluster)
+
+
+def test_a_node_whose_launcher_stands_still_hears_that_its_last_beat_was_destroyed() -> None:
+    """It writes no other one that could be missed, and the store has acknowledged that one."""
+    rules = Rules(2, 3, 1, last_call=0.0, join_timeout=60.0, heartbeat=10.0)
+    plan = FaultPlan((Pause(3, 52.875, 39.0, what="agent"), Tamper(44.75, 20.0, seed=631439, every=0.5, acts=(13,))))
+    cluster = SimulatedCluster(rules, 4, plan, seed=154, token=TOKEN)
+    cluster.run()
+
+    destroyed = [record for record in cluster.history if isinstance(record, Tampered)]
+    assert ["act 13: beat: delete beat/n3"] == [record.what.rpartition("/100")[0] for record in destroyed]
+    assert ["succeeded"] * 4 == kinds(cluster)
 
 
 def remove_the_first_wish(patch: pytest.MonkeyPatch) -> None:

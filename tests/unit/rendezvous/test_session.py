@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._belief import Belief
 from elasticlib.rendezvous._contact import ATTEMPT, FENCE, INTERVAL, Limits, Tick
-from elasticlib.rendezvous._exchange import CAUSE, HELLO, beat_key, box_key
+from elasticlib.rendezvous._exchange import CAUSE, HELLO, PULSE, beat_key, box_key
 from elasticlib.rendezvous._lanes import SLICE
 from elasticlib.rendezvous._messages import (
     EPOCH_BITS,
@@ -483,10 +483,25 @@ def test_beats_rest_while_they_are_held() -> None:
 
     shell.hear(Hold(True))
     shell.later(INTERVAL * HEARTBEAT)
-    assert (None, None) == (shell.what(), shell.session.speaks_at())
+    asked = shell.what()
+    shell.answer([None, None])
     shell.hear(Hold(False))
 
+    assert Read((PULSE, HELLO)) == asked
     assert isinstance(shell.what(), Write)
+
+
+def test_a_node_whose_beats_rest_hears_that_its_last_one_was_destroyed() -> None:
+    """Its launcher stands still, so that it writes no other: it must know all the same how long its workers have."""
+    shell = Shell().greeted().joined()
+    shell.hear(Hold(True))
+    kill_at = shell.session.kill_at()
+
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer([put(Pulse("nonce", 9, missed=(Missed("b", 0),))), put(GREETING)])
+
+    assert ["somebody destroys this node's beats" in str(word) for word in shell.words()] == [True]
+    assert (shell.session.kill_at() or 0.0) < (kill_at or 0.0)
 
 
 def test_a_node_without_acknowledged_beats_is_fenced_and_connects_anew() -> None:
