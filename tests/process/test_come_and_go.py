@@ -47,7 +47,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
-@pytest.mark.sampled(0.1)
+@pytest.mark.sampled(0.05)
 def test_a_node_that_comes_and_goes_pauses_and_is_refused_and_the_others_work_on(port: int, healthy: Launch) -> None:
     ends = []
     for _ in range(MOST + 2):
