@@ -74,8 +74,8 @@ def read_handover(data: bytes, run_id: str, key: bytes | None, now: float) -> Ha
 
 
 def _reserved(state: State, now: float) -> State:
-    """One that knows nobody may be an old one: whoever is at work gets the time to say so."""
-    if state.round is not None or state.waiting:
+    """One that knows of no round may be an old one: whoever is at work gets the time to say so."""
+    if state.round is not None:
         return state
     return evolve(state, opens_at=now + OBJECTION * state.rules.heartbeat)
 

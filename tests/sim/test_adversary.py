@@ -116,6 +116,18 @@ def test_a_node_whose_launcher_stands_still_hears_that_its_last_beat_was_destroy
     assert ["succeeded"] * 4 == kinds(cluster)
 
 
+def test_an_old_memory_without_a_round_seats_nobody_however_often_it_is_taken_over() -> None:
+    """It is put back, taken over, and taken over again before those who are at work can have spoken."""
+    rules = Rules(1, 1, 2, join_timeout=0.0, heartbeat=10.0, wait_for="max")
+    acts = (37, 40, 42, 45, 46, 47, 48, 52, 53, 54, 55)
+    plan = FaultPlan((Tamper(0.625, 8.0, seed=511393, every=0.02, acts=acts),))
+    cluster = SimulatedCluster(rules, 3, plan, "elected", seed=311, work=20.0, token=TOKEN)
+    cluster.run()
+
+    assert 3 == sum(isinstance(record, Took) for record in cluster.history)
+    assert "closed" in kinds(cluster)
+
+
 def remove_the_first_wish(patch: pytest.MonkeyPatch) -> None:
     """Before the coordinator reads it."""
     sound, removed = Store.append, list[bytes]()
