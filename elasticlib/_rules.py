@@ -109,6 +109,22 @@ def text(_: Any, attribute: Attribute[Any], value: Any) -> None:
         raise ConfigError(f"{attribute.name}={value!r} must be text without NUL characters")
 
 
+def identity(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Text that is a part of keys and signatures."""
+    text(instance, attribute, value)
+    if not is_unicode(value):
+        raise ConfigError(f"{attribute.name}={value!r} must be text that UTF-8 can hold")
+
+
+def is_unicode(value: str) -> bool:
+    """Whether UTF-8 can hold *value*: an argument of the command line may be any bytes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def text_or_none(instance: Any, attribute: Attribute[Any], value: Any) -> None:
     """Text without NUL, or None."""
     if value is not None:

@@ -2,7 +2,8 @@
 Frames between the launcher and its own children, with descriptors.
 
 A frame is a JSON object and a list of descriptors, over a Unix stream socket pair that nobody else can
-reach. Rules of this file: a frame is sent whole; a peer that went away is an end of file, never an error.
+reach. Rules of this file: a frame is sent whole; a peer that went away is an end of file, never an error, and so is
+one that sends what is no frame.
 """
 
 from __future__ import annotations
@@ -20,23 +21,22 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from elasticlib._untrusted import parse
+
 Message: TypeAlias = dict[str, Any]
 
 _LONGEST = 2**31 - 1
 """Milliseconds that one poll can wait."""
 _HEAD = struct.Struct("!II")
 _MOST_DESCRIPTORS = 253  # the kernel's limit for one message
+_LARGEST = 2**30
+"""Bytes of a frame: what is large goes through files in memory, and nobody asks for more at once."""
 
 
 class HasDescriptor(Protocol):
     """What can be waited for."""
 
     def fileno(self) -> int: ...
-
-
-def soonest(*times: float | None) -> float | None:
-    """The first of several times, or the shortest of several waits; None where there is none."""
-    return min((each for each in times if each is not None), default=None)
 
 
 def wait_readable(sources: Sequence[int | HasDescriptor], timeout: float | None) -> set[int]:
@@ -49,6 +49,13 @@ def wait_readable(sources: Sequence[int | HasDescriptor], timeout: float | None)
     for source in sources:
         poll.register(source, select.POLLIN)
     return {number for number, _ in poll.poll(None if timeout is None else min(timeout * 1000, _LONGEST))}
+
+
+def takes_more(link: HasDescriptor) -> bool:
+    """Whether the channel takes a short frame without a wait: the kernel says so only while most of it is free."""
+    poll = select.poll()
+    poll.register(link, select.POLLOUT)
+    return any(event & select.POLLOUT for _, event in poll.poll(0))
 
 
 class _Limit:
@@ -109,6 +116,8 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._is_lost = False
+        """What came was no frame, so that nobody knows where the next one begins."""
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
@@ -156,6 +165,8 @@ class Channel:
         The soft limit of open files is no limit for it. Where the hard one leaves no room it raises OSError (EMFILE),
         or, not *whole*, gives the first descriptors alone.
         """
+        if self._is_lost:
+            return None
         try:
             with room_for(self._announced()):
                 return self._receive(whole)
@@ -183,7 +194,7 @@ class Channel:
                     raise ConnectionError
                 head += data
             size, count = _HEAD.unpack(head)
-            message: Message = json.loads(self._exactly(size))
+            message = self._message(size)
             if whole and len(descriptors) != count:
                 # The kernel drops what the limit leaves no room for, without another word.
                 raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: raise the limit (ulimit -n)")
@@ -192,6 +203,16 @@ class Channel:
                 os.close(descriptor)
             raise
         return message, descriptors
+
+    def _message(self, size: int) -> Message:
+        try:
+            message = parse(self._exactly(size), constants=True) if size <= _LARGEST else None
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            self._is_lost = True
+            raise ConnectionError
+        return message
 
     def _exactly(self, size: int) -> bytes:
         data = bytearray(size)

@@ -9,8 +9,8 @@ facts in fields and survives pickling, since exceptions cross processes.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import json
 import os
 import re
 import signal
@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from elasticlib._untrusted import parse_shallow
 
 
 class ElasticError(Exception):
@@ -143,6 +145,7 @@ Set by the module of `ErrorHandler`, where subclasses of it can be.
 """
 _LATEST = 1e11
 """Unix seconds after which a timestamp is no time of a failure."""
+_LONGEST_FILE = 2**24
 
 
 @dataclass
@@ -196,11 +199,8 @@ class ProcessFailure:
     def _read_error_file(self) -> None:
         data: Any = None
         if self.error_file and os.path.isfile(self.error_file):
-            try:
-                with open(self.error_file, encoding="utf-8", errors="replace") as file:
-                    data = json.load(file)
-            except (OSError, ValueError):
-                data = None
+            with contextlib.suppress(OSError, ValueError):
+                data = read_error_file(self.error_file)
         if not isinstance(data, dict) or "message" not in data:
             if not (self.error_file and os.path.isfile(self.error_file)):
                 self.error_file = NOT_AVAILABLE
@@ -263,6 +263,15 @@ class ProcessFailure:
     def timestamp_isoformat(self) -> str:
         """Local time of the failure, ``_`` between date and time."""
         return datetime.datetime.fromtimestamp(self.when()).isoformat(sep="_", timespec="milliseconds")
+
+
+def read_error_file(path: str) -> Any:
+    """The JSON value in a worker's error file. Raises OSError where it cannot be read, ValueError for anything else."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read(_LONGEST_FILE + 1)
+    if len(text) > _LONGEST_FILE:
+        raise ValueError(f"{path} is longer than {_LONGEST_FILE} characters")
+    return parse_shallow(text)
 
 
 def _place(traceback: str) -> str:

@@ -28,7 +28,7 @@ from elasticlib.agent._preparation import prepare
 from elasticlib.agent._watch import stop_health_check
 from elasticlib.errors import ChildFailedError, ConfigError, root_cause
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.logs._streams import Duplicates
+from elasticlib.logs._streams import Duplicates, make_ready
 from elasticlib.rendezvous import Rules, _choice, open_local, open_remote
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
 from elasticlib.rendezvous._job import Job
@@ -118,6 +118,7 @@ def launch_agent(
         _warn_of_strange_ranks(logs, workers)
         records.log(records.LaunchStarted(title, {**_summary(config), "nproc_per_node": workers}))
         succeeded = False
+        make_ready(logs, choice.run_id)  # others must not meet a node that cannot work
         try:
             with _opened(choice, config) as spec.rdzv_handler:
                 agent = LocalElasticAgent(
@@ -138,6 +139,7 @@ def launch_agent(
             succeeded = True
         finally:
             if isinstance(logs, DefaultLogsSpecs) and isinstance(asked, DefaultLogsSpecs):
+                logs.forget_unused()
                 logs.remove_if_temporary(only_if_empty=not succeeded)
                 asked.tell(logs)
                 if not succeeded and logs.root_log_dir:

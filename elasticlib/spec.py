@@ -183,7 +183,7 @@ class LaunchConfig(DataclassView):
     """Workers on this node: a number, ``cpu``, ``gpu``, another device's name, or ``auto`` (devices, else CPUs)."""
     logs_specs: LogsSpecs | None = field(default=None)
     """None leaves the workers' streams on the launcher's own."""
-    run_id: str = field(default="", converter=_rules.text_of, validator=_rules.text)
+    run_id: str = field(default="", converter=_rules.text_of, validator=_rules.identity)
     role: str = field(default="default_role", validator=_rules.text)
     rdzv_endpoint: str = field(default="", converter=_rules.text_of, validator=_rules.text)
     rdzv_backend: str = field(default="c10d", validator=_rules.text)

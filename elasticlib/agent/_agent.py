@@ -22,7 +22,8 @@ from typing_extensions import assert_never
 
 from elasticlib import _rules, events, metrics, records
 from elasticlib._clock import Clock, monotonic
-from elasticlib._wire import HasDescriptor, soonest, wait_readable
+from elasticlib._times import soonest
+from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy
 from elasticlib.agent._chronicle import Chronicle
 from elasticlib.agent._verdict import agreed, error_of, notes
@@ -136,6 +137,9 @@ class SimpleElasticAgent(ElasticAgent):
     @abc.abstractmethod
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
         """Stop all workers with *death_sig*, SIGKILL after *timeout* s, and free what they used; may come twice."""
+
+    def _make_ready(self) -> None:
+        """Raise what would keep workers from starting, while this node, about to ask for a seat, disturbs nobody."""
 
     def _watched(self) -> Sequence[HasDescriptor]:
         """What becomes readable when `_monitor_workers` has something new to tell."""
@@ -276,6 +280,7 @@ class SimpleElasticAgent(ElasticAgent):
                 self._seated = False
                 # A seat that was taken in already answers an earlier wish: with this one it is given up.
                 self._events = deque(event for event in self._events if not isinstance(event, Seat))
+                self._make_ready()
                 self._chronicle.sought(member.node)
                 member.join(group.spec.local_world_size, group.spec.role)
             case _policy.Start(seat):
@@ -319,7 +324,9 @@ class SimpleElasticAgent(ElasticAgent):
         group.group_rank, group.group_world_size = seat.group_rank, seat.group_world_size
         self._close_listener()
         self._listener = self._member.listener() if seat.group_rank == 0 else None
-        group.master_addr, group.master_port = _store_address(seat), seat.master_port
+        places, port = seat.master_addresses, seat.master_port
+        group.master_addr = places[0] if seat.group_rank == 0 else first_reachable(places, port)
+        group.master_port = port
         group.workers = [
             Worker(rank, seat.rank_base + rank, seat.role_rank_base + rank, seat.world_size, seat.role_world_size)
             for rank in range(group.spec.local_world_size)
@@ -377,6 +384,8 @@ class SimpleElasticAgent(ElasticAgent):
         if end.succeeded:
             group.state = WorkerState.SUCCEEDED
             if end.results:
+                if end.final is None:
+                    self._sink(records.VerdictMissed(self._member.node, end.why))
                 return RunResult(WorkerState.SUCCEEDED, self._result.return_values)
             self._sink(records.NotNeeded(self._member.node, end.why))
             return RunResult(WorkerState.SUCCEEDED)
@@ -389,9 +398,3 @@ class SimpleElasticAgent(ElasticAgent):
         if not failures and not (self._seated and self._result.state in _NOT_WELL):
             raise RendezvousClosedError(end.why)  # such as a host that was lost again and again: no worker failed
         return RunResult(WorkerState.FAILED, {}, failures)
-
-
-def _store_address(seat: Seat) -> str:
-    """Where this node's workers find the store of the round."""
-    addresses = seat.master_addresses
-    return addresses[0] if seat.group_rank == 0 else first_reachable(addresses, seat.master_port)

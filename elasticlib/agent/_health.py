@@ -1,8 +1,9 @@
 """
 A small HTTP server by which a cluster's own tools can tell whether the agent of a node is alive.
 
-Rules of this file: it answers from a thread of its own, with nothing but numbers, whatever is asked; it never keeps
-a program from ending.
+Rules of this file: one thread answers, with nothing but numbers, whatever is asked; it never keeps a program from
+ending. Clients take few descriptors and little time from the agent, however many come: there is room for some, each
+has its time, and the one that has taken longest makes room for the next.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from elasticlib._clock import monotonic
 from elasticlib._programs import own, start_thread
 from elasticlib._wire import wait_readable
+from elasticlib.agent._health_page import LONGEST, REQUEST_LIMIT, page
 from elasticlib.errors import ConfigError
-
-if TYPE_CHECKING:
-    from elasticlib.agent._health_page import Server
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
-_ALONE = 1.0
-"""Seconds that a client may take for its question where there is no thread but the one that listens."""
+_ROOM = 16
+"""Clients that are listened to at once."""
+_PATIENCE = 5.0
+"""Seconds that `stop` waits for a callback that does not return."""
 _PAUSE = 0.5
 """Seconds until the next connection is accepted, where the last one could not be."""
 
@@ -61,41 +62,65 @@ class HealthCheckServer:
         """Begin to listen. Raises ``OSError`` when the port is in use or may not be used."""
         if self._wake is not None:
             return
-        from elasticlib.agent._health_page import Server
-
-        server = Server(self._answer)  # made here, where it may fail, not in the thread
         listener = _listen(self.port)
         self.port = int(listener.getsockname()[1])
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(
-            target=self._serve, args=(listener, server, self._wake), name="elasticlib-health-check", daemon=True
+            target=self._serve, args=(listener, self._wake), name="elasticlib-health-check", daemon=True
         )
-        start_thread(self._thread)
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            listener.close()
+            os.close(self._wake)
+            self._wake = None
+            raise
 
     def stop(self) -> None:
         """Cease to listen; may come at any time, more than once."""
         wake, self._wake = self._wake, None
         if wake is not None and self._thread is not None:
             os.eventfd_write(wake, 1)
-            self._thread.join()
-            os.close(wake)
+            self._thread.join(_PATIENCE)
+            if not self._thread.is_alive():  # else it may still use the descriptor
+                os.close(wake)
 
-    def _serve(self, listener: socket.socket, server: Server, wake: int) -> None:
-        with listener, server:
-            while wake not in wait_readable([listener, wake], None):
-                try:
-                    client, address = listener.accept()
-                except OSError:
-                    # Who asked has gone away again, or still waits while no descriptor is free.
+    def _serve(self, listener: socket.socket, wake: int) -> None:
+        clients: dict[int, _Client] = {}  # by descriptor, who came first first
+        with listener:
+            while True:
+                left = None if not clients else max(0.0, next(iter(clients.values())).until - monotonic())
+                ready = wait_readable([listener, wake, *clients], left)
+                if wake in ready:
+                    break
+                for number in [number for number in clients if number in ready]:
+                    if clients[number].is_served(self._answer):
+                        clients.pop(number).close()
+                for number in [number for number, client in clients.items() if monotonic() >= client.until]:
+                    clients.pop(number).close()
+                if listener.fileno() in ready and not self._admit(listener, clients):
                     wait_readable([wake], _PAUSE)
-                    continue
-                try:
-                    server.process_request(client, address)
-                except RuntimeError:  # no thread can be started, which is no reason to seem dead
-                    if _has_asked(client, wake):
-                        server.process_request_thread(client, address)
-                    else:
-                        server.shutdown_request(client)
+            for client in clients.values():
+                client.close()
+
+    def _admit(self, listener: socket.socket, clients: dict[int, _Client]) -> bool:
+        """Let one more client in; False when that cannot be, for now."""
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            # Who asked has gone away again, or still waits while no descriptor is free.
+            if not clients:
+                return False
+            clients.pop(next(iter(clients))).close()
+            return True
+        client = _Client(connection)
+        if client.is_served(self._answer):  # most have asked by now
+            client.close()
+            return True
+        while len(clients) >= _ROOM:
+            clients.pop(next(iter(clients))).close()
+        clients[connection.fileno()] = client
+        return True
 
     def _answer(self) -> tuple[int, dict[str, object]]:
         try:
@@ -111,12 +136,35 @@ def create_healthcheck_server(alive_callback: Callable[[], int], port: int, time
     return HealthCheckServer(alive_callback, port, timeout)
 
 
-def _has_asked(client: socket.socket, wake: int) -> bool:
-    """Whether *client* says all that it has to say in the time that it gets, so that reading it waits for nothing."""
-    with contextlib.suppress(OSError):
-        if client.fileno() in wait_readable([client, wake], _ALONE):
-            return b"\r\n\r\n" in client.recv(65536, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    return False
+class _Client:
+    """One connection, and what came through it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = own(connection)
+        self._said = b""
+        self.until = monotonic() + REQUEST_LIMIT
+        """When its time is over."""
+
+    def is_served(self, answer: Callable[[], tuple[int, dict[str, object]]]) -> bool:
+        """Whether nothing more is to be done for it, now that it has said something."""
+        try:
+            piece = self._connection.recv(LONGEST)
+            self._said += piece
+            said = page(self._said, answer)
+            if said is not None:
+                self._connection.send(said)  # so short that it always finds room
+                self._connection.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return said is not None or not piece
+
+    def close(self) -> None:
+        """Forget it."""
+        with contextlib.suppress(OSError):
+            self._connection.close()
 
 
 def _listen(port: int) -> socket.socket:

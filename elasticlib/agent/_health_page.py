@@ -1,58 +1,44 @@
 """
-What the health check answers with: one page, made with Python's own HTTP server.
+What the health check says to one client: as much of HTTP as a probe speaks. Pure.
 
-Rules of this file: it is imported when a health check starts, and not before: most launches have none, and Python's
-server is slow to import.
+Rules of this file: bytes in, bytes out; whatever a client says gets one short answer, or none yet.
 """
 
 from __future__ import annotations
 
-import http.server
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 REQUEST_LIMIT = 5.0
-"""Seconds that a client may take for its question."""
+"""Seconds that a client may take for its whole question."""
+LONGEST = 16384
+"""Bytes of a question that are read."""
+_END = re.compile(rb"\r?\n\r?\n")
+_ASKED = re.compile(rb"([A-Z]+) \S+ HTTP/1\.[0-9]\r?\n")
+_SAID = {200: "OK", 400: "Bad Request", 501: "Not Implemented", 503: "Service Unavailable"}
+
+Answer = Callable[[], tuple[int, dict[str, object]]]
+"""Status and facts about the agent."""
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Answers connections, each in a thread; it does not listen itself."""
-
-    daemon_threads = True
-
-    def __init__(self, answer: Callable[[], tuple[int, dict[str, object]]]) -> None:
-        super().__init__(("", 0), Handler, bind_and_activate=False)
-        self.socket.close()  # of no use, with this listening elsewhere
-        self.answer = answer
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a client that goes away in the middle is no news."""
+def page(said: bytes, answer: Answer) -> bytes | None:
+    """What to send to a client that *said* this so far; None while that is no whole question."""
+    if _END.search(said) is None:
+        return None if len(said) < LONGEST else _page(400, {"error": f"a question has at most {LONGEST} bytes"})
+    asked = _ASKED.match(said)
+    if asked is None:
+        return _page(400, {"error": "this is no question in HTTP/1"})
+    if asked[1] not in (b"GET", b"HEAD"):
+        return _page(501, {"error": "ask with GET or HEAD"})
+    return _page(*answer(), body=asked[1] == b"GET")
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    timeout = REQUEST_LIMIT
-    server: Server
-    server_version = "elasticlib"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        """Say whether the agent is alive."""
-        self._send(body=True)
-
-    def do_HEAD(self) -> None:
-        """Say so without a body."""
-        self._send(body=False)
-
-    def _send(self, *, body: bool) -> None:
-        status, facts = self.server.answer()
-        content = json.dumps(facts).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: probes come every few seconds."""
+def _page(status: int, facts: Mapping[str, Any], *, body: bool = True) -> bytes:
+    content = json.dumps(facts).encode()
+    head = (
+        f"HTTP/1.0 {status} {_SAID[status]}\r\nServer: elasticlib\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (content if body else b"")

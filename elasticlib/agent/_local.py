@@ -12,7 +12,8 @@ import signal
 from collections.abc import Sequence
 
 from elasticlib import metrics, records
-from elasticlib._wire import HasDescriptor, soonest, wait_readable
+from elasticlib._times import soonest
+from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._health import HealthCheckServer
@@ -25,6 +26,7 @@ from elasticlib.logs._layout import DEFAULT_PREFIX, line_prefix
 from elasticlib.multiprocessing._processes import Processes
 from elasticlib.rendezvous._messages import ContactLost
 from elasticlib.rendezvous._names import host_name
+from elasticlib.rendezvous._open import Rendezvous
 from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
 from elasticlib.workers import _env, _serving
@@ -117,6 +119,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         finally:
             self._watch.close()
             self._sockets.close()
+            self._logs.forget_unused()
 
     def original_exception(self, rank: int) -> BaseException | None:
         """The exception of the worker with global rank *rank* in the last round, where it can be rebuilt."""
@@ -126,6 +129,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         return self._processes.original_exception(local)
 
     # The hooks.
+
+    def _make_ready(self) -> None:
+        handler = self._worker_group.spec.rdzv_handler
+        # Where nobody else can be disturbed, workers whose disk is full in a later round say more of it.
+        if not (isinstance(handler, Rendezvous) and handler.alone):
+            self._logs.make_ready(self._run_id)
 
     def _watched(self) -> Sequence[HasDescriptor]:
         return () if self._processes.fileno() < 0 else (self._processes,)

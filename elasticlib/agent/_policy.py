@@ -20,7 +20,7 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous._messages import ContactLost, Final, RoundEnd, Seat
+from elasticlib.rendezvous._messages import ContactLost, Final, RoundEnd, Seat, StoreGone
 
 
 class Phase(enum.Enum):
@@ -51,6 +51,8 @@ class State:
     """The coordinator was told that no worker of the round is left here."""
     succeeded: bool = False
     """The coordinator was told that all workers of `round` ended well, and no later round has begun here."""
+    gone: str = ""
+    """Why nobody coordinates the job any more; empty where that is not known."""
 
 
 # Events: what happened.
@@ -81,7 +83,7 @@ class StopRequested:
 
 
 Event: TypeAlias = (
-    Seat | RoundEnd | Final | ContactLost | WorkersFailed | WorkersSucceeded | WorkersGone | StopRequested
+    Seat | RoundEnd | Final | ContactLost | StoreGone | WorkersFailed | WorkersSucceeded | WorkersGone | StopRequested
 )
 
 
@@ -150,7 +152,7 @@ class Finish:
     why: str
     signum: int | None = None
     final: Final | None = None
-    """The coordinator's word, where it came."""
+    """The coordinator's word, where it came; a success without one is that of this node's own workers."""
     results: bool = False
     """Whether what the workers of the last round here returned are results of the job."""
 
@@ -181,13 +183,15 @@ def step(state: State, event: Event) -> Step:
         case WorkersSucceeded():
             if state.phase is not Phase.RUNNING:
                 return state, ()
-            return evolve(state, phase=Phase.WAITING, succeeded=True), (TellSucceeded(state.round),)
+            return _orphaned(evolve(state, phase=Phase.WAITING, succeeded=True), TellSucceeded(state.round))
         case WorkersGone():
             return _gone(state)
         case RoundEnd():
             return _ended(state, event)
         case Final():
             return _final(state, event)
+        case StoreGone():
+            return _orphaned(evolve(state, gone=event.why))
         case ContactLost():
             return _out_of_contact(state, event)
         case StopRequested():
@@ -226,6 +230,14 @@ def _out_of_contact(state: State, loss: ContactLost) -> Step:
         return evolve(state, lost=True), ()
     # Whoever took this node for dead has no word for it any more, but answers a new wish.
     return evolve(state, phase=Phase.JOINING), (Join(),)
+
+
+def _orphaned(state: State, *first: Action) -> Step:
+    """Where nobody is left who could repeat a round that ended well here, it counts."""
+    if not (state.gone and state.succeeded and state.end is None and state.final is None and state.signum is None):
+        return state, first
+    why = f"round {state.round} ended well here, and nobody can say how it did elsewhere: {state.gone}"
+    return evolve(state, phase=Phase.DONE), (*first, Finish(True, why, results=True))
 
 
 def _final(state: State, final: Final) -> Step:

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Iterable
 
+from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.agent._policy import Finish
 from elasticlib.errors import (
     ElasticError,
@@ -42,7 +43,7 @@ def notes(failures: Iterable[ProcessFailure]) -> tuple[FailureNote, ...]:
             _shortened(failure.traceback),
             failure.hint,
             failure.secondary,
-            max(0.0, now - failure.when()),
+            min(max(0.0, now - failure.when()), LONGEST_TIME),  # a clock may be set to anything
             failure.fatal,
         )
         for failure in failures

@@ -9,12 +9,14 @@ number of launches, also at the same time.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from elasticlib._folders import is_own, make_private
 from elasticlib.errors import LogDirError
 from elasticlib.logs import _leftovers
 from elasticlib.logs._layout import TEMPORARY_BASE, attempt_names, destinations, run_folder_prefix
@@ -23,8 +25,16 @@ from elasticlib.spec import LogsDest, LogsSpecs, Std
 __all__ = ["DefaultLogsSpecs"]
 
 
+_ROOM = 4096
+"""Bytes for which a folder of streams must have room: the least that file systems give."""
+
+
 def _reraise(error: OSError) -> None:
     raise error
+
+
+def _each(asked: Std | Mapping[int, Std]) -> Iterable[Std]:
+    return asked.values() if isinstance(asked, Mapping) else (asked,)
 
 
 class DefaultLogsSpecs(LogsSpecs):
@@ -124,23 +134,59 @@ class DefaultLogsSpecs(LogsSpecs):
             raise self._refusal(error) from error
         return dest
 
+    def make_ready(self, run_id: str) -> None:
+        """
+        Make the launch folder of *run_id*, and see that streams find room in it, before any round needs that.
+
+        `forget_unused` takes it away again. Raises `LogDirError`.
+        """
+        if self._root_log_dir == os.devnull:
+            return
+        try:
+            self._make_run_folder(run_id)
+            if any(std != Std.NONE for asked in (self._redirects, self._tee) for std in _each(asked)):
+                with tempfile.TemporaryFile(dir=self._run_folder, buffering=0) as probe:
+                    probe.write(bytes(_ROOM))
+        except (OSError, ValueError) as error:
+            self.forget_unused()
+            raise self._refusal(error) from error
+
+    def forget_unused(self) -> None:
+        """Delete the launch folder that `make_ready` made, unless there is something in it by now."""
+        if not self._run_folder or self._round_folder:
+            return
+        with contextlib.suppress(OSError):
+            os.rmdir(self._run_folder)
+            self._run_folder = ""
+            if self._root_log_dir is None:
+                _leftovers.unmark_if_empty(self._base)
+                os.rmdir(self._base)
+                self._forget_folders()
+
     def _refusal(self, error: Exception) -> LogDirError:
         return LogDirError(f"log_dir={self._root_log_dir!r} cannot be used: {error}; give another log_dir")
 
-    def _make_attempt(self, run_id: str, restart_count: str) -> str:
+    def _make_run_folder(self, run_id: str) -> None:
         if not self._base:
             if self._root_log_dir is None:
-                self._base = tempfile.mkdtemp(prefix=TEMPORARY_BASE)
-                _leftovers.mark(self._base)
+                self._begin_temporary()
             else:
                 base = os.path.abspath(self._root_log_dir)
                 os.makedirs(base, exist_ok=True)
                 self._base = base
+        # A cleaner of /tmp may have taken them since the last round; that must not end the job.
+        make_private(self._base)
+        if self._root_log_dir is None:
+            if not is_own(self._base):  # somebody was quicker: what is written there would be theirs
+                self._begin_temporary()
+            _leftovers.mark(self._base)
         if not self._run_folder or run_id != self._run_id:
             self._run_folder = tempfile.mkdtemp(prefix=run_folder_prefix(run_id), dir=self._base)
-            self._run_id = run_id
-        # A cleaner of /tmp may have taken it since the last round; that must not end the job.
-        os.makedirs(self._run_folder, mode=0o700, exist_ok=True)
+            self._run_id, self._round_folder = run_id, ""
+        make_private(self._run_folder)
+
+    def _make_attempt(self, run_id: str, restart_count: str) -> str:
+        self._make_run_folder(run_id)
         for name in attempt_names(restart_count):
             folder = os.path.join(self._run_folder, name)
             try:
@@ -150,6 +196,9 @@ class DefaultLogsSpecs(LogsSpecs):
             self._round_folder = folder
             return folder
         raise AssertionError("attempt_names does not end")
+
+    def _begin_temporary(self) -> None:
+        self._base, self._run_folder = tempfile.mkdtemp(prefix=TEMPORARY_BASE), ""
 
     def remove_if_temporary(self, only_if_empty: bool = False) -> None:
         """

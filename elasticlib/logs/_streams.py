@@ -77,6 +77,12 @@ def reify(specs: LogsSpecs, envs: Mapping[int, dict[str, str]]) -> LogsDest:
     return dest
 
 
+def make_ready(specs: LogsSpecs, run_id: str) -> None:
+    """Have *specs* make the folder of the run, where it is of our own kind; raises `LogDirError`."""
+    if isinstance(specs, DefaultLogsSpecs) and type(specs).reify is DefaultLogsSpecs.reify:
+        specs.make_ready(run_id)
+
+
 @define
 class Rounds:
     """The rounds of one run, whose logs go again where they are temporary and all has ended well."""
@@ -91,6 +97,15 @@ class Rounds:
         if (folder := self._made()) != former:
             self._folders.append(folder)
         return dest
+
+    def make_ready(self, run_id: str) -> None:
+        """Raise `LogDirError` now if the next round could not write its logs, as far as that can be known."""
+        make_ready(self.specs, run_id)
+
+    def forget_unused(self) -> None:
+        """Leave no folder of a run that has come to no round."""
+        if isinstance(self.specs, DefaultLogsSpecs):
+            self.specs.forget_unused()
 
     def _made(self) -> str:
         return self.specs.temporary_round() if isinstance(self.specs, DefaultLogsSpecs) else ""

@@ -178,7 +178,7 @@ def of_program(program: str, args: Mapping[int, tuple[Any, ...]], wishes: Wishes
 
 
 def _planned(spec: WorkerSpec, start_method: str) -> _order.Job:
-    environment = dict(os.environ)
+    environment = _env.without_secrets(os.environ)
     return _order.plan(spec, start_method, environment, _thread_count(environment))
 
 

@@ -21,7 +21,8 @@ from typing import Any
 from attrs import Factory, define, evolve
 
 from elasticlib import _rules
-from elasticlib._wire import HasDescriptor, Message, soonest, wait_readable
+from elasticlib._times import soonest
+from elasticlib._wire import HasDescriptor, Message, wait_readable
 from elasticlib.errors import ConfigError, ProcessFailure, SpecError
 from elasticlib.logs import _streams
 from elasticlib.multiprocessing import _call, _signals

@@ -8,6 +8,7 @@ read to their last byte before anything is reported.
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
@@ -16,7 +17,8 @@ from typing import Any
 
 from elasticlib import records
 from elasticlib._programs import KILLED
-from elasticlib._wire import Message, room_for, soonest, wait_readable
+from elasticlib._times import Term, soonest
+from elasticlib._wire import Message, room_for, wait_readable
 from elasticlib.errors import ElasticError, PreloadError, ProcessFailure, StartError
 from elasticlib.logs import _streams
 from elasticlib.logs._console import console_sink
@@ -70,6 +72,7 @@ class Processes:
         self._store_gone_at = 0.0
         self._limit: float | None = None
         """When whoever stops the workers must have done so."""
+        self._lease: Term | None = None
         self._noticed: dict[int, float] = {}
         self._stopped = False
         self._memory_kills = 0
@@ -87,7 +90,7 @@ class Processes:
         *,
         listener: int | None = None,
         interrupt: int | None = None,
-        guard: Callable[[int], None] | None = None,
+        guard: Callable[[int], Term | None] | None = None,
     ) -> dict[int, int]:
         """
         Start round *number* and return {local rank: pid}; {} when *interrupt* becomes readable first.
@@ -95,7 +98,8 @@ class Processes:
         An order holds ``local_rank``, ``argv`` and ``env`` of one worker, and whatever else differs from the
         job's common part, such as ``affinity``; its streams come from *dest*. *prefixes* stand before the
         console lines of tee'd streams. *listener* is the bound socket of the round's store. *guard* gets a
-        pidfd of the process with which all workers will die, before there are any. Raises `StartError` or
+        pidfd of the process with which all workers will die, before there are any, and may give a lease: all are
+        killed when it is over. Raises `StartError` or
         `PreloadError`; no process is left then.
         """
         with room_for(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
@@ -109,7 +113,7 @@ class Processes:
         prefixes: Mapping[int, bytes],
         listener: int | None,
         interrupt: int | None,
-        guard: Callable[[int], None] | None,
+        guard: Callable[[int], Term | None] | None,
     ) -> dict[int, int]:
         self._forget()
         self._memory_kills = _machine.memory_kills()
@@ -147,7 +151,7 @@ class Processes:
         orders: list[Message],
         listener: int | None,
         interrupt: int | None,
-        guard: Callable[[int], None] | None,
+        guard: Callable[[int], Term | None] | None,
     ) -> dict[int, int]:
         if self._crew is None:
             self._crew = self._hire()
@@ -155,9 +159,8 @@ class Processes:
             foreman = self._crew.foreman(interrupt)
             if foreman is None:
                 return {}
-            if guard is not None:
-                guard(foreman.fileno())
-            return self._crew.start(number, orders, listener, interrupt)
+            self._lease = None if guard is None else guard(foreman.fileno())
+            return self._crew.start(number, orders, listener, interrupt, self._lease)
         except ElasticError:
             self.dismiss()
             raise
@@ -206,16 +209,28 @@ class Processes:
                     self._store, self._store_gone_at = self._store or event, time.time()
                 case Lost():
                     self.lost = self.lost or event  # the first one knows why
-        if self._limit is not None and not self.gone() and time.monotonic() >= self._limit:
+        if (limit := self._latest()) is not None and time.monotonic() >= limit:
             self._end_deaf(self._crew)
 
     def patience(self) -> float | None:
         """Seconds until `take` wants to be called though nothing is readable; None: not at all."""
-        return None if self._limit is None or self.gone() else max(0.0, self._limit - time.monotonic())
+        limit = self._latest()
+        return None if limit is None else max(0.0, limit - time.monotonic())
+
+    def _latest(self) -> float | None:
+        """When the workers must be gone, whoever ends them; None: never, as far as is known."""
+        if self.gone():
+            return None
+        limit = min(self._lease_end(), math.inf if self._limit is None else self._limit)
+        return None if limit == math.inf else limit
+
+    def _lease_end(self) -> float:
+        return math.inf if self._lease is None else self._lease.ends_at()
 
     def _end_deaf(self, crew: Crew) -> None:
-        """Whoever should stop the workers does not answer: kill it, and them with it."""
-        self._sink(records.SpawnerKilled(_ANSWER))
+        """Whoever should stop the workers does not answer, or not in time: kill it, and them with it."""
+        is_over = time.monotonic() >= self._lease_end()
+        self._sink(records.WorkersCutOff() if is_over else records.SpawnerKilled(_ANSWER))
         crew.kill()
         self.dismiss()
         _guardian.wait_for_ends(self.pids.values(), KILLED)

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 from attrs import frozen
 
+from elasticlib._lease import CUT_OFF
+
 _MOST = 8
 
 
@@ -154,6 +156,19 @@ class NotNeeded:
 
 
 @frozen
+class VerdictMissed:
+    """All workers of this node ended well, and then the job's store went: no verdict came, and none will."""
+
+    node: str
+    why: str
+
+    level = logging.WARNING
+
+    def __str__(self) -> str:
+        return f"node {self.node} takes its own success for the job's: {self.why}"
+
+
+@frozen
 class WorkersSurvived:
     """Processes that even SIGKILL did not end: they sit in a system call that cannot be interrupted."""
 
@@ -166,6 +181,16 @@ class WorkersSurvived:
             f"processes {list(self.pids)} did not end by SIGKILL: they are in uninterruptible sleep, "
             "most likely in a driver or a file system; this host may need a restart"
         )
+
+
+@frozen
+class WorkersCutOff:
+    """The workers were killed by the launcher, as whoever does that earlier did not."""
+
+    level = logging.ERROR
+
+    def __str__(self) -> str:
+        return CUT_OFF
 
 
 @frozen

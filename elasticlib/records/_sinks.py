@@ -37,9 +37,11 @@ from elasticlib.records._of_jobs import (
     StopAwaited,
     ThreadsChosen,
     VariableIgnored,
+    VerdictMissed,
     WatchdogTold,
     WorkerAsleep,
     WorkerLingers,
+    WorkersCutOff,
     WorkerServersPlaced,
     WorkersStopping,
     WorkersSurvived,
@@ -66,7 +68,9 @@ Record: TypeAlias = (
     | RoundEnded
     | WorkersStopping
     | NotNeeded
+    | VerdictMissed
     | SpawnerKilled
+    | WorkersCutOff
     | WorkersSurvived
     | StopAwaited
     | WorkerStuck

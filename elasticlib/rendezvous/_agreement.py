@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 _ROOT = "elasticlib"
 _CALL = f"{_ROOT}/call"
+_DIGITS = 18
 
 
 @frozen
@@ -174,10 +175,17 @@ class Agreement:
             raise RendezvousConnectionError(f"the store that the rendezvous handler gave failed: {why}") from error
 
 
+def _count(text: bytes, least: int) -> int:
+    number = int(text) if len(text) <= _DIGITS else least - 1
+    if number < least:
+        raise ValueError(f"{text[:40]!r} counts nothing")
+    return number
+
+
 def _offer(data: bytes) -> tuple[Past, Join]:
     try:
         number, restarts, body = data.split(b" ", 2)
-        past = Past(int(number), int(restarts))
+        past = Past(_count(number, -1), _count(restarts, 0))
     except ValueError:
         raise RendezvousStateError(f"the store holds {data[:80]!r}, which is no offer of a node") from None
     join = decode(body)

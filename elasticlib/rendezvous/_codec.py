@@ -1,8 +1,9 @@
 """
 How small frozen classes become JSON, and come back when nothing about them is wrong. Pure.
 
-Rules of this file: it knows no message; a class is given by its fields, whose annotations name their readers.
-What is not exactly as it should be is a ``ValueError`` that says what.
+Rules of this file: it knows no message; a class is given by its fields, whose annotations name their readers. What
+is not exactly as it should be is a ``ValueError`` that says what. Every text of a peer comes in by here, and is safe
+to be shown from then on.
 """
 
 from __future__ import annotations
@@ -10,13 +11,23 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from attrs import asdict, fields
 
+from elasticlib import _untrusted
+
 Reader: TypeAlias = Callable[[Any], Any]
+Place: TypeAlias = str | Callable[[Any], str]
+"""The spot where a message belongs; where it names that itself, what makes it of the message."""
+
+Name: TypeAlias = str
+"""A field that names somebody, in keys and signatures too; refused where it cannot be that."""
+Lines: TypeAlias = str
+"""A field of many lines for people. One that is annotated as ``str`` is a single line."""
+Code: TypeAlias = str
+"""A field that is compared and never shown: it stays as it is."""
 
 
 class Codec:
@@ -54,22 +65,24 @@ class Codec:
             body["report"] = self.plain(message.report)
         return body | {"v": self._version, "type": self._names[type(message)]}
 
-    def read(self, data: bytes, key: bytes | None, place: str) -> Any:
+    def read(self, data: bytes, key: bytes | None, place: Place) -> Any:
         """The object that *data* holds, signed with *key* for *place* if there is a key, and unsigned if not."""
-        body = json.loads(data, parse_constant=_refuse)
+        body = _untrusted.parse(data)
         if not isinstance(body, dict):
             raise ValueError("it is no JSON object")
         version = body.get("v")
         if type(version) is not int or version != self._version:
-            raise ValueError(f"it has version {version!r:.40}, we speak {self._version}")
-        _check(body, body.pop("mac", None), key, place)
-        return self._named(body, tuple(self._classes))
+            raise ValueError(f"it has version {_untrusted.shown(version)}, we speak {self._version}")
+        signature = body.pop("mac", None)
+        message = self._named(body, tuple(self._classes))
+        _check(body, signature, key, place if isinstance(place, str) else place(message))
+        return message
 
     def _named(self, body: dict[str, Any], allowed: tuple[str, ...]) -> Any:
         body = {name: value for name, value in body.items() if name != "v"}
         name = body.pop("type", None)
         if not isinstance(name, str) or name not in allowed:
-            raise ValueError(f"its type {name!r:.40} is unknown")
+            raise ValueError(f"its type {_untrusted.shown(name)} is unknown")
         return self._of(self._classes[name], body)
 
     def _read_nested(self, value: Any) -> Any:
@@ -95,7 +108,12 @@ def write(body: Any) -> bytes:
 
 def mac(body: dict[str, Any], key: bytes, place: str) -> str:
     """The signature of plain data for a place."""
-    return hmac.new(key, place.encode() + b"\0" + write(body), hashlib.sha256).hexdigest()
+    return mac_of(write(body), key, place)
+
+
+def mac_of(data: bytes, key: bytes, place: str) -> str:
+    """The signature for a place of what plain data look like."""
+    return hmac.new(key, place.encode() + b"\0" + data, hashlib.sha256).hexdigest()
 
 
 def _check(body: dict[str, Any], found: Any, key: bytes | None, place: str) -> None:
@@ -108,31 +126,6 @@ def _check(body: dict[str, Any], found: Any, key: bytes | None, place: str) -> N
         raise ValueError("its signature is not of this token, or for another place")
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
-
-
-def _exactly(kind: type) -> Reader:
-    def read(value: Any) -> Any:
-        if type(value) is not kind:  # a bool is an int, but not on the wire
-            raise ValueError(f"{value!r:.40} should be a {kind.__name__}")
-        return value
-
-    return read
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float):
-        raise ValueError(f"{value!r:.40} should be a number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise ValueError("a number is not finite")
-    return number
-
-
 def _or_none(read: Reader) -> Reader:
     return lambda value: None if value is None else read(value)
 
@@ -140,18 +133,29 @@ def _or_none(read: Reader) -> Reader:
 def _many(read: Reader) -> Reader:
     def read_all(value: Any) -> Any:
         if not isinstance(value, list):
-            raise ValueError(f"{value!r:.40} should be a list")
+            raise ValueError(f"{_untrusted.shown(value)} should be a list")
         return tuple(read(item) for item in value)
 
     return read_all
 
 
+def _truth(value: Any) -> Any:
+    return _untrusted.exactly(value, bool)
+
+
+def _code(value: Any) -> Any:
+    return _untrusted.exactly(value, str)
+
+
 _PLAIN: dict[str, Reader] = {
-    "int": _exactly(int),
-    "str": _exactly(str),
-    "bool": _exactly(bool),
-    "float": _number,
-    "int | None": _or_none(_exactly(int)),
-    "str | None": _or_none(_exactly(str)),
-    "tuple[str, ...]": _many(_exactly(str)),
+    "int": _untrusted.whole,
+    "str": _untrusted.line,
+    "Lines": _untrusted.lines,
+    "Name": _untrusted.name,
+    "Code": _code,
+    "bool": _truth,
+    "float": _untrusted.seconds,
+    "int | None": _or_none(_untrusted.whole),
+    "Name | None": _or_none(_untrusted.name),
+    "tuple[str, ...]": _many(_untrusted.line),
 }

@@ -9,6 +9,10 @@ node's beat change. A beat that the store acknowledged was seen no earlier than 
 stops its workers within `heartbeat` seconds after it *sent* its last acknowledged beat can never work
 beside its successors, whatever the network does in between and whatever the clocks of others say.
 
+A machine that sleeps does not see that time has passed. So the coordinator's pulse counts time: when it has
+gone on by about `heartbeat` seconds between two beats that were acknowledged one after the other, this node may
+have been given up, and stops its workers at once.
+
 Rules of this file: `step` is a function of state, event and time; times are this node's monotonic
 seconds, and only differences count.
 """
@@ -21,6 +25,8 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 from typing_extensions import assert_never
 
+from elasticlib.rendezvous._messages import EPOCH_BITS
+
 INTERVAL = 0.3
 """Share of the heartbeat time between two beats."""
 FENCE = 0.6
@@ -29,6 +35,17 @@ GRACE = 0.15
 """Share that they have for it."""
 KILL = 0.85
 """Share after which they are killed."""
+TICK = 0.05
+"""Share of the heartbeat time in which the coordinator's pulse grows by one."""
+SLEPT = 19
+"""
+Growth of the pulse between two beats which says that this node may have been given up.
+
+That takes the whole heartbeat time, after which the pulse is written at once: at least 20. A node with two beats less
+than `FENCE` apart has read the first pulse when it was at most an `INTERVAL` old: at most 18.
+"""
+ATTEMPT = 5.0
+"""Seconds for one attempt to connect."""
 NO_PULSE = -1
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _REFUSALS = 4
@@ -65,6 +82,11 @@ class Acknowledged:
 
 
 @frozen
+class Unheard:
+    """The store acknowledges this node's beats, and the coordinator says that they do not come to it."""
+
+
+@frozen
 class Broken:
     """An attempt to connect failed, or a connection broke. *gone*: nobody listens there any more."""
 
@@ -77,7 +99,7 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Greeted | Acknowledged | Broken | Tick
+Event: TypeAlias = Greeted | Acknowledged | Unheard | Broken | Tick
 
 
 @frozen
@@ -99,6 +121,8 @@ class GiveUp:
 
     why: str
     closed: bool
+    gone: bool = False
+    """Whether the store's process is known to have ended."""
 
 
 Action: TypeAlias = Connect | Fence | GiveUp
@@ -123,6 +147,10 @@ class Contact:
     quiet_since: float | None = None
     """Since when the store acknowledges beats and the coordinator's pulse stands still; None while it grows."""
     fenced: bool = False
+    compares: bool = False
+    """Whether the last pulse was read with a beat of the present wish for a seat."""
+    doomed_at: float | None = None
+    """When workers of a node that slept must be killed."""
     trouble: str = "the first attempt is not over yet"
     refusals: int = 0
     pause: float = _FIRST_PAUSE
@@ -158,7 +186,10 @@ def step(contact: Contact, event: Event, now: float) -> Outcome:
             )
         case Acknowledged(sent, pulse):
             # What an abandoned connection still acknowledges is as true as anything else.
+            slept = _slept(contact, pulse)
             contact = evolve(contact, acknowledged=max(sent, contact.acknowledged))
+            if pulse is not None:
+                contact = evolve(contact, compares=True)
             if pulse is not None and pulse > contact.pulse:
                 contact = evolve(contact, pulse=pulse, pulse_at=now, quiet_since=None)
             elif pulse is not None and contact.limits.heartbeat:
@@ -168,8 +199,15 @@ def step(contact: Contact, event: Event, now: float) -> Outcome:
                     quiet = now - (contact.quiet_since or now)
                     why = f"the store answers, but nobody has coordinated the job for {quiet:.3g} s"
                     return evolve(contact, over=True), (GiveUp(why, True),)
+            if slept and not contact.fenced:
+                return _wake(contact, slept, now)
             if contact.live and now < _fence_at(contact):
                 contact = evolve(contact, fenced=False)
+        case Unheard():
+            if not contact.fenced and contact.doomed_at is None:
+                grace = GRACE * contact.limits.heartbeat
+                why = "somebody destroys this node's beats in the store: soon others take its ranks"
+                return evolve(contact, doomed_at=now + grace), (Fence(why, grace),)
         case Broken(why, gone):
             contact = _broken(contact, why, gone, now)
         case Tick():
@@ -177,6 +215,11 @@ def step(contact: Contact, event: Event, now: float) -> Outcome:
         case _:
             assert_never(event)
     return _settle(contact, now)
+
+
+def wish(contact: Contact) -> Contact:
+    """No worker of this node runs any more, and it asks for a seat: what was before does not matter."""
+    return evolve(contact, compares=False, doomed_at=None)
 
 
 def wake_at(contact: Contact) -> float | None:
@@ -193,14 +236,48 @@ def wake_at(contact: Contact) -> float | None:
     return min(times, default=None)
 
 
+def attempt_of(contact: Contact) -> float:
+    """Seconds for one attempt to connect: after a loss of contact there are fewer to lose."""
+    heartbeat = contact.limits.heartbeat
+    return min(ATTEMPT, max(1.0, INTERVAL * heartbeat)) if heartbeat else ATTEMPT
+
+
 def search_ends_at(contact: Contact) -> float | None:
     """When the search is given up; None while there is contact."""
     return None if contact.live else _deadline(contact)
 
 
+def search(contact: Contact, now: float) -> str:
+    """What hinders the search and how long it may take yet, for people; empty while there is contact."""
+    end = search_ends_at(contact)
+    return "" if end is None else f"{contact.trouble}; {max(0.0, end - now):.0f} s left"
+
+
 def kill_at(contact: Contact) -> float | None:
     """When workers that still run here must be killed, whoever else has been told."""
-    return contact.acknowledged + KILL * contact.limits.heartbeat if contact.met and contact.limits.heartbeat else None
+    if not contact.met or not contact.limits.heartbeat:
+        return None
+    limit = contact.acknowledged + KILL * contact.limits.heartbeat
+    return limit if contact.doomed_at is None else min(limit, contact.doomed_at)
+
+
+def _slept(contact: Contact, pulse: int | None) -> int:
+    """By how much the coordinator's time has gone on more than this node's can have; 0: not so."""
+    if pulse is None or pulse <= contact.pulse or not contact.compares or not contact.limits.heartbeat:
+        return 0  # one that is not there, or of the past: somebody put it there
+    # A new coordinator counts anew, and gives every node a full heartbeat time.
+    same = pulse >> EPOCH_BITS == contact.pulse >> EPOCH_BITS
+    grown = pulse - contact.pulse if same else pulse & ((1 << EPOCH_BITS) - 1)
+    return grown if grown >= SLEPT else 0
+
+
+def _wake(contact: Contact, slept: int, now: float) -> Outcome:
+    heartbeat = contact.limits.heartbeat
+    passed = f"{slept * TICK * heartbeat:.3g} s of the job's time"
+    why = f"{passed} went by between two beats of this node, as if it had slept: others may have its ranks"
+    contact = evolve(contact, compares=False, doomed_at=now + (KILL - FENCE) * heartbeat)
+    contact, actions = _settle(contact, now)
+    return contact, (Fence(why, GRACE * heartbeat), *actions)
 
 
 def _fence_at(contact: Contact) -> float:
@@ -256,7 +333,7 @@ def _settle(contact: Contact, now: float) -> Outcome:
         sought = now - contact.began
         if contact.met and contact.refusals >= _REFUSALS and not contact.limits.moves:
             why = f"the host of the job's store is gone: {contact.trouble}"
-            return evolve(contact, over=True), (*actions, GiveUp(why, True))
+            return evolve(contact, over=True), (*actions, GiveUp(why, True, gone=True))
         if now >= _deadline(contact):
             lost = "contact with the job was lost" if contact.met else "the job was not found"
             why = f"{lost}, and {sought:.3g} s of trying did not help: {contact.trouble}"

@@ -12,16 +12,26 @@ an older round, change nothing; a letter that is missing ends the job, for nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from attrs import evolve
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous._endings import describe, end_for_losses, end_round, finish, root_cause, spend
+from elasticlib.rendezvous import _places
+from elasticlib.rendezvous._endings import (
+    asks,
+    describe,
+    end_for_losses,
+    end_round,
+    finish,
+    root_cause,
+    spend,
+    worth_keeping,
+)
 from elasticlib.rendezvous._exchange import box_name
 from elasticlib.rendezvous._gathering import gather, status
-from elasticlib.rendezvous._liveness import boxes, look, next_loss
-from elasticlib.rendezvous._messages import Bye, Close, Failed, Final, Join, Leave, Stopped, Succeeded, Terms
+from elasticlib.rendezvous._liveness import asks_anew, boxes, give_up, given_up, heard_again, look, missed, next_loss
+from elasticlib.rendezvous._messages import Bye, Close, Failed, Final, GivenUp, Join, Leave, Stopped, Succeeded, Terms
 from elasticlib.rendezvous._state import (
     AGENT_GONE,
     Action,
@@ -62,10 +72,15 @@ __all__ = [
     "Watch",
     "abandon",
     "boxes",
+    "given_up",
+    "missed",
     "next_loss",
     "status",
     "step",
 ]
+
+SILENT = "silent for {:g} s"
+"""Why a node is lost whose beats stay away."""
 
 
 def step(state: State, event: Event, now: float) -> Outcome:
@@ -100,7 +115,7 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
     if isinstance(report, Close):
         return abandon(state, f"node {report.node} closed the job: {report.why}")
     if isinstance(report, Leave):
-        return _leave(state, report)
+        return _leave(state, report, now)
     current = state.round
     if current is None or report.round != current.number or report.node not in current.entries:
         return state, ()
@@ -120,13 +135,19 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
 
 def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
     node, current = report.node, state.round
-    entry = Entry(node, box_name(node, seq), seq, report.descriptor, came=now)
+    entry = Entry(node, box_name(node, seq), seq, report.descriptor, came=now, arrived=now)
+    state = asks_anew(state, node)
     if state.final is not None:
         return state, (Send(entry.box, node, _last_word(state, state.final, node)),)
-    refusal = _refusal(state, report)
+    known = _known(state, node)
+    if known is not None:
+        entry = evolve(entry, arrived=known.arrived, exits=known.exits, free_at=known.free_at)
+    refusal = _refusal(state, report) or (None if known is not None else _places.refusal(state, entry))
     if refusal:
         state, actions = _part(state, node, refusal)
         return state, (Send(entry.box, node, Final(False, refusal, kind="refused")), *actions)
+    if known is None:
+        state, entry = _places.arrived(state, entry, now)
     if node in state.waiting:
         waiting = {other: its for other, its in state.waiting.items() if other != node}
     else:
@@ -143,10 +164,22 @@ def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
         return state, ()
     if node in current.entries:
         return end_round(state, current, f"node {node} came anew", restart=True)
+    return (state, ()) if entry.free_at > now else _let_in(state, current, node)
+
+
+def _let_in(state: State, current: Round, node: str) -> Outcome:
+    """End the round that runs for a newcomer, if there is room."""
     # Work that a node has finished is not thrown away for an arrival: who comes then waits for the end.
     if len(current.entries) < state.rules.max_nodes and not current.succeeded:
         return end_round(state, current, f"node {node} joins", restart=True)
     return state, ()
+
+
+def _known(state: State, node: str) -> Entry | None:
+    """The node as it is there now; None for one that is not."""
+    current = state.round
+    seated = current.entries.get(node) if current is not None and node not in current.left else None
+    return state.waiting.get(node) or seated
 
 
 def _last_word(state: State, final: Final, node: str) -> Final:
@@ -199,7 +232,7 @@ def _present(state: State) -> Iterator[Entry]:
 # Who goes.
 
 
-def _leave(state: State, report: Leave) -> Outcome:
+def _leave(state: State, report: Leave, now: float) -> Outcome:
     node, current = report.node, state.round
     entry = state.waiting.get(node)
     seated = current is not None and node in current.entries
@@ -207,6 +240,9 @@ def _leave(state: State, report: Leave) -> Outcome:
         entry = current.entries[node]
     still_runs = current is not None and seated and report.round == current.number
     by_itself = not report.why.startswith(AGENT_GONE)
+    if entry is not None:
+        disturbs = by_itself and _disturbs(current, node)
+        state = _places.left(state, entry, report.why, now) if disturbs else _places.gone(state, (entry,))
     state, actions = _part(state, node, report.why, still_runs=still_runs, by_itself=by_itself)
     if entry is None:
         return state, actions
@@ -219,6 +255,15 @@ def _leave(state: State, report: Leave) -> Outcome:
     if by_itself and nobody and not at_work and not closing:
         state, actions = finish(state, final)
     return state, (goodbye, *actions)
+
+
+def _disturbs(current: Round | None, node: str) -> bool:
+    """Whether others lose time because the node goes by itself."""
+    if current is None:
+        return True
+    if current.succeeded or node in current.lost:
+        return False
+    return current.end is not None or node in current.entries
 
 
 def _part(state: State, node: str, why: str, *, still_runs: bool = False, by_itself: bool = True) -> Outcome:
@@ -246,17 +291,26 @@ def _part(state: State, node: str, why: str, *, still_runs: bool = False, by_its
 def _count(state: State, counts: Mapping[str, int], now: float) -> Outcome:
     if state.final is not None or not state.rules.heartbeat:
         return state, ()
-    state, silent = look(state, counts, now)
-    current, why = state.round, f"silent for {state.rules.heartbeat:g} s"
+    state, back = heard_again(state, counts)
+    told = tuple(Send(box, node, GivenUp(SILENT.format(state.rules.heartbeat))) for node, box in back)
+    state, actions = _lose(*look(state, counts, now))
+    return state, told + actions
+
+
+def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
+    current, why = state.round, SILENT.format(state.rules.heartbeat)
     if current is not None and (current.end is None or not current.end.restart):
         # A node that has succeeded owes nothing more to this round: its verdict waits for it.
         silent = tuple(node for node in silent if node in state.waiting or node not in current.succeeded)
     if not silent:
         return state, ()
+    entries = [entry for node in silent if (entry := _known(state, node)) is not None]
+    told = _tell_given_up(entries, why)
+    state = _places.gone(state, entries)
     waiting = {node: entry for node, entry in state.waiting.items() if node not in silent}
-    state = evolve(state, waiting=waiting)
+    state = evolve(give_up(state, silent), waiting=waiting)
     if current is None:
-        return state, ()
+        return state, told
     seated = [node for node in silent if node in current.entries]
     gone = [node for node in seated if node not in current.left]
     current = evolve(
@@ -268,8 +322,14 @@ def _count(state: State, counts: Mapping[str, int], now: float) -> Outcome:
     state = evolve(state, round=current)
     missed = {node: why for node in gone if node not in current.succeeded}
     if current.end is not None or not missed:
-        return state, ()
-    return end_for_losses(state, current, missed)
+        return state, told
+    state, actions = end_for_losses(state, current, missed)
+    return state, told + actions
+
+
+def _tell_given_up(entries: Iterable[Entry], why: str) -> tuple[Action, ...]:
+    """At once, as they may live, and only their beats be destroyed: they are heard when somebody lets them be."""
+    return tuple(Send(entry.box, entry.node, GivenUp(why)) for entry in entries)
 
 
 def _lose_workers(state: State, current: Round, report: Failed | Stopped, now: float) -> Outcome:
@@ -279,7 +339,8 @@ def _lose_workers(state: State, current: Round, report: Failed | Stopped, now: f
         # The later note is the more complete one; the time of a failure is that of its first note.
         at = now - note.age if known is None else min(known.at, now - note.age)
         causes[report.node, note.rank] = Cause(at, report.node, note)
-    current = evolve(current, causes=tuple(causes.values()))
+    found = tuple(causes.values())
+    current = evolve(current, causes=worth_keeping(found))
     if isinstance(report, Stopped):
         current = evolve(current, stopped=current.stopped | {report.node})
     state = evolve(state, round=current)
@@ -287,7 +348,8 @@ def _lose_workers(state: State, current: Round, report: Failed | Stopped, now: f
         return state, ()
     if isinstance(report, Stopped) and not report.failures:
         return end_round(state, current, f"node {report.node} stopped its workers", restart=True)
-    return spend(state, current, describe(report.node, root_cause(current.causes)))
+    fatal = any(cause.note.fatal for cause in found)
+    return spend(state, current, describe(report.node, root_cause(current.causes)), fatal=fatal)
 
 
 # What follows.
@@ -304,13 +366,25 @@ def _settle(state: State, now: float) -> Outcome:
         why = f"all {len(current.entries)} nodes succeeded in round {current.number}"
         return finish(state, Final(True, why, round=current.number))
     if current.end is None:
-        return state, ()
+        return _look_at_pauses(state, current, now)
     if current.end.restart:
         return gather(state, now)
     # Who left with workers at work is not waited for: nobody takes their ranks any more.
     on_their_own = sum(node not in current.stopped and node not in current.succeeded for node in current.left)
-    if len(current.stopped) + len(current.succeeded) + on_their_own == len(current.entries):
-        root = root_cause(current.causes)
-        node, note = (root.node, root.note) if root else (None, None)
-        return finish(state, Final(False, current.end.why, node, note))
-    return state, ()
+    gone = len(current.stopped) + len(current.succeeded) + on_their_own == len(current.entries)
+    (state, actions), more = asks(state, current, gone=gone)
+    if more or not gone:
+        return state, actions
+    root = root_cause(current.causes)
+    node, note = (root.node, root.note) if root else (None, None)
+    return finish(state, Final(False, current.end.why, node, note))
+
+
+def _look_at_pauses(state: State, current: Round, now: float) -> Outcome:
+    """A newcomer whose pause is over is let in now."""
+    for node in _places.rested(state, now):
+        state, actions = _let_in(state, current, node)
+        if actions:
+            return state, actions
+    wake = _places.next_free(state, now)
+    return state, () if wake is None else (WakeAt(wake),)

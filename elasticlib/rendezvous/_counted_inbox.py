@@ -35,7 +35,7 @@ class CountedInbox:
     _wait: Callable[[int, float | None], bool]
     """Blocks until the entry of this number is there, at most so many seconds (None: for ever)."""
     _clock: Clock = field(default=monotonic, kw_only=True)
-    _next: int = field(default=1, init=False)
+    _next: int = field(default=1, kw_only=True)
     _missing: dict[int, float] = field(default=Factory(dict), init=False)
     """Numbers below `_next` whose entries were not there, and since when."""
 

@@ -13,23 +13,29 @@ costs 35 bytes, a failed worker what its message and traceback do. So 10,000 nod
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, ItemsView, Iterator, Mapping
+from typing import Any, TypeVar
 
-from attrs import asdict, fields
+from attrs import asdict, evolve, fields
 
+from elasticlib import _untrusted
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._exchange import box_name
 from elasticlib.rendezvous._messages import Descriptor, Failed, Final, Message, RoundEnd, Seat, decode, encode
-from elasticlib.rendezvous._state import Cause, Entry, Round, Rules, State
+from elasticlib.rendezvous._state import Cause, Entry, Exits, Round, Rules, State
 
 VERSION = 1
 _T = TypeVar("_T")
 _OWN = ("rank_base", "role_rank_base", "role_world_size")
 """What differs between the seats of a round, besides the place."""
 _SHARED = tuple(part.name for part in fields(Seat) if part.name not in (*_OWN, "group_rank"))
-_RULES = {part.name: {"int": int, "float": float, "str": str, "bool": bool}[str(part.type)] for part in fields(Rules)}
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "int": _untrusted.whole,
+    "float": _untrusted.seconds,
+    "str": _untrusted.line,
+    "bool": lambda value: _untrusted.exactly(value, bool),
+}
+_RULES = {part.name: _READERS[str(part.type)] for part in fields(Rules)}
 
 
 def encode_state(state: State, now: float) -> bytes:
@@ -42,6 +48,9 @@ def encode_state(state: State, now: float) -> bytes:
         "round": None if state.round is None else _round(state.round, now),
         "restarts": state.restarts,
         "losses": dict(state.losses),
+        "exits": {place: [_exits(its, now) for its in agents] for place, agents in state.exits.items()},
+        "after": {entry.node: _exits(entry.exits, now) for entry in _entries(state) if entry.exits is not None},
+        "pauses": {node: entry.free_at - now for node, entry in state.waiting.items() if entry.free_at},
         "gathering": None if state.gathering_since is None else now - state.gathering_since,
         "last_join": now - state.last_join,
         "final": _message(state.final),
@@ -52,27 +61,34 @@ def encode_state(state: State, now: float) -> bytes:
 def decode_state(data: bytes, now: float) -> State:
     """The state that *data* holds, in the time of a clock that shows *now*; else a `RendezvousStateError`."""
     try:
-        body = json.loads(data, parse_constant=_refuse)
-        if _read(body["v"], int) != VERSION:
+        body = _untrusted.parse(data)
+        if _untrusted.whole(body["v"]) != VERSION:
             raise ValueError(f"it has version {body['v']}, we speak {VERSION}")
         return _state(body, now)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         why = f"{data[:80]!r} is no coordinator's state: {error!r}"
         raise RendezvousStateError(why) from error
 
 
 def _state(body: Any, now: float) -> State:
-    rules = Rules(**{name: _read(body["rules"][name], kind) for name, kind in _RULES.items()})
-    waiting = [_read_entry(entry) for entry in _read(body["waiting"], list)]
+    rules = Rules(**{name: read(body["rules"][name]) for name, read in _RULES.items()})
+    after = {_untrusted.name(node): _read_exits(its, now) for node, its in _members(body["after"])}
+    waiting = [_read_entry(entry, now, after) for entry in _untrusted.exactly(body["waiting"], list)]
+    free_at = {_untrusted.name(node): now + _untrusted.seconds(left) for node, left in _members(body["pauses"])}
     return State(
         rules,
         heard=_counts(body["heard"]),
-        waiting={entry.node: entry for entry in waiting},
-        round=None if body["round"] is None else _read_round(body["round"], now),
-        restarts=_read(body["restarts"], int),
-        losses=_counts(body["losses"]),
-        gathering_since=None if body["gathering"] is None else now - _read(body["gathering"], float),
-        last_join=now - _read(body["last_join"], float),
+        waiting={entry.node: evolve(entry, free_at=free_at.get(entry.node, 0.0)) for entry in waiting},
+        round=None if body["round"] is None else _read_round(body["round"], now, after),
+        restarts=_untrusted.whole(body["restarts"], 0),
+        losses=_counts(body["losses"], _untrusted.line),
+        exits={
+            _untrusted.line(place): tuple(_read_exits(its, now) for its in _untrusted.exactly(agents, list))
+            for place, agents in _members(body["exits"])
+        },
+        pausing=frozenset(free_at),
+        gathering_since=None if body["gathering"] is None else now - _age(body["gathering"]),
+        last_join=now - _age(body["last_join"]),
         final=None if body["final"] is None else _read_message(body["final"], Final),
     )
 
@@ -82,18 +98,35 @@ def _entry(entry: Entry) -> list[Any]:
     return [entry.node, entry.seq, its.slots, its.role, its.addresses, its.store_port, its.index, its.hosts, its.work]
 
 
-def _read_entry(value: Any) -> Entry:
+def _entries(state: State) -> Iterator[Entry]:
+    yield from state.waiting.values()
+    if state.round is not None:
+        yield from (entry for entry in state.round.entries.values() if entry.node not in state.waiting)
+
+
+def _exits(exits: Exits, now: float) -> list[Any]:
+    return [exits.times, now - exits.at, exits.why]
+
+
+def _read_exits(value: Any, now: float) -> Exits:
+    times, age, why = value
+    return Exits(_untrusted.whole(times, 1), now - _age(age), _untrusted.line(why))
+
+
+def _read_entry(value: Any, now: float, after: Mapping[str, Exits]) -> Entry:
     node, seq, slots, role, addresses, port, index, hosts, work = value
     descriptor = Descriptor(
-        _read(slots, int),
-        _read(role, str),
-        tuple(_read(address, str) for address in _read(addresses, list)),
-        _read(port, int),
-        None if index is None else _read(index, int),
-        _read(hosts, bool),
-        _read(work, str),
+        _untrusted.whole(slots),
+        _untrusted.line(role),
+        tuple(_untrusted.line(address) for address in _untrusted.exactly(addresses, list)),
+        _untrusted.whole(port),
+        None if index is None else _untrusted.whole(index),
+        _untrusted.exactly(hosts, bool),
+        _untrusted.line(work),
     )
-    return Entry(_read(node, str), box_name(node, _read(seq, int)), seq, descriptor)
+    # How long it has been there is not known: what it does next is judged as a newcomer's.
+    box = box_name(_untrusted.name(node), _untrusted.whole(seq, 1))
+    return Entry(node, box, seq, descriptor, arrived=now, exits=after.get(node))
 
 
 def _round(current: Round, now: float) -> dict[str, Any]:
@@ -112,19 +145,19 @@ def _round(current: Round, now: float) -> dict[str, Any]:
     }
 
 
-def _read_round(value: Any, now: float) -> Round:
-    entries = [_read_entry(entry) for entry in _read(value["entries"], list)]
+def _read_round(value: Any, now: float, after: Mapping[str, Exits]) -> Round:
+    entries = [_read_entry(entry, now, after) for entry in _untrusted.exactly(value["entries"], list)]
     nodes = [entry.node for entry in entries]
-    seats = _read_seats(value["seats"], _read(value["own"], list))
+    seats = _read_seats(value["seats"], _untrusted.exactly(value["own"], list))
     if not len(set(nodes)) == len(nodes) == len(seats) > 0:
         raise ValueError(f"{len(seats)} seats for the nodes {nodes!r:.80}")
     return Round(
-        number=_read(value["number"], int),
+        number=_untrusted.whole(value["number"], 0),
         entries={entry.node: entry for entry in entries},
         seats=seats,
         succeeded=_at(nodes, value["succeeded"]),
         stopped=_at(nodes, value["stopped"]),
-        left={nodes[_read(place, int)]: _read(why, str) for place, why in value["left"]},
+        left={nodes[_untrusted.whole(place, 0)]: _untrusted.line(why) for place, why in value["left"]},
         lost=_at(nodes, value["lost"]),
         causes=tuple(_read_cause(cause, now) for cause in value["causes"]),
         end=None if value["end"] is None else _read_message(value["end"], RoundEnd),
@@ -144,15 +177,25 @@ def _read_cause(value: Any, now: float) -> Cause:
     age, body = value
     failed = _read_message(body, Failed)
     (note,) = failed.failures
-    return Cause(now - _read(age, float), failed.node, note)
+    return Cause(now - _age(age), failed.node, note)
 
 
 def _at(nodes: list[str], places: Any) -> frozenset[str]:
-    return frozenset(nodes[_read(place, int)] for place in _read(places, list))
+    return frozenset(nodes[_untrusted.whole(place, 0)] for place in _untrusted.exactly(places, list))
 
 
-def _counts(value: Any) -> Mapping[str, int]:
-    return {node: _read(count, int) for node, count in _read(value, dict).items()}
+def _age(value: Any) -> float:
+    # A failure may be told long after it happened, and be written down longer still.
+    return _untrusted.seconds(value, 0.0, 2 * _untrusted.LONGEST_TIME)
+
+
+def _counts(value: Any, read: Callable[[Any], str] = _untrusted.name) -> Mapping[str, int]:
+    return {read(who): _untrusted.whole(count, 0) for who, count in _members(value)}
+
+
+def _members(value: Any) -> ItemsView[str, Any]:
+    members: dict[str, Any] = _untrusted.exactly(value, dict)
+    return members.items()
 
 
 def _message(message: Message | None) -> Any:
@@ -164,17 +207,3 @@ def _read_message(body: Any, kind: type[_T]) -> _T:
     if not isinstance(message, kind):
         raise ValueError(f"a {type(message).__name__} lies where a {kind.__name__} should")
     return message
-
-
-def _read(value: Any, kind: type[_T]) -> _T:
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:  # a bool is an int, but not here
-        raise ValueError(f"{value!r:.40} should be a {kind.__name__}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("a number is not finite")
-    return value
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")

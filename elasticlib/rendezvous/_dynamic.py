@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import Attribute, evolve, field, frozen
 
+from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous._binding import outward_address
 from elasticlib.rendezvous._coordinated import CoordinatedHandler
@@ -264,10 +265,10 @@ def _job(settings: RendezvousSettings, backend: RendezvousBackend, local_addr: s
         max_nodes=settings.max_nodes,
         token=os.environ.get(TOKEN_VARIABLE) or None,
         local_addr=local_addr,
-        join_timeout=settings.timeout.join.total_seconds(),
-        last_call=settings.timeout.last_call.total_seconds(),
-        heartbeat=settings.silence,
-        close_timeout=settings.timeout.close.total_seconds(),
+        join_timeout=min(settings.timeout.join.total_seconds(), LONGEST_TIME),
+        last_call=min(settings.timeout.last_call.total_seconds(), LONGEST_TIME),
+        heartbeat=min(settings.silence, LONGEST_TIME),
+        close_timeout=min(settings.timeout.close.total_seconds(), LONGEST_TIME),
     )
 
 

@@ -39,6 +39,8 @@ class EtcdExchange:
         self._hold = hold
         self._check = check
         self._received = 0
+        self._found: tuple[str, bytes] | None = None
+        """What the last wait has found, and nobody has read yet."""
         self._paths: dict[int, str] = {}
 
     def post(self, data: bytes) -> None:
@@ -69,20 +71,26 @@ class EtcdExchange:
     def write(self, values: Mapping[str, bytes]) -> None:
         """Write all values."""
         self._check()
+        self._found = None
         if values:
             self._keys.write({self._path(key): data for key, data in values.items()}, self._hold)
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """The value of each key, or None."""
-        items, _ = self._keys.read([self._path(key) for key in keys])
+        paths, found = [self._path(key) for key in keys], self._found
+        self._found = None
+        if found is not None and [found[0]] == paths:  # who waits for a key reads it next: one request for both
+            return [found[1]]
+        items, _ = self._keys.read(paths)
         return [None if item is None else item.data for item in items]
 
     def wait(self, key: str, timeout: float | None) -> bool:
         """Block until the key is there, at most *timeout* seconds; whether it was."""
-        path = self._path(key)
+        path, self._found = self._path(key), None
 
         def look() -> int | None:
             (item,), version = self._keys.read([path])
+            self._found = None if item is None else (path, item.data)
             return None if item is not None else version
 
         return self._await(look, path, timeout, folder=False)
@@ -90,6 +98,7 @@ class EtcdExchange:
     def delete(self, keys: Sequence[str]) -> None:
         """Forget the keys."""
         self._check()
+        self._found = None
         if keys:
             self._keys.delete([self._path(key) for key in keys], self._hold)
 

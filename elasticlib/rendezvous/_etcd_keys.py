@@ -16,6 +16,9 @@ from attrs import frozen
 KEEP = 7200
 """Seconds that a job's keys outlive the last sign of the job: nothing stays for ever in a cluster of others."""
 
+RAISE = "start etcd with a larger --max-request-bytes"
+"""What to do where a request is too large though less cannot be said."""
+
 
 @frozen
 class Item:

@@ -17,7 +17,8 @@ from urllib.parse import quote, urlencode
 
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._etcd_http import Answer, Line, Site
-from elasticlib.rendezvous._etcd_keys import KEEP, Hold, Item
+from elasticlib.rendezvous._etcd_keys import KEEP, RAISE, Hold, Item
+from elasticlib.rendezvous._exchange import RequestRefusedError
 from elasticlib.rendezvous._journal import LeadershipLost
 
 _NOT_FOUND = 100
@@ -25,6 +26,10 @@ _COMPARE_FAILED = 101
 _NOT_A_FILE = 102
 _EXISTS = 105
 _CLEARED = 401
+_TOO_MUCH = 413
+_REFUSALS = (400, 401, 403, 405, _TOO_MUCH)
+"""Statuses of answers that are the same however often is asked; others speak of a server in trouble."""
+_TOO_LARGE = "too large"
 _BASE64 = "base64:"
 
 
@@ -149,7 +154,11 @@ class V2Keys:
         reply = answer.json()
         if answer.status >= 400 and reply.get("errorCode") not in fine:
             why = f"{reply.get('message')} ({reply.get('cause')})" if "message" in reply else reply
-            raise RendezvousConnectionError(f"etcd at {answer.url} turned {method} {path} down: {why}")
+            said = f"etcd at {answer.url} turned {method} {path} down: {why}"
+            if answer.status in _REFUSALS or _TOO_LARGE in str(why):
+                too_large = answer.status == _TOO_MUCH or _TOO_LARGE in str(why)
+                raise RequestRefusedError(f"{said}; {RAISE}" if too_large else said, too_large)
+            raise RendezvousConnectionError(said)
         return reply
 
 

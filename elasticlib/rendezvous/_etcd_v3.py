@@ -13,19 +13,25 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import Factory, define
 
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._etcd_http import Line, Site
-from elasticlib.rendezvous._etcd_keys import KEEP, Hold, Item
+from elasticlib.rendezvous._etcd_keys import KEEP, RAISE, Hold, Item
+from elasticlib.rendezvous._exchange import RequestRefusedError, parts
 from elasticlib.rendezvous._journal import LeadershipLost
 
 _NOT_FOUND = 5
 _OPERATIONS = 120
-_BYTES = 1_000_000
+_BYTES = 500_000
+"""Of values in one request: etcd takes 1.5 MiB of keys, values and names of fields, unless told otherwise."""
+_REFUSALS = {3: "invalid", 7: "denied", 8: "exhausted", 12: "unknown", 16: "unauthenticated"}
+"""Codes of answers that are the same however often is asked; others speak of a server in trouble."""
+_PASSING = "too many requests"
+_TOO_LARGE = ("too large", "larger than max")
 _ENTRIES = 2000
 """That one look into a folder returns at most."""
 
@@ -59,6 +65,10 @@ class V3Keys:
         return V3Keys(Line(self._line.site, self._line.limit), self._root, Keeper(seconds=seconds))
 
     def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
+        if len(paths) == 1:  # most often, and cheaper for both than a transaction
+            reply = self._call("/kv/range", {"key": _b64(paths[0])})
+            one = [_item(kv) for kv in reply.get("kvs", ())]
+            return [one[0] if one else None], _version(reply)
         items: list[Item | None] = []
         versions = []
         for start in range(0, len(paths), _OPERATIONS):
@@ -72,12 +82,12 @@ class V3Keys:
 
     def write(self, values: Mapping[str, bytes], hold: Hold | None = None) -> None:
         lease = str(self._lease())
-        for part in _parts(values):
+        for part in parts(values, _OPERATIONS, _BYTES):
             puts = [{"request_put": {"key": _b64(key), "value": _b64(data), "lease": lease}} for key, data in part]
             self._commit(puts, hold)
 
     def append(self, folder: str, data: bytes) -> None:
-        self.write({f"{folder}/{uuid.uuid4().hex}": data})
+        self.write({f"{folder}/{uuid.uuid4().hex}": data, _bell(folder): b""})
 
     def entries(self, folder: str, after: int) -> tuple[list[Item], int]:
         query = {"min_create_revision": str(after + 1), "sort_order": "ASCEND", "sort_target": "CREATE"}
@@ -91,6 +101,9 @@ class V3Keys:
         return _version(reply) if reply.get("succeeded") else None
 
     def delete(self, paths: Sequence[str], hold: Hold | None = None) -> None:
+        if len(paths) == 1 and hold is None:
+            self._call("/kv/deleterange", {"key": _b64(paths[0])})
+            return
         for start in range(0, len(paths), _OPERATIONS):
             part = paths[start : start + _OPERATIONS]
             self._commit([{"request_delete_range": {"key": _b64(path)}} for path in part], hold)
@@ -99,7 +112,8 @@ class V3Keys:
         self._commit([{"request_delete_range": _folder(folder)}], hold)
 
     def changed(self, path: str, since: int, timeout: float, folder: bool = False) -> None:
-        keys = _folder(path) if folder else {"key": _b64(path)}
+        # Whoever watches a key is sent its value, too: that a folder grew is learnt from a key without one.
+        keys = {"key": _b64(_bell(path) if folder else path)}
         body = json.dumps({"create_request": keys | {"start_revision": str(since + 1)}})
         answer = self._line.listen("POST", f"{self._root}/watch", body, timeout, _is_event)
         if answer is not None and answer.status != 200:
@@ -119,7 +133,7 @@ class V3Keys:
         return None
 
     def renew(self, hold: Hold) -> bool:
-        return self._renew(hold.lease)
+        return self._renew(hold.lease) and self.holds(hold)  # a lease goes on without the key that hung on it
 
     def holds(self, hold: Hold) -> bool:
         (item,), _ = self.read([hold.path])
@@ -174,12 +188,21 @@ class V3Keys:
     def _refuse(self, verb: str, reply: dict[str, Any]) -> None:
         if reply.get("code") == _NOT_FOUND:
             self._keeper.lease = 0  # nothing else is looked for by its number: the next write gets a new one
-        why = reply.get("message") or reply.get("error") or reply
-        raise RendezvousConnectionError(f"etcd at {self._line.site.url} turned {verb} down: {why}")
+        why = str(reply.get("message") or reply.get("error") or reply)
+        said = f"etcd at {self._line.site.url} turned {verb} down: {why}"
+        if reply.get("code") in _REFUSALS and _PASSING not in why:
+            too_large = any(each in why for each in _TOO_LARGE)
+            raise RequestRefusedError(f"{said}; {RAISE}" if too_large else said, too_large)
+        raise RendezvousConnectionError(said)
 
 
 def _b64(data: bytes | str) -> str:
     return base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
+
+
+def _bell(folder: str) -> str:
+    """The key that is written with each new one of the folder."""
+    return f"{folder}.grew"
 
 
 def _folder(folder: str) -> dict[str, str]:
@@ -208,16 +231,3 @@ def _is_event(line: bytes) -> bool:
         return True
     result = message.get("result") or {}
     return bool("error" in message or result.get("events") or result.get("canceled"))
-
-
-def _parts(values: Mapping[str, bytes]) -> Iterator[list[tuple[str, bytes]]]:
-    part: list[tuple[str, bytes]] = []
-    size = 0
-    for key, data in values.items():
-        if part and (len(part) == _OPERATIONS or size + len(data) > _BYTES):
-            yield part
-            part, size = [], 0
-        part.append((key, data))
-        size += len(key) + len(data)
-    if part:
-        yield part

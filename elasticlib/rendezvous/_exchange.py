@@ -4,6 +4,7 @@ The few things that a store must do to carry a job, and where messages lie in it
     hello             `Hello` of the coordinator
     pulse             `Pulse` of the coordinator
     inbox             `Letter`s to the coordinator: posted by all, received by one
+    cause             `Failed` with the root cause of the job's end, where it is long: notices have it in brief
     box/<box>/<k>     notice k = 0, 1, ... to the node whose latest Join named this box
     beat/<box>        `Beat` of that node
 
@@ -13,13 +14,16 @@ reader, who deletes it once read; so any reader can be woken by a value put into
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from attrs import frozen
 
+from elasticlib.errors import RendezvousError
+
 HELLO = "hello"
 PULSE = "pulse"
+CAUSE = "cause"
 
 
 @frozen
@@ -31,13 +35,26 @@ class Posted:
     data: bytes
 
 
+class RequestRefusedError(RendezvousError):
+    """You get it when the store answers, and says that it will not do what it was asked, however often that is."""
+
+    def __init__(self, why: str, too_large: bool = False) -> None:
+        super().__init__(why, too_large)
+        self.too_large = too_large
+        """Whether less might be taken."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class Exchange(Protocol):
     """
     One connection to the store of one job; its keys are apart from those of every other job.
 
     One thread at a time uses a connection: `clone` it for another one. A call may block for as long as the
     store is silent. A store that cannot be reached, or that ended, raises `RendezvousConnectionError`; a
-    connection that raised is done with. What `write` or `post` wrote is there, for every connection, once
+    connection that raised that is done with. A store that is there and refuses raises `RequestRefusedError`, and
+    the connection goes on. What `write` or `post` wrote is there, for every connection, once
     it returned.
     """
 
@@ -100,3 +117,17 @@ def report_place(run_id: str, nonce: str, node: str, seq: int) -> str:
 def key_place(run_id: str, nonce: str, key: str) -> str:
     """What the signature of the value of *key* covers besides its text; `HELLO` is signed with an empty nonce."""
     return f"{run_id}/{nonce}/{key}"
+
+
+def parts(values: Mapping[str, bytes], most: int, size: int) -> Iterator[list[tuple[str, bytes]]]:
+    """The values in parts of at most *most* and, unless one alone is larger, of *size* bytes."""
+    part: list[tuple[str, bytes]] = []
+    total = 0
+    for key, data in values.items():
+        if part and (len(part) == most or total + len(key) + len(data) > size):
+            yield part
+            part, total = [], 0
+        part.append((key, data))
+        total += len(key) + len(data)
+    if part:
+        yield part

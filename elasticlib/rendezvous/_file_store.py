@@ -87,7 +87,7 @@ def sign() -> bytes:
 def is_stale(signature: bytes) -> bool:
     """Whether the process that signed is gone for sure."""
     try:
-        namespace, pid, born = signature.decode().split()
+        namespace, pid, born, *_ = signature.decode().split()
         return namespace == _namespace() and _born(int(pid)) != born
     except ValueError:
         return False

@@ -13,7 +13,7 @@ from attrs import Factory, asdict, field, frozen
 
 from elasticlib.rendezvous._coordinator import Rules
 from elasticlib.rendezvous._messages import Terms
-from elasticlib.rendezvous._options import Options
+from elasticlib.rendezvous._options import STORE_LINGER, Options
 
 
 @frozen(kw_only=True)
@@ -46,6 +46,8 @@ class Job:
     """Seconds that a node which lost its store tries to find it again."""
     close_timeout: float = 30.0
     """Seconds that the node which hosts the store waits for the others to read how the job ended."""
+    store_linger: float = STORE_LINGER
+    """Seconds that the node which hosts the store stays for other jobs on it, once this one has ended."""
     store_type: str = "tcp"
     is_host: bool | None = None
     """Whether this node hosts the store; None: whoever can bind the endpoint does."""
@@ -110,6 +112,7 @@ class Job:
             heartbeat=options.heartbeat,
             reconnect_timeout=options.reconnect_timeout,
             close_timeout=options.close_timeout,
+            store_linger=options.store_linger,
             store_type=options.store_type,
             is_host=node_rank == 0 if backend == "static" else options.is_host,
             options=options.others,

@@ -37,6 +37,9 @@ class Journal(Protocol):
     def exchange(self) -> Exchange:
         """A new connection, whose writing and deleting raise `LeadershipLost` once the term is over."""
 
+    def lose(self, why: str) -> None:
+        """Whoever coordinates by it was turned down: the term of office is over, if it was not known to be."""
+
     def purge(self) -> None:
         """Delete everything that the job has in the store, so that its id can be used again."""
 

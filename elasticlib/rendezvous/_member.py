@@ -1,61 +1,50 @@
 """
-One node's side of the rendezvous.
+One node's side of the rendezvous: the threads and descriptors around a `Session`, which decides everything.
 
-Rules of this file: the owner's calls only enqueue, so that no silent store can hold the owner up. Each
-connection is a `Line`, whose threads enqueue what happened; what it means is decided by `_contact` when the
-owner calls `take`. A line that is given up is abandoned with its threads: a call into a frozen store may not
-return for minutes.
+Rules of this file: the owner's calls only step the session, so that no silent store can hold the owner up; whoever
+steps it holds `turned`, and does at once what the session asks. No call under that lock can block.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import socket
-from collections import deque
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from typing_extensions import Self
+from typing_extensions import Self, assert_never
 
 from elasticlib._clock import Clock, monotonic
-from elasticlib._wire import soonest
-from elasticlib.errors import (
-    ConfigError,
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousNotFoundError,
-    StartError,
-)
-from elasticlib.rendezvous import _contact
-from elasticlib.rendezvous._contact import Acknowledged, Broken, Connect, Fence, GiveUp, Greeted, Limits
-from elasticlib.rendezvous._exchange import box_name
-from elasticlib.rendezvous._line import ATTEMPT, Desk, Dial, Happening, Line
+from elasticlib.errors import RendezvousClosedError, RendezvousError, RendezvousStateError, StartError
+from elasticlib.rendezvous import _session_events as events
+from elasticlib.rendezvous._belief import Belief
+from elasticlib.rendezvous._connection import Connection, Dial
+from elasticlib.rendezvous._contact import Limits, Tick
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import (
-    Bye,
     Close,
-    ContactLost,
     Descriptor,
     Final,
     Join,
     Leave,
     Report,
-    RoundEnd,
     Seat,
     Terms,
     decode,
     encode,
 )
+from elasticlib.rendezvous._operations import Log
 from elasticlib.rendezvous._reports import Reporter
+from elasticlib.rendezvous._seen import Seen
+from elasticlib.rendezvous._session import Session
+from elasticlib.rendezvous._shortening import LETTER
 
 _log = logging.getLogger("elasticlib")
 
-_TELL_AFTER = (5.0, 15.0, 30.0)
-_TELL_EVERY = 60.0
+_LONGEST_JOIN = LETTER // 8
 _PARTING = 1.0
 """Seconds that `close` waits for a store which does not answer."""
 
@@ -99,43 +88,25 @@ class Member(Reporter):
         """How this node's part in the job ended, once `take` has told it."""
         self._dial = dial
         self._offer = offer
-        self._terms = terms
         self._clock = clock
         self._on_leave = on_leave
-        self._where = where
-        self._desk = Desk(run_id, node, key)
-        self._happenings: deque[tuple[Line | None, Happening]] = deque()
+        self.turned = threading.Condition(threading.RLock())
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._line: Line | None = None
-        self._error: RendezvousError | ConfigError | StartError | None = None
-        self._waits_since: float | None = None
-        self._told = 0
-        self._contact, self._first = _contact.begin(limits or Limits(), clock())
+        self._connection: Connection | None = None
+        belief = Belief(run_id, node, key)
+        self._session, self._first = Session.begin(belief, limits or Limits(), clock(), terms, where)
 
     def start(self) -> Self:
         """Begin to seek the job; once. Returns the member itself."""
-        self._perform(self._first)
+        with self.turned:
+            self._perform(self._first)
         return self
 
     # Reports.
 
     def join(self, slots: int, role: str) -> None:
         """Ask for a seat in the next round. No worker of this node may run any more."""
-
-        @functools.cache  # sent again, it is the same letter
-        def report() -> Report:
-            return _checked(Join(self.node, self._offer.describe(slots, role), self._terms))
-
-        desk = self._desk
-        with desk.turned:
-            self._open("a Join")
-            desk.joined, desk.joined_sent = desk.post(report), None
-            desk.box, desk.read = box_name(self.node, desk.joined), 0
-            # What came before and was not taken speaks of a seat that this node does not want any more.
-            stale = [each for each in self._happenings if isinstance(each[1], (Seat, RoundEnd))]
-            for each in stale:
-                self._happenings.remove(each)
-        self._waits_since, self._told = self._clock(), 0
+        self._say(events.Seek(slots, role), "a Join")
 
     def leave(self, why: str, round: int | None = None) -> None:
         """
@@ -153,13 +124,11 @@ class Member(Reporter):
 
     def hold(self, held: bool) -> None:
         """Let this node's beats rest, so that the others think it lost, or take them up again."""
-        with self._desk.turned:
-            self._desk.held = held
-            self._desk.turned.notify_all()
+        self.tell(events.Hold(held))
 
     def fail(self, error: RendezvousError) -> None:
         """Let `take` raise *error*: this node's part is over. From any thread."""
-        self._happened(None, error)
+        self.tell(events.Refused(None, error))
 
     def guard(self, handle: int) -> None:
         """Nothing: in the agent's own process, nobody else could act when the agent cannot."""
@@ -172,7 +141,11 @@ class Member(Reporter):
 
     def waiting(self) -> int:
         """How many nodes wait for a seat while a round runs, as of the last beat."""
-        return self._desk.waiting
+        return self._session.spares
+
+    def seen(self) -> Seen:
+        """How far this node knows the job to have come."""
+        return self._session.seen
 
     def is_over(self) -> bool:
         """Whether `Final` came."""
@@ -184,16 +157,12 @@ class Member(Reporter):
 
     def patience(self) -> float | None:
         """Seconds until `take` wants to be called though nothing is readable."""
-        times = [_contact.wake_at(self._contact)] if self.final is None else []
-        if self._waits_since is not None:
-            times.append(self._waits_since + self._next_telling())
-        due = soonest(*times)
-        return None if due is None else max(0.0, due - self._clock())
+        return self._until(self._session.wake_at())
 
     def kill_in(self) -> float | None:
         """Seconds until workers that still run here must be killed; None: no need that can be foreseen."""
-        time = None if self.final is not None else _contact.kill_at(self._contact)
-        return None if time is None else time - self._clock()
+        when = self._session.kill_at()
+        return None if when is None else when - self._clock()
 
     def take(self) -> list[Word]:
         """
@@ -203,127 +172,107 @@ class Member(Reporter):
         contact was lost for good, and `RendezvousStateError` or `RendezvousClosedError` when the job is not
         this node's, `ConfigError` when the store cannot be used in the way that was asked for.
         """
-        if self._desk.closed:
-            return []
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._ready)
-        words: list[Word] = []
-        while self._happenings:
-            words += self._hear(*self._happenings.popleft())
-        words += self._step(_contact.Tick())
-        if self._contact.fenced and self.final is None:
-            # Its beats were not acknowledged for too long: others may have this seat by now.
-            words = [self._too_late(word) if isinstance(word, Seat) else word for word in words]
-        self._tell_of_waiting()
-        if self._error is not None and self.final is None:
-            if not words:
-                raise self._error
-            os.eventfd_write(self._ready, 1)
-        return words
+        with self.turned:
+            if self._session.closed:
+                return []
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._ready)
+            self.tell(Tick())
+            self._session, words = self._session.take()
+            error = None if self._session.final is not None else self._session.error
+            if error is not None and words:
+                os.eventfd_write(self._ready, 1)
+        for word in words:
+            if isinstance(word, Seat):
+                self.round = word.round
+            if isinstance(word, Final):
+                self.final = word
+        if error is not None and not words:
+            raise error
+        return list(words)
 
     def close(self) -> None:
         """Send what waits to be sent, end the watch, close `fileno`. Says nothing more to the others."""
-        desk = self._desk
-        with desk.turned:
-            if desk.closed:
+        with self.turned:
+            if self._session.closed:
                 return
-            desk.closed = True
-            desk.turned.notify_all()
-        if self._line is not None:
-            self._line.end(_PARTING)
+            self.tell(events.Close())
+            connection = self._connection
+        if connection is not None:
+            connection.join(_PARTING)
         if (listener := self._offer.listener()) is not None:
             listener.close()
-        with desk.turned:
+        with self.turned:
+            if connection is not None:
+                connection.abandon()
             os.close(self._ready)
             self._ready = -1
+            self.turned.notify_all()
+
+    # What connections want.
+
+    def tell(self, event: events.Event) -> None:
+        """Let the session know of it, and do what it asks for."""
+        with self.turned:
+            news = (len(self._session.words), self._session.error)
+            wakes = self._session.speaks_at()
+            self._session, actions = self._session.step(event, self._clock())
+            self._perform(actions)
+            if self._ready >= 0 and news != (len(self._session.words), self._session.error):
+                os.eventfd_write(self._ready, 1)
+            if actions or wakes != self._session.speaks_at():
+                self.turned.notify_all()  # a connection has something to do, or something else to wait for
+
+    def describe(self, slots: int, role: str) -> Descriptor:
+        """What this node brings to a round; raises `RendezvousStateError` for what it may not say."""
+        descriptor = self._offer.describe(slots, role)
+        join = Join(self.node, descriptor, None)
+        _checked(join)
+        if (size := len(encode(join))) > _LONGEST_JOIN:
+            why = f"what node {self.node} says of itself has {size:,} bytes, and may have {_LONGEST_JOIN:,}"
+            raise RendezvousStateError(f"{why}: shorten the name of its role, or of what it runs")
+        return descriptor
+
+    def idle(self) -> float | None:
+        """Seconds until the lane that speaks is to look for work by itself."""
+        return self._until(self._session.speaks_at())
+
+    def _until(self, when: float | None) -> float | None:
+        return None if when is None else max(0.0, when - self._clock())
 
     def _report(self, report: Report) -> None:
-        _checked(report)
-        with self._desk.turned:
-            self._open(repr(report))
-            self._desk.post(lambda: report)
+        self._say(events.Tell(_checked(report)), type(report).__name__)
 
-    def _open(self, what: str) -> None:
-        if self._desk.closed:
-            raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {what:.60} comes too late")
+    def _say(self, event: events.Event, what: str) -> None:
+        with self.turned:
+            if self._session.closed:
+                raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {what:.60} comes too late")
+            self.tell(event)
 
-    def _happened(self, line: Line | None, what: Happening) -> None:
-        with self._desk.turned:
-            self._happenings.append((line, what))
-            if self._ready >= 0:
-                os.eventfd_write(self._ready, 1)
-
-    def _hear(self, line: Line | None, what: Happening) -> list[Word]:
-        if isinstance(what, Acknowledged):
-            return self._step(what)
-        if isinstance(what, (Greeted, Broken)):
-            if line is not self._line:
-                return []
-            self._desk.status = ""
-            return self._step(what)
-        if isinstance(what, (RendezvousError, ConfigError, StartError)):
-            if line is None or line is self._line:
-                self._error = what
-            return []
-        if isinstance(what, Seat):
-            self._waits_since, self.round = None, what.round
-        if isinstance(what, Final):
-            self.final, self._waits_since = what, None
-            self._report(Bye(self.node))
-        return [what]
-
-    def _step(self, event: _contact.Event) -> list[Word]:
-        if self.final is not None or self._error is not None:
-            return []
-        self._contact, actions = _contact.step(self._contact, event, self._clock())
-        return self._perform(actions)
-
-    def _perform(self, actions: tuple[_contact.Action, ...]) -> list[Word]:
-        words: list[Word] = []
+    def _perform(self, actions: tuple[events.Action, ...]) -> None:
         for action in actions:
-            match action:
-                case Connect():
-                    with self._desk.turned:
-                        if self._line is not None:
-                            self._line.abandon()
-                        self._line = Line(self._dial, self._desk, self._clock, self._happened, self._attempt())
-                    self._line.start()
-                case Fence(why, grace):
-                    words.append(ContactLost(why, grace))
-                case GiveUp(why, closed):
-                    kind = RendezvousConnectionError if closed else RendezvousNotFoundError
-                    self._error = kind(f"node {self.node}, job {self._desk.run_id!r}{self._place()}: {why}")
-        return words
+            try:
+                self._do(action)
+            except StartError as error:
+                self.tell(events.Refused(None, error))
 
-    def _attempt(self) -> float:
-        """Seconds for one attempt to connect: after a loss of contact there are fewer to lose."""
-        heartbeat = self._contact.limits.heartbeat
-        return min(ATTEMPT, max(1.0, _contact.INTERVAL * heartbeat)) if heartbeat else ATTEMPT
-
-    def _place(self) -> str:
-        """Where the job is, as far as is known."""
-        host, status = self._desk.host, self._desk.status
-        if self._contact.met:
-            status = f"coordinated by node {host}"
-        return f" ({'; '.join(filter(None, (self._where, status)))})" if self._where or status else ""
-
-    def _too_late(self, seat: Seat) -> ContactLost:
-        grace = _contact.GRACE * self._contact.limits.heartbeat
-        return ContactLost(f"the seat in round {seat.round} came while contact was lost", grace)
-
-    def _next_telling(self) -> float:
-        more = self._told - len(_TELL_AFTER)
-        return _TELL_AFTER[self._told] if more < 0 else _TELL_AFTER[-1] + _TELL_EVERY * (more + 1)
-
-    def _tell_of_waiting(self) -> None:
-        if self._waits_since is None or (waited := self._clock() - self._waits_since) < self._next_telling():
-            return
-        self._told += 1
-        end = _contact.search_ends_at(self._contact)
-        left = "" if end is None else f"; {max(0.0, end - self._clock()):.0f} s left"
-        reason = self._desk.status or (self._contact.trouble + left if left else "")
-        said = reason or "the job is found, but its coordinator has not said yet who is there"
-        _log.warning("node %s has waited %.0f s for job %r: %s", self.node, waited, self._desk.run_id, said)
+    def _do(self, action: events.Action) -> None:
+        match action:
+            case events.Connect(number, limit):
+                if self._connection is not None:
+                    self._connection.abandon()
+                self._connection = Connection(number, self, self._dial, limit)
+                self._connection.start()
+            case events.Ask():
+                assert self._connection is not None
+                self._connection.ask(action)
+            case events.Disconnect():
+                if self._connection is not None:
+                    self._connection.end()
+            case Log(level, text):
+                _log.log(logging.getLevelName(level.upper()), text)
+            case _:
+                assert_never(action)
 
 
 def _checked(report: Report) -> Report:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from elasticlib.rendezvous._messages import ContactLost, FailureNote, Final, Notice
+from elasticlib._times import Term
+from elasticlib.rendezvous._messages import ContactLost, FailureNote, Final, Notice, StoreGone
 
 if TYPE_CHECKING:
     import socket
 
-Word: TypeAlias = Notice | ContactLost
+Word: TypeAlias = Notice | ContactLost | StoreGone
 """What an agent is told."""
+STAYS = "stays"
+"""Attribute of a log record: seconds for which whoever says it stays from now on at most, though its part is over."""
 
 
 class Membership(Protocol):
@@ -37,8 +40,12 @@ class Membership(Protocol):
     def leave(self, why: str, round: int | None = None) -> None:
         """Say that this node goes; with the *round* if workers of it still run (`stopped` follows then)."""
 
-    def guard(self, handle: int) -> None:
-        """Give a pidfd, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
+    def guard(self, handle: int) -> Term | None:
+        """
+        Give a pidfd, still the caller's, of the process whose death ends all workers: killed if contact is lost.
+
+        Whoever can end the workers does so when the lease is over that is returned; None where contact is never lost.
+        """
 
     def listener(self) -> socket.socket | None:
         """After a seat with group rank 0: the bound socket for the round's worker store, now the caller's own."""

@@ -1,8 +1,8 @@
 """
 What nodes and coordinator say to each other, and how it looks on the wire. Pure.
 
-Rules of this file: a message is a small frozen class; its fields, as annotated, are its wire format.
-The wire is JSON with ``"v": 1`` and sorted keys. `decode` trusts nothing: whatever is not exactly a
+Rules of this file: a message is a small frozen class; its fields, as annotated, are its wire format and say what
+they take. The wire is JSON with ``"v": 1`` and sorted keys. `decode` trusts nothing: whatever is not exactly a
 message of this version is a `RendezvousStateError`. No wall clock travels: times are ages in seconds.
 
 With a key, a message carries an HMAC-SHA256 over its body and its *place*: a text that names the job, the
@@ -12,22 +12,27 @@ coordinator's nonce and the one spot where this message belongs, so that a copy 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from attrs import field, frozen
 from attrs.validators import and_, ge, le, min_len, optional
 
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous._codec import Codec, mac, write
+from elasticlib.rendezvous._codec import Code, Codec, Lines, Name, Place, mac, mac_of, write
 
 VERSION = 1
+MOST_SLOTS = 1_000_000
+"""Workers on one node: more processes than a kernel has."""
+EPOCH_BITS = 32
+"""Of a pulse's count, those below its coordinator's epoch."""
 
 
 @frozen
 class Descriptor:
     """What a node offers to one round."""
 
-    slots: int = field(validator=ge(1))
+    slots: int = field(validator=and_(ge(1), le(MOST_SLOTS)))
     """Workers that it will run."""
     role: str
     addresses: tuple[str, ...] = field(validator=min_len(1))
@@ -51,16 +56,18 @@ class FailureNote:
     pid: int
     exitcode: int
     """Exit status; ``-n`` when signal ``n`` ended the worker."""
-    message: str = ""
+    message: Lines = ""
     exception_type: str = ""
-    traceback: str = ""
-    hint: str = ""
+    traceback: Lines = ""
+    hint: Lines = ""
     secondary: bool = False
     """True for a lost connection to a peer: most likely a consequence of another failure."""
     age: float = field(default=0.0, validator=ge(0))
     """Seconds between the failure and the sending of this note."""
     fatal: bool = False
     """True where a restart would only meet it again: the job ends, whatever restarts are left."""
+    cut: bool = False
+    """True where texts were left out, and more of them can be had: from its node, or where the root cause lies."""
 
 
 @frozen
@@ -76,26 +83,30 @@ class Terms:
 class Join:
     """To the coordinator: this node has no running worker and asks for a seat."""
 
-    node: str
+    node: Name
     descriptor: Descriptor
     terms: Terms | None = None
     """Checked against the coordinator's own, where given."""
+    round: int = field(default=-1, validator=ge(-1))
+    """The last round in which this node had a seat; -1: none."""
+    epoch: int = field(default=0, validator=ge(0))
+    """The latest coordinator's of which it heard: one that remembers less was given an old memory."""
 
 
 @frozen
 class Failed:
     """To the coordinator, at once: workers of this node failed; others may still run."""
 
-    node: str
+    node: Name
     round: int
     failures: tuple[FailureNote, ...]
 
 
 @frozen
 class Stopped:
-    """To the coordinator: all workers of this node are gone; `failures` is the complete list."""
+    """To the coordinator: all workers of this node are gone; `failures` has all that `Failed` had not said before."""
 
-    node: str
+    node: Name
     round: int
     failures: tuple[FailureNote, ...]
 
@@ -104,7 +115,7 @@ class Stopped:
 class Succeeded:
     """To the coordinator: all workers of this node ended well."""
 
-    node: str
+    node: Name
     round: int
 
 
@@ -112,7 +123,7 @@ class Succeeded:
 class Leave:
     """To the coordinator, at once: this node will not come back, nor start a worker any more."""
 
-    node: str
+    node: Name
     why: str
     round: int | None = None
     """Round whose workers still run here, and whose `Stopped` will follow; None when none runs."""
@@ -122,21 +133,30 @@ class Leave:
 class Seat:
     """To one node: its place in a round. Ranks of its workers are `rank_base` + local rank."""
 
-    round: int
-    group_rank: int
+    round: int = field(validator=ge(0))
+    group_rank: int = field(validator=ge(0))
     group_world_size: int
-    rank_base: int
+    rank_base: int = field(validator=ge(0))
     world_size: int
-    role_rank_base: int
+    role_rank_base: int = field(validator=ge(0))
     role_world_size: int
-    restart_count: int
+    restart_count: int = field(validator=ge(0))
     """Restarts that the whole job has used up so far."""
-    max_restarts: int
-    master_addresses: tuple[str, ...]
+    max_restarts: int = field(validator=ge(0))
+    master_addresses: tuple[str, ...] = field(validator=min_len(1))
     """Addresses of group rank 0, best first."""
-    master_port: int
+    master_port: int = field(validator=and_(ge(0), le(65535)))
     why: str
     """What made the round start."""
+
+    def __attrs_post_init__(self) -> None:
+        for own, all_of_them in (
+            (self.group_rank, self.group_world_size),
+            (self.rank_base, self.world_size),
+            (self.role_rank_base, self.role_world_size),
+        ):
+            if own >= all_of_them:
+                raise ValueError(f"a place {own} of {all_of_them} is none")
 
 
 @frozen
@@ -149,12 +169,26 @@ class RoundEnd:
 
 
 @frozen
+class GivenUp:
+    """To a node that is heard again after it was counted as lost: it has no part in the job until it asks anew."""
+
+    why: str
+
+
+@frozen
+class Elaborate:
+    """To a node, by its session answered: a failure of its workers is the root cause; say all that a letter holds."""
+
+    round: int
+
+
+@frozen
 class Final:
     """To a node: the job is over for it. `root` is the failure that came first anywhere, if one decided."""
 
     succeeded: bool
     why: str
-    root_node: str | None = None
+    root_node: Name | None = None
     root: FailureNote | None = None
     kind: str = "failed"
     """Sort of an end without success: ``failed`` (workers), ``timeout`` (too few nodes), ``closed`` (the job had
@@ -167,14 +201,14 @@ class Final:
 class Bye:
     """To the coordinator: this node has read its `Final`; it needs the store no more."""
 
-    node: str
+    node: Name
 
 
 @frozen
 class Close:
     """To the coordinator: end the job for everybody."""
 
-    node: str
+    node: Name
     why: str
 
 
@@ -190,8 +224,8 @@ class Letter:
 class Hello:
     """The coordinator's greeting, for whoever comes: which job this is, and how it is run."""
 
-    run_id: str
-    nonce: str
+    run_id: Code
+    nonce: Code
     """Random, made anew when a job begins; kept when another node takes the coordination over."""
     host: str
     """Who coordinates, for people."""
@@ -203,14 +237,34 @@ class Hello:
 
 
 @frozen
-class Pulse:
-    """The coordinator lives: `count` grows."""
+class Missed:
+    """A node whose beats come no more to the coordinator, and the last one that came."""
 
+    node: Name
+    count: int = field(validator=ge(0))
+    """0: none came."""
+
+
+@frozen
+class Pulse:
+    """The coordinator lives: `count` grows, by one for each `TICK` of the heartbeat time and each pulse."""
+
+    nonce: Code
+    """Of the beginning of the job that it coordinates."""
     count: int = field(validator=ge(0))
     status: str = ""
     """For whom the job waits, for people; empty while it runs."""
     waiting: int = field(default=0, validator=ge(0))
     """Nodes that wait for a seat while a round runs."""
+    over: str = ""
+    """Why the job ended, where the coordinator may not know any more who is to be told."""
+    missed: tuple[Missed, ...] = ()
+    """Some of the nodes that will soon be lost: one that beats knows by it that its beats are destroyed."""
+
+    @property
+    def epoch(self) -> int:
+        """How often the coordination had been taken over."""
+        return self.count >> EPOCH_BITS
 
 
 @frozen
@@ -236,13 +290,23 @@ class ContactLost:
     grace: float
 
 
+@frozen
+class StoreGone:
+    """To an agent, by its own node: nobody coordinates the job any more, nor will. The error that says so follows."""
+
+    why: str
+
+
 Report: TypeAlias = Join | Failed | Stopped | Succeeded | Leave | Bye | Close
 """What nodes tell the coordinator."""
 
 Notice: TypeAlias = Seat | RoundEnd | Final
 """What the coordinator tells nodes."""
 
-Message: TypeAlias = Report | Notice | Letter | Hello | Pulse | Beat
+Told: TypeAlias = Notice | GivenUp | Elaborate
+"""Besides, what is meant for a node's session, and not for its agent."""
+
+Message: TypeAlias = Report | Told | Letter | Hello | Pulse | Beat
 
 _CLASSES: dict[str, type[Any]] = {
     "join": Join,
@@ -258,10 +322,12 @@ _CLASSES: dict[str, type[Any]] = {
     "beat": Beat,
     "seat": Seat,
     "end": RoundEnd,
+    "given up": GivenUp,
+    "elaborate": Elaborate,
     "final": Final,
 }
 _REPORTS = ("join", "failed", "stopped", "succeeded", "leave", "bye", "close")
-_CODEC = Codec(VERSION, _CLASSES, (Descriptor, FailureNote, Terms), _REPORTS)
+_CODEC = Codec(VERSION, _CLASSES, (Descriptor, FailureNote, Terms, Missed), _REPORTS)
 
 
 def key_of(token: str) -> bytes:
@@ -277,16 +343,30 @@ def encode(message: Message, key: bytes | None = None, place: str = "") -> bytes
     return write(body)
 
 
-def decode(data: bytes, key: bytes | None = None, place: str = "") -> Message:
+def sealed(messages: Mapping[str, Message], key: bytes | None, place_of: Callable[[str], str]) -> dict[str, bytes]:
+    """All of them, encoded each for the place of its key; what many say alike is put into words once."""
+    bodies: dict[int, dict[str, Any]] = {}
+    plain: dict[int, bytes] = {}
+    found = {}
+    for name, message in messages.items():
+        if id(message) not in bodies:
+            bodies[id(message)] = _CODEC.plain(message)
+            plain[id(message)] = write(bodies[id(message)])
+        data = plain[id(message)]
+        found[name] = data if key is None else write(bodies[id(message)] | {"mac": mac_of(data, key, place_of(name))})
+    return found
+
+
+def decode(data: bytes, key: bytes | None = None, place: Place = "") -> Message:
     """
     The message that *data* holds; raises `RendezvousStateError` for anything else.
 
     With a *key*, a message that was not signed with it for this *place* is refused; without one, a signed
-    message is.
+    message is. Texts of it are for people, and safe to be shown; names are such as can be written anywhere.
     """
     try:
         message: Message = _CODEC.read(data, key, place)
         return message
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         why = f"the store holds {data[:80]!r}, which is no message of this job: {error}"
         raise RendezvousStateError(why) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import uuid
 
+from elasticlib._untrusted import as_name
+
 
 def host_name(local_addr: str | None = None) -> str:
     """*local_addr*, else this machine's name."""
@@ -12,5 +14,5 @@ def host_name(local_addr: str | None = None) -> str:
 
 
 def node_name(local_addr: str | None = None) -> str:
-    """``host/process-random``, where the host is as in `host_name`."""
-    return f"{host_name(local_addr)}/{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    """``host/process-random``, where the host is as in `host_name`, but for what no other node would take."""
+    return f"{as_name(host_name(local_addr))}/{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -32,6 +32,11 @@ class Rendezvous:
     member: Membership
     _host: Host | None = None
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other node can join."""
+        return self._host is not None
+
     def close(self) -> None:
         """End all threads and processes and free all descriptors; may be called twice."""
         self.member.close()

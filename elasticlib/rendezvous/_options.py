@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import Factory, field, frozen
 
+from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
 from elasticlib.spec import DEFAULT_RENDEZVOUS_TIMEOUT, WAITS
 
@@ -31,6 +32,7 @@ HEARTBEAT = 10.0
 KEEP_ALIVE_INTERVAL = 5.0
 KEEP_ALIVE_ATTEMPTS = 3
 RECONNECT_TIMEOUT = 60.0
+STORE_LINGER = 3600.0
 """All in seconds, but for the attempts."""
 
 YES = frozenset({"1", "true", "t", "yes", "y"})
@@ -49,13 +51,13 @@ def _number(value: Any) -> float:
 def _seconds(value: Any) -> float:
     if (number := _number(value)) <= 0:
         raise ValueError
-    return number
+    return min(number, LONGEST_TIME)
 
 
 def _seconds_or_zero(value: Any) -> float:
     if (number := _number(value)) < 0:
         raise ValueError
-    return number
+    return min(number, LONGEST_TIME)
 
 
 def _whole(value: Any) -> int:
@@ -153,6 +155,12 @@ KEYS: dict[str, Key] = {
         "torch's, without effect: no writes are repeated here",
     ),
     "rank": Key(STATIC, _rank, "a whole number, 0 or more", "node_rank by torch's name"),
+    "store_linger": Key(
+        C10D | STATIC,
+        _seconds_or_zero,
+        "a number of seconds, 0 or more",
+        "that the store's host stays for other jobs on its endpoint when its own has ended, 3600",
+    ),
     "store_type": Key(
         C10D, _one_of("tcp", "file"), "tcp or file", "tcp, or file with a path as endpoint, for one machine"
     ),
@@ -176,7 +184,10 @@ _FOR_BACKENDS = frozenset(
     {"read_timeout", "protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix"}
 )
 """What is handed on as it is, in `Options.others`."""
-_AS_NAMED = ("join_timeout", "wait_for", "reconnect_timeout", "close_timeout", "rank", "store_type", "is_host")
+_AS_NAMED = (
+    *("join_timeout", "wait_for", "reconnect_timeout", "close_timeout", "store_linger"),
+    *("rank", "store_type", "is_host"),
+)
 
 
 @frozen(kw_only=True)
@@ -189,6 +200,7 @@ class Options:
     heartbeat: float = HEARTBEAT
     reconnect_timeout: float = RECONNECT_TIMEOUT
     close_timeout: float = CLOSE_TIMEOUT
+    store_linger: float = STORE_LINGER
     rank: int | None = None
     store_type: str = "tcp"
     is_host: bool | None = None
@@ -263,7 +275,7 @@ def _heartbeat(found: Mapping[str, Any]) -> float:
     if "keep_alive_interval" in found or "keep_alive_max_attempt" in found:
         interval: float = found.get("keep_alive_interval", KEEP_ALIVE_INTERVAL)
         attempts: int = found.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS)
-        return interval * attempts
+        return min(interval * attempts, LONGEST_TIME)
     return float(found.get("heartbeat_timeout", HEARTBEAT))
 
 

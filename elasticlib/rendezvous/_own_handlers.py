@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 
+from elasticlib._rules import is_unicode
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _options
 from elasticlib.rendezvous._choice import scheduler_index
@@ -36,6 +37,8 @@ def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
         _check_static(params, options.rank)
     if not params.run_id and not fixed:
         raise ConfigError(f"run_id={params.run_id!r}: nodes find each other's job by its id: give the same one to all")
+    if not is_unicode(params.run_id):
+        raise ConfigError(f"run_id={params.run_id!r} must be text that UTF-8 can hold")
     job = Job.of(
         options,
         run_id=params.run_id,

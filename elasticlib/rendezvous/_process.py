@@ -21,14 +21,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
-from attrs import Factory, define
+from attrs import Factory, define, field
 
 from elasticlib._clock import Clock, monotonic
+from elasticlib._lease import Lease
 from elasticlib._programs import CHANNEL_FD, wake_with_parent
-from elasticlib._wire import Channel, HasDescriptor, Message, soonest, wait_readable
+from elasticlib._times import soonest
+from elasticlib._wire import Channel, HasDescriptor, Message, wait_readable
 from elasticlib.errors import ElasticError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._membership import Talk
+from elasticlib.rendezvous._membership import STAYS, Talk
 from elasticlib.rendezvous._messages import (
     Close,
     ContactLost,
@@ -37,15 +39,13 @@ from elasticlib.rendezvous._messages import (
     Leave,
     Seat,
     Stopped,
+    StoreGone,
     Succeeded,
     decode,
     encode,
 )
+from elasticlib.rendezvous._vigil import SILENCE, Vigil
 
-SILENCE = 0.1
-"""Share of the heartbeat time: a launcher that is silent for so long stands still, unless it says otherwise."""
-_ANSWER = 0.15
-"""Share of the heartbeat time between two answers to the launcher's signs of life."""
 _DEATH_LIMIT = 5
 """Seconds from the launcher's death until this process is gone, come what may."""
 _OWN_END = 1.0
@@ -84,12 +84,10 @@ class Share(Protocol):
 
 @define
 class Guarded:
-    """The process whose death ends all workers of this node, and whether there may be any."""
+    """The process whose death ends all workers of this node."""
 
     handle: int | None = None
     """pidfd"""
-    running: bool = False
-    """Workers may run: a seat was passed on, and nothing was heard of their end."""
 
     def hold(self, handle: int) -> None:
         """Guard the process of the pidfd *handle*, which is this object's from now on."""
@@ -103,8 +101,8 @@ class Guarded:
                 signal.pidfd_send_signal(self.handle, signal.SIGKILL)
 
     def outlast(self, limit: float) -> bool:
-        """Whether no worker is left, after *limit* seconds at most."""
-        return not self.running or (self.handle is not None and bool(wait_readable([self.handle], limit)))
+        """Whether it is gone, after *limit* seconds at most."""
+        return self.handle is not None and bool(wait_readable([self.handle], limit))
 
     def forget(self) -> None:
         """Guard nothing."""
@@ -123,7 +121,10 @@ class LogLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the line."""
-        self._lines.append({"op": "log", "level": record.levelno, "text": self.format(record)})
+        line: Message = {"op": "log", "level": record.levelno, "text": self.format(record)}
+        if hasattr(record, STAYS):
+            line[STAYS] = getattr(record, STAYS)
+        self._lines.append(line)
         os.eventfd_write(self._ready, 1)
 
     def fileno(self) -> int:
@@ -147,18 +148,13 @@ class Pump:
     lines: LogLines
     launcher: int
     """pidfd; a child of the launcher's may hold a copy of the channel after its death."""
+    lease: Lease
+    """For others who can end the workers, in case this process is stopped."""
     clock: Clock = monotonic
-    stillness: float = SILENCE
-    """Share of the heartbeat time: the beats of a node whose launcher is silent for longer rest."""
     guarded: Guarded = Factory(Guarded)
-    _heard: float = 0.0
-    _answered: float = 0.0
-    _held: bool = False
-    _due: bool = False
-    """The time for workers that still ran has come: whoever is given as their foreman dies, until they are gone."""
+    vigil: Vigil = field(init=False)
+    stillness: float = SILENCE
     _broken: bool = False
-    _wish: int = 0
-    """Which wish of the agent's the notices answer."""
     _waiting: int = 0
     """Nodes that wait for a seat, as the launcher was told."""
 
@@ -171,7 +167,7 @@ class Pump:
 
     def begin(self) -> None:
         """Tell the launcher that this process is there."""
-        self._heard = self._answered = self.clock()
+        self.vigil = Vigil(self.heartbeat, self.clock(), self.clock(), self.stillness)
         self.channel.send({"op": "alive"})
 
     def step(self, patience: float | None) -> bool | None:
@@ -188,48 +184,58 @@ class Pump:
             self._obey(*received)
         if self.launcher in ready:
             return False
-        self._judge_silence()
+        self._renew_lease()
+        self._judge()
         self._pass_on()
-        self._end_workers_in_time()
+        self._judge()  # what was passed on may say that contact is lost, and workers have no time left
+        if self.vigil.due:
+            self.guarded.kill()
         return None
 
     def patience(self) -> float | None:
         """Seconds until `step` has something to do though nothing comes."""
-        times = [self._kill_in(), None if self._broken else self.share.member.patience()]
-        if self.heartbeat and not self._held:
-            times.append(self._heard + self.stillness * self.heartbeat - self.clock())
-        due = soonest(*times)
+        wake, now = self.vigil.wake_at(self._kill_at()), self.clock()
+        due = soonest(None if wake is None else wake - now, None if self._broken else self.share.member.patience())
         return None if due is None else max(0.0, due)
+
+    def say_lines(self) -> None:
+        """Send what was logged to where people see it."""
+        for line in self.lines.take():
+            if not self.vigil.held:  # nobody reads; what is said while nobody reads must not fill the channel
+                self.channel.send(line)
+
+    def outlast(self, limit: float) -> bool:
+        """Whether no worker is left, after *limit* seconds at most."""
+        return not self.vigil.running or self.guarded.outlast(limit)
 
     # From the launcher.
 
     def _obey(self, message: Message, descriptors: list[int]) -> None:
-        member, guarded = self.share.member, self.guarded
-        self._heard = self.clock()
+        member, now = self.share.member, self.clock()
+        self.vigil = self.vigil.said(now)
         match message["op"]:
             case "join":
-                guarded.running = self._due = False
-                self._wish = message["wish"]
+                self.vigil = self.vigil.wished(message["wish"])
                 member.join(message["slots"], message["role"])
             case "guard":
-                guarded.hold(*descriptors)
+                self.guarded.hold(*descriptors)
             case "report":
                 self._report(message["report"])
             case "alive":
-                if self.heartbeat and self._heard >= self._answered + _ANSWER * self.heartbeat:
-                    self._answered = self._heard
+                self.vigil, answers = self.vigil.answer(now)
+                if answers:
                     self.channel.send({"op": "alive"})
 
     def _report(self, text: str) -> None:
-        member, guarded = self.share.member, self.guarded
+        member = self.share.member
         match decode(text.encode()):
             case Failed(round=number, failures=failures):
                 member.failed(number, failures)
             case Stopped(round=number, failures=failures):
-                guarded.running = self._due = False
+                self.vigil = self.vigil.gone()
                 member.stopped(number, failures)
             case Succeeded(round=number):
-                guarded.running = self._due = False
+                self.vigil = self.vigil.gone()
                 member.succeeded(number)
             case Leave(why=why, round=number):
                 member.leave(why, number)
@@ -239,9 +245,7 @@ class Pump:
     # To the launcher.
 
     def _pass_on(self) -> None:
-        for line in self.lines.take():
-            if not self._held:  # nobody reads; what is said while nobody reads must not fill the channel
-                self.channel.send(line)
+        self.say_lines()
         if self._broken:
             return
         try:
@@ -253,18 +257,21 @@ class Pump:
         for word in words:
             if isinstance(word, ContactLost):
                 self.channel.send({"op": "lost", "why": word.why, "grace": word.grace})
+            elif isinstance(word, StoreGone):
+                self.channel.send({"op": "gone", "why": word.why})
             else:
                 self._tell(word)
-        if not self._held and (waiting := self.share.member.waiting()) != self._waiting:
+        if not self.vigil.held and (waiting := self.share.member.waiting()) != self._waiting:
             self._waiting = waiting
             self.channel.send({"op": "waiting", "count": waiting})
 
     def _tell(self, notice: Seat | Final | object) -> None:
         text = encode(notice).decode("ascii")  # type: ignore[arg-type]
-        message: Message = {"op": "notice", "notice": text, "wish": self._wish}
+        message: Message = {"op": "notice", "notice": text, "wish": self.vigil.wish}
         listener = None
         if isinstance(notice, Seat):
-            self.guarded.running, self._due = True, False
+            self.vigil = self.vigil.seated()
+            self._renew_lease()
             listener = self.share.member.listener() if notice.group_rank == 0 else None
         if listener is None:
             self.channel.send(message)
@@ -274,21 +281,20 @@ class Pump:
 
     # What nobody else can do in time.
 
-    def _judge_silence(self) -> None:
-        held = bool(self.heartbeat) and self.clock() >= self._heard + self.stillness * self.heartbeat
-        if held is not self._held:
-            self._held = held
-            self.share.member.hold(held)
+    def _judge(self) -> None:
+        held = self.vigil.held
+        self.vigil = self.vigil.judge(self.clock(), self._kill_at())
+        if self.vigil.held is not held:
+            self.share.member.hold(self.vigil.held)
 
-    def _end_workers_in_time(self) -> None:
-        left = self._kill_in()
-        if left is not None and left <= 0.0:
-            self._due = True
-        if self._due:
-            self.guarded.kill()
+    def _renew_lease(self) -> None:
+        end = self.vigil.lease_end(self._kill_at())
+        if end is not None:
+            self.lease.renew(end)
 
-    def _kill_in(self) -> float | None:
-        return self.share.member.kill_in() if self.guarded.running and not self._due else None
+    def _kill_at(self) -> float | None:
+        left = self.share.member.kill_in()
+        return None if left is None else self.clock() + left
 
 
 def told(error: Exception) -> Message:
@@ -332,7 +338,7 @@ def main(make: Callable[[Job], Share] = _open) -> NoReturn:
         # process that has not begun more time than one that falls silent.
         share.prepare()
         share.start()
-        pump = Pump(channel, share, job.heartbeat, lines, launcher)
+        pump = Pump(channel, share, job.heartbeat, lines, launcher, Lease(*first[1]))
         if (stillness := first[0]["stillness"]) is not None:
             pump.stillness = stillness
         if pump.run():
@@ -346,7 +352,7 @@ def main(make: Callable[[Job], Share] = _open) -> NoReturn:
 
 
 def _part(pump: Pump, linger: float) -> None:
-    """Wait for others to read the end, but not for longer than the launcher lives."""
+    """Wait for others to read the end, and to end, but not for longer than the launcher lives."""
     parted = os.eventfd(0, os.EFD_CLOEXEC)
 
     def part() -> None:
@@ -356,7 +362,11 @@ def _part(pump: Pump, linger: float) -> None:
             os.eventfd_write(parted, 1)
 
     threading.Thread(target=part, daemon=True).start()
-    if parted not in wait_readable([parted, pump.launcher], None):
+    ready: set[int] = set()
+    while not ready & {parted, pump.launcher}:
+        ready = wait_readable([parted, pump.launcher, pump.lines], None)
+        pump.say_lines()
+    if parted not in ready:
         signal.alarm(_DEATH_LIMIT)
         wait_readable([parted], _GOODBYE)
 
@@ -364,10 +374,9 @@ def _part(pump: Pump, linger: float) -> None:
 def _bear_witness(pump: Pump) -> None:
     """The launcher is dead: see its workers end, and say so in its place."""
     signal.alarm(_DEATH_LIMIT)
-    guarded = pump.guarded
-    gone = guarded.outlast(_OWN_END)
+    gone = pump.outlast(_OWN_END)
     if not gone:
-        guarded.kill()
-        gone = guarded.outlast(_OWN_END)
+        pump.guarded.kill()
+        gone = pump.outlast(_OWN_END)
     pump.share.witness("its agent died", gone)
     pump.share.close(_GOODBYE)

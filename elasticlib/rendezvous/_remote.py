@@ -15,7 +15,7 @@ import contextlib
 import json
 import logging
 import os
-import select
+import signal
 import socket
 import struct
 import sys
@@ -24,8 +24,9 @@ from collections import deque
 
 from elasticlib import errors
 from elasticlib._clock import Clock, monotonic
+from elasticlib._lease import Lease
 from elasticlib._programs import BOOT, Link, own, spawn, start_thread
-from elasticlib._wire import Channel, Message, room_for, wait_readable
+from elasticlib._wire import Channel, HasDescriptor, Message, room_for, takes_more, wait_readable
 from elasticlib.errors import (
     ElasticError,
     RendezvousClosedError,
@@ -35,7 +36,7 @@ from elasticlib.errors import (
 )
 from elasticlib.rendezvous._contact import FENCE, GRACE, INTERVAL
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import STAYS, Word
 from elasticlib.rendezvous._messages import (
     Close,
     ContactLost,
@@ -44,11 +45,13 @@ from elasticlib.rendezvous._messages import (
     Report,
     RoundEnd,
     Seat,
+    StoreGone,
     decode,
     encode,
 )
 from elasticlib.rendezvous._reports import Reporter
 from elasticlib.rendezvous._resolver import QUIET_LOOKUPS
+from elasticlib.spec import TOKEN_VARIABLE
 
 _log = logging.getLogger("elasticlib")
 
@@ -110,6 +113,8 @@ class RemoteMember(Reporter):
         self._reconnect_limit = job.reconnect_timeout
         self._gone = False
         self._closed = False
+        self._stays = False
+        """Whether the process stays for other jobs, though this one has ended."""
         ours, theirs = Channel.pair()
         # The thread that sends must not wait for ever for a process that was stopped.
         ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_LIMIT, 0))
@@ -129,7 +134,8 @@ class RemoteMember(Reporter):
         self._birth_limit = job.join_timeout or _BIRTH
         self._turned = threading.Condition()
         first = {"op": "job", "job": job.plain(), "stillness": stillness}
-        self._letters: deque[tuple[Message, tuple[int, ...]]] = deque([(first, ())])
+        self._lease = Lease()
+        self._letters: deque[tuple[Message, tuple[int, ...]]] = deque([(first, (os.dup(self._lease.fileno()),))])
         """With descriptors that are closed when they are sent."""
         self._sending = True
         """Whether the thread has something in hand: what comes then must wait for its turn."""
@@ -138,6 +144,7 @@ class RemoteMember(Reporter):
             start_thread(self._sender)
         except BaseException:
             self._link.close()
+            self._lease.close()
             self._child.wait(0.0)
             raise
 
@@ -156,10 +163,11 @@ class RemoteMember(Reporter):
         """End the job for everybody; `Final` answers."""
         self._report(Close(self.node, why))
 
-    def guard(self, handle: int) -> None:
+    def guard(self, handle: int) -> Lease | None:
         """Give a pidfd, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
         with room_for(1):
             self._say({"op": "guard"}, os.dup(handle))
+        return self._lease if self._heartbeat else None
 
     def _report(self, report: Report) -> None:
         text = encode(report).decode("ascii")
@@ -170,7 +178,7 @@ class RemoteMember(Reporter):
         if self._closed:
             raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {letter['op']!r} comes too late")
         with self._turned:
-            if self._sending or self._letters or len(letter.get("report", "")) > _SHORT or not _takes(self._link):
+            if self._sending or self._letters or len(letter.get("report", "")) > _SHORT or not takes_more(self._link):
                 self._letters.append((letter, descriptors))
                 self._turned.notify()
             else:
@@ -278,9 +286,8 @@ class RemoteMember(Reporter):
         if self._begun or self._gone or self._error is not None or waited < self._tell_after:
             return
         self._tell_after = 2 * waited
-        left = self._birth_limit - waited
         what = f"node {self.node} has waited {waited:.0f} s for job {self._run_id!r}"
-        _log.warning("%s: %s; %.0f s left", what, _IMPORTING, left)
+        _log.warning("%s: %s; %.0f s left", what, _IMPORTING, self._birth_limit - waited)
 
     def _cut_off(self, why: str) -> ContactLost:
         return ContactLost(f"contact with the job is lost: {why}", GRACE * self._heartbeat)
@@ -311,6 +318,8 @@ class RemoteMember(Reporter):
                 self._waiting = message["count"]
             case "lost":
                 return [ContactLost(message["why"], message["grace"])]
+            case "gone":
+                return [StoreGone(message["why"])]
             case "error":
                 self._error = _rebuilt(message["kind"], message["text"])
             case "log":
@@ -326,7 +335,8 @@ class RemoteMember(Reporter):
         Part from the job, and return when the process has ended.
 
         Where the job's store lives on this node, that is when the others have read how the job ended, or after
-        the job's `close_timeout`.
+        the job's `close_timeout`; and when other jobs in that store have ended, too, or after the job's
+        `store_linger`. A Ctrl-C ends that last wait, and nothing else.
         """
         if self._closed or os.getpid() != self._owner:
             return
@@ -339,26 +349,44 @@ class RemoteMember(Reporter):
             self._turned.notify()
         try:
             if not self._gone:
-                self._child.wait(self._parting + _ENDING if parts else _ENDING)
-        except BaseException:  # the operator does not want to wait
+                self._see_it_end(self._parting + _ENDING if parts else _ENDING)
+        except BaseException as error:  # the operator does not want to wait
             self._child.wait(0.0)
-            raise
+            if not (self._stays and isinstance(error, KeyboardInterrupt)):
+                raise
         finally:
             self._gone = True
             self._sender.join(_SEND_LIMIT + 1)
             self._link.close()
+            self._lease.close()
 
-
-def _takes(link: Link) -> bool:
-    """Whether the channel takes a short frame without a wait: the kernel says so only while most of it is free."""
-    poll = select.poll()
-    poll.register(link, select.POLLOUT)
-    return any(event & select.POLLOUT for _, event in poll.poll(0))
+    def _see_it_end(self, limit: float) -> None:
+        """Reap the process, killed if it has not ended after *limit* s, or when the time is over that it stays."""
+        self._child.send(signal.SIGCONT)
+        deadline, hears = monotonic() + limit, True
+        while hears or not self._child.ends(0.0):
+            sources: list[HasDescriptor] = [self._child, *([self._link] if hears else [])]
+            ready = wait_readable(sources, max(0.0, deadline - monotonic()))
+            if not ready:
+                break
+            if hears and self._link.fileno() in ready:
+                received = self._link.receive()
+                hears = received is not None
+                if received is not None:
+                    if stays := received[0].get(STAYS):  # before people read of it, and press Ctrl-C
+                        self._stays, deadline = True, monotonic() + stays + _ENDING
+                    self._hear(*received)
+            elif self._child.fileno() in ready:
+                break
+        self._drop_listener()
+        self._child.wait(0.0)
 
 
 def _environment() -> dict[str, str]:
     # A store's server looks up the name of every peer, for its log only: that must cost no time.
-    return {**os.environ, "RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    # The job's token goes through the channel, and to no program that is started from there.
+    inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    return {**inherited, "RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def _rebuilt(kind: str, text: str) -> ElasticError:

@@ -1,7 +1,7 @@
 """
 The reports of a node, for every kind of member.
 
-Rules of this file: it makes messages; how they travel is the member's own business.
+Rules of this file: it makes messages, none longer than a letter may be; how they travel is the member's own business.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 
 from elasticlib.rendezvous._messages import Failed, FailureNote, Report, Stopped, Succeeded
+from elasticlib.rendezvous._shortening import fitting
 
 
 class Reporter(abc.ABC):
@@ -22,11 +23,11 @@ class Reporter(abc.ABC):
 
     def failed(self, round: int, failures: tuple[FailureNote, ...]) -> None:
         """Say at once that workers failed; `stopped` follows when all are gone."""
-        self._report(Failed(self.node, round, failures))
+        self._report(fitting(Failed(self.node, round, failures)))
 
     def stopped(self, round: int, failures: tuple[FailureNote, ...] = ()) -> None:
         """Say that all workers are gone, with all that failed by themselves."""
-        self._report(Stopped(self.node, round, failures))
+        self._report(fitting(Stopped(self.node, round, failures)))
 
     def succeeded(self, round: int) -> None:
         """Say that all workers ended well; `Final` or `RoundEnd` follows."""

@@ -7,15 +7,15 @@ seconds. Texts that name many nodes name the first few.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from attrs import Attribute, Factory, field, frozen
 
+from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._messages import Descriptor, FailureNote, Final, Notice, Report, RoundEnd, Seat
+from elasticlib.rendezvous._messages import Descriptor, FailureNote, Final, Report, RoundEnd, Seat, Told
 from elasticlib.rendezvous._seats import natural_key
 
 FIRST_PATIENCE = 600.0
@@ -34,7 +34,7 @@ def _count(least: int) -> Callable[[object, Attribute[int], int], None]:
 
 
 def _seconds(_: object, attribute: Attribute[float], value: float) -> None:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
+    if type(value) not in (int, float) or not 0 <= value <= LONGEST_TIME:
         raise ConfigError(f"{attribute.name}={value!r:.80}: give a number of seconds, 0 or more")
 
 
@@ -121,7 +121,7 @@ class Send:
 
     box: str
     node: str
-    notice: Notice
+    notice: Told
 
 
 @frozen
@@ -141,6 +141,16 @@ Action: TypeAlias = Send | WakeAt | ClearStore
 
 
 @frozen
+class Exits:
+    """Exits in a row that the nodes at a place made by themselves, without having done any work."""
+
+    times: int
+    at: float
+    """When the last one was."""
+    why: str
+
+
+@frozen
 class Entry:
     """A node that asked for a seat, in its letter *seq*; the answers go to *box*."""
 
@@ -150,6 +160,12 @@ class Entry:
     descriptor: Descriptor
     came: float = field(default=0.0, eq=False)
     """When it asked, in the coordinator's seconds: a sign of life."""
+    arrived: float = field(default=0.0, eq=False)
+    """When it asked for the first time."""
+    exits: Exits | None = None
+    """What those who had its place before it did; None: nothing that counts."""
+    free_at: float = 0.0
+    """When it may have a seat at the earliest: a node that comes and goes pauses."""
 
 
 @frozen
@@ -177,6 +193,8 @@ class Round:
     lost: frozenset[str] = frozenset()
     """Those of `left` that did not go by their own will."""
     causes: tuple[Cause, ...] = ()
+    asked: frozenset[str] = field(default=frozenset(), eq=False)
+    """Nodes that were asked for the rest of their failures; whoever takes over asks again."""
     end: RoundEnd | None = None
 
     @property
@@ -201,6 +219,8 @@ class Watch:
     """Who was seen when; a new coordinator begins without."""
 
     sightings: Mapping[str, Sighting] = Factory(dict)
+    given_up: Mapping[str, Sighting] = Factory(dict)
+    """Nodes that were lost and have not asked anew, the latest ones; one that is heard again is told so."""
     at: float | None = None
     """When beats were last read."""
 
@@ -219,8 +239,14 @@ class State:
     restarts: int = 0
     losses: Mapping[str, int] = Factory(dict)
     """For each host, how many of its rounds running had lost it when the present one began."""
+    exits: Mapping[str, tuple[Exits, ...]] = Factory(dict)
+    """By place, of agents that are gone from there and that no other one has followed."""
+    pausing: frozenset[str] = field(default=frozenset(), eq=False)
+    """Nodes that had to pause when they came, at least those that still wait."""
     gathering_since: float | None = None
     last_join: float = 0.0
+    opens_at: float = field(default=0.0, eq=False)
+    """Until then nobody gets a seat: nodes may be at work of whom this memory knows nothing."""
     final: Final | None = None
     watch: Watch = field(factory=Watch, eq=False)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from elasticlib import _untrusted
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._etcd_keys import Item
 
@@ -85,9 +86,9 @@ class Document:
 def decode_document(data: bytes) -> Document:
     """The document that *data* holds; else a `RendezvousStateError`."""
     try:
-        body = json.loads(data)
+        body = _untrusted.parse(data)
         if body["v"] != VERSION:
-            raise ValueError(f"it has version {body['v']!r}, we speak {VERSION}")
+            raise ValueError(f"it has version {_untrusted.shown(body['v'])}, we speak {VERSION}")
         items = {
             path: Item(path, _read(text), _count(version), _count(born))
             for path, (text, version, born) in body["keys"].items()
@@ -96,7 +97,7 @@ def decode_document(data: bytes) -> Document:
         if not held.keys() <= items.keys():
             raise ValueError("a key is held that is not there")
         return Document(_count(body["rev"]), items, held)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RendezvousStateError(f"the state {data[:80]!r} was not written by a job: {error!r}") from error
 
 
@@ -112,12 +113,11 @@ def _read(value: Any) -> bytes:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r:.40} should be a whole number, 0 or more")
-    return value
+    return _untrusted.whole(value, 0)
 
 
 def _seconds(value: Any) -> float:
-    if type(value) not in (int, float) or not value > 0:
-        raise ValueError(f"{value!r:.40} should be seconds above 0")
-    return float(value)
+    found = _untrusted.seconds(value)
+    if not found > 0:
+        raise ValueError(f"{_untrusted.shown(value)} should be seconds above 0")
+    return found

@@ -4,6 +4,7 @@ Keys of a job in a `RendezvousBackend`: whatever can hold one state and compare 
 Rules of this file: every change is one conditional write of the whole state, so what must hold together does. The back
 end is called by one thread at a time. It cannot tell of changes: who waits looks again and again, the more seldom the
 longer nothing came, and one look serves all who wait.
+A state with fewer changes than one that was seen is not believed: it was put back by somebody, or read from a copy.
 A holder is gone when its renewals stand still for its time to live, by the clock of whoever looks.
 """
 
@@ -114,8 +115,12 @@ class SharedState:
     def _take(self, found: tuple[bytes, Token] | None) -> None:
         data, token = (None, None) if found is None else found
         if data is None or data != self._data:
-            self._document = Document() if data is None else decode_document(data)
-            self._data = data
+            document = Document() if data is None else decode_document(data)
+            if data is not None and document.rev < self._document.rev:
+                # A copy that lags behind catches up; where somebody put an old state back, contact stays lost.
+                what = f"the state in {self.name} was set back from its change {self._document.rev} to {document.rev}"
+                raise RendezvousConnectionError(f"{what}: it is an old one")
+            self._document, self._data = document, data
             with self.turned:
                 self.turned.notify_all()
         self._token = token

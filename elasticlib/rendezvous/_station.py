@@ -16,16 +16,19 @@ from elasticlib._clock import Clock, monotonic
 from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
 from elasticlib.rendezvous._contact import Limits
+from elasticlib.rendezvous._dial import RefusedError
 from elasticlib.rendezvous._exchange import Exchange
 from elasticlib.rendezvous._host import Host
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._journal import Journal, LeadershipLost
 from elasticlib.rendezvous._member import Member
+from elasticlib.rendezvous._membership import STAYS
 from elasticlib.rendezvous._messages import key_of
 from elasticlib.rendezvous._offer import LOOPBACK, BoundOffer, FixedOffer
 
 _log = logging.getLogger("elasticlib")
 
+_MOST_NAMES = 8
 _AGAIN = 0.5
 _RESIGNING = 2.0
 """Seconds that `Station.close` waits until this node's candidate has resigned."""
@@ -60,6 +63,8 @@ class Station:
         self._met = False
         self._host: Host | None = None
         self._candidate: Any = None
+        self._served: str | None = None
+        """Id of the job whose store this one is a guest in; empty where that job has ended; None: in its own."""
         self._closing = False
         self._witnessed = False
         """Whether the others were told why this node goes."""
@@ -122,10 +127,23 @@ class Station:
             self._host.close(linger)
             if self.hosts_store and self._host.is_over():
                 self._backend.forget_job()
+                if not self._witnessed:
+                    self._backend.stay(self.job.store_linger, self._tell_stay, self._pause)
         if self._candidate is not None:
             self._candidate.close(_RESIGNING)
         self._pause.set()
         self._backend.close()
+
+    def _tell_stay(self, guests: list[str]) -> None:
+        names = ", ".join(map(repr, guests[:_MOST_NAMES]))
+        names += f" and {more} more" if (more := len(guests) - _MOST_NAMES) > 0 else ""
+        limit = self.job.store_linger
+        final = self.member.final
+        how = "has ended" if final is None or final.succeeded else "has failed"
+        what = f"job {self.job.run_id!r} {how}; node {self.job.node}, which hosts the store at {self.job.endpoint},"
+        why = f"stays for job{'s' * (len(guests) > 1)} {names}, which also {'use' if len(guests) > 1 else 'uses'} it"
+        # Whoever waits for this process must know how long that may be.
+        _log.warning("%s %s: %g s at most (store_linger), or until Ctrl-C", what, why, limit, extra={STAYS: limit})
 
     def _offer(self) -> BoundOffer | FixedOffer:
         job = self.job
@@ -161,6 +179,7 @@ class Station:
             clock=self._clock,
             journal=journal,
             remark=remark,
+            seen=self.member.seen(),
         )
 
     def _attempt(self, timeout: float) -> Exchange:
@@ -174,13 +193,20 @@ class Station:
         backend = self._backend
         if not self._met and not self._host and backend.serve(self._began + self.job.rules.patience):
             self._coordinate(self._attempt(timeout))
-        exchange = self._attempt(timeout)
+        try:
+            exchange = self._attempt(timeout)
+        except RefusedError as error:
+            if self._served is None:
+                raise
+            owner = f"of job {self._served!r}" if self._served else "of a job that has ended"
+            raise RefusedError(f"{error}; it was the store {owner}, in which this job was a guest") from error
         # The store of another job on this endpoint serves this one as well: the first who comes coordinates.
         job, served = self.job, backend.served_run(exchange)
         if self._host is None and not self._met and served != job.run_id:
+            self._served = served
             if backend.claim(exchange):
                 remark = f"the store at {job.endpoint} was opened for job {served!r}, this is job {job.run_id!r}"
-                self._coordinate(exchange.clone(), f"{remark}: is its id right?" if served else "")
+                self._coordinate(backend.coordinating(exchange), f"{remark}: is its id right?" if served else "")
         self._met = True
         return exchange
 
@@ -234,6 +260,7 @@ class Station:
                 host.run()
                 return
             except LeadershipLost as error:
+                journal.lose(str(error))
                 _log.info("node %s coordinates no more: %s", self.job.node, error)
                 return
             except RendezvousConnectionError as error:

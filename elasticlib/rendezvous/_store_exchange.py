@@ -8,18 +8,21 @@ exceptions end here. What strangers write under our keys is passed on as bytes, 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Protocol
 from urllib.parse import quote
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._counted_inbox import LATE, CountedInbox
-from elasticlib.rendezvous._exchange import Posted
+from elasticlib.rendezvous._exchange import Posted, RequestRefusedError, parts
+from elasticlib.rendezvous._file_store import LATEST, SOONEST
+from elasticlib.rendezvous._journal import LeadershipLost
 
 ROOT = "elasticlib/"
 """What all our keys start with; workers that share the store use others."""
@@ -27,9 +30,15 @@ SERVES = f"{ROOT}serves"
 """Run id of the job whose node hosts the store."""
 SERVER = f"{ROOT}server"
 """A random word that the hosting node made up."""
+CLAIMANT = "claimant"
+"""Who coordinates a job that the store does not serve: a word of that process's own."""
 TOGETHER = 1000
 """Keys in one request."""
 LONGEST_WAIT = 3600.0
+_BYTES = 128 * 1024
+"""Of values in one request that writes several: TCPStore's time for a request grows with the square of its length."""
+_LONGEST_VALUE, _LONGEST_KEY = 8 * 1024 * 1024, 8 * 1024 - 1
+"""Bytes that TCPStore takes; it resets the connection of whoever sends more, which looks like an outage."""
 
 
 class Store(Protocol):
@@ -60,12 +69,16 @@ class StoreExchange:
     served_run: str | None = None
     """Run id of the job whose node hosts the store; None when nobody said."""
     _clock: Clock = field(default=monotonic, kw_only=True)
+    claim: bytes | None = field(default=None, kw_only=True)
+    """What must stand as the job's `CLAIMANT` for this connection to write anything."""
+    first: int = field(default=1, kw_only=True)
+    """Number of the first inbox entry that is received: earlier ones were for somebody else."""
     _inbox: CountedInbox = field(init=False)
     _nothing: bytes = field(init=False, factory=lambda: secrets.token_bytes(16))
     """Stands for an absent key; nobody can write it on purpose."""
 
     def __attrs_post_init__(self) -> None:
-        self._inbox = CountedInbox(self._count, self._entries, self._wait_for_entry, clock=self._clock)
+        self._inbox = CountedInbox(self._count, self._entries, self._wait_for_entry, clock=self._clock, next=self.first)
 
     def add(self, key: str, n: int) -> int:
         """Add *n* to a counter that starts at 0 and return the sum."""
@@ -74,17 +87,23 @@ class StoreExchange:
 
     def post(self, data: bytes) -> None:
         """Append an entry to the inbox."""
+        self._check({"inbox": data})
         began = self._clock()
-        with self._speaking() as store:
-            number = store.add(self._key("inbox"), 1)
-            if number < 1:
-                raise RendezvousStateError(f"the inbox counter was destroyed: it says {number}")
-            entry = self._key(f"inbox/{number}")
-            store.set(entry, data)
-            store.check([entry])  # the acknowledgement; the entry itself may have been received by now
+        self.append("inbox", data)
         if self._clock() - began > LATE / 2:
             why = "took so long that nobody may look for this entry any more"
             raise RendezvousConnectionError(f"the store at {self.where} {why}")
+
+    def answers(self, limit: float) -> bool:
+        """Whether somebody receives and discards an entry of the inbox within *limit* seconds."""
+        began = self._clock()
+        number, pause = self.append("inbox", b""), SOONEST
+        while self.read([f"inbox/{number}"]) != [None]:
+            if (left := began + limit - self._clock()) <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LATEST)
+        return True
 
     def receive(self, timeout: float | None) -> Sequence[Posted]:
         """Entries that this connection has not received yet, oldest first."""
@@ -96,12 +115,17 @@ class StoreExchange:
 
     def write(self, values: Mapping[str, bytes]) -> None:
         """Write all values, wake all who wait for their keys."""
-        keys, data = [self._key(key) for key in values], list(values.values())
+        self._check(values)
+        last = ""
         with self._speaking() as store:
-            for start in range(0, len(keys), TOGETHER):
-                store.multi_set(keys[start : start + TOGETHER], data[start : start + TOGETHER])
-            if keys:
-                store.check(keys[-1:])  # requests of a connection are served in order
+            if self.claim is not None and self._read_one(store, self._key(CLAIMANT)) != self.claim:
+                raise LeadershipLost(f"job {self._run_id!r} was taken for dead, and begun anew by another node")
+            for part in parts(values, TOGETHER, _BYTES):
+                keys = [self._key(key) for key, _ in part]
+                store.multi_set(keys, [data for _, data in part])
+                last = keys[-1]
+            if last:
+                store.check([last])  # requests of a connection are served in order
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """The value of each key; None for an absent one."""
@@ -138,9 +162,37 @@ class StoreExchange:
                 if not key.startswith(ROOT):
                     store.delete_key(key)
 
+    def replace(self, key: str, old: bytes, new: bytes) -> bytes:
+        """Write *new* if *old* is there, or nothing is and *old* is empty; what stands there afterwards."""
+        with self._speaking() as store:
+            return store.compare_set(self._key(key), old, new)
+
+    def append(self, folder: str, data: bytes) -> int:
+        """Leave *data* as the next entry of *folder*; its number."""
+        with self._speaking() as store:
+            number = store.add(self._key(folder), 1)
+            if number < 1:
+                raise RendezvousStateError(f"the {folder} counter was destroyed: it says {number}")
+            entry = self._key(f"{folder}/{number}")
+            store.set(entry, data)
+            store.check([entry])  # the acknowledgement; the entry itself may have been received by now
+            return number
+
+    def count(self, folder: str) -> int:
+        """The number of the last entry of *folder*; 0 where there never was one."""
+        [text] = self.read([folder])  # adding 0 to what is no number would break the connection
+        try:
+            return int(text or b"0")
+        except ValueError as error:
+            raise RendezvousStateError(f"the {folder} counter was destroyed: it says {text!r:.80}") from error
+
+    def of(self, run_id: str) -> StoreExchange:
+        """This very connection, for the keys of another job."""
+        return StoreExchange(self.store, self._open, run_id, self.where, self.served_run, clock=self._clock)
+
     def clone(self) -> StoreExchange:
         """Another connection to the same store."""
-        return StoreExchange(self._open(), self._open, self._run_id, self.where, self.served_run, clock=self._clock)
+        return evolve(self, store=self._open())
 
     def close(self) -> None:
         """Give the connection up; a thread that still waits in it keeps it until then."""
@@ -150,6 +202,13 @@ class StoreExchange:
         """The value of a key that belongs to no job, once it is there; None if that takes longer than *timeout* s."""
         with self._speaking() as store:
             return self._read_one(store, key) if self._wait(store, key, timeout) else None
+
+    def _check(self, values: Mapping[str, bytes]) -> None:
+        for key, data in values.items():
+            if len(data) > _LONGEST_VALUE or len(self._key(key).encode()) > _LONGEST_KEY:
+                asked = f"{len(data):,} bytes at {key:.80}"
+                most = f"{_LONGEST_VALUE:,} bytes at a key of {_LONGEST_KEY:,}"
+                raise RequestRefusedError(f"the store at {self.where} takes no {asked}: {most} are its limit", True)
 
     def _key(self, key: str) -> str:
         return f"{ROOT}{quote(self._run_id, safe='')}/{key}"
@@ -194,11 +253,7 @@ class StoreExchange:
         return True
 
     def _count(self) -> int:
-        [text] = self.read(["inbox"])  # adding 0 to what is no number would break the connection
-        try:
-            return int(text or b"0")
-        except ValueError as error:
-            raise RendezvousStateError(f"the inbox counter was destroyed: it says {text!r:.80}") from error
+        return self.count("inbox")
 
     def _entries(self, numbers: Sequence[int]) -> list[bytes | None]:
         return self.read([f"inbox/{number}" for number in numbers])

@@ -12,7 +12,9 @@ import resource
 import secrets
 import socket
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, cast
@@ -23,12 +25,13 @@ from elasticlib.errors import ConfigError, RendezvousConnectionError, Rendezvous
 from elasticlib.rendezvous._binding import ANYWHERE, Elsewhere, Taken, bind_endpoint, is_here, listen, outward_address
 from elasticlib.rendezvous._dial import Answer, Limited, RefusedError, probe
 from elasticlib.rendezvous._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
-from elasticlib.rendezvous._exchange import HELLO, PULSE, Exchange, key_place
+from elasticlib.rendezvous._exchange import HELLO, Exchange, key_place
 from elasticlib.rendezvous._file_store import PolledFileStore, is_stale, sign
+from elasticlib.rendezvous._guests import Claim, Guests, forget
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._messages import Hello, decode, key_of
 from elasticlib.rendezvous._resolver import QUIET_LOOKUPS, Address, resolve
-from elasticlib.rendezvous._store_exchange import SERVER, SERVES, Store, StoreExchange
+from elasticlib.rendezvous._store_exchange import CLAIMANT, SERVER, SERVES, Store, StoreExchange
 
 LOOK_UP = 10.0
 """Seconds that the host's name may take to look up when it is to be decided who hosts the store."""
@@ -47,6 +50,8 @@ GREETING = 2.0
 """Seconds for asking who hosts the store where this node should."""
 _FORGETTING = 2.0
 """Seconds to reach the store once more, at the end."""
+_LOOK = 0.25
+"""Seconds between two looks at whether guests still live."""
 STORE_LIMIT = timedelta(seconds=1)
 """What a store waits where it cannot be told otherwise."""
 
@@ -71,9 +76,12 @@ class C10dBackend:
     _taken_since: float | None = field(init=False, default=None)
     """When this node, which must host the store, first found somebody else in its place."""
     _attempts: dict[tuple[str, int], Limited[StoreExchange]] = field(init=False, default=Factory(dict))
+    _claim: Claim = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.name = self.job.backend
+        own = [sign()] if self.job.store_type == "file" else []
+        self._claim = Claim(self.job.run_id, self.job.heartbeat, b" ".join([*own, secrets.token_hex(16).encode()]))
         self.host, self.port = "localhost", 0
         if self.job.store_type == "file":
             if not self.job.endpoint and self.job.max_nodes > 1:
@@ -134,9 +142,12 @@ class C10dBackend:
     def dial(self, timeout: float) -> Exchange:
         """One attempt to reach the store, for about *timeout* s; `RendezvousConnectionError` says what was wrong."""
         self.prepare()
-        deadline = time.monotonic() + timeout
         if self.job.store_type == "file":
             return self._open_file()
+        return self._dial_store(timeout)
+
+    def _dial_store(self, timeout: float) -> StoreExchange:
+        deadline = time.monotonic() + timeout
         if self.port == 0:
             raise ConfigError(f"rdzv_endpoint={self.job.endpoint!r} has port 0: no other node could find the store")
         if self._inner is not None:
@@ -166,17 +177,21 @@ class C10dBackend:
         """
         Whether this node is to coordinate its job on a store that serves another one, or none: the first that asks.
 
-        Raises `RendezvousClosedError` for a file in which a job has ended.
+        So is the next one when that node was silent for two heartbeats; raises `RendezvousConnectionError` until
+        that is known. Raises `RendezvousClosedError` for a file in which a job has ended.
         """
         assert isinstance(exchange, StoreExchange)
-        if exchange.add("claims", 1) == 1:
-            exchange.write({"claimant": sign()})
-            return True
-        if isinstance(exchange.store, PolledFileStore) and exchange.wait("claimant", 1.0):
-            [claimant] = exchange.read(["claimant"])
-            if claimant and is_stale(claimant):
-                raise exchange.store.ended()
-        return False
+        if not isinstance(exchange.store, PolledFileStore):
+            return self._claim.take(exchange) or self._claim.take_over(exchange)
+        claimant = exchange.replace(CLAIMANT, b"", self._claim.word)
+        if claimant != self._claim.word and is_stale(claimant):
+            raise exchange.store.ended()
+        return claimant == self._claim.word
+
+    def coordinating(self, exchange: Exchange) -> Exchange:
+        """A new connection for the coordinator of a job that this node has claimed."""
+        assert isinstance(exchange, StoreExchange)
+        return self._claim.coordinating(exchange)
 
     def forget_job(self) -> None:
         """Make the job's id free for the next one, now that this one is over for all, in a store that outlives it."""
@@ -185,7 +200,26 @@ class C10dBackend:
                 os.unlink(self._path)
         elif self._server is None:
             with suppress(RendezvousConnectionError):
-                self.dial(_FORGETTING).delete([HELLO, PULSE, "inbox", "claimant", "claims"])
+                self._claim.give_up(self._dial_store(_FORGETTING))
+
+    def stay(self, limit: float, tell: Callable[[list[str]], None], gone: threading.Event) -> None:
+        """
+        Where other jobs live in the store that this process hosts, wait until they have ended, at most *limit* s.
+
+        Who they are is told before the wait, if there is any; *gone* ends it. This job is over: its id is free.
+        """
+        if self._server is None or self.job.store_type == "file":
+            return
+        deadline = time.monotonic() + limit
+        with suppress(RendezvousConnectionError, RendezvousStateError):
+            exchange = self._dial_store(_FORGETTING)
+            guests, told = Guests(exchange), False
+            while (living := guests.living()) and time.monotonic() < deadline and not gone.wait(_LOOK * told):
+                if not told:
+                    self._server.set(SERVES, "")
+                    forget(exchange)
+                    tell(living)
+                told = True
 
     def close(self) -> None:
         """End the server, if there is one; may come twice."""
@@ -308,7 +342,7 @@ class C10dBackend:
             why = "another program listens there, or the store's process is stopped"
             raise RendezvousConnectionError(f"{where} ({host}) answers, but is no store: {why}") from error
 
-    def _open_file(self) -> Exchange:
+    def _open_file(self) -> StoreExchange:
         if self._path is None:
             handle, self._path = tempfile.mkstemp(prefix="elasticlib_")
             os.close(handle)

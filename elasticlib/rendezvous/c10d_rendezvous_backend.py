@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous import _options
 from elasticlib.rendezvous._endpoint import DEFAULT_PORT
+from elasticlib.rendezvous._exchange import RequestRefusedError
 from elasticlib.rendezvous._handlers import RendezvousParameters
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import node_name
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("elasticlib")
 
 _READ_TIMEOUT = 60.0
+_LONGEST = 8 * 1024 * 1024
 _AGAIN = 0.1
 """Seconds between two attempts to find the store."""
 _ABSENT = b"?"
@@ -63,6 +65,9 @@ class C10dRendezvousBackend(RendezvousBackend):
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write *state* over that of *token*, or the first state; what is there then, and whether that is this one."""
         value = base64.b64encode(state) + b"." + uuid.uuid4().hex.encode()
+        if len(value) > _LONGEST:
+            why = f"a state of {len(state):,} bytes is more than a store of torch takes: {_LONGEST:,} bytes as base64"
+            raise RequestRefusedError(why, True)
         expected = b"" if token is None else token
         found = self._swap(expected, value) if isinstance(expected, bytes) else self._swap(_ABSENT, _ABSENT)
         if found == expected and token is not None and self._swap(_ABSENT, _ABSENT) == _ABSENT:

@@ -1,22 +1,32 @@
 """
-A simulated candidate: a node that coordinates for as long as it holds the store's lease.
+A simulated candidate: the real `Candidacy`, on a simulated connection.
 
-Rules of this file: it mirrors what `rendezvous._election` and `rendezvous._station` do with a lease; who holds it is
-decided by the store alone.
+Rules of this file: it stands where the thread of `rendezvous._election` and the node's station stand, and decides as
+little as they do; who has the office is decided by the store alone.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
-from attrs import define
+from attrs import define, field
+from typing_extensions import assert_never
 
+from elasticlib.rendezvous import _candidacy as events
+from elasticlib.rendezvous._candidacy import Candidacy
+from elasticlib.rendezvous._etcd_keys import Hold
+from elasticlib.rendezvous._operations import Log
 from elasticlib.testing._host import Host
-from elasticlib.testing._store import Connection, Link, Store
+from elasticlib.testing._network import Link
+from elasticlib.testing._store import Connection, Store
 from elasticlib.testing._timeline import Process, Timeline
 
 AGAIN = 0.5
-"""Seconds between two campaigns of one node."""
+"""Seconds after which one in office begins again whose connection broke."""
+CLOSING = 1.0
+"""Seconds that one who closes waits for a coordinator that hangs in the store, besides those for others."""
 
 
 @define(eq=False, repr=False)
@@ -31,87 +41,162 @@ class Candidate:
     make: Callable[[int, Callable[[str], None]], Host]
     """A host for a term of office; it calls what it is given when it stops."""
     seconds: float
-    closing: bool = False
+    done: Callable[[], bool]
+    """Whether the job is over for this node, and nobody is left to be told."""
     gone: Callable[[], None] = lambda: None
     host: Host | None = None
+    _candidacy: Candidacy = field(init=False)
     _connection: Connection | None = None
-    _term: int | None = None
-    _kept_at: float = 0.0
+    _asks: int = 0
+    _asked: int | None = None
+    """Number of what is under way; None: nothing is."""
+    _waits: bool = False
+    """Whether that is a pause, or a wait for the office."""
+    _rests: bool = False
+    _over: events.Over | None = None
+    """How the coordinator's part ended, if its term has not."""
 
     def start(self) -> None:
-        """Ask for the lease."""
-        if not self.closing:
-            self._connection = self.store.connect(self.process, self.link, self._campaign, self._broke)
+        """Stand for election."""
+        self._candidacy, actions = Candidacy.begin(self.seconds, self._clock())
+        self._do(deque(actions))
 
     def close(self, linger: float) -> None:
         """Coordinate no more, once the end is read where it has come; then call `gone`."""
-        self.closing = True
-        if self.host is None:
-            self._resign()
-        else:
-            over = self.host.state.final is not None
-            self.host.close(linger if over else 0.0)
-
-    def _campaign(self, connection: Connection) -> None:
-        connection.call("campaign", self.name, self.seconds, then=self._elected)
-
-    def _elected(self, term: int) -> None:
-        self._term, self._kept_at = term, self._clock()
-        if self.closing:
-            self._resign()
+        host = self.host
+        if host is None or host.over:
+            self._close()
             return
-        self.host = self.make(term, self._stopped)
-        self.host.start()
-        self._keep(term)
+        linger = linger if host.server.is_over() else 0.0
+        host.close(linger)
+        host.closes = self._close
+        self._after(linger + CLOSING, self._close)
+
+    def _close(self) -> None:
+        if not self._candidacy.stopped:
+            self._candidacy, actions = self._candidacy.step(events.Close(), self._clock())
+            self._do(deque(actions))
 
     def _clock(self) -> float:
         return self.process.clock(self.timeline.now)
 
-    def _keep(self, term: int) -> None:
-        host = self.host
-        if self._term != term or host is None or self._connection is None:
-            return
-        if self._clock() >= self._kept_at + self.seconds:
-            host.stop("the lease could not be kept")
-            return
-        sent = self._clock()
+    def _after(self, seconds: float, do: Callable[[], None]) -> None:
+        self.timeline.at(self.process.moment(self._clock() + seconds), self.process, do)
 
-        def kept(held: bool) -> None:
-            if held:
-                self._kept_at = sent
-            elif not host.over:
-                host.stop("the lease is over")
+    def _step(self, event: events.Event) -> None:
+        self._asked = None
+        self._candidacy, actions = self._candidacy.step(event, self._clock())
+        self._do(deque(actions))
 
-        self._connection.call("keep", term, self.seconds, then=kept)
-        soon = self.process.moment(self._clock() + self.seconds / 3)
-        self.timeline.at(soon, self.process, lambda: self._keep(term))
+    def _do(self, actions: deque[events.Action]) -> None:
+        while actions:
+            match action := actions.popleft():
+                case events.Connect(limit):
+                    self._connect(limit)
+                case events.Rest(seconds):
+                    self._rest(seconds)
+                case events.VoteOut(why):
+                    if self.host is not None:
+                        self.host.stop(why)
+                    self._over = None
+                case events.Release(hold):
+                    if self._connection is not None:
+                        self._connection.call("release", hold.born, then=lambda _: None)
+                case events.Interrupt():
+                    if self._asked is not None and self._waits:
+                        self._step(events.Rested() if self._rests else events.Changed())
+                case events.Stop():
+                    if self._connection is not None:
+                        self._connection.close()
+                    self.gone()
+                case events.Elect(hold):
+                    self._elect(hold)
+                case events.Keep() | Log():
+                    pass
+                case events.Look():
+                    self._call("look", then=lambda found: events.Found(*found))
+                case events.Await(version, seconds):
+                    self._call(
+                        "changed", version, limit=seconds, late=events.Changed(), then=lambda _: events.Changed()
+                    )
+                case events.Seize(ttl):
+                    self._call("seize", self.name, ttl, then=lambda term: events.Seized(self._hold(term)))
+                case events.Renew(hold):
+                    self._call("renew", hold.born, hold.ttl, then=events.Renewed)
+                case _:
+                    assert_never(action)
 
-    def _stopped(self, why: str) -> None:
-        self.host = None
-        if self.closing:
-            self._resign()
-        else:
-            self._again()
+    def _hold(self, term: int | None) -> Hold | None:
+        return None if term is None else Hold("leader", f"{self.name}/{term}", term, term, self.seconds)
+
+    def _ask(self, *, waits: bool = False, rests: bool = False) -> Callable[[events.Event], None]:
+        """Something is under way; the first event that is given to the answer counts."""
+        self._asks += 1
+        number = self._asked = self._asks
+        self._waits, self._rests = waits, rests
+
+        def answer(event: events.Event) -> None:
+            if self._asked == number:
+                self._step(event)
+
+        return answer
+
+    def _connect(self, limit: float) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        answer = self._ask()
+        line = self._connection = self.store.connect(
+            self.process, self.link, lambda _: answer(events.Connected()), self._broke
+        )
+        self._after(limit, lambda: answer(events.Broke("no answer")) if line is self._connection else None)
 
     def _broke(self, why: str) -> None:
-        if self.host is not None:
-            self.host.stop(why)
+        self._connection = None
+        if self._asked is not None and not self._rests:
+            self._step(events.Broke(why))
+
+    def _call(
+        self, kind: str, *arguments: Any, then: Callable[[Any], events.Event],
+        limit: float | None = None, late: events.Event | None = None,
+    ) -> None:  # fmt: skip
+        answer = self._ask(waits=late is not None)
+        if self._connection is None:
+            answer(events.Broke("the connection was lost"))
+            return
+        self._connection.call(kind, *arguments, then=lambda result: answer(then(result)))
+        self._after(limit or self.seconds, lambda: answer(late or events.Broke("no answer")))
+
+    def _rest(self, seconds: float) -> None:
+        answer = self._ask(waits=True, rests=True)
+        if self._over is not None:
+            answer(self._over)
         else:
-            self._again()
+            self._after(seconds, lambda: answer(events.Rested()))
 
-    def _again(self) -> None:
-        if self._connection is not None:
-            if self._term is not None and self._connection.open:
-                self._connection.call("resign", self._term, then=lambda _: None)
-            self._connection.close()
-        self._connection, self._term = None, None
-        self.timeline.after(AGAIN, self.process, self.start)
+    # What it coordinates.
 
-    def _resign(self) -> None:
-        connection, term = self._connection, self._term
-        if connection is not None and connection.open:
-            if term is not None:
-                connection.call("resign", term, then=lambda _: None)
-            connection.close()
-        self._connection, self._term = None, None
-        self.gone()
+    def _elect(self, hold: Hold) -> None:
+        answer = self._ask()
+        if self.done():
+            answer(events.Declined("the job is over, and nobody is left to be told"))
+            return
+        self._begin(hold)
+        answer(events.Elected())
+
+    def _begin(self, hold: Hold) -> None:
+        self._over = None
+        self.host = self.make(hold.born, lambda why: self._stopped(hold, why))
+        self.host.start()
+
+    def _stopped(self, hold: Hold, why: str) -> None:
+        host, self.host = self.host, None
+        if host is None or self._candidacy.hold is not hold:
+            return
+        if host.closes is not None:
+            host.closes()
+        elif host.broken:
+            self._after(AGAIN, lambda: self._begin(hold) if self._candidacy.hold is hold and not self.host else None)
+        else:
+            self._over = events.Over(why, host.server.stopped)
+            if self._asked is not None and self._rests:
+                self._step(self._over)

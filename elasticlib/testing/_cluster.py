@@ -13,45 +13,34 @@ Rules of this file: wiring, and what a fault does; no decision of the job's.
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
 from attrs import define, evolve, field
 
-from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._contact import Limits
 from elasticlib.rendezvous._coordinator import Rules, State
-from elasticlib.rendezvous._messages import Descriptor, Final, Seat, Terms, encode
+from elasticlib.rendezvous._messages import Descriptor, Final, Seat, Terms, key_of
 from elasticlib.rendezvous._options import HEARTBEAT
+from elasticlib.rendezvous._seen import Seen
+from elasticlib.testing._adversary import Adversary
+from elasticlib.testing._arguments import NO_FAULTS, check
 from elasticlib.testing._candidate import Candidate
-from elasticlib.testing._faults import (
-    Break,
-    Cut,
-    FailWorker,
-    Fault,
-    FaultPlan,
-    Join,
-    Kill,
-    Leave,
-    Pause,
-    PauseStore,
-    Skew,
-    Slow,
-    Stubborn,
-)
-from elasticlib.testing._history import AgentStarted, Ended, Happened, Record, Sealed, Took, Verdict
-from elasticlib.testing._host import Host, Journal
-from elasticlib.testing._invariants import InvariantBroken, Watch, over
+from elasticlib.testing._faults import Fault, FaultPlan, Replay, SetBack, Skew, Tamper
+from elasticlib.testing._group import Group
+from elasticlib.testing._history import AgentStarted, Ended, Happened, Record, Sealed, Tampered, Took, Verdict
+from elasticlib.testing._host import Host, Saved
+from elasticlib.testing._invariants import InvariantBroken, NoWatch, Watch, over
 from elasticlib.testing._machine import Machine
 from elasticlib.testing._member import Member
-from elasticlib.testing._node import Group, Node
-from elasticlib.testing._store import Link, Network, Store
+from elasticlib.testing._network import Link, Network
+from elasticlib.testing._node import LADDER, Node
+from elasticlib.testing._store import Store
 from elasticlib.testing._timeline import Process, Timeline
+from elasticlib.testing._trouble import bring_about
+from elasticlib.testing._trust import Trust
 
-NO_FAULTS = FaultPlan(())
-COORDINATORS = ("fixed", "elected")
 PARTING = 2.0
 """Seconds that a rendezvous process tries to send what it has still to say."""
 FLAP = 60.0
@@ -80,32 +69,41 @@ class SimulatedCluster:
     logic: Any = _coordinator
     """What decides: a module or object with the coordinator's functions."""
     count_bytes: bool = False
+    most_bytes: int = 0
+    """That the store takes in one value; 0: any number."""
+    token: str = ""
+    """With one, all of the job's own know it; without, whoever can write to the store has a say in the job."""
     history: list[Record] = field(factory=list, init=False)
     timeline: Timeline = field(factory=Timeline, init=False)
     watches: dict[str, Watch] = field(factory=dict, init=False)
-    """One for each job: who comes back to a machine whose store is gone begins another job."""
+    """One for each job: who comes back to a machine whose store is gone, or where all is over, begins another."""
     machines: dict[int, Machine] = field(factory=dict, init=False)
     network: Network = field(init=False)
     store: Store | None = field(default=None, init=False)
     members: list[Node] = field(factory=list, init=False)
     _chance: random.Random = field(init=False)
+    _trust: Trust | None = field(default=None, init=False)
+    _tampered: bool = field(default=False, init=False)
+    """Whether somebody may write to the store whom nobody asked."""
     _hosts: dict[str, Host | Candidate] = field(factory=dict, init=False)
     _state: State | None = field(default=None, init=False)
     _left: int = field(default=0, init=False)
     """Agents that have not ended and faults that have not happened."""
 
     def __attrs_post_init__(self) -> None:
-        self._check()
+        check(self)
         if not self.rules.heartbeat:
             self.rules = evolve(self.rules, heartbeat=HEARTBEAT)
         self._chance = random.Random(self.seed)
         self.network = Network(self.timeline, random.Random(self.seed + 1))
+        self._tampered = any(isinstance(fault, Tamper) for fault in self.plan)
+        if self._tampered and self.token:
+            self._trust = Trust(self.rules, self.timeline, lambda: self.store.adversary if self.store else None)
         if self.coordinator == "elected":
             self._build_store(Process("store"), Link(-1))
         for fault in sorted(self.plan, key=lambda fault: fault.at):  # stable
             if isinstance(fault, Skew):
-                machine = self._machine(fault.node)
-                machine.skew, machine.drift = fault.seconds, fault.drift
+                bring_about(fault, self)
             else:
                 self._left += 1
                 self._later(fault)
@@ -114,19 +112,6 @@ class SimulatedCluster:
             moment = self._chance.random() * 0.05 if number else 0.0
             self._left += 1
             self.timeline.at(moment, None, lambda number=number: self._start_agent(number))  # type: ignore[misc]
-
-    def _check(self) -> None:
-        for name, kind in (("rules", Rules), ("plan", FaultPlan)):
-            if not isinstance(value := getattr(self, name), kind):
-                raise ConfigError(f"{name}={value!r:.80}: give {kind.__name__}(...)")
-        if self.coordinator not in COORDINATORS:
-            raise ConfigError(f"coordinator={self.coordinator!r}: give one of {', '.join(COORDINATORS)}")
-        for name in ("nodes", "slots"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r:.80}: give a whole number, 1 or more")
-        if isinstance(self.work, bool) or not isinstance(self.work, (int, float)) or not 0 <= self.work < math.inf:
-            raise ConfigError(f"work={self.work!r:.80}: give a number of seconds, 0 or more")
 
     # What users ask for.
 
@@ -163,23 +148,40 @@ class SimulatedCluster:
         Raises `InvariantBroken` as soon as a rule is broken, and when an agent waits for ever.
         """
         try:
-            limit = self.patience() if until is None else until
-            while (soon := self.timeline.next_at()) is not None and soon <= limit:
-                if until is None and not self._left and not self.running:
-                    break
-                self.timeline.step()
-            if until is None:
-                over(self.members)
-            else:
+            self._go_on(self.patience() if until is None else until, to_the_end=until is None)
+            if until is not None:
                 self.timeline.now = max(self.timeline.now, until)
+                return self
+            if self._tampered and not self.token:  # then a stranger can say that it is to wait
+                self._end_by_hand()
+            over(self.members)
         except InvariantBroken as broken:
             raise InvariantBroken(f"{broken}\n{self.describe()}") from None
+        except Exception as error:
+            if not self._tampered:
+                raise
+            what = f"at {self.now:.6f} s: a step raised {error!r:.400}"
+            raise InvariantBroken(f"{what}\n{self.describe()}") from error
         return self
+
+    def _go_on(self, limit: float, *, to_the_end: bool) -> None:
+        while (soon := self.timeline.next_at()) is not None and soon <= limit:
+            if to_the_end and not self._left and not self.running:
+                break
+            self.timeline.step()
+
+    def _end_by_hand(self) -> None:
+        """SIGTERM to every agent that is left."""
+        for node in self.members:
+            if node.agent.alive and node.verdict is None:
+                self.timeline.at(self.now, node.agent, node.leave)
+        self._go_on(self.now + 3 * LADDER, to_the_end=True)
 
     def describe(self) -> str:
         """The call that makes it happen again, and what happened."""
         arguments = f"{self.rules!r}, nodes={self.nodes}, plan={self.plan!r}, coordinator={self.coordinator!r}"
-        call = f"SimulatedCluster({arguments}, seed={self.seed}, work={self.work})"
+        token = f", token={self.token!r}" if self.token else ""
+        call = f"SimulatedCluster({arguments}, seed={self.seed}, work={self.work}{token})"
         return "\n".join([call, *(f"  {record}" for record in self.history)])
 
     # What nodes need.
@@ -190,6 +192,7 @@ class SimulatedCluster:
 
     def started(self, group: Group) -> None:
         """Workers run."""
+        self.machine(group.node.number).has_workers(group.node)
         self._watch(group.node.member.nonce).started(group)
 
     def seated(self, node: Node, seat: Seat) -> None:
@@ -207,6 +210,9 @@ class SimulatedCluster:
     def finished(self, node: Node) -> None:
         """An agent has ended."""
         self._left -= 1
+        if (moment := self.machine(node.number).next_start(self.now)) is not None:
+            self._left += 1
+            self.timeline.at(moment, None, lambda: self._start_agent(node.number))
 
     def leaves(self, node: Node, why: str) -> bool:
         """Whether the job ends because this node goes."""
@@ -238,30 +244,51 @@ class SimulatedCluster:
         if self.store is not None and self.store.process is node.rendezvous:
             self.store.end()
 
+    # What faults need.
+
+    def join(self, number: int) -> None:
+        """Start another agent there."""
+        self._left += 1
+        self._start_agent(number)
+
+    def tampered(self, what: str) -> None:
+        """The adversary did that."""
+        self.note(Tampered(self.now, what))
+
     # Its parts.
 
+    @property
+    def _key(self) -> bytes | None:
+        return key_of(self.token) if self.token else None
+
     def _watch(self, nonce: str) -> Watch:
-        job = nonce if self.coordinator == "fixed" else ""
-        if job not in self.watches:
-            self.watches[job] = Watch(self.rules, self.timeline)
+        if nonce not in self.watches:
+            purged = 0 if self.store is None else self.store.purges
+            # Whoever deletes all that a job has in a store makes room for another one of its name.
+            if self.coordinator == "elected" and len(self.watches) > purged and not self._tampered:
+                raise InvariantBroken(f"at {self.now:.6f} s: a job began anew though nobody had ended it")
+            watch = NoWatch if self._tampered and not self.token else Watch
+            self.watches[nonce] = watch(self.rules, self.timeline, may_forget=self._tampered)
             self._state = None
-        return self.watches[job]
+        return self.watches[nonce]
 
     def _build_store(self, process: Process, link: Link) -> Store:
-        size_of = (lambda message: len(message if isinstance(message, bytes) else encode(message))) if (
-            self.count_bytes
-        ) else None  # fmt: skip
-        self.store = Store(process, link, self.network, size_of)
-        self.store.on_save = self._saved
-        return self.store
+        self.store = store = Store(process, link, self.network, self.count_bytes)
+        store.on_save, store.most, store.elects = self._saved, self.most_bytes, self.coordinator == "elected"
+        if any(isinstance(fault, (Replay, SetBack, Tamper)) for fault in self.plan):
+            store.adversary = Adversary(store)
+        if self._trust is not None:
+            store.on_write = self._trust.wrote
+        return store
 
-    def _machine(self, number: int) -> Machine:
+    def machine(self, number: int) -> Machine:
+        """That machine, switched on or not."""
         if number not in self.machines:
             self.machines[number] = Machine(number, Link(number))
         return self.machines[number]
 
     def _start_agent(self, number: int) -> None:
-        machine = self._machine(number)
+        machine = self.machine(number)
         if not machine.link.alive:
             machine.link = Link(number)
         name = f"n{number}/{100 + len(machine.nodes)}-{self._chance.getrandbits(32):08x}"
@@ -282,7 +309,7 @@ class SimulatedCluster:
 
         member = Member(
             name, rendezvous, machine.link, self.timeline, self._dialled, limits, terms, describe,
-            lambda word: node.pass_on(word), lambda why: node.give_up(why),
+            lambda word: node.pass_on(word), lambda why: node.give_up(why), self._key,
         )  # fmt: skip
         node = Node(number, name, self, agent, rendezvous, member, lambda: machine.resists)
         machine.nodes.append(node)
@@ -298,7 +325,7 @@ class SimulatedCluster:
         if self.store is None:
             # Nobody listens yet: a machine that is there refuses.
             nobody = Process("nobody", alive=False)
-            return Store(nobody, self._machine(0).link, self.network)
+            return Store(nobody, self.machine(0).link, self.network)
         return self.store
 
     def _host_on(self, node: Node, machine: Machine) -> None:
@@ -316,7 +343,9 @@ class SimulatedCluster:
         self.note(Took(self.now, node.name))
         return Host(
             node.name, node.rendezvous, machine.link, self.timeline, store, self.rules, nonce,
-            lambda state: self._decided(nonce, state), ended, term, self.logic,
+            lambda state: self._decided(nonce, state), ended, term, self.logic, self._key,
+            self._trust.of_a_term() if self._trust else lambda before, after: None,
+            seen=Seen() if term is None else node.member.session.seen,
         )  # fmt: skip
 
     def _campaign_on(self, node: Node, machine: Machine) -> None:
@@ -327,13 +356,16 @@ class SimulatedCluster:
         def make(term: int, ended: Any) -> Host:
             return self._new_host(node, machine, store, term, ended)
 
-        candidate = Candidate(node.name, node.rendezvous, link, self.timeline, store, make, lease)
+        def done() -> bool:
+            return node.member.is_over and store.document is None
+
+        candidate = Candidate(node.name, node.rendezvous, link, self.timeline, store, make, lease, done)
         self._hosts[node.name] = candidate
         candidate.start()
 
-    def _saved(self, journal: Journal) -> None:
-        for state in journal.way:
-            self._decided(journal.nonce, state)
+    def _saved(self, saved: Saved) -> None:
+        for state in saved.way:
+            self._decided(saved.nonce, state)
 
     def _decided(self, nonce: str, state: State) -> None:
         watch = self._watch(nonce)
@@ -354,38 +386,6 @@ class SimulatedCluster:
         def happen() -> None:
             self._left -= 1
             self.note(Happened(self.now, fault))
-            self._bring_about(fault)
+            bring_about(fault, self)
 
         self.timeline.at(fault.at, None, happen)
-
-    def _bring_about(self, fault: Fault) -> None:
-        if isinstance(fault, PauseStore):
-            if self.store is not None and self.coordinator == "elected":
-                self.store.process.thaws_at = self.now + fault.seconds
-            return
-        machine = self._machine(fault.node)
-        link, timeline = machine.link, self.timeline
-        match fault:
-            case Kill(what=what):
-                machine.kill(what, self)
-            case Pause(seconds=seconds, what=what):
-                machine.pause(what, seconds)
-            case Cut(seconds=seconds):
-                link.cut_until = max(link.cut_until, timeline.now + seconds)
-            case Break():
-                for connection in list(link.connections):
-                    if connection.link is not connection.store.link:
-                        connection.reset("connection reset by peer")
-            case Slow(seconds=seconds, delay=delay):
-                link.slow_until, link.delay = timeline.now + seconds, delay
-            case FailWorker(secondary=secondary):
-                for node in machine.present()[-1:]:
-                    node.fail_workers(secondary)
-            case Stubborn(seconds=seconds):
-                machine.resists = seconds
-            case Leave():
-                for node in machine.present()[-1:]:
-                    timeline.at(self.now, node.agent, node.leave)
-            case Join():
-                self._left += 1
-                self._start_agent(fault.node)

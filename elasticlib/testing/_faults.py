@@ -18,8 +18,10 @@ from attrs import NOTHING, Attribute, asdict, field, fields, frozen
 from elasticlib.errors import ConfigError
 
 VERSION = 1
-PARTS = ("machine", "agent", "rendezvous")
+PARTS = ("machine", "agent", "rendezvous", "spawner")
 """What of a node a fault can hit: all of it, the agent alone, or its rendezvous process alone."""
+PLACES = ("hello", "pulse", "beat", "box", "inbox", "counter", "state", "leader")
+"""Where in the store somebody can tamper with what the job has there."""
 
 
 def _wrong(owner: Any, attribute: Attribute[Any], value: object, rule: str) -> ConfigError:
@@ -50,9 +52,43 @@ def _node(owner: Any, attribute: Attribute[int], value: int) -> None:
         raise _wrong(owner, attribute, value, "the number of a node, 0 for the first")
 
 
+def _number(owner: Any, attribute: Attribute[int], value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _wrong(owner, attribute, value, "a whole number, 1 or more")
+
+
+def _length(owner: Any, attribute: Attribute[int], value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _wrong(owner, attribute, value, "a number of characters, 0 or more")
+
+
 def _part(owner: Any, attribute: Attribute[str], value: str) -> None:
     if value not in PARTS:
         raise _wrong(owner, attribute, value, f"one of {', '.join(map(repr, PARTS))}")
+
+
+def _seed(owner: Any, attribute: Attribute[int], value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _wrong(owner, attribute, value, "a whole number")
+
+
+def _period(owner: Any, attribute: Attribute[float], value: float) -> None:
+    if not _is_number(value) or value < 0.001:
+        raise _wrong(owner, attribute, value, "a number of seconds, 0.001 or more")
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _places(owner: Any, attribute: Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
+    if not all(each in PLACES for each in value):
+        raise _wrong(owner, attribute, value, f"some of {', '.join(map(repr, PLACES))}")
+
+
+def _acts(owner: Any, attribute: Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
+    if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in value):
+        raise _wrong(owner, attribute, value, "numbers of acts, 0 for the first")
 
 
 def _yes_or_no(owner: Any, attribute: Attribute[bool], value: bool) -> None:
@@ -94,6 +130,15 @@ class Pause(_Printed):
 
 
 @frozen(repr=False)
+class Suspend(_Printed):
+    """The machine sleeps for *seconds* and knows nothing of it: its processes stand still, its clocks with them."""
+
+    node: int = field(validator=_node)
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+
+
+@frozen(repr=False)
 class Cut(_Printed):
     """The machine's link is down for *seconds*: nothing is refused, nothing arrives."""
 
@@ -122,11 +167,17 @@ class Slow(_Printed):
 
 @frozen(repr=False)
 class FailWorker(_Printed):
-    """A worker of the node fails, if one runs; *secondary*: as one does that lost its peer."""
+    """
+    A worker of the node fails, if one runs; *secondary*: as one does that lost its peer.
+
+    So many *workers* fail at once, each with a message and a traceback of *text* characters (0: a short message).
+    """
 
     node: int = field(validator=_node)
     at: float = field(validator=_moment)
     secondary: bool = field(default=False, validator=_yes_or_no)
+    workers: int = field(default=1, validator=_number)
+    text: int = field(default=0, validator=_length)
 
 
 @frozen(repr=False)
@@ -155,6 +206,19 @@ class Join(_Printed):
 
 
 @frozen(repr=False)
+class Flap(_Printed):
+    """
+    For *seconds* the node comes and goes: its agent ends itself as soon as it has workers, whatever keeps it from its
+    work, and its scheduler starts another one *after* seconds later, however it ended.
+    """
+
+    node: int = field(validator=_node)
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+    after: float = field(default=1.0, validator=_moment)
+
+
+@frozen(repr=False)
 class Skew(_Printed):
     """From the start the machine's clocks are *seconds* ahead, and gain *drift* seconds each second."""
 
@@ -176,10 +240,56 @@ class PauseStore(_Printed):
     seconds: float = field(validator=_moment)
 
 
-Fault: TypeAlias = Kill | Pause | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Skew | PauseStore
+@frozen(repr=False)
+class Unseat(_Printed):
+    """Somebody deletes the key that says which node coordinates, in a store that is on no node of the job."""
+
+    at: float = field(validator=_moment)
+
+
+@frozen(repr=False)
+class SetBack(_Printed):
+    """Somebody puts back what the coordinator had written down *seconds* before, in a store that is on no node."""
+
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+
+
+@frozen(repr=False)
+class Replay(_Printed):
+    """For *seconds* a stranger writes the last two beats of each agent of the node again and again, in turn."""
+
+    node: int = field(validator=_node)
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+
+
+@frozen(repr=False)
+class Tamper(_Printed):
+    """
+    For *seconds* an adversary without the token does, *every* so many seconds, something to what lies in the store.
+
+    He has read all that was ever written, and writes it again, there or elsewhere, changes it, makes something up,
+    deletes and swaps: at some of `PLACES`, or anywhere. What he does follows from the *seed*; of his acts only those
+    that are named are done, if any are.
+    """
+
+    at: float = field(validator=_moment)
+    seconds: float = field(validator=_moment)
+    seed: int = field(default=0, validator=_seed)
+    every: float = field(default=0.25, validator=_period)
+    where: tuple[str, ...] = field(default=(), converter=_several, validator=_places)
+    acts: tuple[int, ...] = field(default=(), converter=_several, validator=_acts)
+
+
+Fault: TypeAlias = (
+    Kill | Pause | Suspend | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Flap | Skew | PauseStore
+    | Unseat | SetBack | Replay | Tamper
+)  # fmt: skip
 
 KINDS: tuple[type[Any], ...] = (
-    Kill, Pause, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Skew, PauseStore,
+    Kill, Pause, Suspend, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Flap, Skew, PauseStore, Unseat,
+    SetBack, Replay, Tamper,
 )  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
 
@@ -212,8 +322,8 @@ class FaultPlan(_Printed):
     @property
     def last(self) -> float:
         """When the last fault is over."""
-        return max((each.at + getattr(each, "seconds", 0.0) for each in self if not isinstance(each, (Skew, Stubborn))),
-                   default=0.0)  # fmt: skip
+        lasting = (each for each in self if not isinstance(each, (Skew, Stubborn, SetBack)))
+        return max((each.at + getattr(each, "seconds", 0.0) for each in lasting), default=0.0)
 
     def to_json(self) -> str:
         """As JSON; `from_json` makes an equal plan of it."""

@@ -23,6 +23,14 @@ class Happened:
 
 
 @frozen
+class Tampered:
+    """An adversary did something to what lay in the store."""
+
+    at: float
+    what: str
+
+
+@frozen
 class AgentStarted:
     """An agent began to seek its job."""
 
@@ -104,4 +112,4 @@ class Verdict:
     why: str
 
 
-Record: TypeAlias = Happened | AgentStarted | Took | Sealed | Ended | Started | Gone | Fenced | Verdict
+Record: TypeAlias = Happened | Tampered | AgentStarted | Took | Sealed | Ended | Started | Gone | Fenced | Verdict

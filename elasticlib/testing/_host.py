@@ -1,14 +1,15 @@
 """
-A simulated coordinator's host: what its thread does, as callbacks, around the real pure coordinator.
+A simulated coordinator's host: the real `Server`, on a simulated connection.
 
-Rules of this file: it mirrors `rendezvous._host` call by call; each call takes its time, so the process can die or
-be frozen between any two. With an election, what was decided is saved before anybody is told, and only by the
-holder of the lease.
+Rules of this file: it stands where the thread of `rendezvous._host` stands, and decides as little as that: each action
+takes its time, so the process can die or be frozen between any two. With an election, what was decided counts once
+it is saved, and it is saved by the holder of the lease only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -16,34 +17,68 @@ from attrs import Factory, define, field, frozen
 from typing_extensions import assert_never
 
 from elasticlib.rendezvous import _coordinator
-from elasticlib.rendezvous._contact import INTERVAL
-from elasticlib.rendezvous._coordinator import ClearStore, Received, Rules, Send, State, Tick, WakeAt
-from elasticlib.rendezvous._document import decode_state, encode_state
-from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key
-from elasticlib.rendezvous._mail import Mail
-from elasticlib.rendezvous._messages import Beat, Bye, Hello, Leave, Pulse, Terms, encode
-from elasticlib.testing._store import LOST, Connection, Link, Store
+from elasticlib.rendezvous._coordinator import Rules, State
+from elasticlib.rendezvous._exchange import Posted
+from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous._seen import Seen
+from elasticlib.rendezvous._server import REFUSALS, Server
+from elasticlib.rendezvous._server_events import (
+    Abandon,
+    Action,
+    Arrived,
+    Broke,
+    Close,
+    Destroyed,
+    Event,
+    Heard,
+    Interrupt,
+    Load,
+    Loaded,
+    Purge,
+    Save,
+    Stop,
+    Unsaved,
+)
+from elasticlib.testing._network import Link
+from elasticlib.testing._store import CHANGED, DESTROYED, LOST, REFUSED, Connection, Store
 from elasticlib.testing._timeline import Process, Timeline
-
-LOOK = 0.1
-SHORTEST_LOOK = 0.01
 
 
 @frozen
-class Journal:
-    """What a coordinator leaves to the next one; its text is made when it is needed."""
+class Saved:
+    """What a coordinator leaves to the next one."""
 
     nonce: str
-    epoch: int
-    state: State
-    at: float
-    mail: Mapping[str, Any]
+    data: bytes
     way: tuple[State, ...] = ()
     """All states since the last saving: what was decided in them is told, too."""
 
-    def read(self, now: float) -> State:
-        """The state, as another machine reads it."""
-        return decode_state(encode_state(self.state, self.at), now)
+
+@define(eq=False, repr=False)
+class Observed:
+    """What decides, and who looks on."""
+
+    logic: ModuleType | Any
+    saw: Callable[[State], None]
+    counted: Callable[[State, State], None]
+    """Gets the states before and after beats were counted."""
+
+    def step(self, state: State, event: Any, now: float) -> Any:
+        """One step of the coordinator."""
+        outcome = self.logic.step(state, event, now)
+        if isinstance(event, _coordinator.Beats):
+            self.counted(state, outcome[0])
+        self.saw(outcome[0])
+        return outcome
+
+    def abandon(self, state: State, why: str) -> Any:
+        """The end of the job."""
+        outcome = self.logic.abandon(state, why)
+        self.saw(outcome[0])
+        return outcome
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.logic, name)
 
 
 @define(eq=False, repr=False)
@@ -64,30 +99,39 @@ class Host:
     term: int | None = None
     """Number of the lease; None: nobody else can coordinate."""
     logic: ModuleType | Any = _coordinator
-    state: State = field(init=False)
-    mail: Mail = Factory(Mail)
-    pulses: int = 0
-    epoch: int = 0
+    key: bytes | None = None
+    counted: Callable[[State, State], None] = lambda before, after: None
+    """Gets the states before and after beats were counted."""
+    seen: Seen = field(factory=Seen)
+    """What its node knows of the job."""
     over: bool = False
-    leave_by: float | None = None
+    broken: bool = False
+    """Whether it ended as its connection broke: another one may go on in the same term."""
+    closes: Callable[[], None] | None = None
+    """Called when it is over, as it was closed."""
+    server: Server = field(init=False)
     _connection: Connection = field(init=False)
+    _wakes: Connection | None = None
+    _asked: bool = False
+    """Whether the store was asked for entries and has not answered."""
+    _rests: int | None = None
+    """Number of the wait for entries that is under way."""
+    _waits: int = 0
+    _breaks: bool = False
+    """Whether the end was said for what cannot be mended."""
     _arrived: list[Posted] = Factory(list)
-    _receiving: bool = False
-    _resting: bool = False
-    _abandon: tuple[str, str | None] | None = None
-    _greet_at: float = 0.0
-    _look_at: float = 0.0
-    _looked: float = 0.0
-    _dirty: bool = False
     _way: list[State] = Factory(list)
-    _missing: dict[str, tuple[int, float]] = Factory(dict)
-    _wake_at: float | None = None
-    _alarm: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        logic = Observed(self.logic, self._saw, self.counted)
+        state = State(self.rules)
+        self.server = Server(
+            "job", self.name, self.key, self.nonce, state, self.term is not None, seen=self.seen, logic=logic
+        )
 
     def start(self) -> None:
         """Begin to answer."""
-        self.state = State(self.rules)
-        self._connection = self.store.connect(self.process, self.link, lambda _: self._begin(), self.stop)
+        self._connection = self.store.connect(self.process, self.link, lambda _: self._begin(), self._broke)
         self._connection.term = self.term
 
     def stop(self, why: str) -> None:
@@ -95,25 +139,51 @@ class Host:
         if not self.over:
             self.over = True
             self._connection.close()
+            if self._wakes is not None:
+                self._wakes.close()
             self.ended(why)
+
+    def _broke(self, why: str) -> None:
+        self.broken = True
+        self.stop(why)
 
     def abandon(self, why: str, by: str | None = None) -> None:
         """End the job for all."""
-        self._abandon = (why, by)
-        self._disturb()
+        self._tell(Abandon(why, by))
 
     def close(self, linger: float) -> None:
         """Stop, once all have read how the job ended, or after so many seconds."""
-        if self.leave_by is None:
-            self.leave_by = self._clock() + linger
-            self._disturb()
+        self._tell(Close(linger))
+
+    @property
+    def state(self) -> State:
+        """What the coordinator knows."""
+        return self.server.state
+
+    def _saw(self, state: State) -> None:
+        if self.term is None:
+            self.decided(state)
+        elif self._way and _told_alike(self._way[-1], state):
+            self._way[-1] = state  # of ten thousand letters that come at once, few decide anything
+        else:
+            self._way.append(state)
 
     def _clock(self) -> float:
         return self.process.clock(self.timeline.now)
 
-    @property
-    def _interval(self) -> float:
-        return self.rules.heartbeat * INTERVAL
+    def _begin(self) -> None:
+        self.server, actions = self.server.begin(self._clock())
+        self._do(deque(actions))
+
+    def _step(self, event: Event) -> deque[Action]:
+        self.server, actions = self.server.step(event, self._clock())
+        return deque(actions)
+
+    def _tell(self, event: Event) -> None:
+        if not self.over:
+            for action in self._step(event):
+                assert isinstance(action, Interrupt)
+                self._interrupt()
 
     def _call(self, kind: str, *arguments: Any, then: Callable[[Any], None]) -> None:
         def done(result: Any) -> None:
@@ -125,197 +195,119 @@ class Host:
         if not self.over:
             self._connection.call(kind, *arguments, then=done)
 
-    # Its life: one turn after the other.
-
-    def _begin(self) -> None:
-        self._greet_at = self._look_at = self._looked = self._clock()
-        if self.term is None:
-            self._first()
-        else:
-            self._call("load", then=self._take_over)
-
-    def _take_over(self, journal: Journal | None) -> None:
-        if journal is not None:
-            now = self._clock()
-            self.nonce, self.epoch = journal.nonce, journal.epoch + 1
-            self.state = journal.read(now)
-            self.mail = Mail.from_plain(journal.mail, now)
-        self._save(self._first)
-
-    def _first(self) -> None:
-        self._step(Tick())
-        self._commit(lambda: self._greet(self._turn))
-
-    def _turn(self) -> None:
-        if self.leave_by is not None and (not self.mail.unparted or self._clock() >= self.leave_by):
-            self.stop("closed")
-        elif self._arrived or self._abandon is not None or self._due():
-            posted, self._arrived = self._arrived, []
-            self._handle(posted)
-        else:
-            self._rest()
-
-    def _due(self) -> bool:
-        return any(self._clock() >= time for time in self._times())
-
-    def _times(self) -> list[float]:
-        times = [self._wake_at] if self._wake_at is not None else []
-        return [*times, self._look(), self._greet_at] if self._interval else times
-
-    def _look(self) -> float:
-        loss = self.logic.next_loss(self.state)
-        return self._look_at if loss is None else min(self._look_at, max(loss, self._looked + SHORTEST_LOOK))
-
-    def _rest(self) -> None:
-        self._resting = True
-        if not self._receiving:
-            self._receiving = True
-            self._call("receive", then=self._received)
-        times = self._times() + ([self.leave_by] if self.leave_by is not None else [])
-        soonest = min(times, default=None)
-        self._alarm += 1
-        number = self._alarm
-        if soonest is not None:
-            alarm = self.process.moment(soonest)
-            self.timeline.at(alarm, self.process, lambda: self._disturb() if self._alarm == number else None)
-
-    def _received(self, entries: list[Posted]) -> None:
-        self._receiving = False
-        self._arrived += entries
-        self._disturb()
-
-    def _disturb(self) -> None:
-        if self._resting and not self.over:
-            self._resting = False
-            self._alarm += 1
-            self._turn()
-
-    def _handle(self, posted: Sequence[Posted]) -> None:
-        for entry in posted:
-            letter: Any = entry.data
-            self._step(Received(letter.seq, letter.report))
-            if isinstance(letter.report, (Bye, Leave)):
-                self.mail.part(letter.report.node)
-        if self._abandon is not None:
-            (why, leaver), self._abandon = self._abandon, None
-            self._follow(self.logic.abandon(self.state, why))
-            if leaver is not None:
-                self.mail.part(leaver)
-        now = self._clock()
-        if self._wake_at is not None and now >= self._wake_at:
-            self._step(Tick())
-
-        def greet() -> None:
-            if self._interval and now >= self._greet_at:
-                self._greet(lambda: self._discard(posted))
-            else:
-                self._discard(posted)
-
-        if self._interval and now >= self._look():
-            self._listen_to_beats(lambda: self._commit(greet))
-        else:
-            self._commit(greet)
-
-    def _discard(self, posted: Sequence[Posted]) -> None:
-        if posted:
-            self._call("discard", [entry.number for entry in posted], then=lambda _: self._turn())
-        else:
-            self._turn()
-
-    def _listen_to_beats(self, then: Callable[[], None]) -> None:
-        boxes = dict(self.logic.boxes(self.state))
-
-        def found(beats: list[Beat | None]) -> None:
-            counts = {}
-            for (node, box), beat in zip(boxes.items(), beats, strict=True):
-                if beat is not None:
-                    counts[box] = beat.count
-                    self.mail.note(box, beat.read)
-                    self._look_for_letters(node, beat.said)
-            self._step(_coordinator.Beats(counts))
-            self.mail.remind(self._clock(), 2 * self._interval)
-            self._looked = self._clock()
-            self._look_at = self._looked + self.rules.heartbeat * LOOK
-            then()
-
-        self._call("read", [beat_key(box) for box in boxes.values()], then=found)
-
-    def _look_for_letters(self, node: str, said: int) -> None:
-        heard = self.state.heard.get(node, 0)
-        if said <= heard:
-            self._missing.pop(node, None)
+    def _do(self, actions: deque[Action]) -> None:
+        """Do the first, then the next."""
+        if self.over or not actions:
             return
-        number, since = self._missing.setdefault(node, (said, self._clock()))
-        if number <= heard:
-            del self._missing[node]
-        elif self._clock() > since + self.rules.heartbeat:
-            self._abandon = (f"letter {number} of node {node} was removed from the store before it was read", None)
 
-    def _greet(self, then: Callable[[], None]) -> None:
-        rules = self.rules
-        terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
-        self.pulses += 1
-        self._greet_at = self._clock() + self._interval
-        status = self.logic.status(self.state, self._clock())
-        pulse = Pulse((self.epoch << 32) + self.pulses, status, len(self.state.waiting))
-        hello = Hello("job", self.nonce, self.name, terms, rules.heartbeat)
-        self._call("write", {HELLO: hello, PULSE: pulse}, then=lambda _: then())
+        def go_on(_: Any = None) -> None:
+            self._do(actions)
 
-    # What is decided.
+        match action := actions.popleft():
+            case Load():
+                self._call("load", then=self._loaded)
+            case Save(data):
+                self._save(data, actions)
+            case Receive(timeout):
+                self._receive(timeout)
+            case Read(keys):
+                self._call("read", keys, then=lambda found: self._do(self._step(Heard(found))))
+            case Write(values):
+                self._call("write", values, then=go_on)
+            case Discard(entries):
+                self._call("discard", [entry.number for entry in entries], then=go_on)
+            case Delete(keys):
+                self._call("delete", keys, then=go_on)
+            case Purge():
+                self._call("purge", then=go_on)
+            case Stop():
+                self.stop("closed")
+            case Interrupt() | ClearForeign() | Log():
+                go_on()
+            case _:
+                assert_never(action)
 
-    def _step(self, event: Any) -> None:
-        self._wake_at = None
-        self._follow(self.logic.step(self.state, event, self._clock()))
-
-    def _follow(self, outcome: tuple[State, Sequence[Any]]) -> None:
-        state, actions = outcome
-        self._dirty = self._dirty or state != self.state
-        self.state = state
-        if self.term is None:
-            self.decided(self.state)
+    def _loaded(self, saved: Any) -> None:
+        if saved is DESTROYED:
+            self._do(self._step(Destroyed("the coordinator's state was deleted from the store by somebody else")))
         else:
-            self._way.append(self.state)
-        for action in actions:
-            match action:
-                case Send(box=box, node=node, notice=notice):
-                    self.mail.add(box, node, self.mail.next_index(box), encode(notice), notice, self._clock())
-                case WakeAt(when=when):
-                    self._wake_at = when
-                case ClearStore():
-                    pass
-                case _:
-                    assert_never(action)
+            self._do(self._step(Loaded(saved.data if saved else None)))
 
-    def _commit(self, then: Callable[[], None]) -> None:
-        due, dirty, self._dirty = self.mail.due(), self._dirty, False
-        if self.term is not None and (due or dirty):
-            self._save(lambda: self._write(due, then))
-        else:
-            self._write(due, then)
-
-    def _write(self, due: Mapping[str, bytes], then: Callable[[], None]) -> None:
-        if not due:
-            then()
-            return
-        self.mail.written(keep=bool(self._interval))
-        self._call("write", dict(due), then=lambda _: then())
-
-    def _save(self, then: Callable[[], None]) -> None:
-        state = self.state
-        journal = Journal(self.nonce, self.epoch, state, self._clock(), _copy(self.mail.plain()), tuple(self._way))
+    def _save(self, data: bytes, rest: deque[Action]) -> None:
+        saved = Saved(self.server.nonce, data, tuple(self._way))
         self._way = []
 
-        def saved(held: bool) -> None:
-            if held:
-                then()
+        def done(held: Any) -> None:
+            if held is REFUSED and self.server.refused < REFUSALS:
+                self._do(self._step(Unsaved("the store takes no more", tuple(rest))))
+            elif held is REFUSED:
+                self.stop("the store takes not even the end of the job")
+            elif held is CHANGED:
+                self._do(self._step(Broke("the coordinator's state in the store was changed by somebody else")))
+            elif held:
+                self._do(rest)
             else:
-                self.stop("another node coordinates now")
+                self.stop("another node coordinates")
 
-        self._call("save", self.term, journal, then=saved)
+        self._call("save", self.term, saved, then=done)
+
+    # The wait for entries.
+
+    def _receive(self, timeout: float | None) -> None:
+        self._waits += 1
+        number = self._rests = self._waits
+        if self._arrived:
+            self._rise()
+            return
+        if not self._asked:
+            self._asked = True
+            self._call("receive", then=self._received)
+        if timeout is not None:
+            shown = self._clock() + timeout
+            moment = self.process.moment(shown)
+            self.timeline.at(moment, self.process, lambda: self._rise() if self._rests == number else None)
+
+    def _received(self, entries: Any) -> None:
+        self._asked = False
+        if entries is DESTROYED:
+            self._break()
+            return
+        self._arrived += entries
+        if self._rests is not None:
+            self._rise()
+
+    def _break(self) -> None:
+        """What came in is lost: say the end, and answer no more when that is said."""
+        why = "the inbox counter was destroyed"
+        if self._breaks:
+            self.stop(why)
+        elif self._rests is not None:
+            self._breaks, self._rests = True, None
+            self._do(self._step(Broke(why)))
+
+    def _rise(self) -> None:
+        if not self.over:
+            self._rests = None
+            entries, self._arrived = self._arrived, []
+            self._do(self._step(Arrived(entries)))
+
+    def _interrupt(self) -> None:
+        def post(connection: Connection) -> None:
+            connection.call("post", b"", then=lambda _: None)
+
+        if self._wakes is None:
+            self._wakes = self.store.connect(self.process, self.link, post, lambda why: None)
+        else:
+            post(self._wakes)
 
 
-def _copy(plain: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: dict(value) if isinstance(value, Mapping) else list(value) for name, value in plain.items()}
+def _told_alike(one: State, other: State) -> bool:
+    """Whether nothing was decided between two states of which any node is told."""
+    first, second = one.round, other.round
+    same = first is second
+    if first is not None and second is not None:
+        same = first.entries is second.entries and first.seats is second.seats and first.end is second.end
+    return same and one.final is other.final and one.restarts == other.restarts
 
 
-__all__ = ["Host", "Journal"]
+__all__ = ["Host", "Saved"]

@@ -11,9 +11,12 @@ from collections.abc import Mapping
 
 from attrs import Factory, define, frozen
 
+from elasticlib.rendezvous._contact import KILL
 from elasticlib.rendezvous._coordinator import Entry, Rules, State
 from elasticlib.rendezvous._messages import Final, Seat
-from elasticlib.testing._node import Group, Node
+from elasticlib.rendezvous._shortening import brief
+from elasticlib.testing._group import Group
+from elasticlib.testing._node import Node
 from elasticlib.testing._timeline import Timeline
 
 WAKING = 0.1
@@ -23,6 +26,10 @@ PERSONAL = ("left", "refused", "closed")
 
 class InvariantBroken(AssertionError):  # noqa: N818 - it names what happened
     """A rule of the rendezvous was broken in a simulated cluster."""
+
+
+NO_MEMORY = ("the coordinator's memory was set back", "the coordinator's memory was destroyed")
+"""Ends by which nothing is decided but the end itself, on a memory that is known to be an old one, or none."""
 
 
 @frozen
@@ -52,9 +59,15 @@ class Watch:
     rounds: dict[int, Sealed] = Factory(dict)
     restarts: int = 0
     final: Final | None = None
-    begun: dict[int, Begun] = Factory(dict)
-    newest: int = -1
-    """Number of the newest round whose workers were started anywhere."""
+    forgotten: list[Final] = Factory(list)
+    """Ends that were told by coordinators without their memory."""
+    begun: dict[tuple[int, int], Begun] = Factory(dict)
+    newest: tuple[int, int] = (0, -1)
+    """Number of the newest round whose workers were started anywhere, after how often memory was set back."""
+    may_forget: bool = False
+    """Whether somebody may put an old memory in the place of the coordinator's."""
+    before: list[dict[int, Sealed]] = Factory(list)
+    """The rounds that were known each time when that was done."""
 
     def _demand(self, holds: bool, what: str) -> None:
         if not holds:
@@ -63,6 +76,12 @@ class Watch:
     def decided(self, state: State) -> Sealed | None:
         """The coordinator's state counts now; returns the round if it is new."""
         current, rules, new = state.round, self.rules, None
+        if state.final is not None and any(why in state.final.why for why in NO_MEMORY):
+            self._demand(not state.final.succeeded, f"without its memory it gave the verdict {state.final}")
+            self.forgotten.append(state.final)
+            return None
+        if self.may_forget and self._is_behind(state):
+            self._set_back(state)
         if current is not None:
             known = self.rounds.get(current.number)
             if known is None:
@@ -78,9 +97,42 @@ class Watch:
         self._demand(self.restarts <= state.restarts <= rules.max_restarts, f"{state.restarts} restarts were spent")
         self.restarts = state.restarts
         if self.final is not None:
-            self._demand(state.final == self.final, f"the verdict {self.final} became {state.final}")
+            self._demand(_same(state.final, self.final), f"the verdict {self.final} became {state.final}")
         self.final = state.final
         return new
+
+    def _is_behind(self, state: State) -> bool:
+        """Whether it has forgotten what was decided."""
+        current = state.round
+        number = -1 if current is None else current.number
+        if number < len(self.rounds) - 1 or state.restarts < self.restarts:
+            return True
+        known = self.rounds.get(number)
+        if known is not None and current is not None and known.seats != current.seats:
+            return True
+        return self.final is not None and not _same(state.final, self.final)
+
+    def _set_back(self, state: State) -> None:
+        """Nobody need notice, but workers of what was forgotten must not run beside those of what follows."""
+        number = -1 if state.round is None else state.round.number
+        self.before.append(self.rounds)
+        self.rounds = {each: sealed for each, sealed in self.rounds.items() if each <= number}
+        if state.round is not None and self.rounds.get(number) is not None:
+            seats, entries = state.round.seats, state.round.entries
+            if self.rounds[number].seats != seats:
+                self.rounds[number] = Sealed(entries, seats, dict(zip(entries, seats, strict=True)))
+        self.restarts = state.restarts
+        if self.final is not None:
+            self.forgotten.append(self.final)
+            self.final = None
+
+    def _age(self, node: Node, seat: Seat) -> tuple[int, int] | None:
+        """Where in the order of rounds that of the seat is; None: nobody decided on it."""
+        for age, rounds in reversed([*enumerate([*self.before, self.rounds])]):
+            sealed = rounds.get(seat.round)
+            if sealed is not None and sealed.by_node.get(node.name) == seat:
+                return age, seat.round
+        return None
 
     def _check_seats(self, sealed: Sealed, number: int) -> None:
         rules, seats = self.rules, sealed.seats
@@ -99,19 +151,22 @@ class Watch:
 
     def seated(self, node: Node, seat: Seat) -> None:
         """An agent was given a seat."""
-        sealed = self.rounds.get(seat.round)
-        own = sealed.by_node.get(node.name) if sealed else None
-        self._demand(seat == own, f"{node.name} holds {seat}, the coordinator decided on {own}")
+        decided = self.rounds.get(seat.round)
+        own = decided.by_node.get(node.name) if decided else None
+        seated = self._age(node, seat) is not None
+        self._demand(seated, f"{node.name} holds {seat}, the coordinator decided on {own}")
 
     def told(self, node: Node, final: Final) -> None:
         """An agent was told how its job ended."""
-        if final != self.final:
+        if not any(_same(final, each) for each in (self.final, *self.forgotten)):
             personal = not final.succeeded and final.kind in PERSONAL
             self._demand(personal, f"{node.name} was told {final}, the verdict is {self.final}")
 
     def ends(self, node: Node, own: int | None, succeeded: bool) -> None:
         """An agent takes leave, with the results of its round *own*: as one that *succeeded*, or not."""
         good = self.final.round if self.final is not None else None
+        if own is not None and any(each.succeeded and each.round == own for each in self.forgotten):
+            return
         if own is not None:
             self._demand(succeeded and own == good, f"{node.name} returns results of round {own}, {good} succeeded")
         elif node.told_success is not None:
@@ -120,7 +175,7 @@ class Watch:
 
     def started(self, group: Group) -> None:
         """Workers run from now on."""
-        number = group.seat.round
+        number = self._age(group.node, group.seat) or (len(self.before), group.seat.round)
         if number < self.newest:
             self._is_late(group)
             return
@@ -135,20 +190,32 @@ class Watch:
 
     def _is_late(self, group: Group) -> None:
         node = group.node
-        what = f"{node.name} starts round {group.seat.round} after {self.newest} has begun"
-        self._is_waking(group, min(node.agent.thaws_at, node.rendezvous.thaws_at), what)
+        what = f"{node.name} starts round {group.seat.round} after {self.newest[1]} has begun"
+        number = self._age(node, group.seat) or self.newest
+        self._is_waking(group, number, min(node.agent.thaws_at, node.rendezvous.thaws_at), what)
 
-    def _outlives(self, group: Group, number: int) -> None:
-        what = f"workers of {group.node.name} in round {group.seat.round} run beside those of round {number}"
-        self._is_waking(group, group.process.thaws_at, what)
+    def _outlives(self, group: Group, number: tuple[int, int]) -> None:
+        what = f"workers of {group.node.name} in round {group.seat.round} run beside those of round {number[1]}"
+        before = self._age(group.node, group.seat) or number
+        self._is_waking(group, before, group.process.thaws_at, what)
 
-    def _is_waking(self, group: Group, thaws_at: float, what: str) -> None:
-        """Nobody can act while the whole machine is frozen; it must at once when it wakes."""
-        awake = thaws_at + WAKING if thaws_at else 0.0
+    def _is_anyone_at_work(self, after: tuple[int, int]) -> bool:
+        later = (begun.groups for number, begun in self.begun.items() if number > after)
+        return any(not group.gone for groups in later for group in groups)
+
+    def _is_waking(self, group: Group, number: tuple[int, int], thaws_at: float, what: str) -> None:
+        """
+        Nobody can act while the whole machine is frozen; it must at once when it wakes.
+
+        One whose clock stood still sees that by what others say, no later than when it would be cut off without.
+        """
+        slept = KILL * self.rules.heartbeat if group.node.rendezvous.missed else 0.0
+        awake = thaws_at + slept + WAKING if thaws_at else 0.0
         self._demand(awake > self.timeline.now, what)
 
         def check() -> None:
-            self._demand(group.gone or group.process.thaws_at > self.timeline.now, f"woken, {what}")
+            alone = self.may_forget and not self._is_anyone_at_work(after=number)
+            self._demand(group.gone or group.process.thaws_at > self.timeline.now or alone, f"woken, {what}")
 
         self.timeline.at(awake, None, check)
 
@@ -164,6 +231,31 @@ class Watch:
         begun.agreed = begun.agreed or ours
         self._demand(begun.agreed == ours, f"{name} was told {ours}, others of round {seat.round} {begun.agreed}")
         begun.groups.append(group)
+
+
+class NoWatch(Watch):
+    """Checks nothing: where a stranger can sign for anybody, whatever is said may be his."""
+
+    def decided(self, state: State) -> Sealed | None:
+        """No matter what."""
+        return None
+
+    def seated(self, node: Node, seat: Seat) -> None:
+        """No matter where."""
+
+    def told(self, node: Node, final: Final) -> None:
+        """No matter what."""
+
+    def ends(self, node: Node, own: int | None, succeeded: bool) -> None:
+        """No matter how."""
+
+    def started(self, group: Group) -> None:
+        """No matter which."""
+
+
+def _same(one: Final | None, other: Final | None) -> bool:
+    """Whether two verdicts are: a store that takes no more may have cut the texts of one of them."""
+    return one == other or (one is not None and other is not None and brief(one) == brief(other))
 
 
 def over(nodes: list[Node]) -> None:

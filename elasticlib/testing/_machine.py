@@ -10,12 +10,15 @@ Rules of this file: what a kill or a pause hits, nothing about what follows from
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from attrs import Factory, define
 
+from elasticlib.testing._group import END
+from elasticlib.testing._network import Link
 from elasticlib.testing._node import Node
-from elasticlib.testing._store import Link
+from elasticlib.testing._timeline import Process
 
 
 class Owner(Protocol):
@@ -37,16 +40,34 @@ class Machine:
     skew: float = 0.0
     drift: float = 0.0
     resists: float = 0.0
+    flaps_until: float = 0.0
+    """Until then its agents leave as soon as they have workers, and others are started."""
+    flaps_after: float = 0.0
+    """Seconds from the end of one to the start of the next."""
     nodes: list[Node] = Factory(list)
 
     def present(self) -> list[Node]:
         """Agents that live and have not ended."""
         return [node for node in self.nodes if node.agent.alive and node.verdict is None]
 
+    def flap(self, until: float, after: float) -> None:
+        """Its agent cannot work until that moment, and is started again and again."""
+        self.flaps_until, self.flaps_after = until, after
+        for node in self.present():
+            if node.group is not None and not node.group.gone:
+                self.has_workers(node)
+
+    def has_workers(self, node: Node) -> None:
+        """An agent has started its workers: it goes again if it cannot work."""
+        if node.cluster.timeline.now < self.flaps_until:
+            node.cluster.timeline.after(END, node.agent, node.leave)
+
+    def next_start(self, now: float) -> float | None:
+        """When its scheduler starts an agent in place of the one that has ended now."""
+        return now + self.flaps_after if now < self.flaps_until and self.link.alive else None
+
     def kill(self, what: str, owner: Owner) -> None:
         """The machine is gone, or a process of its latest agent is."""
-        if what == "rendezvous" and any(node.agent.thaws_at > node.cluster.timeline.now for node in self.present()):
-            what = "machine"
         if what == "machine":
             self.link.alive = False
             for node in self.nodes:
@@ -59,35 +80,53 @@ class Machine:
             if what == "agent":
                 self._kill_agent(node, owner)
                 node.agent_dies()
+            elif what == "spawner":
+                node.spawner_dies()
             elif node.rendezvous.alive:
                 owner.end_process(node)
                 for connection in list(self.link.connections):
                     if connection.client is node.rendezvous:
                         connection.reset("connection reset")
                 node.rendezvous_dies()
+                self._settle(node, node.cluster.timeline.now)
 
     def _kill_agent(self, node: Node, owner: Owner) -> None:
         if node.agent.alive:
             node.agent.alive = False
             owner.died(node)
 
+    def suspend(self, seconds: float) -> None:
+        """All stands still, clocks too: nobody here sees that time has passed."""
+        now = self.nodes[0].cluster.timeline.now if self.nodes else 0.0
+        for node in self.nodes:
+            for process in node.processes():
+                asleep = max(0.0, process.thaws_at - now)
+                process.thaws_at = max(process.thaws_at, now + seconds)
+                process.missed += max(0.0, seconds - asleep)
+
+    def _freeze(self, processes: Iterable[Process], until: float) -> None:
+        for process in processes:
+            process.thaws_at = max(process.thaws_at, until)
+
+    def _settle(self, node: Node, now: float) -> None:
+        """Where nobody is left who could end the workers, they stand still, too, until somebody is."""
+        awake = [each for each in node.processes(of_workers=False) if each.alive and each.thaws_at <= now]
+        if not awake and node.group is not None and not node.group.gone:
+            thaws = [each.thaws_at for each in node.processes(of_workers=False) if each.alive]
+            self._freeze([node.group.process], min(thaws, default=now))
+
     def pause(self, what: str, seconds: float) -> None:
         """All processes of the machine stand still, or one of each agent."""
         now = self.nodes[0].cluster.timeline.now if self.nodes else 0.0
         for node in self.nodes:
-            guards = {"agent": node.rendezvous, "rendezvous": node.agent}
-            if what != "machine" and (guards[what].thaws_at > now or not guards[what].alive):
-                self.pause("machine", seconds)
-                return
-        for node in self.nodes:
-            workers = [node.group.process] if node.group is not None else []
             parts = {
-                "machine": [node.agent, node.rendezvous, *workers],
+                "machine": node.processes(),
                 "agent": [node.agent],
                 "rendezvous": [node.rendezvous],
+                "spawner": [group.spawner for group in node.groups],
             }
-            for process in parts[what]:
-                process.thaws_at = max(process.thaws_at, now + seconds)
+            self._freeze(parts[what], now + seconds)
+            self._settle(node, now)
             if what == "agent":
                 node.agent_freezes(seconds)
             elif what == "rendezvous":

@@ -9,6 +9,7 @@ workers that outlive the contact, and speaks for an agent that died.
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from attrs import Factory, define, field, frozen
 
 from elasticlib.agent import _policy
 from elasticlib.rendezvous._contact import FENCE, GRACE, INTERVAL
+from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._messages import (
     ContactLost,
     Descriptor,
@@ -23,24 +25,20 @@ from elasticlib.rendezvous._messages import (
     FailureNote,
     Final,
     Leave,
-    Notice,
     Seat,
     Stopped,
     Succeeded,
 )
-from elasticlib.testing._history import Fenced, Gone, Started, Verdict
+from elasticlib.rendezvous._vigil import Vigil
+from elasticlib.testing._faults import FailWorker
+from elasticlib.testing._group import CHANNEL, END, Group
+from elasticlib.testing._history import Fenced, Started, Verdict
 from elasticlib.testing._member import Member
 from elasticlib.testing._surroundings import Surroundings
 from elasticlib.testing._timeline import Process
 
-CHANNEL = 0.0002
-"""Seconds between agent and rendezvous process."""
-END = 0.01
-"""Seconds that a process takes to end."""
 LADDER = 30.0
 """Seconds from SIGTERM to SIGKILL."""
-SILENCE = 0.1
-"""Share of the heartbeat time after which the beats of a silent agent rest."""
 DEAF = FENCE - INTERVAL / 2
 """Share after which an agent whose rendezvous process is silent counts itself as cut off."""
 CLOSING = 30.0
@@ -60,25 +58,6 @@ class Answer:
 
     wish: int
     seat: Seat
-
-
-@define(eq=False, repr=False)
-class Group:
-    """A node's workers of one round."""
-
-    node: Node
-    seat: Seat
-    process: Process
-    failed_at: float | None = None
-    secondary: bool = False
-    gone: bool = False
-
-    def end(self, how: str) -> None:
-        """None of them runs any more."""
-        if not self.gone:
-            self.gone = True
-            cluster = self.node.cluster
-            cluster.note(Gone(cluster.timeline.now, self.node.name, self.seat.round, how))
 
 
 @define(eq=False, repr=False)
@@ -102,21 +81,19 @@ class Node:
     descriptor: Descriptor = field(init=False)
     policy: _policy.State = field(init=False)
     _queue: deque[_policy.Event | Stopping | Answer] = Factory(deque)
-    _channel: deque[tuple[int, Notice | ContactLost | Stopping]] = Factory(deque)
+    _channel: deque[tuple[int, Word | Stopping]] = Factory(deque)
     """What the rendezvous process has sent and the agent has not read, each with the wish that it answers."""
     _wishes: int = 0
     """How often the agent has asked for a seat."""
-    _wish: int = 0
-    """Number of the last wish that the rendezvous process heard of."""
+    _vigil: Vigil = field(init=False)
+    """Of the rendezvous process."""
     _busy: bool = False
     _guarded: Group | None = None
-    _running: bool = False
-    _round: int | None = None
-    _held: bool = False
 
     def start(self) -> None:
         """The agent begins."""
         self.member.start()
+        self._vigil = Vigil(self.cluster.rules.heartbeat, self.member.clock(), self.member.clock())
         self.policy, actions = _policy.begin()
         self._perform(deque(actions))
 
@@ -181,7 +158,9 @@ class Node:
         if end.signum is not None:
             self._end("left", end.why)
             return
-        assert end.final is not None
+        if end.final is None:
+            self._end("succeeded", end.why)
+            return
         own = self.group.seat.round if self.group is not None and end.results else None
         self.cluster.ends(self, own, end.succeeded)
         unlucky = "replaced" if end.final.succeeded else end.final.kind
@@ -197,8 +176,8 @@ class Node:
         if any(isinstance(event, ContactLost) for event in self._queue):
             return  # an agent that was frozen wakes to a seat which others have by now
         timeline = self.cluster.timeline
-        process = Process(f"workers of {self.name}", thaws_at=0.0)
-        self.group = group = Group(self, seat, process)
+        process, spawner = Process(f"workers of {self.name}"), Process(f"spawner of {self.name}")
+        self.group = group = Group(self, seat, process, spawner)
         self.groups.append(group)
         self.told_success = None
         ranks = tuple(range(seat.rank_base, seat.rank_base + self.descriptor.slots))
@@ -206,6 +185,7 @@ class Node:
         self.cluster.note(Started(timeline.now, self.name, seat.round, seat.group_rank, ranks, master))
         self.cluster.started(group)
         self._soon(lambda: self._guard(group))
+        group.watch_lease(group.spawner)
         timeline.after(self.cluster.work, process, lambda: self._succeed(group))
 
     def _succeed(self, group: Group) -> None:
@@ -220,7 +200,7 @@ class Node:
     def _is(self, group: Group) -> bool:
         return self.group is group and not self._busy
 
-    def fail_workers(self, secondary: bool) -> None:
+    def fail_workers(self, fault: FailWorker) -> None:
         """A worker fails; its brothers go on."""
         group = self.group
         if (
@@ -230,42 +210,26 @@ class Node:
             or group.process.thaws_at > self.cluster.timeline.now
         ):
             return
-        group.failed_at, group.secondary = self.agent.clock(self.cluster.timeline.now), secondary
-        self._tell_agent_of_failure(group)
+        group.failed_at, group.failure = self.agent.clock(self.cluster.timeline.now), fault
+        self.tell_agent_of_failure(group)
 
-    def _tell_agent_of_failure(self, group: Group) -> None:
+    def tell_agent_of_failure(self, group: Group) -> None:
         timeline = self.cluster.timeline
         why = _policy.WorkersFailed("a worker failed")
         timeline.after(CHANNEL, self.agent, lambda: self.hear(why) if self._is(group) else None)
 
     def _notes(self) -> tuple[FailureNote, ...]:
-        group = self.group
-        if group is None or group.failed_at is None:
-            return ()
-        age = max(0.0, self.agent.clock(self.cluster.timeline.now) - group.failed_at)
-        message = f"{self.name} failed in round {group.seat.round}"
-        return (FailureNote(group.seat.rank_base, 0, 1, 1, message, secondary=group.secondary, age=age),)
+        return () if self.group is None else self.group.notes()
 
     def _stop_workers(self, grace: float, then: Callable[[], None]) -> None:
-        group, timeline = self.group, self.cluster.timeline
-        if group is None or group.gone:
-            timeline.after(CHANNEL, self.agent, then)
-            return
-        resists = self.stubborn()
-        how = "killed" if resists >= grace else "stopped"
+        if self.group is None or self.group.gone:
+            self.cluster.timeline.after(CHANNEL, self.agent, then)
+        else:
+            self.group.stop(grace, then)
 
-        def ended() -> None:
-            group.end(how)
-            timeline.after(CHANNEL, self.agent, then)
-
-        timeline.after(min(resists, grace) + END, group.process, ended)
-
-    def _hurry(self, grace: float) -> None:
-        """Workers that are being stopped must be gone sooner."""
-        group = self.group
-        if group is not None and not group.gone:
-            kill = lambda: group.end("killed")  # noqa: E731 - the end of the ladder finds them gone
-            self.cluster.timeline.after(grace + END, group.process, kill)
+    def _hasten(self, grace: float) -> None:
+        if self.group is not None and not self.group.gone:
+            self.group.hasten(grace)
 
     def leave(self) -> None:
         """SIGTERM to the agent."""
@@ -281,14 +245,14 @@ class Node:
 
     # The rendezvous process.
 
-    def pass_on(self, word: Notice | ContactLost) -> None:
+    def pass_on(self, word: Word) -> None:
         """A word of the member goes to the agent."""
         if isinstance(word, Seat):
-            self._running, self._round = True, word.round
+            self._vigil = self._vigil.seated()
         self._send(word)
 
-    def _send(self, word: Notice | ContactLost | Stopping) -> None:
-        timeline, wish = self.cluster.timeline, self._wish
+    def _send(self, word: Word | Stopping) -> None:
+        timeline, wish = self.cluster.timeline, self._vigil.wish
 
         def arrive() -> None:
             self._channel.append((wish, word))
@@ -302,7 +266,7 @@ class Node:
             return
         for wish, word in self._channel:
             if isinstance(word, ContactLost) and self._busy:
-                self._hurry(word.grace)
+                self._hasten(word.grace)
             self._queue.append(Answer(wish, word) if isinstance(word, Seat) else word)
         self._channel.clear()
         self._go_on()
@@ -312,15 +276,15 @@ class Node:
         self._send(Stopping(why))
 
     def _join(self, wish: int) -> None:
-        self._running, self._wish = False, wish
+        self._vigil = self._vigil.wished(wish)
         self.member.join()
 
     def _tell_stopped(self, number: int, notes: tuple[FailureNote, ...]) -> None:
-        self._running = False
+        self._vigil = self._vigil.gone()
         self.member.report(Stopped(self.name, number, notes))
 
     def _tell_succeeded(self, number: int) -> None:
-        self._running = False
+        self._vigil = self._vigil.gone()
         self.member.report(Succeeded(self.name, number))
 
     def _tell_left(self, why: str, number: int | None) -> None:
@@ -334,26 +298,39 @@ class Node:
     def _watch_over(self, group: Group) -> None:
         """Kill the workers when they outlive the contact."""
         due = self.member.kill_at()
-        if self._guarded is not group or not self._running or group.gone or due is None:
+        if self._guarded is not group or not self._vigil.running or group.gone or due is None:
             return
-        if self.member.clock() >= due:
-            self.cluster.timeline.after(END, None, lambda: self._die(group))
-        else:
+        self._judge()
+        if not self._vigil.due:
             self.member.at(due, lambda: self._watch_over(group))
 
-    def _die(self, group: Group) -> None:
-        if not group.gone:
-            group.end("killed")
-            if group.failed_at is None:
-                group.failed_at = self.agent.clock(self.cluster.timeline.now)
-            self._tell_agent_of_failure(group)
+    def _judge(self) -> None:
+        now, held = self.member.clock(), self._vigil.held
+        if self.agent.alive and self.agent.thaws_at <= self.cluster.timeline.now:
+            self._vigil = self._vigil.said(now)  # its signs of life come all the time
+        self._vigil = self._vigil.judge(now, self.member.kill_at())
+        if self._vigil.held is not held:
+            self.member.hold(self._vigil.held)
+        if self._vigil.due and self._guarded is not None:
+            self._guarded.kill()
+
+    def lease_end(self) -> float:
+        """Until when this machine's clock may show workers at work."""
+        end = self._vigil.lease_end(self.member.kill_at())
+        return -math.inf if end is None else end
 
     def agent_freezes(self, seconds: float) -> None:
         """The agent is stopped for *seconds*: its beats must rest soon, and again be heard when it is back."""
-        timeline, silence = self.cluster.timeline, SILENCE * self.cluster.rules.heartbeat
-        if silence and seconds > silence:
-            timeline.after(silence, self.rendezvous, lambda: self.member.hold(self.agent.thaws_at > timeline.now))
-        timeline.after(seconds + CHANNEL, self.rendezvous, lambda: self.member.hold(self.agent.thaws_at > timeline.now))
+        timeline = self.cluster.timeline
+
+        def fell_silent() -> None:
+            self._vigil = self._vigil.said(self.member.clock())
+            wake = self._vigil.wake_at(None)
+            if wake is not None:
+                self.member.at(wake, self._judge)
+
+        timeline.after(CHANNEL, self.rendezvous, fell_silent)
+        timeline.after(seconds + CHANNEL, self.rendezvous, self._judge)
 
     def rendezvous_freezes(self, seconds: float) -> None:
         """The rendezvous process is stopped: the agent counts itself as cut off."""
@@ -369,6 +346,17 @@ class Node:
         heartbeat = self.cluster.rules.heartbeat
         self._send(ContactLost(why, GRACE * heartbeat))
         self._send(Stopping(why))
+
+    def spawner_dies(self) -> None:
+        """The process that starts the workers was killed, and they with it."""
+        if self.group is not None and not self.group.gone:
+            self.group.kill()
+
+    def processes(self, *, of_workers: bool = True) -> list[Process]:
+        """All that is there of this node."""
+        groups = self.groups if of_workers else [group for group in self.groups if not group.gone]
+        spawners = [group.spawner for group in groups]
+        return [self.agent, self.rendezvous, *spawners, *(group.process for group in groups if of_workers)]
 
     def agent_dies(self) -> None:
         """The agent was killed: its guardian kills the workers, its rendezvous process bears witness."""
@@ -387,7 +375,7 @@ class Node:
         if self.closes:
             return
         self.closes = True
-        if not self.member.final and self.verdict is not None and self.verdict.kind == "lost":
+        if not self.member.is_over and self.verdict is not None and self.verdict.kind == "lost":
             self._tell_left("its agent went without a word", None)
         self.member.close()
         self.cluster.part(self, linger)

@@ -9,82 +9,31 @@ a lease and one document for the journal of a coordinator that may be any node.
 
 from __future__ import annotations
 
-import random
-from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import Factory, define, field, frozen
 
-from elasticlib.rendezvous._exchange import Posted
-from elasticlib.testing._timeline import Process, Timeline
+from elasticlib.rendezvous._exchange import HELLO, Posted
+from elasticlib.testing._adversary import INBOX, STATE, Adversary
+from elasticlib.testing._faults import PauseStore, SetBack, Unseat
+from elasticlib.testing._network import Link, Network, Way
+from elasticlib.testing._timeline import Process
+from elasticlib.testing._use import Use, size_of
 
 Then = Callable[[Any], None]
 KERNEL = Process("kernel")
 """Takes what arrives at a machine, and is never frozen."""
+REFUSED = object()
+"""Answer to whoever writes more than the store takes."""
 LOST = object()
 """Answer to whoever writes with a lease that is over."""
-
-
-@define(eq=False, repr=False)
-class Link:
-    """How one machine hangs on the network."""
-
-    number: int
-    alive: bool = True
-    cut_until: float = 0.0
-    slow_until: float = 0.0
-    delay: float = 0.0
-    connections: list[Connection] = Factory(list)
-
-
-@define(eq=False, repr=False)
-class Network:
-    """Delays, drawn from the cluster's seed."""
-
-    timeline: Timeline
-    chance: random.Random
-    fastest: float = 0.0001
-    slowest: float = 0.002
-
-    def delay(self, *links: Link) -> float:
-        """Seconds that a message takes."""
-        if len(links) == 1:
-            return self.fastest
-        slow = sum(link.delay for link in links if self.timeline.now < link.slow_until)
-        return self.fastest + (self.slowest - self.fastest) * self.chance.random() + slow
-
-    def opens(self, *links: Link) -> float:
-        """When nothing is cut between them: now, or later."""
-        return max((self.timeline.now, *(link.cut_until for link in links if len(links) > 1)))
-
-
-@define(eq=False, repr=False)
-class _Way:
-    """One direction of a connection."""
-
-    network: Network
-    links: tuple[Link, ...]
-    last: float = 0.0
-    queue: deque[tuple[Process, Callable[[], None]]] = Factory(deque)
-
-    def send(self, to: Process, do: Callable[[], None]) -> None:
-        self.queue.append((to, do))
-        self.last = max(self.last, self.network.timeline.now + self.network.delay(*self.links))
-        self.network.timeline.at(self.last, None, self._arrives)
-
-    def _arrives(self) -> None:
-        if not self.queue or not all(link.alive for link in self.links):
-            self.queue.clear()
-            return
-        timeline = self.network.timeline
-        opens = self.network.opens(*self.links)
-        if opens > timeline.now:
-            # The kernel tries again at growing intervals.
-            timeline.at(opens + self.network.chance.random(), None, self._arrives)
-            return
-        to, do = self.queue.popleft()
-        timeline.at(timeline.now, to, do)
+CHANGED = object()
+"""Answer to whoever saves what somebody else has written since."""
+DESTROYED = object()
+"""Answer to whoever asks for something that is there no more, and must be."""
+_MOST_NEW = 100_000
+"""Entries that may be new at once."""
 
 
 @define(eq=False, repr=False)
@@ -97,8 +46,8 @@ class Connection:
     on_break: Callable[[str], None]
     open: bool = True
     """The client's side: whether answers are still wanted."""
-    there: _Way = field(init=False)
-    back: _Way = field(init=False)
+    there: Way = field(init=False)
+    back: Way = field(init=False)
     received: int = 0
     """Number of the last inbox entry that this connection was given."""
     term: int | None = None
@@ -106,7 +55,7 @@ class Connection:
 
     def __attrs_post_init__(self) -> None:
         links = (self.link, self.store.link) if self.link is not self.store.link else (self.link,)
-        self.there, self.back = _Way(self.store.network, links), _Way(self.store.network, links)
+        self.there, self.back = Way(self.store.network, links), Way(self.store.network, links)
         self.link.connections.append(self)
         self.store.link.connections.append(self)
 
@@ -157,34 +106,39 @@ class Lease:
 
 
 @define(eq=False, repr=False)
-class Use:
-    """What the store was asked to do: calls, the keys and entries they touched, and bytes if they are counted."""
-
-    calls: Counter[str] = Factory(Counter)
-    touched: int = 0
-    bytes: int = 0
-
-
-@define(eq=False, repr=False)
 class Store:
     """The server."""
 
     process: Process
     link: Link
     network: Network
-    size_of: Callable[[Any], int] | None = None
-    """Bytes of a stored value; None: they are not counted."""
-    values: dict[str, Any] = Factory(dict)
-    inbox: dict[int, Any] = Factory(dict)
+    counts: bool = False
+    """Whether `use` is kept."""
+    most: int = 0
+    """Bytes that one value may have; 0: any number."""
+    values: dict[str, bytes] = Factory(dict)
+    inbox: dict[int, bytes] = Factory(dict)
     posted: int = 0
     waiters: dict[str, list[tuple[Connection, Then]]] = Factory(dict)
     receivers: list[tuple[Connection, Then]] = Factory(list)
     use: Use = Factory(Use)
     lease: Lease | None = None
-    candidates: list[tuple[Connection, str, float, Then]] = Factory(list)
+    onlookers: list[tuple[Connection, Then]] = Factory(list)
     terms: int = 0
+    changes: int = 0
+    """How often the lease was taken, or ended."""
     document: Any = None
+    elects: bool = False
+    """Whether whoever has the lease coordinates; else an inbox is entries and their counter."""
+    adversary: Adversary | None = None
+    """Who reads all that is written, if anybody does."""
+    scribbled: bool = False
+    """Whether somebody else has written the document since it was loaded or saved."""
+    purges: int = 0
+    """How often a job was deleted from it."""
     on_save: Callable[[Any], None] = lambda document: None
+    on_write: Callable[[str, bytes], None] | None = None
+    """Hears of each value that one of the job's own wrote."""
 
     def connect(
         self, client: Process, link: Link, on_open: Callable[[Connection], None], on_break: Callable[[str], None]
@@ -213,55 +167,55 @@ class Store:
 
     def handle(self, connection: Connection, kind: str, arguments: Sequence[Any], answer: Then) -> None:
         """Do what *kind* says; *answer* at once or later."""
-        if self.size_of is not None:
-            self._count(kind, arguments)
-        if connection.term is not None and kind in ("write", "discard") and not self._is_held(connection.term):
+        if self.counts:
+            self.use.count(kind, arguments, self.values)
+        if (
+            connection.term is not None
+            and kind in ("write", "delete", "discard", "purge")
+            and not self._is_held(connection.term)
+        ):
             answer(LOST)
             return
+        if self.counts or self.most:
+            size = size_of(kind, arguments)
+            self.use.longest[kind] = max(self.use.longest[kind], size)
+            if 0 < self.most < size:
+                answer(REFUSED)
+                return
         getattr(self, f"_{kind}")(connection, *arguments, answer)
 
-    def _count(self, kind: str, arguments: Sequence[Any]) -> None:
-        use, size_of = self.use, self.size_of
-        use.calls[kind] += 1
-        assert size_of is not None
-        if kind == "write":
-            values: Mapping[str, Any] = arguments[0]
-            use.touched += len(values)
-            use.bytes += sum(len(key) + size_of(value) for key, value in values.items())
-        elif kind == "post":
-            use.touched += 1
-            use.bytes += size_of(arguments[0])
-        elif kind in ("read", "delete", "discard"):
-            use.touched += len(arguments[0])
-            found = (self.values.get(key) for key in arguments[0]) if kind == "read" else ()
-            use.bytes += sum(len(str(key)) for key in arguments[0]) + sum(size_of(each) for each in found if each)
-        elif kind != "receive":
-            use.touched += 1
-            use.bytes += len(arguments[0]) if isinstance(arguments[0], str) else 0
+    def _post(self, _: Connection, data: bytes, answer: Then) -> None:
+        if self.adversary is not None:
+            self.adversary.saw(INBOX, data)
+        self.append(data)
+        answer(None)
 
-    def _post(self, _: Connection, data: Any, answer: Then) -> None:
+    def append(self, data: bytes) -> None:
+        """Add an entry to the inbox."""
         self.posted += 1
         self.inbox[self.posted] = data
         receivers, self.receivers = self.receivers, []
         for connection, then in receivers:
             if connection.open:
                 self._give(connection, then)
-        answer(None)
 
     def _receive(self, connection: Connection, answer: Then) -> None:
-        if self.posted > connection.received:
+        if self.posted != connection.received:
             self._give(connection, answer)
         else:
             self.receivers.append((connection, answer))
 
     def _give(self, connection: Connection, answer: Then) -> None:
+        if not connection.received <= self.posted < connection.received + _MOST_NEW:
+            answer(DESTROYED)
+            return
         new = range(connection.received + 1, self.posted + 1)
         first = min(self.inbox, default=self.posted + 1)
         found = [Posted(number, self.inbox[number]) for number in new if number >= first and number in self.inbox]
         connection.received = self.posted
-        if self.size_of is not None:
+        if self.counts:
             self.use.touched += len(found)
-            self.use.bytes += sum(self.size_of(each.data) for each in found)
+            self.use.bytes += sum(len(each.data) for each in found)
         answer(found)
 
     def _discard(self, _: Connection, numbers: Sequence[int], answer: Then) -> None:
@@ -269,13 +223,21 @@ class Store:
             self.inbox.pop(number, None)
         answer(None)
 
-    def _write(self, _: Connection, values: Mapping[str, Any], answer: Then) -> None:
-        self.values.update(values)
-        for key in values:
-            for connection, then in self.waiters.pop(key, ()):
-                if connection.open:
-                    then(True)
+    def _write(self, _: Connection, values: Mapping[str, bytes], answer: Then) -> None:
+        for key, data in values.items():
+            if self.adversary is not None:
+                self.adversary.saw(key, data)
+            if self.on_write is not None:
+                self.on_write(key, data)
+            self.put(key, data)
         answer(None)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a value, wake all who wait for its key."""
+        self.values[key] = data
+        for connection, then in self.waiters.pop(key, ()):
+            if connection.open:
+                then(True)
 
     def _read(self, _: Connection, keys: Sequence[str], answer: Then) -> None:
         answer([self.values.get(key) for key in keys])
@@ -291,50 +253,99 @@ class Store:
             self.values.pop(key, None)
         answer(None)
 
+    def _purge(self, _: Connection, answer: Then) -> None:
+        self.values.clear()
+        self.inbox.clear()
+        self.document = None
+        self.purges += 1
+        answer(None)
+
     # --- the lease and the journal
 
-    def _campaign(self, connection: Connection, name: str, seconds: float, answer: Then) -> None:
-        self.candidates.append((connection, name, seconds, answer))
-        self._elect()
+    def _look(self, _: Connection, answer: Then) -> None:
+        answer((self.changes, self.lease is not None))
 
-    def _keep(self, _: Connection, term: int, seconds: float, answer: Then) -> None:
+    def _changed(self, connection: Connection, since: int, answer: Then) -> None:
+        if self.changes != since:
+            answer(None)
+        else:
+            self.onlookers.append((connection, answer))
+
+    def _seize(self, _: Connection, name: str, seconds: float, answer: Then) -> None:
+        if self.lease is not None:
+            answer(None)
+            return
+        self.terms += 1
+        self._let(Lease(name, self.terms, self.network.timeline.now + seconds))
+        answer(self.terms)
+
+    def _renew(self, _: Connection, term: int, seconds: float, answer: Then) -> None:
         if self.lease is not None and self.lease.term == term:
             self.lease = Lease(self.lease.holder, term, self.network.timeline.now + seconds)
             self._watch_lease(self.lease)
         answer(self._is_held(term))
 
-    def _resign(self, _: Connection, term: int, answer: Then) -> None:
+    def _release(self, _: Connection, term: int, answer: Then) -> None:
         if self.lease is not None and self.lease.term == term:
-            self.lease = None
-            self._elect()
+            self.unseat()
         answer(None)
 
+    def suffer(self, fault: PauseStore | SetBack | Unseat) -> None:
+        """Something happens to it, or somebody writes there who should not."""
+        now = self.network.timeline.now
+        match fault:
+            case PauseStore(seconds=seconds):
+                self.process.thaws_at = now + seconds
+            case Unseat():
+                self.unseat()
+            case SetBack(seconds=seconds):
+                assert self.adversary is not None
+                self.adversary.set_back(seconds)
+
+    def unseat(self) -> None:
+        """The key that says who coordinates goes."""
+        self._let(None)
+
+    def usurp(self, seconds: float) -> None:
+        """Somebody takes the office who does not coordinate."""
+        self.terms += 1
+        self._let(Lease("nobody", self.terms, self.network.timeline.now + seconds))
+
+    def _let(self, lease: Lease | None) -> None:
+        self.lease = lease
+        self.changes += 1
+        onlookers, self.onlookers = self.onlookers, []
+        for connection, then in onlookers:
+            if connection.open:
+                then(None)
+        if lease is not None:
+            self._watch_lease(lease)
+
     def _load(self, _: Connection, answer: Then) -> None:
-        answer(self.document)
+        self.scribbled = False
+        there = self.document is not None and self.document.data
+        answer(DESTROYED if not there and HELLO in self.values else self.document if there else None)
 
     def _save(self, _: Connection, term: int, document: Any, answer: Then) -> None:
         held = self._is_held(term)
+        if held and self.scribbled:
+            self.scribbled = False
+            answer(CHANGED)
+            return
         if held:
             self.document = document
+            if self.adversary is not None:
+                self.adversary.saw(STATE, document.data)
+                self.adversary.saw_document(document)
             self.on_save(document)
         answer(held)
 
     def _is_held(self, term: int) -> bool:
         return self.lease is not None and self.lease.term == term
 
-    def _elect(self) -> None:
-        while self.lease is None and self.candidates:
-            connection, name, seconds, answer = self.candidates.pop(0)
-            if connection.open:
-                self.terms += 1
-                self.lease = Lease(name, self.terms, self.network.timeline.now + seconds)
-                self._watch_lease(self.lease)
-                answer(self.terms)
-
     def _watch_lease(self, lease: Lease) -> None:
         def over() -> None:
             if self.lease == lease:
-                self.lease = None
-                self._elect()
+                self.unseat()
 
         self.network.timeline.at(lease.until, self.process, over)

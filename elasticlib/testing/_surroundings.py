@@ -14,7 +14,8 @@ from elasticlib.testing._history import Record
 from elasticlib.testing._timeline import Timeline
 
 if TYPE_CHECKING:
-    from elasticlib.testing._node import Group, Node
+    from elasticlib.testing._group import Group
+    from elasticlib.testing._node import Node
 
 
 class Surroundings(Protocol):

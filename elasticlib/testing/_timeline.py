@@ -29,16 +29,18 @@ class Process:
     alive: bool = True
     thaws_at: float = 0.0
     """Until then it does nothing; what happens to it meanwhile waits."""
+    missed: float = 0.0
+    """Seconds for which its clock stood still."""
 
     def clock(self, now: float) -> float:
         """What its clock shows at *now*."""
-        return UPTIME + now * (1.0 + self.drift) + self.skew
+        return UPTIME + (now - self.missed) * (1.0 + self.drift) + self.skew
 
     def moment(self, shown: float) -> float:
         """When its clock shows that."""
         since = shown - UPTIME - self.skew
         # With a drift the sum is not exact: better a moment late than for ever just before.
-        return since / (1.0 + self.drift) + 2.0 / GRID if self.drift else since
+        return self.missed + (since / (1.0 + self.drift) + 2.0 / GRID if self.drift else since)
 
 
 @define(eq=False, repr=False)
@@ -50,7 +52,9 @@ class Timeline:
     _serial: int = 0
 
     def at(self, when: float, owner: Process | None, do: Callable[[], None]) -> None:
-        """Do it at *when*: never if *owner* is dead by then, later if it is frozen."""
+        """Do it at *when*: never if *owner* is dead by then or *when* is infinite, later if it is frozen."""
+        if when == math.inf:
+            return
         self._serial += 1
         moment = max(self.now, math.ceil(when * GRID) / GRID)
         heapq.heappush(self._heap, (moment, self._serial, owner, do))

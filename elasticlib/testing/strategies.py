@@ -16,17 +16,21 @@ from elasticlib.testing._faults import (
     FailWorker,
     Fault,
     FaultPlan,
+    Flap,
     Join,
     Kill,
     Leave,
     Pause,
     PauseStore,
+    Replay,
     Skew,
     Slow,
     Stubborn,
+    Suspend,
+    Unseat,
 )
 
-PARTS = ("agent", "machine", "rendezvous")
+PARTS = ("agent", "machine", "rendezvous", "spawner")
 
 
 def moments(most: float = 60.0) -> st.SearchStrategy[float]:
@@ -50,12 +54,16 @@ def faults(nodes: int = 3, most: float = 60.0) -> st.SearchStrategy[Fault]:
         st.builds(Break, node, at),
         st.builds(Join, node, at),
         st.builds(Leave, node, at),
+        st.builds(Flap, node, at, seconds, st.sampled_from((0.1, 1.0, 15.0))),
         st.builds(Kill, node, at, parts),
         st.builds(Cut, node, at, seconds),
         st.builds(Pause, node, at, seconds, parts),
+        st.builds(Suspend, node, at, seconds),
         st.builds(Slow, node, at, seconds, st.sampled_from((0.1, 0.5, 2.0))),
         st.builds(Stubborn, node, at, st.sampled_from((0.5, 3.0, 12.0, 60.0))),
         st.builds(PauseStore, at, seconds),
+        st.builds(Unseat, at),
+        st.builds(Replay, node, at, seconds),
         st.builds(Skew, node, st.sampled_from((60.0, -60.0, 1e5)), st.sampled_from((0.0, 0.01, -0.01))),
     )
 

@@ -8,20 +8,21 @@ nobody else a timer; an expired timer ends the process that set it, and no other
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
 
+from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
+from elasticlib._untrusted import Refusals, parse, shown
+from elasticlib._untrusted import line as escaped
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, TimerError
 from elasticlib.timer._fifo_client import VERSION, FileTimerRequest
-from elasticlib.timer._ledger import Ledger, patience
+from elasticlib.timer._ledger import Ledger, is_deadline, patience
 from elasticlib.timer._server import checked_interval
 from elasticlib.timer._victims import Victims, is_running
 from elasticlib.timer.debug_info_logging import log_debug_info_for_expired_timers
@@ -67,6 +68,7 @@ class FileTimerServer:
         self._told: set[FileTimerRequest] = set()
         """Expired timers that have been told, and still wait for their process to be signalled."""
         self._rest = b""
+        self._refusals = Refusals()
         self._thread: threading.Thread | None = None
         self._stopping = self._once = False
         self._progress = time.time()
@@ -198,16 +200,21 @@ class FileTimerServer:
             return False
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
-            _log.warning("the timer pipe %s holds %d bytes without a line end: left out", self._file_path, _PIECE)
+            self._refuse(f"{len(self._rest)} bytes without a line end: left out")
             self._rest = b""
         requests = []
         for line in lines:
             try:
                 requests.append(_read_request(line))
             except ValueError as error:
-                _log.warning("the timer pipe %s holds %.200r, which is no request: %s", self._file_path, line, error)
+                self._refuse(f"{line[:80]!r}, which is no request: {error}")
         self.register_timers(requests)
         return True
+
+    def _refuse(self, why: str) -> None:
+        self._refusals, said = self._refusals.refuse("request", why, monotonic())
+        if said is not None:
+            _log.warning("the timer pipe %s holds %s", self._file_path, said)
 
     # How it begins and ends.
 
@@ -246,18 +253,18 @@ def _make_pipe(path: str) -> None:
 
 
 def _read_request(line: bytes) -> FileTimerRequest:
-    body = json.loads(line)
+    body = parse(line, constants=True)
     if not isinstance(body, dict):
         raise ValueError("it is no JSON object")
     if body.get("version") != VERSION:
-        raise ValueError(f"its version is {body.get('version')!r:.40}, this server knows {VERSION}")
+        raise ValueError(f"its version is {shown(body.get('version'))}, this server knows {VERSION}")
     pid, scope, deadline, signum = (body.get(name) for name in ("pid", "scope_id", "expiration_time", "signal"))
     if type(pid) is not int or not 1 < pid < 2**31:
         raise ValueError("pid is no process id")
     if not isinstance(scope, str):
         raise ValueError("scope_id is no text")
-    if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or math.isnan(deadline):
-        raise ValueError("expiration_time is no number")
+    if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not is_deadline(deadline):
+        raise ValueError("expiration_time is no number, or too large")
     if type(signum) is not int or (signum > 0 and signum not in signal.valid_signals()):
         raise ValueError("signal is no signal of this system")
-    return FileTimerRequest(pid, scope, deadline, signum)
+    return FileTimerRequest(pid, escaped(scope), deadline, signum)

@@ -8,6 +8,7 @@ one's place. Deadlines are whatever the requests say, in seconds.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -40,6 +41,14 @@ class TimerRequest:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}{self._facts()!r}"
+
+
+def is_deadline(value: object) -> bool:
+    """Whether *value* is a number that can be compared with the time, such as no clock ever shows, too."""
+    try:
+        return isinstance(value, numbers.Real) and not math.isnan(value)
+    except OverflowError:
+        return False
 
 
 R = TypeVar("R", bound=TimerRequest)

@@ -10,15 +10,14 @@ from __future__ import annotations
 import abc
 import contextlib
 import logging
-import math
-import numbers
 import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from elasticlib._untrusted import shown
 from elasticlib.errors import ConfigError, TimerError
-from elasticlib.timer._ledger import TimerRequest
+from elasticlib.timer._ledger import TimerRequest, is_deadline
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
@@ -75,8 +74,8 @@ def expires(
     ``torch.distributed.elastic.timer.expires``; there, the default scope always names a line of ``contextlib``)
     """
     given: object = after
-    if not isinstance(given, numbers.Real) or math.isnan(given):
-        raise ConfigError(f"after={after!r} must be a number of seconds")
+    if not is_deadline(given):
+        raise ConfigError(f"after={shown(after)} must be a number of seconds")
     if scope is None:
         caller = sys._getframe(1)
         scope = f"{caller.f_code.co_filename}#{caller.f_lineno}"

@@ -1,8 +1,8 @@
 """
 The server of any kind of timer: a thread that takes requests and reaps the workers that are overdue.
 
-Rules of this file: it sleeps until a request comes or the next timer is over, and whatever a subclass raises, it
-goes on watching.
+Rules of this file: it sleeps until a request comes or the next timer is over, and whatever a subclass raises or a
+client asks for, it goes on watching.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
+from elasticlib._untrusted import Refusals
 from elasticlib.errors import ConfigError
-from elasticlib.timer._ledger import TimerRequest, patience
+from elasticlib.timer._ledger import TimerRequest, is_deadline, patience
 from elasticlib.timer._requests import RequestQueue
 
 _log = logging.getLogger("elasticlib")
@@ -40,6 +42,7 @@ class TimerServer(abc.ABC):
         self._daemon = daemon
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._refusals = Refusals()
 
     @abc.abstractmethod
     def register_timers(self, timer_requests: list[Any]) -> None:
@@ -88,7 +91,13 @@ class TimerServer(abc.ABC):
     def _turn(self) -> None:
         running = [timer for timers in self.get_expired_timers(math.inf).values() for timer in timers]
         wait = patience(running, time.time(), self._max_interval)
-        self.register_timers(self._request_queue.get(max(1, self._request_queue.size()), wait))
+        asked = self._request_queue.get(max(1, self._request_queue.size()), wait)
+        sound = [request for request in asked if is_deadline(getattr(request, "expiration_time", None))]
+        if len(sound) < len(asked):
+            self._refusals, said = self._refusals.refuse("request", "what came is no request of a timer", monotonic())
+            if said is not None:
+                _log.warning("%s: %s", type(self).__name__, said)
+        self.register_timers(sound)
         reaped = {
             worker for worker, timers in self.get_expired_timers(time.time()).items() if self._is_reaped(worker, timers)
         }

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from elasticlib.errors import ConfigError
+from elasticlib.spec import TOKEN_VARIABLE
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 """Devices that CUDA and ROCm show a process, as a list with commas."""
@@ -81,12 +82,17 @@ def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[d
     return tuple({"LOCAL_RANK": "0", **dict.fromkeys(names, entry)} for entry in entries[:workers])
 
 
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """What workers, and all that they are made from, may see: the job's token is for its nodes alone."""
+    return {name: value for name, value in environment.items() if name != TOKEN_VARIABLE}
+
+
 def common_variables(environment: Mapping[str, str], threads: int, signals: str) -> dict[str, str]:
     """The launcher's environment with what all workers share; what the user set is kept, but for the signals."""
     return {
         THREADS: str(threads),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        **environment,
+        **without_secrets(environment),
         # An inherited value is that of a launcher around this one, as is any other of TORCHELASTIC_*.
         "TORCHELASTIC_SIGNALS_TO_HANDLE": signals,
     }

@@ -8,12 +8,11 @@ what cannot be read is left out, never raised. Who was stopped by us has failed 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
 
-from elasticlib.errors import ProcessFailure
+from elasticlib.errors import ProcessFailure, read_error_file
 from elasticlib.workers import _exceptions, _tail
 from elasticlib.workers._process import Exit
 
@@ -81,9 +80,8 @@ def failure_of(
 def _written(error_file: str) -> float | None:
     """The Unix time at which a worker wrote what failed into its error file; None when there is no word of it."""
     try:
-        with open(error_file, encoding="utf-8", errors="replace") as file:
-            data = json.load(file)
-            return os.fstat(file.fileno()).st_mtime if isinstance(data, dict) and data.get("message") else None
+        data = read_error_file(error_file)
+        return os.stat(error_file).st_mtime if isinstance(data, dict) and data.get("message") else None
     except (OSError, ValueError):
         return None
 

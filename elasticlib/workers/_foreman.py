@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import multiprocessing
 import os
 import resource
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field
 from multiprocessing import process as multiprocessing_process
 from typing import Any, NoReturn
 
+from elasticlib._lease import CUT_OFF, Lease
 from elasticlib._programs import FEW_PROCESSES, KILLED
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _child, _exiting, _guardian, _report, _stuck
@@ -81,6 +83,8 @@ class Foreman:
     """The pipe through which workers announce what has become of their programs."""
     _stopping: _stuck.Stop | None = None
     """What is known of workers that take their time to end."""
+    _lease: Lease | None = None
+    """Until when workers may run, of a job of many nodes."""
     _store: StoreHost = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +102,8 @@ class Foreman:
                 self._look_at(worker)
             if self._stopping is not None and time.monotonic() >= self._stopping.next_look:
                 self._look_for_stuck(self._stopping)
+            if time.monotonic() >= self._lease_end():
+                self._cut_off()
 
     def listen(self) -> None:
         """Have workers announce what becomes of their programs."""
@@ -109,11 +115,22 @@ class Foreman:
         due = [each.course.deadline for each in self._live.values() if each.course.deadline is not None]
         if self._stopping is not None:
             due.append(self._stopping.next_look)
+        if (end := self._lease_end()) < math.inf:  # it may have been renewed by then, and never ends sooner
+            due.append(end)
         return min(max(0.0, min(due) - time.monotonic()), _LONGEST_WAIT) if due else None
 
     def _leave(self) -> NoReturn:
         _guardian.sweep()
         os._exit(0)
+
+    def _lease_end(self) -> float:
+        return self._lease.ends_at() if self._lease is not None and self._live else math.inf
+
+    def _cut_off(self) -> NoReturn:
+        """Others may have the ranks of these workers from now on, and nobody else here has ended them."""
+        _guardian.sweep()
+        self._launcher.send({"op": "broken", "why": CUT_OFF})
+        self._leave()
 
     def _obey(self) -> None:
         received = self._launcher.receive()
@@ -147,9 +164,12 @@ class Foreman:
         self._round = message["round"]
         self._survivors = []
         self._store.end()
-        streams = descriptors[:3]
-        if message["store"]:
-            self._store.await_knock(descriptors[3])
+        streams, given = descriptors[:3], dict(zip(message["more"], descriptors[3:], strict=True))
+        if "store" in given:
+            self._store.await_knock(given["store"])
+        if self._lease is not None:
+            self._lease.close()
+        self._lease = Lease(given["lease"]) if "lease" in given else None
         try:
             for order in message["workers"]:
                 self._start_worker(order, streams)
@@ -214,6 +234,7 @@ class Foreman:
     def _own_descriptors(self) -> list[int]:
         """What a worker forked with all of the caller's descriptors must not hold."""
         own = [key.fd for key in self._selector.get_map().values()]
+        own += [] if self._lease is None else [self._lease.fileno()]
         own += [number for worker in self._live.values() for number in worker.left]
         return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
 

@@ -19,6 +19,7 @@ from typing import Any
 from attrs import define, field
 
 from elasticlib._programs import Child, Link, Process, above_standard, close_all_but, not_started
+from elasticlib._times import Term
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.workers import _guardian, _report
@@ -208,26 +209,28 @@ class Crew:
         return received
 
     def start(
-        self, round_number: int, workers: list[Message], listener: int | None, interrupt: int | None = None
-    ) -> dict[int, int]:
+        self, number: int, workers: list[Message], listener: int | None,
+        interrupt: int | None = None, lease: Term | None = None,
+    ) -> dict[int, int]:  # fmt: skip
         """
         Start *workers* for a round, with the caller's present streams; return {local rank: pid}.
 
-        *listener* is the bound socket of the round's store. Returns an empty dict when *interrupt* becomes
-        readable first. Raises `StartError` or `PreloadError` when no worker can be started.
+        *listener* is the bound socket of the round's store; when the *lease* is over, all are killed. Returns an empty
+        dict when *interrupt* becomes readable first. Raises `StartError` or `PreloadError` when none can be started.
         """
         assert self._channel is not None
         self._wake()
-        self._round = round_number
+        self._round = number
         streams = [_stream(number) for number in (0, 1, 2)]
-        descriptors = (*streams, *(() if listener is None else (listener,)))
-        message: Message = {"op": "start", "round": round_number, "workers": workers, "store": listener is not None}
-        self._channel.send(message, descriptors)
+        more = {"store": listener, "lease": None if lease is None else lease.fileno()}
+        given = {name: descriptor for name, descriptor in more.items() if descriptor is not None}
+        message: Message = {"op": "start", "round": number, "workers": workers, "more": list(given)}
+        self._channel.send(message, (*streams, *given.values()))
         for stream in streams:
             os.close(stream)
         while (received := self._answer(interrupt)) is not None:
             answer, extra = received
-            if answer["op"] == "started" and answer["round"] == round_number:
+            if answer["op"] == "started" and answer["round"] == number:
                 self._used = True
                 if self._template is not None:
                     self._template.listen()
@@ -270,13 +273,13 @@ class Crew:
                     if len(descriptors) < _LEFT:  # the end itself is told all the same
                         return [Exit(rank, pid, code, told, None, "", overdue=overdue, unread=True)]
                     report, *texts = descriptors
-                    faults, tail = (_text(descriptor) for descriptor in texts)
+                    faults, tail = (_report.read_text(descriptor) for descriptor in texts)
                     return [Exit(rank, pid, code, told, _report.read(report), faults, tail, overdue)]
                 case "failed":
                     left = _report.read(descriptors[0]) if descriptors else None
                     return [Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))]
                 case "lingers":
-                    stacks = _text(descriptors[0]) if descriptors else ""
+                    stacks = _report.read_text(descriptors[0]) if descriptors else ""
                     rank, pid, seconds, ends = (message[name] for name in ("local_rank", "pid", "seconds", "ends"))
                     return [Lingers(rank, pid, seconds, ends, stacks)]
                 case "store":
@@ -343,10 +346,6 @@ class Crew:
         if self._template is not None:
             templates.give_back(self._template, unused=not self._used)
             self._template = None
-
-
-def _text(descriptor: int) -> str:
-    return _report.read_exactly(descriptor, os.fstat(descriptor).st_size).decode(errors="replace")
 
 
 def _stream(number: int) -> int:

@@ -19,8 +19,12 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from elasticlib._folders import make_private
+from elasticlib._untrusted import exactly, parse
+
 _HEAD = struct.Struct("!8sQQ")
 _MOST_TEXT = 65536
+_MOST_READ = 2**24
 _MAGIC = b"elastic1"
 has_the_stacks_of_crashes = False
 """Whether this process is a worker whose fault handler writes for the report."""
@@ -102,15 +106,35 @@ def write_exactly(descriptor: int, data: bytes, offset: int = 0) -> None:
 
 
 def read(descriptor: int) -> Report | None:
-    """The report in the memfd *descriptor*; None when the worker left none or not a whole one."""
+    """The report in the memfd *descriptor*; None when the worker left none, not a whole one, or wrote over it."""
     head = os.pread(descriptor, _HEAD.size, 0)
     if len(head) < _HEAD.size:
         return None
     magic, facts_size, payload_size = _HEAD.unpack(head)
-    if magic != _MAGIC:
+    if magic != _MAGIC or _HEAD.size + facts_size + payload_size > os.fstat(descriptor).st_size:
         return None
-    facts = json.loads(read_exactly(descriptor, facts_size, _HEAD.size))
-    return Report(payload=read_exactly(descriptor, payload_size, _HEAD.size + facts_size), **facts)
+    try:
+        facts = _facts(read_exactly(descriptor, facts_size, _HEAD.size))
+        return Report(payload=read_exactly(descriptor, payload_size, _HEAD.size + facts_size), **facts)
+    except (ValueError, EOFError, MemoryError):
+        return None
+
+
+_KINDS: dict[str, type] = {
+    "kind": str,
+    "exception_type": str,
+    "message": str,
+    "traceback": str,
+    "timestamp": float,
+    "secondary": bool,
+}
+
+
+def _facts(data: bytes) -> dict[str, Any]:
+    facts = parse(data)
+    if not isinstance(facts, dict) or facts.keys() != _KINDS.keys():
+        raise ValueError("these are no facts of a report")
+    return {name: exactly(facts[name], kind) for name, kind in _KINDS.items()}
 
 
 def read_exactly(descriptor: int, size: int, offset: int = 0) -> bytes:
@@ -123,6 +147,12 @@ def read_exactly(descriptor: int, size: int, offset: int = 0) -> bytes:
             raise EOFError(f"descriptor {descriptor} holds {len(view)} bytes less than it should")
         view, offset = view[count:], offset + count
     return bytes(data)
+
+
+def read_text(descriptor: int) -> str:
+    """The text in a memfd; of one that somebody made larger than any text of ours, the beginning."""
+    size = min(os.fstat(descriptor).st_size, _MOST_READ)
+    return read_exactly(descriptor, size).decode(errors="replace")
 
 
 def qualified_name(kind: type[BaseException]) -> str:
@@ -192,9 +222,9 @@ def write_error_file(path: str, report: Report) -> None:
 
 
 def write_json(path: str, content: Any) -> None:
-    """Write *content* to *path* so that a reader sees all of it or the former file."""
+    """Write *content* to *path* so that a reader sees all of it or the former file; a missing folder is made anew."""
     folder = os.path.dirname(path) or "."
-    os.makedirs(folder, exist_ok=True)
+    make_private(folder)
     temporary = os.path.join(folder, f".error{os.urandom(8).hex()}")
     # Not a private file, as tempfile makes: who else may read it is the user's umask to say.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

@@ -78,7 +78,7 @@ class StoreHost:
         handle, words = self._handle, self._words
         if handle is None:
             return  # the round ended in the very moment
-        said = _report.read_exactly(words, os.fstat(words).st_size).decode(errors="replace")
+        said = _report.read_text(words)
         os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOWAIT)
         pid, code = self._pid, self._let_go()
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"

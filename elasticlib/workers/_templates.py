@@ -180,8 +180,7 @@ class Template:
         return f": {words}" if words else " (killed from outside, or out of memory)"
 
     def _words(self) -> str:
-        size = os.fstat(self._said).st_size
-        return _report.read_exactly(self._said, size).decode(errors="replace").strip()
+        return _report.read_text(self._said).strip()
 
     def _show_warnings(self) -> None:
         if words := self._words():

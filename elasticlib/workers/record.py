@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import faulthandler
 import functools
-import json
 import logging
 import os
 import sys
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 from typing_extensions import ParamSpec
 
 from elasticlib import errors
-from elasticlib.errors import NOT_AVAILABLE, ChildFailedError, ProcessFailure
+from elasticlib.errors import NOT_AVAILABLE, ChildFailedError, ProcessFailure, read_error_file
 from elasticlib.workers import _report
 
 P = ParamSpec("P")
@@ -99,8 +98,7 @@ class ErrorHandler:
 
         What is there already is logged and replaced. Raises what opening or parsing the child's file raises.
         """
-        with open(rootcause_error_file, encoding="utf-8") as file:
-            content = json.load(file)
+        content = read_error_file(rootcause_error_file)
         if error_code:
             self.override_error_code_in_rootcause_data(rootcause_error_file, content, error_code)
         self._replace(content)

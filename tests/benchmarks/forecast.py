@@ -30,6 +30,8 @@ class Draft:
     min_nodes: int
     max_restarts: int
     steps: int
+    stranger: bool = False
+    """Whether somebody without the job's token is at work in its store."""
 
     @property
     def rules(self) -> Rules:
@@ -47,7 +49,7 @@ class Draft:
 def draft(backend: str, draw: random.Random) -> Draft:
     """A random one."""
     nodes = draw.randint(3, 5)
-    return Draft(backend, nodes, draw.randint(1, 2), draw.randint(1, 3), draw.randint(2, 4))
+    return Draft(backend, nodes, draw.randint(1, 2), draw.randint(1, 3), draw.randint(2, 4), draw.random() < 0.5)
 
 
 @frozen

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -46,6 +47,8 @@ class Nodes:
 
     count: int
     _processes: list[subprocess.Popen[str]]
+    root: int = 0
+    """Characters of the root cause that each node was told, at least, when last it was told one."""
 
     def tell(self, command: str, numbers: bool = True) -> float:
         """Have *command* done; seconds from the first that began to the last that was done. Raises `BenchmarkError`."""
@@ -61,9 +64,15 @@ class Nodes:
         found = sorted(number for answer in answers for number in answer["ranks"])
         if numbers and found != list(range(self.count)):
             raise BenchmarkError(f"{self.count} nodes were told {command!r} and got the numbers {found}")
-        playing = [answer for answer in answers if answer["ranks"]]
-        began, done = ([answer[key] for answer in playing] for key in ("began", "done"))
-        return float(max(done) - min(began)) if playing else 0.0
+        busy = [answer for answer in answers if answer["ranks"]]
+        self.root = min((answer.get("root", 0) for answer in busy), default=0)
+        began, done = ([answer[key] for answer in busy] for key in ("began", "done"))
+        return float(max(done) - min(began)) if busy else 0.0
+
+    def end(self) -> None:
+        """Kill the processes."""
+        for process in self._processes:
+            process.kill()
 
 
 def _stream(found: IO[str] | None) -> IO[str]:
@@ -72,13 +81,16 @@ def _stream(found: IO[str] | None) -> IO[str]:
 
 
 @contextmanager
-def _nodes(launcher: Launcher, count: int, host: Host) -> Iterator[Nodes]:
-    half = count // 2
-    shares = ((-1, 0), (0, half), (half, count - half))
+def playing(
+    launcher: Launcher, count: int, host: Host, endpoint: str = _ENDPOINT, more: Sequence[str] = (), programs: int = 2
+) -> Iterator[Nodes]:
+    """So many nodes on *host*, in so many *programs*, and one that coordinates; *more*: what these are told besides."""
+    firsts = [count * number // programs for number in range(programs + 1)]
+    shares = [(-1, 0), *((first, after - first) for first, after in itertools.pairwise(firsts))]
     processes: list[subprocess.Popen[str]] = []
     try:
         for first, share in shares:
-            command = [launcher.python, "-m", launcher.nodes, _ENDPOINT, str(count), str(first), str(share)]
+            command = [launcher.python, "-m", launcher.nodes, endpoint, str(count), str(first), str(share), *more]
             process = subprocess.Popen(
                 host.entered(*command),
                 stdin=subprocess.PIPE,
@@ -103,7 +115,7 @@ def form(launcher: Launcher, count: int, dns: Dns = Dns.NONE) -> Rounds:
         return Rounds()
     if why := missing():
         raise BenchmarkError(why)
-    with machines(1, dns) as (host,), _nodes(launcher, count, host) as nodes:
+    with machines(1, dns) as (host,), playing(launcher, count, host) as nodes:
         return Rounds(nodes.tell("connect"), nodes.tell("form"), nodes.tell("again 1"))
 
 

@@ -2,7 +2,9 @@
 Random schedules of losses and arrivals on real agents, each compared with what the same decisions, simulated, lead to.
 
 A schedule is drawn as a `FaultPlan` and carried out on machines of their own (network namespaces); the simulated
-cluster, which runs the real coordinator, is given the very same plan. In the end the size of the world, the restarts
+cluster, which runs the real coordinator, is given the very same plan: workers fail, nodes are lost, leave, come, come
+and go, sleep with their clocks, or have some of their processes stopped; in half of the schedules a stranger without
+the job's token writes into its store all the time, and changes nothing. In the end the size of the world, the restarts
 and the end of every agent must be those that were foretold; no two rounds may ever have been at work at once, and
 no process may be left. The whole campaign:
 ``python -m tests.benchmarks.schedules --count 200 --seed 0 --backend both``.
@@ -14,22 +16,25 @@ import argparse
 import os
 import random
 import signal
+import struct
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from attrs import define, field, frozen
 
-from elasticlib.testing import Cut, FailWorker, Fault, FaultPlan, Join, Kill, Leave
+from elasticlib.testing import Cut, FailWorker, Fault, FaultPlan, Join, Kill, Leave, Pause, Suspend
 from tests.benchmarks import tree
 from tests.benchmarks.forecast import AHEAD, HEARTBEAT, JOIN_TIMEOUT, LAST_CALL, Draft, Forecast, draft, foretell
 from tests.benchmarks.job import new_folder
 from tests.hosts._netns import Host, machines, missing
-from tests.hosts._team import ETCD_PORT, STORE_PORT, Agent, HungError, Line, Team, dynamic, etcd, team
+from tests.hosts._team import ETCD_PORT, STORE_PORT, Agent, HungError, Line, Team, dynamic, etcd, stop, team, wake
+from tests.shims import built
 
 BACKENDS = ("c10d", "etcd")
 RECONNECT_TIMEOUT = 20.0
@@ -37,6 +42,9 @@ BLINK, ABSENCE = 0.3, 7.0
 """Seconds without a link that nobody may notice, and those that everybody must."""
 _RETURN = 7.0
 """Seconds in which a node whose link is back finds the job again: one attempt to connect may still be under way."""
+_PAUSES = 8.0
+"""Seconds in which a node that came and went a few times has paused for what that costs."""
+TOKEN = "of the schedules"
 _MORE = 2
 """Machines without an agent at the start."""
 _LIMIT = 90.0
@@ -64,9 +72,15 @@ class Schedule:
     seed: int
     hosts: tuple[Host, ...]
     job: Team
+    clocks: Path
+    """A folder with what each agent's clock has missed."""
+    shim: dict[str, str]
+    """What makes a clock stand still."""
     faults: list[Fault] = field(factory=list)
     agents: dict[int, list[Agent]] = field(factory=dict)
     _began: float = 0.0
+    _asleep: set[int] = field(factory=set)
+    """Processes that slept once, beside which others may well have begun."""
 
     def run(self) -> list[str]:
         """What is wrong with how it went; nothing, when all went as foretold. Raises `HungError`."""
@@ -94,6 +108,7 @@ class Schedule:
         """Do something; whether more may follow."""
         foretold = self._now_foretold()
         kinds: list[Callable[[], bool]] = [self._fail_worker, self._fail_worker, self._lose, self._lose, self._cut]
+        kinds += [self._sleep, self._stop, self._flap]
         kinds += [self._join, self._join] if len(foretold.present) <= self.draft.nodes else []  # at most one spare
         return self.draw.choice(kinds)()
 
@@ -113,7 +128,7 @@ class Schedule:
         if len(there) <= self.draft.min_nodes and self.draw.random() < 0.7:
             return True
         number = self.draw.choice(there)
-        agent = next(each for each in self.agents[number] if each.lives)
+        agent = self._agent(number)
         how = self.draw.choice(["agent", "machine", "leave"])
         match how:
             case "agent":
@@ -142,6 +157,63 @@ class Schedule:
             time.sleep(_RETURN)  # where it becomes a spare, nothing can be seen of it
         return True
 
+    def _sleep(self) -> bool:
+        """A machine sleeps, and its clock with it."""
+        number = self._guest()
+        if number is None:
+            return True
+        agent = self._agent(number)
+        self._note(Suspend(number, self._at(), ABSENCE))
+        began, asleep = time.monotonic_ns(), agent.family()
+        self._asleep |= {each.pid for each in asleep}
+        stop(asleep)
+        time.sleep(ABSENCE)  # this long it sleeps
+        clock = self.clocks / str(self.job.agents.index(agent))
+        (missed,) = struct.unpack("q", clock.read_bytes())
+        clock.write_bytes(struct.pack("q", missed + time.monotonic_ns() - began))
+        wake(asleep)
+        time.sleep(_RETURN)  # where it becomes a spare, nothing can be seen of it
+        return True
+
+    def _stop(self) -> bool:
+        """Two processes of a node are stopped while its workers run on."""
+        number = self._guest()
+        if number is None:
+            return True
+        agent = self._agent(number)
+        self._note(Pause(number, self._at(), ABSENCE, "agent"))
+        self._note(Pause(number, self._at(), ABSENCE, "rendezvous"))
+        stopped = agent.parts("rendezvous._process") | {tree.table()[agent.process.pid]}
+        stop(stopped)
+        time.sleep(ABSENCE)  # this long they are stopped
+        wake(stopped)
+        time.sleep(_RETURN)
+        return True
+
+    def _flap(self) -> bool:
+        """A node comes and goes."""
+        number = self._guest()
+        if number is None:
+            return True
+        for _ in range(self.draw.randint(2, 3)):
+            agent = self._agent(number)
+            self._note(Leave(number, self._at()))
+            agent.process.send_signal(signal.SIGTERM)
+            agent.process.wait(_LIMIT)
+            self._settle()
+            self._connected(number)
+            self._note(Join(number, self._at()))
+        time.sleep(_PAUSES)  # it pauses before it gets a seat
+        return True
+
+    def _guest(self) -> int | None:
+        """A node whose absence ends no job: others are enough, and none of them lives by its store."""
+        there = [each for each in self._present() if not self._hosts_store(each)]
+        return self.draw.choice(there) if len(there) >= self.draft.min_nodes + 1 else None
+
+    def _agent(self, number: int) -> Agent:
+        return next(each for each in self.agents[number] if each.lives)
+
     def _join(self) -> bool:
         free = sorted(set(range(self.draft.nodes + _MORE)) - set(self._present()))
         number = self.draw.choice(free)
@@ -164,7 +236,10 @@ class Schedule:
         self.job.wait_for(lambda: host.connections(port) >= held + 2 or not agent.lives, "a new agent to connect")
 
     def _start(self, number: int) -> Agent:
-        agent = self.job.start(self.hosts[number])
+        clock = self.clocks / str(len(self.job.agents))
+        clock.write_bytes(struct.pack("q", 0))
+        variables = {**self.shim, "STILL_CLOCK": str(clock), "ELASTICLIB_TOKEN": TOKEN}
+        agent = self.job.start(self.hosts[number], variables=variables)
         self.agents.setdefault(number, []).append(agent)
         return agent
 
@@ -221,9 +296,30 @@ class Schedule:
         )
         if tuple(codes) != foretold.codes:
             complaints.append(f"machines and exit codes {foretold.codes} were foretold, {tuple(codes)} came")
-        complaints += self.job.faults()
+        complaints += [each for each in self.job.faults() if not any(f"(pid {pid})" in each for pid in self._asleep)]
         complaints += [f"left: {each}" for each in self.job.left()]
         return complaints
+
+
+@contextmanager
+def stranger(host: Host, backend: str, seed: int) -> Iterator[None]:
+    """Somebody who has no token, on the machine of the store."""
+    port = STORE_PORT if backend == "c10d" else ETCD_PORT
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.jobs.stranger",
+        backend,
+        f"{host.address}:{port}",
+        "job",
+        str(seed),
+    ]
+    process = host.popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def carry_out(number: int, backend: str, seed: int, parent: Path | None = None) -> Outcome:
@@ -246,7 +342,10 @@ def carry_out(number: int, backend: str, seed: int, parent: Path | None = None) 
             reconnect_timeout=f"{RECONNECT_TIMEOUT:g}",
         )
         job = stack.enter_context(team(*options, f"--max-restarts={plan.max_restarts}", parent=parent))
-        schedule = Schedule(plan, draw, seed, hosts, job)
+        clocks = stack.enter_context(new_folder(parent))
+        if plan.stranger:
+            stack.enter_context(stranger(store, backend, draw.randrange(2**32)))
+        schedule = Schedule(plan, draw, seed, hosts, job, clocks, built("still_clock", clocks))
         try:
             complaints = schedule.run()
         except HungError as error:

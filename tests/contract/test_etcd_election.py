@@ -113,6 +113,39 @@ class ElectionContract:
             second.elected.get(timeout=1.5 * TTL)
         journal.save(b"{}")
 
+    def test_a_vanished_key_ends_the_term_of_its_holder(self) -> None:
+        node = Node(self, "a")
+        journal = node.win()
+        journal.load()
+        self.exchange()._keys.delete([f"{self.backend._root}/leader"])
+
+        assert node.lost.get(timeout=LONG)
+        with pytest.raises(LeadershipLost):
+            journal.save(b"late")
+
+    def test_a_node_that_is_alone_stands_again_when_its_key_vanished(self) -> None:
+        node = Node(self, "a")
+        journal = node.win()
+        journal.load()
+        journal.save(b"1")
+        self.exchange()._keys.delete([f"{self.backend._root}/leader"])
+
+        assert b"1" == node.win().load()
+
+    def test_a_holder_that_is_turned_down_while_it_writes_stands_again(self) -> None:
+        node = Node(self, "a")
+        journal = node.win()
+        journal.load()
+        exchange = journal.exchange()
+        self.exchange()._keys.delete([f"{self.backend._root}/leader"])
+
+        with pytest.raises(LeadershipLost) as turned_down:
+            exchange.write({"key": b"late"})
+        journal.lose(str(turned_down.value))
+
+        assert node.lost.get(timeout=LONG)
+        assert node.win()
+
     def test_a_successor_loads_what_was_saved_last(self) -> None:
         first = Node(self, "a")
         journal = first.win()

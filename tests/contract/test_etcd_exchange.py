@@ -12,7 +12,7 @@ import pytest
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._etcd_exchange import EtcdExchange
 from elasticlib.rendezvous._etcd_keys import Keys
-from elasticlib.rendezvous._exchange import Exchange
+from elasticlib.rendezvous._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.etcd import EtcdBackend
 from elasticlib.rendezvous.etcd_server import EtcdServer
@@ -67,6 +67,23 @@ class EtcdContract(ExchangeContract):
             with pytest.raises(RendezvousConnectionError, match=r"closed"):
                 waiter.result(LONG)
         stopper.join()
+
+    def test_what_a_wait_has_found_is_read_with_it_once_and_not_after_a_change_of_its_own(
+        self, exchange: EtcdExchange
+    ) -> None:
+        other = exchange.clone()
+        exchange.write({"key": b"1"})
+        assert exchange.wait("key", LONG)
+        other.write({"key": b"2"})
+        assert exchange.read(["key"]) in ([b"1"], [b"2"])
+        assert [b"2"] == exchange.read(["key"])
+
+        assert exchange.wait("key", LONG)
+        exchange.write({"key": b"3"})
+        assert [b"3"] == exchange.read(["key"])
+        assert exchange.wait("key", LONG)
+        exchange.delete(["key"])
+        assert [None] == exchange.read(["key"])
 
     def test_an_idle_connection_that_the_server_closed_is_made_anew(self, keys: Keys) -> None:
         keys.write({"/some/key": b"1"})
@@ -140,8 +157,11 @@ class EtcdContract(ExchangeContract):
         assert [None, None, b"3"] == [item and item.data for item in items]
 
     def test_what_the_server_turns_down_is_a_clear_error(self, keys: Keys) -> None:
-        with pytest.raises(RendezvousConnectionError, match=r"http://127\.0\.0\.1:\d+ turned .* down: .*larger?"):
+        with pytest.raises(RequestRefusedError, match=r"http://127\.0\.0\.1:\d+ turned .* down: .*larger?") as refused:
             keys.write({"/big": b"\xff" * 3_000_000})
+
+        assert refused.value.too_large
+        keys.write({"/big": b"less"})  # the connection goes on
 
 
 class TestV2(EtcdContract):

@@ -14,7 +14,7 @@ import pytest
 
 from tests.frameworks.starts import LIMIT, Seen, Start, both, environment, reports, script, with_elastic_launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.25)]
+pytestmark = pytest.mark.slow
 
 STEPS = 4
 
@@ -24,6 +24,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
     return with_elastic_launch("fsdp", tmp_path_factory.mktemp("fsdp"), STEPS)
 
 
+@pytest.mark.sampled(0.2)
 def test_a_sharded_model_is_the_same_on_all_ranks_and_learns(undisturbed: list[Seen]) -> None:
     assert [2, 2] == [seen["world"] for seen in undisturbed]
     rows_held = [seen["shards"] for seen in undisturbed]
@@ -32,6 +33,7 @@ def test_a_sharded_model_is_the_same_on_all_ranks_and_learns(undisturbed: list[S
     assert undisturbed[0]["losses"] == sorted(undisturbed[0]["losses"], reverse=True)
 
 
+@pytest.mark.sampled(0.2)
 @both
 def test_a_restart_goes_on_from_the_checkpoint(start: Start, undisturbed: list[Seen], tmp_path: Path) -> None:
     restarted = start("fsdp", tmp_path, STEPS, 3, restarts=1)
@@ -40,6 +42,7 @@ def test_a_restart_goes_on_from_the_checkpoint(start: Start, undisturbed: list[S
     assert undisturbed[0]["weights"] == restarted[0]["weights"] == restarted[1]["weights"]
 
 
+@pytest.mark.sampled(0.2)
 @both
 def test_a_job_goes_on_with_more_and_with_fewer_workers(start: Start, undisturbed: list[Seen], tmp_path: Path) -> None:
     """Weights and the optimizer's moments are split anew: two workers, then three, then one."""
@@ -53,6 +56,7 @@ def test_a_job_goes_on_with_more_and_with_fewer_workers(start: Start, undisturbe
     assert undisturbed[0]["losses"] == pytest.approx(losses, rel=1e-4)
 
 
+@pytest.mark.sampled(0.2)
 def test_when_a_node_leaves_the_others_go_on_from_the_checkpoint(undisturbed: list[Seen], tmp_path: Path) -> None:
     """One elastic job of one to two nodes: at step 2 the second is told to stop, the first ends alone."""
     with socket.socket() as server:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.frameworks.starts import Seen, Start, both, needs, with_elastic_launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.25), needs("lightning")]
+pytestmark = [pytest.mark.slow, needs("lightning")]
 
 PRELOAD = ("torch", "torch._dynamo")
 """The larger part of what Lightning imports; it reads RANK when it is imported itself, so it cannot be preloaded."""
@@ -21,12 +21,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
     return with_elastic_launch("with_lightning", tmp_path_factory.mktemp("lightning"), preload=PRELOAD)
 
 
+@pytest.mark.sampled(0.2)
 def test_the_trainer_sees_the_job_and_the_model_learns(undisturbed: list[Seen]) -> None:
     assert PLACE == [tuple(seen[name] for name in NAMES) for seen in undisturbed]
     assert undisturbed[0]["losses"][-1] < 0.5 * undisturbed[0]["losses"][0]
     assert undisturbed[0]["weights"] == undisturbed[1]["weights"]
 
 
+@pytest.mark.sampled(0.2)
 @both
 def test_a_worker_that_dies_once_goes_on_from_lightnings_checkpoint(
     start: Start, undisturbed: list[Seen], tmp_path: Path

@@ -8,7 +8,7 @@ import pytest
 
 from tests.frameworks.starts import Seen, Start, both, needs, with_elastic_launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.25), needs("transformers", "accelerate")]
+pytestmark = [pytest.mark.slow, needs("transformers", "accelerate")]
 
 PRELOAD = ("torch", "transformers.trainer", "transformers.models.llama.modeling_llama")
 NAMES = ("rank", "local_rank", "world", "mode", "wrapped", "steps")
@@ -20,12 +20,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
     return with_elastic_launch("with_transformers", tmp_path_factory.mktemp("transformers"), preload=PRELOAD)
 
 
+@pytest.mark.sampled(0.2)
 def test_the_trainer_sees_the_job_and_the_model_learns(undisturbed: list[Seen]) -> None:
     assert PLACE == [tuple(seen[name] for name in NAMES) for seen in undisturbed]
     assert undisturbed[0]["losses"][-1] < 0.8 * undisturbed[0]["losses"][0]
     assert undisturbed[0]["weights"] == undisturbed[1]["weights"]
 
 
+@pytest.mark.sampled(0.2)
 @both
 def test_a_worker_that_dies_once_goes_on_from_the_trainers_checkpoint(
     start: Start, undisturbed: list[Seen], tmp_path: Path

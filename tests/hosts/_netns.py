@@ -21,6 +21,8 @@ from typing import Any
 
 from attrs import frozen
 
+from tests.shims import built
+
 SUBNET = "10.77.0"
 _ESTABLISHED = "01"
 _RESOLVER = "127.0.0.53"
@@ -102,15 +104,12 @@ def shifted(seconds: float, folder: Path) -> Mapping[str, str]:
 
     The library that does it is compiled into *folder*, which the program must find for as long as it runs.
     """
-    library = folder / "shifted_clock.so"
-    source = Path(__file__).with_name("shifted_clock.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True)
-    return {"LD_PRELOAD": str(library), "SHIFTED_CLOCK": str(seconds)}
+    return {**built("shifted_clock", folder), "SHIFTED_CLOCK": str(seconds)}
 
 
 def missing() -> str:
     """Why there can be no machines here; empty when there can."""
-    lacking = [program for program in ("ip", "unshare", "nsenter", "mount") if shutil.which(program) is None]
+    lacking = [program for program in ("ip", "unshare", "nsenter", "mount", "gcc") if shutil.which(program) is None]
     if lacking:
         return f"no {', '.join(lacking)} on this machine"
     if os.geteuid() != 0:

@@ -14,6 +14,6 @@ def test_random_losses_and_arrivals_end_as_foretold(backend: str) -> None:
     if why := missing():
         pytest.skip(why)
 
-    bad = schedules.campaign(1, seed=20, backend=backend)
+    bad = schedules.campaign(1, seed=3, backend=backend)
 
     assert [] == [(outcome.plan, outcome.complaints, outcome.report) for outcome in bad]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ from elasticlib.rendezvous import c10d
 from elasticlib.rendezvous._binding import Elsewhere
 from elasticlib.rendezvous._dial import RefusedError
 from elasticlib.rendezvous._endpoint import spell
-from elasticlib.rendezvous._exchange import HELLO, Exchange
+from elasticlib.rendezvous._exchange import HELLO, PULSE, Exchange
 from elasticlib.rendezvous._file_store import sign
+from elasticlib.rendezvous._guests import Claim, Guests
 from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._journal import LeadershipLost
 from elasticlib.rendezvous._messages import Hello, Terms, encode
 from elasticlib.rendezvous._resolver import QUIET_LOOKUPS, resolve
 from elasticlib.rendezvous._store_exchange import StoreExchange
@@ -358,7 +361,116 @@ class TestStrangers:
         assert [None, None] == theirs.read(["key", "b/key"])
         assert [] == list(theirs.receive(0.0))
         assert "a" == first.served_run(mine) == second.served_run(theirs)
-        assert [True, False] == [node.claim(node.dial(LONG)) for node in (second, third)]
+        claims = [second.claim(second.dial(LONG))]
+        with answering(second.dial(LONG)):
+            claims.append(third.claim(third.dial(LONG)))
+        assert [True, False] == claims
+
+    def test_a_job_whose_claimant_is_silent_is_claimed_again_after_two_heartbeats(self, backend: Open) -> None:
+        first = served(backend("localhost:0", "a"))
+        dead, second, third = (claim(word) for word in ("dead", "second", "third"))
+        exchange = guest(backend, first, "b")
+        assert dead.take(exchange)
+        exchange.post(b"for the dead one")
+        with pytest.raises(RendezvousConnectionError, match=r"job 'b' is there, but .* in 20\.0 s it can be begun"):
+            second.take_over(exchange)
+        third.clock = second.clock = lambda: 19.9
+        for early in (second, third):
+            with pytest.raises(RendezvousConnectionError, match=r"job 'b' is there"):
+                early.take_over(exchange)
+
+        second.clock = third.clock = lambda: 40.0
+
+        assert second.take_over(exchange)
+        with pytest.raises(RendezvousConnectionError, match=r"job 'b' is there"):
+            third.take_over(exchange)  # it has watched that one for no time at all
+        exchange.post(b"for the living one")
+        found = second.coordinating(exchange).receive(LONG)
+        assert [b"for the living one"] == [entry.data for entry in found if entry.data]
+
+    def test_of_two_that_claim_a_job_again_one_has_it(self, backend: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = served(backend("localhost:0", "a"))
+        exchange = guest(backend, first, "b")
+        late = claim("late")
+        assert claim("dead").take(exchange)
+        with pytest.raises(RendezvousConnectionError, match=r"job 'b' is there"):
+            late.take_over(exchange)
+        late.clock = lambda: 21.0
+
+        def count(self: StoreExchange, folder: str) -> int:
+            """In this moment the other one is faster."""
+            assert b"early" == self.replace("claimant", b"dead", b"early")
+            return 0
+
+        monkeypatch.setattr(StoreExchange, "count", count)
+
+        with pytest.raises(RendezvousConnectionError, match="another node has just begun job 'b' anew"):
+            late.take_over(exchange)
+        assert [b"early"] == exchange.read(["claimant"])
+
+    def test_a_claimant_that_was_only_paused_writes_nothing_any_more(self, backend: Open) -> None:
+        first = served(backend("localhost:0", "a"))
+        exchange = guest(backend, first, "b")
+        paused, heir = claim("paused"), claim("heir")
+        assert paused.take(exchange)
+        old = paused.coordinating(exchange)
+        old.write({HELLO: b"old"})
+        with pytest.raises(RendezvousConnectionError):
+            heir.take_over(exchange)
+        heir.clock = lambda: 21.0
+        assert heir.take_over(exchange)
+        heir.coordinating(exchange).write({HELLO: b"new"})
+
+        with pytest.raises(LeadershipLost, match="job 'b' was taken for dead"):
+            old.write({HELLO: b"old"})
+        paused.give_up(exchange)
+        assert [b"new"] == exchange.read([HELLO])
+
+    def test_a_guest_lives_while_its_pulse_changes_and_until_it_has_ended(self, backend: Open) -> None:
+        first = served(backend("localhost:0", "a"))
+        now = 0.0
+        guests = Guests(guest(backend, first, "a"), lambda: now)
+        none = guests.living()
+        claims = {run_id: (claim(run_id, run_id), guest(backend, first, run_id)) for run_id in ("b", "c/d", "e")}
+        for each, exchange in claims.values():
+            assert each.take(exchange)
+        seen = [guests.living()]
+        for pulse in (b"1", b"2"):
+            now += 19.0
+            claims["b"][1].write({PULSE: pulse})
+            claims["c/d"][1].write({PULSE: pulse})
+            seen.append(guests.living())
+        claims["b"][0].give_up(claims["b"][1])
+        seen.append(guests.living())
+
+        assert [] == none
+        assert [["b", "c/d", "e"], ["b", "c/d", "e"], ["b", "c/d"], ["c/d"]] == seen
+
+    @pytest.mark.parametrize(
+        "lie",
+        [
+            *(b"", b"\xff", b"{}", b"[]", b"null", b"[" * 100_000, b'{"run_id": 1, "heartbeat": 1}'),
+            *(b'{"run_id": "\\ud800", "heartbeat": 1}', b'{"run_id": "x", "heartbeat": 1e999}'),
+            *(b'{"run_id": "x", "heartbeat": NaN}', b'{"run_id": "x", "heartbeat": 1' + b"0" * 400 + b"}"),
+            *(b'{"run_id": "", "heartbeat": 1}', b'{"run_id": "x", "heartbeat": true}'),
+        ],
+    )
+    def test_what_is_no_announcement_of_a_guest_holds_up_no_host(self, backend: Open, lie: bytes) -> None:
+        first = served(backend("localhost:0", "a"))
+        exchange = guest(backend, first, "")
+        exchange.append("guests", lie)
+
+        assert [] == Guests(exchange, lambda: 0.0).living()
+
+    @pytest.mark.parametrize("lie", [b"garbage", b"", b"-5", b"9" * 5000, b"\xff"])
+    def test_a_destroyed_register_of_guests_holds_up_no_host(self, backend: Open, lie: bytes) -> None:
+        first = served(backend("localhost:0", "a"))
+        scribble(first, "elasticlib//guests", lie)
+        told: list[list[str]] = []
+
+        first.stay(LONG, told.append, threading.Event())
+
+        assert [] == told
 
     def test_the_id_of_a_guest_that_is_over_is_free_again(self, backend: Open) -> None:
         first = served(backend("localhost:0", "a"))
@@ -441,6 +553,33 @@ class TestStrangers:
 
         with pytest.raises(RendezvousConnectionError, match="took so long"):
             exchange.post(b"1")
+
+
+def claim(word: str, run_id: str = "b") -> Claim:
+    return Claim(run_id, 10.0, word.encode(), lambda: 0.0)
+
+
+def guest(backend: Open, host: C10dBackend, run_id: str) -> StoreExchange:
+    """A connection of another job to the store that *host* hosts."""
+    exchange = backend(host.endpoint, run_id or "x").dial(LONG)
+    assert isinstance(exchange, StoreExchange)
+    return exchange.of(run_id)
+
+
+@contextmanager
+def answering(exchange: Exchange) -> Iterator[None]:
+    """Within it somebody receives what comes to the inbox, as a coordinator does."""
+    over = threading.Event()
+
+    def receive() -> None:
+        while not over.is_set():
+            exchange.discard(exchange.receive(0.05))
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
 
 
 class TestFile:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.shims import built
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 MEND = "raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
@@ -58,6 +58,7 @@ def needs_more(program: str, made: int, shim: dict[str, str], folder: Path) -> b
     return True
 
 
+@pytest.mark.sampled(0.2)
 @pytest.mark.parametrize("program", list(PROGRAMS))
 def test_wherever_processes_run_out_the_launch_ends_with_what_helps(
     program: str, shim: dict[str, str], tmp_path: Path

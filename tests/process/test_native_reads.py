@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from elasticlib.workers._reads import INTEL_OPENMP, INTERPRETER, LIBRARIES, READ_LATER
+from tests.shims import NEEDS_COMPILER, built
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, NEEDS_COMPILER]
 
 OF_NO_EFFECT = {
     "PATH": "where Python looks for itself when it was started by a name without a slash, which we never do",
@@ -32,19 +33,16 @@ IMPORTS = (
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shim(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A library that logs the names that native code looks up."""
-    library = tmp_path_factory.mktemp("shim") / "getenv_shim.so"
-    source = Path(__file__).with_name("getenv_shim.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-o", str(library), str(source)], check=True)
-    return library
+    return built("getenv", tmp_path_factory.mktemp("shim"))
 
 
-def reads(shim: Path, log: Path, *modules: str) -> tuple[set[str], set[str]]:
+def reads(shim: dict[str, str], log: Path, *modules: str) -> tuple[set[str], set[str]]:
     """What native and what Python code looks up in a program that imports *modules* ahead."""
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS, *modules],
-        env={**os.environ, "LD_PRELOAD": str(shim), "GETENV_SHIM_LOG": str(log)},
+        env={**os.environ, **shim, "GETENV_SHIM_LOG": str(log)},
         capture_output=True,
         text=True,
         check=True,
@@ -56,7 +54,7 @@ def unlisted(names: set[str], patterns: tuple[str, ...]) -> list[str]:
     return sorted(name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
 
 
-def test_what_the_interpreter_reads_is_listed(shim: Path, tmp_path: Path) -> None:
+def test_what_the_interpreter_reads_is_listed(shim: dict[str, str], tmp_path: Path) -> None:
     """Also what libraries of Python's own modules read."""
     native, _ = reads(shim, tmp_path / "log")
 
@@ -66,7 +64,7 @@ def test_what_the_interpreter_reads_is_listed(shim: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("module", ["torch", "numpy"])
 def test_what_libraries_read_when_they_are_loaded_is_listed_or_was_observed(
-    module: str, shim: Path, tmp_path: Path
+    module: str, shim: dict[str, str], tmp_path: Path
 ) -> None:
     native, observed = reads(shim, tmp_path / "log", module)
 

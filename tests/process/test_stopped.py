@@ -23,7 +23,7 @@ from tests.process.test_signals import ALL_AT_WORK, AT_ONCE, NEVER, ROOT, Job, j
 
 __all__ = ["job"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
 KILL_LIMIT = 12.0
 """Seconds beyond the shutdown time-out in which a spawner must have answered."""

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -223,6 +224,79 @@ def test_a_job_with_a_health_check_port_says_that_it_is_alive(
     assert (200, True, 60) == (found["status"], found["alive"], found["timeout"])
     with pytest.raises(ConnectionError):
         ask(port)
+
+
+CROWDED = """
+import os, resource, socket, sys
+from elasticlib import LaunchConfig, elastic_launch
+
+def work():
+    import os, time
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        open("up", "w").close()
+        while not os.path.exists("die"):
+            time.sleep(0.01)
+        os._exit(3)
+    return "again"
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+    print(elastic_launch(LaunchConfig(nproc_per_node=1, max_restarts=1, preload=()), work)())
+"""
+
+
+@contextlib.contextmanager
+def dripping(clients: list[socket.socket]) -> Iterator[None]:
+    """A byte from each of them now and then, for as long as somebody listens."""
+    done = threading.Event()
+
+    def drip() -> None:
+        while not done.wait(0.5):
+            for client in clients:
+                with contextlib.suppress(OSError):
+                    client.send(b"x")
+
+    for client in clients:
+        client.send(b"GET / HT")
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(LIMIT)
+
+
+def test_a_crowd_at_the_health_check_leaves_the_launcher_the_descriptors_for_a_restart(tmp_path: pathlib.Path) -> None:
+    """More connections that never finish their question than the launcher may have files, and a worker that dies."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    (tmp_path / "crowded.py").write_text(CROWDED)
+    environment = {**os.environ, "TORCHELASTIC_HEALTH_CHECK_PORT": str(port)}
+    root = pathlib.Path(__file__).resolve().parents[2]
+    with (
+        contextlib.ExitStack() as crowd,
+        subprocess.Popen(
+            [sys.executable, "crowded.py"],
+            cwd=tmp_path,
+            env={**environment, "PYTHONPATH": str(root)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
+        try:
+            while process.poll() is None and not (tmp_path / "up").exists():
+                time.sleep(0.01)
+            clients = [crowd.enter_context(socket.create_connection(("127.0.0.1", port), LIMIT)) for _ in range(200)]
+            crowd.enter_context(dripping(clients))
+            (tmp_path / "die").touch()
+            said, _ = process.communicate(timeout=LIMIT)
+        finally:
+            process.kill()
+
+    assert 0 == process.returncode, said
+    assert "{0: 'again'}" == said.splitlines()[-1]
 
 
 def test_a_job_goes_on_without_its_health_check_where_the_port_is_taken(

@@ -1,5 +1,5 @@
 """
-Libraries that stand before the C library of a program, to show it a poorer machine.
+Libraries that stand before the C library of a program: they show it a poorer machine or another time, or watch it.
 
 Rules of this file: each is one C file beside this one, compiled when it is asked for; a variable says what it does.
 """
@@ -10,6 +10,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
+NEEDS_COMPILER = pytest.mark.skipif(not (shutil.which("cc") or shutil.which("g++")), reason="no C compiler here")
 HERE = Path(__file__).parent
 
 

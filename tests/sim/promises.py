@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from elasticlib.rendezvous._places import PAUSES
 from elasticlib.testing import (
     Break,
     Cut,
     FailWorker,
     FaultPlan,
+    Flap,
     Join,
     Kill,
     Leave,
@@ -17,13 +19,16 @@ from elasticlib.testing import (
     Skew,
     Slow,
     Stubborn,
+    Suspend,
     Verdict,
 )
 from elasticlib.testing._node import LADDER
 
 HARMLESS = (Break, FailWorker, Join, Skew, Stubborn)
 """Faults after which a node is still where it was."""
-DISTURBING = (Cut, Kill, Leave, Pause, Slow)
+ALL_THERE = 1.0
+"""Seconds in which all agents of the beginning have come."""
+DISTURBING = (Cut, Flap, Kill, Leave, Pause, Slow, Suspend)
 
 
 def disturbed(plan: FaultPlan) -> frozenset[int]:
@@ -35,12 +40,16 @@ def must_succeed(cluster: SimulatedCluster) -> bool:
     """Whether enough nodes stay undisturbed, and restarts are left, so that the job must end well."""
     plan, rules = cluster.plan, cluster.rules
     steady = frozenset(range(cluster.nodes)) - disturbed(plan)
-    costly = sum(isinstance(fault, (FailWorker, Cut, Kill, Pause, Slow)) for fault in plan)
+    costly = sum(isinstance(fault, (FailWorker, Cut, Kill, Pause, Slow, Suspend)) for fault in plan)
     outages = sum(isinstance(fault, PauseStore) for fault in plan)
     if cluster.coordinator == "fixed" and (0 not in steady or any(isinstance(f, Join) and f.node == 0 for f in plan)):
         return False
     if cluster.coordinator == "elected" and outages:
         return False
+    if cluster.coordinator == "elected" and any(isinstance(f, (Flap, Leave)) and f.at < ALL_THERE for f in plan):
+        return False  # it may be alone yet, and the last one that goes ends the job
+    if rules.join_timeout == 0 and any(isinstance(fault, Flap) for fault in plan):
+        return False  # it may go before the others have come, and then nobody is waited for
     return len(steady) >= rules.min_nodes and costly <= rules.max_restarts
 
 
@@ -51,8 +60,9 @@ def verdicts_of_steady_nodes(cluster: SimulatedCluster) -> list[Verdict | None]:
 
 
 def admission_limit(rules: Rules) -> float:
-    """Seconds after the last fault by which everybody is in: found, lost, stopped, waited for."""
+    """Seconds after the last fault by which everybody is in: found, lost, stopped, waited for, after its pause."""
     to_find = 1.3 * rules.heartbeat + 8.0
+    to_find += PAUSES[-1] * rules.heartbeat
     return to_find + LADDER + rules.patience + rules.last_call
 
 

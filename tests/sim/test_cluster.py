@@ -15,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from elasticlib.errors import ConfigError
+from elasticlib.rendezvous._places import PAUSES
 from elasticlib.testing import (
     Break,
     Cut,
@@ -23,6 +24,7 @@ from elasticlib.testing import (
     Fault,
     FaultPlan,
     Fenced,
+    Flap,
     Gone,
     Join,
     Kill,
@@ -30,19 +32,25 @@ from elasticlib.testing import (
     Pause,
     PauseStore,
     Record,
+    Replay,
     Rules,
     Sealed,
+    SetBack,
     SimulatedCluster,
     Skew,
     Slow,
     Started,
     Stubborn,
+    Suspend,
     Took,
+    Unseat,
     strategies,
 )
 from tests.sim.promises import admission_limit, left_out, must_succeed, verdicts_of_steady_nodes
 
 RULES = Rules(2, 3, last_call=2.0, heartbeat=10.0)
+MOST = len(PAUSES) + 1
+"""Exits of a node that cost it its place."""
 BOTH = pytest.mark.parametrize("coordinator", ["fixed", "elected"])
 FEWER = settings.default.max_examples // 3 if settings.default else 50
 
@@ -58,8 +66,8 @@ clusters = st.builds(
 
 
 def run(*faults: Fault, rules: Rules = RULES, nodes: int = 3, coordinator: str = "fixed", seed: int = 0,
-        work: float = 60.0) -> SimulatedCluster:  # fmt: skip
-    return SimulatedCluster(rules, nodes, FaultPlan(faults), coordinator, seed, work).run()
+        work: float = 60.0, **more: int) -> SimulatedCluster:  # fmt: skip
+    return SimulatedCluster(rules, nodes, FaultPlan(faults), coordinator, seed, work, **more).run()
 
 
 def kinds(cluster: SimulatedCluster) -> list[str]:
@@ -130,6 +138,47 @@ def test_a_dead_machine_is_lost_within_its_heartbeat_time_and_a_second(coordinat
     (end,) = [record for record in cluster.history if isinstance(record, Ended)]
     assert end.at < 5.0 + RULES.heartbeat + 1.0
     assert [["n0", "n1", "n2"], ["n0", "n1"]] == rounds(cluster)
+
+
+@BOTH
+def test_a_dead_machine_is_lost_in_time_though_a_stranger_plays_its_last_beats_again_and_again(
+    coordinator: str,
+) -> None:
+    cluster = run(Kill(2, at=5.0), Replay(2, at=5.5, seconds=60.0), coordinator=coordinator)
+
+    (end,) = [record for record in cluster.history if isinstance(record, Ended)]
+    assert end.at < 5.0 + RULES.heartbeat + 1.0
+    assert [["n0", "n1", "n2"], ["n0", "n1"]] == rounds(cluster)
+
+
+LARGE = [FailWorker(node, at=5.0, workers=8, text=20_000) for node in range(32)]
+ETCDS_LIMIT = 1_500_000
+
+
+@BOTH
+def test_the_verdict_of_failures_too_large_to_write_down_comes_within_seconds_with_its_root_cause(
+    coordinator: str,
+) -> None:
+    rules = Rules(32, 32, 0, heartbeat=10.0)
+    cluster = run(*LARGE, rules=rules, nodes=32, coordinator=coordinator, most_bytes=ETCDS_LIMIT)
+
+    assert {"failed"} == {verdict.kind for verdict in cluster.verdicts.values()}
+    assert max(verdict.at for verdict in cluster.verdicts.values()) < 10.0
+    final = cluster.state.final if cluster.state else None
+    assert final is not None
+    assert final.root is not None
+    assert len(final.root.traceback) == 20_000
+    assert cluster.store is not None
+    assert max(cluster.store.use.longest.values()) < ETCDS_LIMIT / 5
+
+
+@BOTH
+def test_a_store_that_takes_less_than_any_other_gets_less_and_the_verdict_comes(coordinator: str) -> None:
+    rules = Rules(4, 4, 0, heartbeat=10.0)
+    cluster = run(*LARGE[:4], rules=rules, nodes=4, coordinator=coordinator, most_bytes=8_000)
+
+    assert {"failed"} == {verdict.kind for verdict in cluster.verdicts.values()}
+    assert max(verdict.at for verdict in cluster.verdicts.values()) < 10.0
 
 
 @BOTH
@@ -349,3 +398,120 @@ def test_the_same_arguments_give_the_same_history() -> None:
     first, second = (run(Cut(1, at=3.0, seconds=20.0), FailWorker(0, at=9.0), seed=7) for _ in range(2))
 
     assert first.history == second.history
+
+
+# A machine that sleeps, and whose clock sleeps with it.
+
+
+@BOTH
+def test_a_machine_that_slept_does_not_work_beside_those_who_took_its_ranks(coordinator: str) -> None:
+    cluster = run(Suspend(2, at=5.0, seconds=16.0), coordinator=coordinator)
+
+    assert [["n0", "n1", "n2"], ["n0", "n1"], ["n0", "n1", "n2"]] == rounds(cluster)
+    assert ["succeeded"] * 3 == kinds(cluster)
+
+
+@BOTH
+def test_a_machine_that_slept_too_shortly_to_be_lost_works_on(coordinator: str) -> None:
+    cluster = run(Suspend(2, at=5.0, seconds=5.0), coordinator=coordinator)
+
+    assert ([["n0", "n1", "n2"]], ["succeeded"] * 3) == (rounds(cluster), kinds(cluster))
+
+
+@BOTH
+def test_a_spare_that_slept_gets_its_seat_all_the_same(coordinator: str) -> None:
+    rules = evolve(RULES, max_nodes=2)
+    cluster = run(Suspend(1, at=5.0, seconds=30.0), Kill(2, at=40.0), rules=rules, coordinator=coordinator)
+
+    assert [["n0", "n2"], ["n0", "n1"]] == rounds(cluster)
+
+
+def test_a_coordinator_that_slept_seats_everybody_anew() -> None:
+    cluster = run(Suspend(0, at=5.0, seconds=16.0))
+
+    assert ["succeeded"] * 3 == kinds(cluster)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_coordinator_whose_key_vanished_is_followed_by_another_or_by_itself(nodes: int) -> None:
+    cluster = run(Unseat(at=5.0), FailWorker(0, at=15.0), rules=evolve(RULES, min_nodes=1), nodes=nodes,
+                  coordinator="elected")  # fmt: skip
+
+    assert 2 == sum(isinstance(record, Took) for record in cluster.history)
+    assert ["succeeded"] * nodes == kinds(cluster)
+    assert 2 == len(rounds(cluster))
+
+
+@pytest.mark.parametrize("seconds", [8.0, 12.0])
+def test_an_old_memory_that_is_put_back_ends_the_job_and_repeats_no_round(seconds: float) -> None:
+    """A round was failed and another joined since: the restart was spent, and the round has been."""
+    plan = (FailWorker(1, at=6.0), Join(2, at=10.0), SetBack(at=15.0, seconds=seconds), Kill(0, at=15.0))
+    cluster = run(*plan, rules=evolve(RULES, min_nodes=1), nodes=2, coordinator="elected")
+
+    begun = [record.round for record in cluster.history if isinstance(record, Sealed)]
+    assert [0, 1, 2] == begun
+    assert 2 == len(cluster.verdicts)
+    assert all("the coordinator's memory was set back" in verdict.why for verdict in cluster.verdicts.values())
+
+
+def test_a_document_that_is_changed_under_a_coordinator_that_lives_ends_the_job() -> None:
+    cluster = run(FailWorker(1, at=6.0), SetBack(at=8.0, seconds=5.0), FailWorker(1, at=10.0), coordinator="elected")
+
+    assert {"closed"} == set(kinds(cluster))
+    assert all("changed by somebody else" in verdict.why for verdict in cluster.verdicts.values())
+
+
+@BOTH
+@pytest.mark.parametrize("after", [0.5, 1.0, 15.0])
+def test_a_node_that_comes_and_goes_ends_few_rounds_and_the_others_work_on(coordinator: str, after: float) -> None:
+    """Its scheduler starts it again however it ended, for as long as the job runs."""
+    rules = evolve(RULES, min_nodes=1)
+    cluster = run(Flap(2, at=1.0, seconds=200.0, after=after), rules=rules, coordinator=coordinator, work=300.0)
+
+    agents = [node.verdict.kind for node in cluster.machines[2].nodes if node.verdict]
+    assert ["succeeded"] * 2 == [verdict and verdict.kind for verdict in verdicts_of_steady_nodes(cluster)]
+    assert (["left"] * MOST, {"refused"}) == (agents[:MOST], set(agents[MOST:]))
+    assert len(rounds(cluster)) <= 2 * MOST
+    assert {0} == {record.restarts for record in cluster.history if isinstance(record, Sealed)}
+
+
+@BOTH
+def test_where_too_few_are_left_the_end_names_the_node_that_came_and_went(coordinator: str) -> None:
+    rules = evolve(RULES, min_nodes=3, join_timeout=60.0)
+    cluster = run(Flap(2, at=1.0, seconds=150.0), rules=rules, coordinator=coordinator)
+
+    ends = [verdict for verdict in verdicts_of_steady_nodes(cluster) if verdict is not None]
+    assert ["timeout"] * 2 == [verdict.kind for verdict in ends]
+    assert all("no seat is given any more to n2 (10.0.0.2), which came and went 5 times" in each.why for each in ends)
+
+
+# Some processes of a machine are stopped, while others and its workers run on.
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "parts", [("agent", "rendezvous"), ("agent", "spawner"), ("rendezvous", "spawner")], ids=" and ".join
+)
+def test_workers_end_before_others_get_their_ranks(coordinator: str, parts: tuple[str, ...]) -> None:
+    cluster = run(*(Pause(2, at=5.0, seconds=40.0, what=what) for what in parts), coordinator=coordinator)
+
+    (end,) = [record.at for record in cluster.history if isinstance(record, Gone) and record.node.startswith("n2/")][:1]
+    (anew,) = [record.at for record in cluster.history if isinstance(record, Started) and record.round == 1][:1]
+    assert end < anew
+    assert [["n0", "n1", "n2"], ["n0", "n1"], ["n0", "n1", "n2"]] == rounds(cluster)
+
+
+@BOTH
+@pytest.mark.parametrize("what", ["agent", "spawner"])
+def test_a_short_stop_of_one_process_ends_no_round(coordinator: str, what: str) -> None:
+    cluster = run(Pause(2, at=5.0, seconds=0.5, what=what), coordinator=coordinator)
+
+    assert [["n0", "n1", "n2"]] == rounds(cluster)
+
+
+@BOTH
+def test_a_spawner_that_is_killed_takes_its_workers_with_it(coordinator: str) -> None:
+    cluster = run(Kill(2, at=5.0, what="spawner"), coordinator=coordinator)
+
+    assert [["n0", "n1", "n2"]] * 2 == rounds(cluster)
+    assert ["succeeded"] * 3 == kinds(cluster)

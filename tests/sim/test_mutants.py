@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from elasticlib.agent import _policy
-from elasticlib.rendezvous import _contact
+from elasticlib.rendezvous import _contact, _coordinator
 from elasticlib.rendezvous._contact import Contact
 from elasticlib.rendezvous._messages import ContactLost, Seat
 from elasticlib.rendezvous._state import Round
@@ -24,12 +24,17 @@ from elasticlib.testing import (
     Rules,
     SimulatedCluster,
     Stubborn,
+    Suspend,
 )
+from elasticlib.testing._group import Group
 from elasticlib.testing._node import Node
 
 RULES = Rules(1, 3, last_call=2.0, heartbeat=10.0)
 LEAVING = (Stubborn(2, at=0.0, seconds=3.0), Leave(2, at=5.0))
 CUT = (Cut(2, at=5.0, seconds=40.0),)
+SLEPT = (Suspend(2, at=5.0, seconds=16.0),)
+STOPPED = (Pause(2, at=5.0, seconds=40.0, what="agent"), Pause(2, at=5.0, seconds=40.0, what="rendezvous"))
+"""Launcher and rendezvous process of machine 2 are stopped, and its workers run on."""
 SUCCEEDED_AND_CUT = (Pause(1, at=55.0, seconds=9.0), Cut(2, at=61.0, seconds=9.0))
 """Machine 2 ends its work, machine 1 stands still at that moment; then 2 is out of contact when the job succeeds."""
 FULL = evolve(RULES, min_nodes=3)
@@ -86,10 +91,30 @@ def takes_its_old_results_for_those_of_any_round(patch: pytest.MonkeyPatch) -> N
     patch.setattr(_policy, "_done", done)
 
 
+def does_not_see_that_it_slept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_contact, "SLEPT", float("inf"))
+
+
+def tells_nobody_that_he_was_given_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_coordinator, "heard_again", lambda state, counts: (state, ()))
+    patch.setattr(_coordinator, "_tell_given_up", lambda entries, why: ())
+
+
+def does_not_know_of_sleep(patch: pytest.MonkeyPatch) -> None:
+    does_not_see_that_it_slept(patch)
+    tells_nobody_that_he_was_given_up(patch)
+
+
+def workers_have_no_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Group, "watch_lease", lambda group, watcher: None)
+
+
 MUTANTS: dict[str, tuple[Mutate, Rules, tuple[Fault, ...]]] = {
     "no sequence check": (seats_without_waiting_for_the_old_round, RULES, LEAVING),
     "recomputed ranks": (recomputes_ranks_from_the_list_of_names, evolve(RULES, max_nodes=4), CHANGING),
     "no fencing": (does_not_fence_itself, RULES, CUT),
+    "no sense of sleep": (does_not_know_of_sleep, RULES, SLEPT),
+    "no lease": (workers_have_no_lease, RULES, STOPPED),
     "forgotten success": (forgets_its_success_when_contact_is_lost, RULES, SUCCEEDED_AND_CUT),
     "results of any round": (takes_its_old_results_for_those_of_any_round, FULL, SUCCEEDED_AND_REPLACED),
 }
@@ -111,6 +136,17 @@ def test_the_same_faults_are_no_trouble_without_the_mutant(name: str, coordinato
     _, rules, faults = MUTANTS[name]
 
     SimulatedCluster(rules, plan=plan_for(faults, coordinator), coordinator=coordinator).run()
+
+
+@pytest.mark.parametrize("mutate", [does_not_see_that_it_slept, tells_nobody_that_he_was_given_up])
+@pytest.mark.parametrize("coordinator", ["fixed", "elected"])
+def test_a_machine_that_slept_is_stopped_in_either_of_two_ways(
+    mutate: Mutate, coordinator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sees how far the job's time has gone on; and whoever gave it up says so when it is heard again."""
+    mutate(monkeypatch)
+
+    SimulatedCluster(RULES, plan=FaultPlan(SLEPT), coordinator=coordinator).run()
 
 
 def plan_for(faults: tuple[Fault, ...], coordinator: str) -> FaultPlan:

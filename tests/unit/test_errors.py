@@ -9,7 +9,9 @@ import os
 import pathlib
 import pickle
 import signal
+import tempfile
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 import elasticlib.errors
 import elasticlib.multiprocessing.errors
+from elasticlib.agent import _verdict
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
@@ -29,6 +32,10 @@ from elasticlib.errors import (
     root_cause,
 )
 from elasticlib.multiprocessing.errors import ErrorHandler
+from elasticlib.rendezvous._messages import Failed, decode, encode
+from elasticlib.workers import _failure
+from elasticlib.workers._process import Exit
+from tests.unit.untrusted import spoiled, strange
 
 
 def failure(local_rank: int = 0, exitcode: int = 1, **facts: object) -> ProcessFailure:
@@ -131,6 +138,35 @@ def test_no_error_file_hides_the_failure(content: str, tmp_path_factory: pytest.
 
     assert (3, 7) == (read.exitcode, read.pid)
     assert "3 (pid: 7)" in str(ChildFailedError("train.py", {1: read}))
+
+
+OF_TORCH = {"message": {"message": "E: x", "extraInfo": {"py_callstack": "T", "timestamp": "17"}, "errorCode": 1}}
+
+
+@given(spoiled(json.dumps(OF_TORCH).encode()) | strange)
+def test_whatever_a_worker_writes_into_its_error_file_its_failure_is_told(content: bytes) -> None:
+    """Up to the note that goes to other nodes, and to the file of a launcher around this one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, other = os.path.join(folder, "error.json"), os.path.join(folder, "other.json")
+        pathlib.Path(path).write_bytes(content)
+
+        end = Exit(0, 7, 3, True, None, "", "")
+        _failure.failed(end, path)
+        failure = _failure.failure_of(end, 1, path, None, 0, 100.0)
+        with mock.patch.dict(os.environ, TORCHELASTIC_ERROR_FILE=other):
+            ErrorHandler().dump_failure(failure)
+
+        assert (3, 7) == (failure.exitcode, failure.pid)
+        assert "rank 1" in str(ChildFailedError("train.py", {1: failure}))
+        (note,) = _verdict.notes([failure])
+        assert decode(encode(Failed("a", 0, (note,))))
+        assert json.loads(pathlib.Path(other).read_text()) is not None
+
+
+def test_an_error_file_that_is_longer_than_any_is_left_alone(tmp_path: pathlib.Path) -> None:
+    path = written(tmp_path, {"message": "x" * 2**24})
+
+    assert "exit status 1" in ProcessFailure(1, 7, 1, path).message
 
 
 def test_a_failure_without_an_error_file_says_how_the_worker_ended() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous._options import ALL, KEYS, Options, parse_conf, read
 
@@ -27,7 +29,7 @@ def test_nothing_said_means_torchs_defaults_and_10_s_of_silence() -> None:
     options = read("c10d", {})
 
     assert (600.0, 30.0, 30.0) == (options.join_timeout, options.last_call, options.close_timeout)
-    assert (10.0, 60.0) == (options.heartbeat, options.reconnect_timeout)
+    assert (10.0, 60.0, 3600.0) == (options.heartbeat, options.reconnect_timeout, options.store_linger)
     assert (None, None, "tcp", None, {}) == (
         options.wait_for,
         options.is_host,
@@ -68,6 +70,17 @@ def test_a_time_that_is_not_above_0_is_refused(name: str, value: Any) -> None:
     """Row 139."""
     with pytest.raises(ValueError, match=name):
         read("c10d", {name: value})
+
+
+@pytest.mark.parametrize("value", [1e300, "1e300", 10**12])
+def test_a_time_that_nobody_lives_to_see_is_one_that_can_be_counted(value: Any) -> None:
+    keys = ("join_timeout", "last_call_timeout", "close_timeout", "reconnect_timeout", "heartbeat_timeout")
+    found = read("c10d", dict.fromkeys(keys, value))
+    beats = read("c10d", {"keep_alive_interval": value, "keep_alive_max_attempt": 10**9}).heartbeat
+
+    times = (found.join_timeout, found.last_call, found.close_timeout, found.reconnect_timeout, found.heartbeat, beats)
+    assert {LONGEST_TIME} == set(times)
+    assert LONGEST_TIME < threading.TIMEOUT_MAX
 
 
 def test_no_time_to_join_means_that_nobody_is_replaced() -> None:

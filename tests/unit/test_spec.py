@@ -354,6 +354,7 @@ def test_one_selector_holds_for_all_ranks() -> None:
         {"log_line_prefix_template": 5},
         {"run_id": 5},
         {"run_id": "a\0b"},
+        {"run_id": "\ud800"},
         {"role": None},
         {"logs_specs": 3},
     ],

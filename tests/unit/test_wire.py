@@ -12,10 +12,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from elasticlib._wire import Channel, Message, room_for, wait_readable
+from tests.unit.untrusted import strange
 
 LIMIT = 30.0
 Pair = tuple[Channel, Channel]
@@ -169,6 +170,28 @@ def test_a_peer_that_goes_away_within_a_frame_is_an_end_of_file(
     bare, channel = raw
     bare.sendall(frame({"op": "ready"})[:length])
     bare.close()
+
+    assert channel.receive() is None
+
+
+@given(strange)
+@example(b"1")
+@example(b"\xff")
+def test_what_is_no_frame_is_an_end_of_file_and_all_that_follows_is(content: bytes) -> None:
+    bare, other = socket.socketpair()
+    channel = Channel(other)
+    bare.sendall(struct.pack("!II", len(content), 0) + content + frame({"op": "ready"}))
+
+    received = [channel.receive(), channel.receive()]
+
+    bare.close()
+    channel.close()
+    assert received == [None, None] or (isinstance(received[0], tuple) and isinstance(received[0][0], dict))
+
+
+def test_a_frame_that_is_larger_than_any_is_an_end_of_file(raw: tuple[socket.socket, Channel]) -> None:
+    bare, channel = raw
+    bare.sendall(struct.pack("!II", 2**32 - 1, 0) + b"{}")
 
     assert channel.receive() is None
 

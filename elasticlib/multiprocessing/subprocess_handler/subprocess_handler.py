@@ -14,13 +14,15 @@ from subprocess import Popen
 
 from elasticlib.numa.binding import NumaOptions
 from elasticlib.numa.binding import _maybe_wrap_command_args_with_numa_binding as _bound
+from elasticlib.workers._env import without_secrets
 
 __all__ = ["SubprocessHandler"]
 
 
 class SubprocessHandler:
     """
-    *entrypoint* with *args*, as text, and *env* on top of this program's environment; `proc` is its ``Popen``.
+    *entrypoint* with *args*, as text, and *env* on top of this program's environment; `proc` is its ``Popen``. A job's
+    token (``ELASTICLIB_TOKEN``) is passed on only where *env* names it.
 
     *stdout* and *stderr* are paths of files that are written anew; empty or None is this program's own stream.
     *numa_options* binds it, through ``numactl``, to the CPUs near GPU *local_rank_id*. Raises what ``Popen`` and
@@ -47,7 +49,7 @@ class SubprocessHandler:
             left = list(files)
             self.proc: Popen[bytes] = Popen(
                 command,
-                env={**os.environ, **env},
+                env={**without_secrets(os.environ), **env},
                 stdout=left.pop(0) if stdout else None,
                 stderr=left.pop(0) if stderr else None,
                 start_new_session=True,

@@ -1,14 +1,18 @@
 """
-Several nodes of a c10d job in one process, each with a member and connections of its own.
+Several nodes of a job in one process, each with a member and connections of its own.
 
-Usage: ``python -m tests.benchmarks.jobs.our_nodes ENDPOINT TOTAL FIRST COUNT``: nodes FIRST to FIRST + COUNT - 1 of
-TOTAL; with COUNT 0 the process hosts the store and coordinates. Each line on stdin is a command, and a line on stdout
-answers it: ``connect``; ``form``: all ask for the first round; ``again NODE``: a worker of node NODE fails, and all
-that are told so ask for the next round. The answer is JSON: when the first asked, when the last was
-in, and all ranks (or numbers, before there are ranks).
+Usage: ``python -m tests.benchmarks.jobs.our_nodes ENDPOINT TOTAL FIRST COUNT [BACKEND [HEARTBEAT]]``: nodes FIRST to
+FIRST + COUNT - 1 of TOTAL; with COUNT 0 the process coordinates, and hosts the store unless that is an etcd. Each line
+on stdin is a command, and a line on stdout answers it: ``connect``; ``form``: all ask for the first round; ``again
+NODE``: a worker of node NODE fails, and all that are told so ask for the next round; ``write WORKERS LENGTH``: make
+what so many workers of every node say as they fail, each a message and a traceback of that length; ``fail``: they all
+fail at once, for good. The answer is JSON:
+when the first asked, when the last was in (or knew how the job ended), all ranks (or numbers, before there are ranks
+and after the end), and the fewest characters of the root cause that any node was told.
 """
 
 import json
+import random
 import selectors
 import sys
 import time
@@ -21,9 +25,13 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._member import Member
 from elasticlib.rendezvous._messages import ContactLost, FailureNote, Final, RoundEnd, Seat
 from elasticlib.rendezvous._offer import BoundOffer
+from elasticlib.rendezvous._station import Station, backend_of
 from elasticlib.rendezvous.c10d import C10dBackend
 
+_SWITCH = 0.1
+"""Seconds that a thread may keep the interpreter: of hundreds that wait for it, each would wake up every 5 ms."""
 _TICK = 0.2
+_LOOK = 0.005
 _FAILURE = FailureNote(rank=0, local_rank=0, pid=1, exitcode=1)
 
 
@@ -35,11 +43,13 @@ class Nodes:
         self._numbers = range(first, first + count)
         self._members: dict[int, Member] = {}
         self._selector = selectors.DefaultSelector()
+        self._notes: dict[int, tuple[FailureNote, ...]] = {}
+        self.root = 0
 
     def connect(self) -> list[tuple[float, int]]:
         """Seek the job; when each was in contact with it, and its number."""
         for number in self._numbers:
-            backend = C10dBackend(self._job)
+            backend = backend_of(self._job)
             member = Member(
                 backend.dial,
                 f"node{number}/1-{number:08x}",
@@ -53,10 +63,10 @@ class Nodes:
         numbers = {member: number for number, member in self._members.items()}
         found: dict[int, float] = {}
         while len(found) < len(self._members):
-            for key, _ in self._selector.select(_TICK):
-                key.data.take()
-                if key.data._contact.live:
-                    found.setdefault(numbers[key.data], time.monotonic())
+            time.sleep(_LOOK)  # contact alone makes nothing readable
+            for member, number in numbers.items():
+                if number not in found and member._session.contact.met:
+                    found[number] = time.monotonic()
         return [(at, number) for number, at in found.items()]
 
     def form(self) -> list[tuple[float, int]]:
@@ -73,6 +83,33 @@ class Nodes:
             failed.failed(failed.round, (_FAILURE,))
         return self._seated()
 
+    def write(self, workers: int, length: int) -> None:
+        """What so many workers of each node will say."""
+        self._notes = {number: _notes(number, workers, length) for number in self._numbers}
+
+    def fail(self) -> list[tuple[float, int]]:
+        """All these workers fail; when each node knew how the job ended, and its number."""
+        numbers = {member: number for number, member in self._members.items()}
+        for number, member in self._members.items():
+            assert member.round is not None
+            member.failed(member.round, self._notes[number])
+        found: list[tuple[float, int]] = []
+        told: list[int] = []
+        while len(found) < len(self._members):
+            for key, _ in self._selector.select(_TICK):
+                number = numbers[key.data]
+                for word in key.data.take():
+                    match word:
+                        case RoundEnd():
+                            key.data.stopped(word.round, self._notes[number])
+                        case Final(root=FailureNote() as root):
+                            found.append((time.monotonic(), number))
+                            told.append(len(root.message) + len(root.traceback))
+                        case _:
+                            raise SystemExit(f"node {number} was told {word!r:.500}")
+        self.root = min(told, default=0)
+        return found
+
     def close(self) -> None:
         """End all connections."""
         for member in self._members.values():
@@ -84,7 +121,8 @@ class Nodes:
         while len(found) < len(self._members):
             ready = [key.data for key, _ in self._selector.select(_TICK)]
             if time.monotonic() >= tick:
-                ready, tick = list(self._members.values()), time.monotonic() + _TICK
+                ready = [*ready, *(member for member in self._members.values() if member.patience() == 0.0)]
+                tick = time.monotonic() + _TICK
             for member in ready:
                 found += self._hear(member)
         return found
@@ -105,19 +143,37 @@ class Nodes:
         return found
 
 
+def _notes(number: int, workers: int, length: int) -> tuple[FailureNote, ...]:
+    """What no store can make small, of a failure after which no restart is made."""
+    chance = random.Random(number)
+
+    def text() -> str:
+        return chance.randbytes(length // 2).hex()
+
+    ranks = enumerate(range(number * workers, (number + 1) * workers))
+    return tuple(FailureNote(rank, local, 1, 1, text(), "ValueError", text(), fatal=True) for local, rank in ranks)
+
+
 def main() -> None:
     """Do what stdin says until it ends."""
-    endpoint, total, first, count = sys.argv[1], *map(int, sys.argv[2:])
+    sys.setswitchinterval(_SWITCH)
+    endpoint, total, first, count = sys.argv[1], *map(int, sys.argv[2:5])
+    backend_name, heartbeat = [*sys.argv[5:], *("c10d", "10")[len(sys.argv) - 5 :]]
     job = Job(
         run_id="forming",
         node=f"host/1-{first:08x}",
-        backend="c10d",
+        backend=backend_name,
         endpoint=endpoint,
         min_nodes=total,
         max_nodes=total,
-        is_host=count == 0,
+        is_host=count == 0 if backend_name == "c10d" else None,
+        heartbeat=float(heartbeat),
     )
-    if count == 0:
+    station = None
+    if count == 0 and backend_name != "c10d":
+        station = Station(job)
+        station.start()
+    elif count == 0:
         backend = C10dBackend(job)
         backend.serve(time.monotonic() + 60)
         host = Host(backend.dial(10.0), job.rules, run_id=job.run_id, name=job.node)
@@ -133,9 +189,20 @@ def main() -> None:
                 found = nodes.form()
             case ["again", node]:
                 found = nodes.again(int(node))
-        answer = {"began": began, "done": max((at for at, _ in found), default=0.0), "ranks": [r for _, r in found]}
+            case ["write", workers, length]:
+                nodes.write(int(workers), int(length))
+            case ["fail"]:
+                found = nodes.fail()
+        answer = {
+            "began": began,
+            "done": max((at for at, _ in found), default=0.0),
+            "ranks": [r for _, r in found],
+            "root": nodes.root,
+        }
         print(json.dumps(answer), flush=True)
     nodes.close()
+    if station is not None:
+        station.close(0.0)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from elasticlib.agent import SimpleElasticAgent
 from elasticlib.errors import (
     ConfigError,
     LaunchInterrupted,
+    LogDirError,
     ProcessFailure,
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -192,6 +193,23 @@ def test_a_group_that_is_not_well_is_started_again_within_the_budget(make: Make)
     result = run(agent)
 
     assert result.state is WorkerState.SUCCEEDED
+
+
+def test_who_cannot_work_asks_for_no_seat(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would stop their workers for it."""
+    agent = make([succeeded()])
+    asked: list[int] = []
+    monkeypatch.setattr(agent._member, "join", lambda slots, role: asked.append(slots))
+
+    def find_no_room() -> None:
+        raise LogDirError("log_dir='/logs' cannot be used: No space left on device")
+
+    agent._make_ready = find_no_room  # type: ignore[method-assign]
+
+    with pytest.raises(LogDirError):
+        run(agent)
+
+    assert ([], [END]) == (asked, agent.calls)
 
 
 def test_rounds_and_restarts_are_counted_in_the_group(make: Make) -> None:

@@ -6,16 +6,20 @@ import contextlib
 import errno
 import http.client
 import json
+import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from elasticlib.agent import _health, _health_page
 from elasticlib.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
-from elasticlib.errors import ConfigError
+from elasticlib.errors import ConfigError, StartError
 
 LIMIT = 20.0
 Make = Callable[..., HealthCheckServer]
@@ -121,6 +125,9 @@ def test_without_a_free_descriptor_it_waits_before_it_accepts_again(
         def accept(self) -> Any:
             raise OSError(number, "too many open files")
 
+        def fileno(self) -> int:
+            return 3
+
         def __enter__(self) -> Full:
             return self
 
@@ -135,35 +142,106 @@ def test_without_a_free_descriptor_it_waits_before_it_accepts_again(
 
     monkeypatch.setattr(_health, "wait_readable", wait)
     server = HealthCheckServer(lambda: 0, 0, 60)
-    server._serve(listener, _health_page.Server(server._answer), 7)
+    server._serve(listener, 7)
 
     (_, patient), (pause, length), *_ = waits
     assert (None, [7]) == (patient, pause)
     assert length is not None and 0.1 <= length <= 1
 
 
-def no_thread(*_: object) -> None:
-    raise RuntimeError("can't start new thread")
+@pytest.fixture
+def crowd() -> Iterator[list[socket.socket]]:
+    """Connections that say nothing."""
+    some: list[socket.socket] = []
+    yield some
+    for each in some:
+        each.close()
 
 
-def test_where_no_thread_can_be_started_it_answers_all_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = make(lambda: int(time.time()))
-    monkeypatch.setattr(_health_page.Server, "process_request", no_thread)
+def join(crowd: list[socket.socket], server: HealthCheckServer, count: int) -> None:
+    for _ in range(count):
+        crowd.append(socket.create_connection(("127.0.0.1", server.port), LIMIT))
+        crowd[-1].sendall(b"GET / HT")
 
-    assert [200, 200] == [ask(server)[0], ask(server)[0]]
 
-
-def test_where_no_thread_can_be_started_a_client_that_says_nothing_is_turned_away(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+def test_a_crowd_that_never_asks_holds_few_descriptors_and_keeps_nobody_from_an_answer(
+    make: Make, crowd: list[socket.socket]
 ) -> None:
     server = make(lambda: int(time.time()))
-    monkeypatch.setattr(_health_page.Server, "process_request", no_thread)
-    monkeypatch.setattr(_health, "_ALONE", 0.01)
+    before = len(os.listdir("/proc/self/fd"))
+    join(crowd, server, 100)
 
-    with (
-        socket.create_connection(("127.0.0.1", server.port), LIMIT) as silent,
-        socket.create_connection(("127.0.0.1", server.port), LIMIT) as slow,
-    ):
-        slow.sendall(b"GET / HT")
-        assert 200 == ask(server)[0]
-        assert b"" == silent.recv(1)
+    assert 200 == ask(server)[0]
+    # One more may be answered, or let in, just now.
+    assert before + len(crowd) + _health._ROOM + 1 >= len(os.listdir("/proc/self/fd"))
+    assert b"" == crowd[0].recv(1)  # who has taken longest makes room
+
+
+def test_a_client_has_a_limit_for_its_whole_question_however_it_drips(
+    make: Make, crowd: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_health, "REQUEST_LIMIT", 0.3)
+    server, began = make(lambda: int(time.time())), time.monotonic()
+    join(crowd, server, 1)
+    crowd[0].settimeout(0.02)
+
+    with pytest.raises(OSError):  # it is hung up on
+        while time.monotonic() < began + LIMIT:
+            crowd[0].sendall(b"x")
+            with contextlib.suppress(TimeoutError):
+                if not crowd[0].recv(1):
+                    raise ConnectionError
+    assert 0.2 < time.monotonic() - began < LIMIT / 2
+
+
+def test_a_question_in_two_parts_is_answered_once_it_is_whole(make: Make, crowd: list[socket.socket]) -> None:
+    join(crowd, make(lambda: int(time.time())), 1)
+
+    crowd[0].sendall(b"TP/1.1\r\nHost: x\r\n\r\n")
+
+    assert crowd[0].recv(65536).startswith(b"HTTP/1.0 200 OK\r\n")
+
+
+def test_where_no_thread_can_be_started_it_does_not_start_and_listens_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    server = HealthCheckServer(lambda: 0, 0, 60)
+
+    with pytest.raises(StartError):
+        server.start()
+    with pytest.raises(ConnectionError):
+        ask(server)
+
+
+def test_a_callback_that_hangs_does_not_keep_the_server_from_being_stopped(
+    make: Make, crowd: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_health, "_PATIENCE", 0.01)
+    asked, done = threading.Event(), threading.Event()
+
+    def hangs() -> int:
+        asked.set()
+        done.wait(LIMIT)
+        return 0
+
+    server = make(hangs)
+    join(crowd, server, 1)
+    crowd[0].sendall(b"TP/1.0\r\n\r\n")
+    assert asked.wait(LIMIT)
+
+    server.stop()
+
+    done.set()
+
+
+@given(st.binary())
+@example(b"\r\n\r\n")
+@example(b"GET / HTTP/1.1\n\n")
+@example(b"x" * 20000)
+def test_whatever_is_said_gets_one_answer_or_none_yet(said: bytes) -> None:
+    answers = [_health_page.page(given, lambda: (200, {})) for given in (said, said + b"\r\n\r\n")]
+
+    assert answers[1] is not None
+    assert all(each is None or each.startswith(b"HTTP/1.0 ") for each in answers)

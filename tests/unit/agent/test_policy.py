@@ -30,6 +30,7 @@ from elasticlib.agent._policy import (
     step,
 )
 from elasticlib.rendezvous import ContactLost, Final, RoundEnd, Seat
+from elasticlib.rendezvous._messages import StoreGone
 
 
 def seat(number: int = 0) -> Seat:
@@ -42,6 +43,7 @@ WELL = Final(True, "all succeeded in round 0", round=0)
 LATER = Final(True, "all succeeded in round 1", round=1)
 BADLY = Final(False, "rank 1 failed")
 LOST = ContactLost("nobody answered for 6 s", 1.5)
+GONE = StoreGone("the host of the job's store is gone")
 TERM = int(signal.SIGTERM)
 
 
@@ -362,6 +364,35 @@ def test_what_does_not_concern_a_phase_changes_nothing(course: tuple[Event, ...]
 
 
 ROUNDS = st.integers(0, 2)
+
+
+@pytest.mark.parametrize(
+    "course",
+    [(*WAITING, GONE), (*WAITING, LOST, GONE), (*RUNNING, GONE, WorkersSucceeded())],
+    ids=["told", "told, and then cut off", "in the same moment"],
+)
+def test_work_that_succeeded_is_not_failed_by_a_store_that_went(course: tuple[Event, ...]) -> None:
+    state, actions = after(*course)
+
+    *_, finish = actions
+    assert isinstance(finish, Finish)
+    assert (True, True, None) == (finish.succeeded, finish.results, finish.final)
+    assert (Phase.DONE, True) == (state.phase, GONE.why in finish.why)
+
+
+@pytest.mark.parametrize(
+    "course",
+    [(), RUNNING, STOPPING, (*WAITING, AGAIN), (*WAITING, NO_MORE), (*WAITING, AGAIN, seat(1))],
+    ids=["nothing begun", "at work", "failed", "to be repeated", "in vain", "being repeated"],
+)
+def test_a_store_that_went_makes_no_success_of_what_is_none(course: tuple[Event, ...]) -> None:
+    """The error of the rendezvous follows, and says it."""
+    state, actions = after(*course, GONE)
+
+    assert () == actions
+    assert state.phase is not Phase.DONE
+
+
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(seat, ROUNDS),
     st.builds(WorkersFailed, st.just("failed")),
@@ -370,6 +401,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(RoundEnd, ROUNDS, st.just("ended"), st.booleans()),
     st.builds(Final, st.booleans(), st.just("over"), round=st.none() | ROUNDS),
     st.just(LOST),
+    st.just(GONE),
     st.builds(StopRequested, st.sampled_from([TERM, int(signal.SIGINT)])),
 )
 COURSES = st.lists(EVENTS, max_size=25)
@@ -465,12 +497,19 @@ def test_reports_speak_of_the_round_of_the_last_start(course: list[Event]) -> No
 
 
 @given(COURSES)
-def test_a_run_succeeds_only_by_the_coordinators_word_and_without_a_signal(course: list[Event]) -> None:
+def test_a_run_succeeds_only_by_the_coordinators_word_or_where_it_is_gone_and_without_a_signal(
+    course: list[Event],
+) -> None:
     for before, event, actions in trace(course):
         for action in actions:
             if isinstance(action, Finish) and action.succeeded:
                 final = event if isinstance(event, Final) else before.final
-                assert final is not None and final.succeeded
+                if final is None:
+                    assert before.gone or isinstance(event, StoreGone)
+                    assert before.succeeded or isinstance(event, WorkersSucceeded)
+                    assert before.end is None
+                else:
+                    assert final.succeeded
                 assert action.signum is None and before.signum is None
 
 
@@ -484,7 +523,7 @@ def test_a_told_success_is_followed_by_results_or_by_no_success(course: list[Eve
             told = action.round
         elif isinstance(action, Finish) and told is not None:
             assert action.results == action.succeeded
-            assert not action.results or (action.final is not None and action.final.round == told)
+            assert not action.results or action.final is None or action.final.round == told
 
 
 @given(COURSES)

@@ -10,9 +10,11 @@ import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from elasticlib import logs
 from elasticlib.errors import LogDirError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.spec import Std
@@ -299,3 +301,107 @@ def test_the_null_device_keeps_no_files(temporary: Path) -> None:
 
 def test_no_workers_make_no_streams(tmp_path: Path) -> None:
     assert {} == DefaultLogsSpecs(str(tmp_path), Std.ALL).reify({}).stdouts
+
+
+def modes(*folders: Path) -> list[str]:
+    return [oct(folder.stat().st_mode & 0o777) for folder in folders]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_folders_that_are_made_anew_are_for_this_user_alone(temporary: Path, named: bool) -> None:
+    specs = DefaultLogsSpecs(str(temporary / "above" / "logs") if named else None, redirects=Std.ALL)
+    base = Path(specs.reify(envs()).stdouts[0]).parents[3]
+    shutil.rmtree(temporary / "above" if named else base)
+
+    again = Path(specs.reify(envs(restart=1)).stdouts[0])
+
+    assert base == again.parents[3]
+    assert ["0o700"] * 2 == modes(base, again.parents[2])
+    assert not named or ["0o700"] == modes(base.parent)
+    assert named or (base / ".elasticlib").exists()  # it may go one day, as the first one
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_a_temporary_folder_that_somebody_else_has_put_there_is_not_taken(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, link: bool
+) -> None:
+    specs = DefaultLogsSpecs(redirects=Std.ALL)
+    base = Path(specs.reify(envs()).stdouts[0]).parents[3]
+    shutil.rmtree(base)
+    (temporary / "theirs").mkdir()
+    if link:
+        base.symlink_to(temporary / "theirs")
+    else:
+        base.mkdir()
+        monkeypatch.setattr(os, "geteuid", lambda: base.stat().st_uid + 1)
+
+    again = Path(specs.reify(envs(restart=1)).stdouts[0])
+
+    assert base != again.parents[3]
+    assert [] == [*(temporary / "theirs").iterdir()]
+
+
+# before the first round
+
+
+def test_what_is_made_ready_is_the_folder_of_the_rounds_to_come(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ALL)
+    specs.make_ready("job")
+    [made] = (tmp_path / "logs").iterdir()
+    empty = list(made.iterdir())
+    specs.make_ready("job")
+
+    dest = specs.reify(envs(1))
+
+    assert [] == empty
+    assert [made] == list((tmp_path / "logs").iterdir())
+    assert dest.stdouts[0].startswith(str(made))
+
+
+@pytest.mark.parametrize("streams", [{"redirects": Std.OUT}, {"tee": {1: Std.ERR}}], ids=str)
+def test_a_folder_without_room_for_streams_is_refused_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(logs.tempfile, "TemporaryFile", lambda **_: open("/dev/full", "wb", buffering=0))
+    specs = DefaultLogsSpecs(str(tmp_path), **streams)
+
+    with pytest.raises(LogDirError, match=f"log_dir={str(tmp_path)!r} cannot be used: .*No space left on device"):
+        specs.make_ready("job")
+
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_without_streams_no_room_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs.tempfile, "TemporaryFile", lambda **_: open("/dev/full", "wb", buffering=0))
+    specs = DefaultLogsSpecs(str(tmp_path))
+
+    specs.make_ready("job")
+
+    assert 1 == len(list(tmp_path.iterdir()))
+
+
+def test_a_folder_that_came_to_no_round_is_taken_away(temporary: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "asked"
+    for specs in (DefaultLogsSpecs(), DefaultLogsSpecs(str(kept))):
+        specs.make_ready("job")
+        specs.forget_unused()
+
+    assert [kept] == list(temporary.iterdir())
+    assert [] == list(kept.iterdir())
+
+
+def test_a_folder_with_the_logs_of_a_round_stays(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path))
+    specs.make_ready("job")
+    dest = specs.reify(envs(1))
+    specs.forget_unused()
+
+    assert os.path.isdir(os.path.dirname(dest.error_files[0]))
+
+
+def test_the_null_device_needs_nothing_made_ready(temporary: Path) -> None:
+    specs = DefaultLogsSpecs(os.devnull, redirects=Std.ALL)
+    specs.make_ready("job")
+    specs.forget_unused()
+
+    assert [] == list(temporary.iterdir())

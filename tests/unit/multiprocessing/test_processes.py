@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from elasticlib import records
+from elasticlib._lease import Lease
 from elasticlib.errors import ConfigError, PicklingError, root_cause
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.multiprocessing import MultiprocessContext, Std, _call, _context, _processes
@@ -149,6 +151,27 @@ def test_a_crew_that_does_not_stop_its_workers_in_time_is_killed(
     assert (crew.killed, crew.closed, processes.gone()) == (True, 1, True)
     assert said == [records.SpawnerKilled(0.1)]
     assert processes.failures() == {}
+
+
+def test_a_crew_whose_lease_is_over_is_killed_if_its_workers_still_run(
+    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have their ranks from then on, and the process that keeps the contact may be stopped."""
+    monkeypatch.setattr(_processes._guardian, "wait_for_ends", lambda pids, limit: None)
+    processes, crew = make()
+    processes._lease = lease = Lease()
+    lease.renew(time.monotonic() + 60.0)
+    processes.take()
+    patience, killed = processes.patience(), crew.killed
+    lease.renew(time.monotonic() - 1.0)
+
+    waits = processes.patience()
+    processes.take()
+
+    assert patience is not None and 50.0 < patience <= 60.0
+    assert (False, 0.0, True, True) == (killed, waits, crew.killed, processes.gone())
+    assert said == [records.WorkersCutOff()]
+    lease.close()
 
 
 def test_a_crew_has_as_long_as_its_workers_and_some_more(make: Make) -> None:

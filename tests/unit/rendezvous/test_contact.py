@@ -6,6 +6,8 @@ import pytest
 from attrs import evolve
 
 from elasticlib.rendezvous._contact import (
+    GRACE,
+    NO_PULSE,
     Acknowledged,
     Action,
     Broken,
@@ -17,11 +19,13 @@ from elasticlib.rendezvous._contact import (
     Greeted,
     Limits,
     Tick,
+    Unheard,
     begin,
     kill_at,
     search_ends_at,
     step,
     wake_at,
+    wish,
 )
 
 LIMITS = Limits(join_timeout=100.0, reconnect_timeout=60.0)
@@ -151,7 +155,7 @@ def test_a_host_that_refuses_again_and_again_after_contact_is_gone() -> None:
         done += actions
 
     (end,) = (action for action in done if isinstance(action, GiveUp))
-    assert "the host of the job's store is gone: node1:29400 refused" == end.why
+    assert ("the host of the job's store is gone: node1:29400 refused", True) == (end.why, end.gone)
 
 
 def test_where_the_coordination_moves_a_refusal_is_no_end() -> None:
@@ -241,3 +245,21 @@ def test_a_search_has_an_end_and_contact_has_none() -> None:
     seeking, _ = begin(Limits(join_timeout=20.0), 100.0)
 
     assert (120.0, None) == (search_ends_at(seeking), search_ends_at(live()))
+
+
+@pytest.mark.parametrize("pulse", [NO_PULSE, (1 << 32) + 19])
+def test_a_pulse_that_is_gone_or_of_an_older_coordinator_does_not_say_that_a_node_slept(pulse: int) -> None:
+    """Somebody put it there: time goes on by pulses that grow."""
+    beats = ((3.0, Acknowledged(3.0, (2 << 32) + 5)), (6.0, Acknowledged(6.0, pulse)))
+    _, done = play(live(moves=True), *beats)
+
+    assert [] == done
+
+
+def test_a_node_whose_beats_are_destroyed_is_stopped_once_until_it_asks_anew() -> None:
+    contact, done = play(live(), (3.0, Acknowledged(3.0, 1)), (6.0, Unheard()), (6.5, Unheard()))
+
+    assert [Fence] == [type(action) for action in done]
+    assert 6.0 + GRACE * 10.0 == kill_at(contact)
+    _, done = play(wish(contact), (7.0, Unheard()))
+    assert [Fence] == [type(action) for action in done]

@@ -22,11 +22,14 @@ from elasticlib.rendezvous._coordinator import (
     WakeAt,
     abandon,
     boxes,
+    given_up,
+    missed,
     next_loss,
     status,
     step,
 )
 from elasticlib.rendezvous._exchange import box_name
+from elasticlib.rendezvous._liveness import REMEMBERED
 from elasticlib.rendezvous._messages import (
     Bye,
     Close,
@@ -34,8 +37,10 @@ from elasticlib.rendezvous._messages import (
     Failed,
     FailureNote,
     Final,
+    GivenUp,
     Join,
     Leave,
+    Missed,
     Notice,
     Report,
     RoundEnd,
@@ -53,7 +58,7 @@ class Desk:
         self.state = State(rules)
         self.now = 0.0
         self.letters: Counter[str] = Counter()
-        self.boxes: dict[str, list[Notice]] = {}
+        self.boxes: dict[str, list[Notice | GivenUp]] = {}
         self.actions: tuple[Action, ...] = ()
         self.beats: Counter[str] = Counter()
         self.tick()
@@ -89,7 +94,7 @@ class Desk:
                 break
         return self
 
-    def sent(self) -> dict[str, Notice]:
+    def sent(self) -> dict[str, Notice | GivenUp]:
         """What the last step told, by node."""
         return {action.node: action.notice for action in self.actions if isinstance(action, Send)}
 
@@ -828,7 +833,7 @@ def test_a_node_that_falls_silent_is_lost_after_the_heartbeat_time() -> None:
     assert not desk.sent()
     desk.beat("b")
     end = RoundEnd(0, "node b is lost: silent for 10 s", True)
-    assert {"a": end, "c": end} == desk.sent()
+    assert {"a": end, "b": GivenUp("silent for 10 s"), "c": end} == desk.sent()
     assert 0 == desk.state.restarts
 
 
@@ -837,7 +842,62 @@ def test_a_node_that_never_beat_is_silent_since_it_joined() -> None:
     desk.beat("b", seconds=6.0)
 
     assert not desk.sent()
-    assert {"a"} == desk.beat("b").sent().keys()
+    assert {"a", "b"} == desk.beat("b").sent().keys()
+
+
+def test_a_node_that_was_given_up_is_told_so_once_when_it_is_heard_again() -> None:
+    desk = watched("a", "b", "c", min_nodes=2)
+    desk.beat().beat("b", seconds=12.0)
+    box = given_up(desk.state)["b"]
+    assert "b" not in boxes(desk.state)
+
+    desk.beat()
+    assert {} == desk.sent()
+    desk.beats[box] += 1
+    desk.beat()
+    assert {"b": GivenUp("silent for 10 s")} == desk.sent()
+    desk.beats[box] += 1
+    desk.beat()
+
+    assert ({}, {}) == (desk.sent(), given_up(desk.state))
+
+
+def test_a_spare_that_was_given_up_is_told_so_when_it_is_heard_again() -> None:
+    desk = watched("a")
+    [box] = desk.join("b")
+    desk.beat().beat("b", seconds=12.0)
+
+    desk.beats[box] += 1
+    desk.beat()
+
+    assert {"b": GivenUp("silent for 10 s")} == desk.sent()
+
+
+def test_a_node_that_was_given_up_and_asks_anew_is_not_told_of_the_past() -> None:
+    desk = watched("a", "b", "c", min_nodes=2)
+    desk.beat().beat("b", seconds=12.0)
+
+    desk.join("b")
+
+    assert {} == given_up(desk.state)
+
+
+def test_a_node_that_has_succeeded_and_falls_silent_is_not_given_up() -> None:
+    desk = watched("a", "b")
+    desk.beat()
+    desk.hear(Succeeded("b", 0))
+    desk.beat("b", seconds=12.0)
+
+    assert {} == given_up(desk.state)
+
+
+def test_so_many_nodes_that_were_given_up_are_listened_to() -> None:
+    names = [f"n{number}" for number in range(REMEMBERED + 10)]
+    desk = watched("a", *names, min_nodes=1)
+
+    desk.beat(*names, seconds=12.0)
+
+    assert names[10:] == list(given_up(desk.state))
 
 
 def test_survivors_are_seated_without_the_lost_node() -> None:
@@ -901,7 +961,7 @@ def test_a_silent_node_that_had_succeeded_is_not_waited_for_after_the_round() ->
     desk.join("b")
 
     assert not desk.sent()
-    assert {"b"} == desk.beat("a").sent().keys()
+    assert {"a", "b"} == desk.beat("a").sent().keys()
 
 
 def test_a_lost_node_counts_as_stopped_when_the_round_has_ended() -> None:
@@ -910,7 +970,7 @@ def test_a_lost_node_counts_as_stopped_when_the_round_has_ended() -> None:
     desk.join("a")
 
     assert not desk.sent()
-    assert {"a"} == desk.beat("b", seconds=12.0).sent().keys()
+    assert {"a", "b"} == desk.beat("b", seconds=12.0).sent().keys()
 
 
 def test_the_end_of_the_job_does_not_wait_for_a_lost_node() -> None:
@@ -956,6 +1016,27 @@ def test_without_a_heartbeat_time_nobody_is_lost() -> None:
 
     assert not desk.sent()
     assert next_loss(desk.state) is None
+
+
+def test_nobody_is_lost_once_the_job_has_ended() -> None:
+    """Or the coordinator would look for it without a pause, for as long as it stays."""
+    desk = watched("a", "b", max_restarts=0)
+    desk.beat().hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)), Stopped("b", 0, ()))
+
+    assert desk.state.final is not None
+    assert next_loss(desk.state) is None
+
+
+def test_a_node_whose_beats_are_missed_is_named_long_before_it_is_lost() -> None:
+    desk = watched("a", "b", "c", min_nodes=2)
+    desk.beat().beat("b")
+    assert () == missed(desk.state)
+
+    desk.beat("b")
+    count = desk.beats[boxes(desk.state)["b"]]
+    assert (Missed("b", count),) == missed(desk.state)
+    desk.beat()
+    assert () == missed(desk.state)
 
 
 def test_the_time_of_the_next_loss_is_known() -> None:
@@ -1027,8 +1108,8 @@ def test_a_host_that_stays_away_for_a_round_does_not_begin_anew() -> None:
     assert 1 == desk.state.restarts
 
 
-def test_leaving_by_ones_own_will_never_counts() -> None:
-    desk = crash_loop(4, why="SIGTERM")
+def test_leaving_by_ones_own_will_spends_no_restart() -> None:
+    desk = crash_loop(1, why="SIGTERM")
 
     assert 0 == desk.state.restarts
     assert {} == desk.state.losses

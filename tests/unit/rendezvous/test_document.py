@@ -166,10 +166,16 @@ def of_round(**changes: Any) -> bytes:
         (plain(waiting=[["a", 1]]), "not enough values"),
         (plain(waiting=[["a", 1, 0, "trainer", ["a"], 1, None, False, ""]]), "'slots' must be >= 1"),
         (plain(waiting=[["a", 1, 1, "trainer", "a", 1, None, False, ""]]), "should be a list"),
-        (plain(last_join=None), "should be a float"),
-        (plain(last_join=0).replace(b'"last_join": 0', b'"last_join": 1e999'), "not finite"),
+        (plain(last_join=None), "None should be a number"),
+        (plain(last_join=0).replace(b'"last_join": 0', b'"last_join": 1e999'), "inf should be a finite"),
         (plain(last_join=0).replace(b'"last_join": 0', b'"last_join": NaN'), "NaN is no JSON number"),
-        (plain(final={"type": "pulse", "v": 1, "count": 1, "status": "", "waiting": 0}), "a Pulse lies where a Final"),
+        (
+            plain(
+                final={"type": "pulse", "v": 1, "nonce": "", "count": 1, "status": "", "waiting": 0, "over": ""}
+                | {"missed": []}
+            ),
+            "a Pulse lies where a Final",
+        ),
         (of_round(own=[[0, 0, 2]]), "1 seats for the nodes"),
         (of_round(own=[], entries=[]), "0 seats"),
         (of_round(own=[[0, 0], [1, 1]]), "shorter"),

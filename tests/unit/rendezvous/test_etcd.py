@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous._etcd_keys import component
 from elasticlib.rendezvous._etcd_v2 import _bytes, _text
-from elasticlib.rendezvous._etcd_v3 import _parts
+from elasticlib.rendezvous._etcd_v3 import _BYTES, _OPERATIONS
+from elasticlib.rendezvous._exchange import parts
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.etcd import EtcdBackend
 
@@ -145,9 +146,9 @@ def test_any_text_of_a_stranger_becomes_bytes(text: str) -> None:
 
 def test_a_transaction_stays_within_etcd_s_limits() -> None:
     small = {f"key{number}": b"x" for number in range(250)}
-    large = {f"key{number}": b"x" * 400_000 for number in range(5)}
+    large = {f"key{number}": b"x" * 200_000 for number in range(5)}
 
-    assert [120, 120, 10] == [len(part) for part in _parts(small)]
-    assert [2, 2, 1] == [len(part) for part in _parts(large)]
-    assert [*small.items()] == [pair for part in _parts(small) for pair in part]
-    assert [] == list(_parts({}))
+    assert [120, 120, 10] == [len(part) for part in parts(small, _OPERATIONS, _BYTES)]
+    assert [2, 2, 1] == [len(part) for part in parts(large, _OPERATIONS, _BYTES)]
+    assert [*small.items()] == [pair for part in parts(small, _OPERATIONS, _BYTES) for pair in part]
+    assert [] == list(parts({}, _OPERATIONS, _BYTES))

@@ -196,6 +196,11 @@ def test_an_endpoint_that_cannot_be_is_refused_when_the_handler_is_made() -> Non
         create_handler(RendezvousParameters("c10d", "localhost:99999", "job", 1, 2))
 
 
+def test_an_id_that_no_key_can_hold_is_refused_when_the_handler_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"run_id='job\\udce9' must be text that UTF-8 can hold"):
+        create_handler(RendezvousParameters("c10d", "localhost:0", "job\udce9", 1, 2))
+
+
 def test_two_handlers_are_two_nodes() -> None:
     assert create_handler(parameters()).job.node != create_handler(parameters()).job.node
 
@@ -355,7 +360,7 @@ def test_a_spare_disturbs_nobody_and_leaves_by_the_graceful_error_when_the_job_e
     a, b, spare = (meeting.node(name) for name in "abc")
     together(a, b)
     waits = in_thread(spare.next_rendezvous)
-    wait_until(lambda: bool(meeting.host._state.waiting))
+    wait_until(lambda: bool(meeting.host._server.state.waiting))
     seen = a.num_nodes_waiting()
     for handler in (a, b):
         talk(handler).succeeded(0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib.rendezvous import _host
+from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._coordinator import Rules
 from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, box_key, key_place, report_place
 from elasticlib.rendezvous._host import Host
@@ -228,7 +228,7 @@ def test_a_coordinator_that_breaks_tells_everybody(
         raise ZeroDivisionError("step")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_host._coordinator, "step", broken)
+        patch.setattr(_coordinator, "step", broken)
         office.say(Stopped("a", 0, ()))
         final = office.read(box, 1)
 

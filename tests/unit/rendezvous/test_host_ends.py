@@ -13,6 +13,8 @@ from elasticlib.rendezvous._coordinator import Rules
 from elasticlib.rendezvous._exchange import HELLO, box_key, box_name
 from elasticlib.rendezvous._host import Host
 from elasticlib.rendezvous._messages import Bye, Descriptor, Final, Join, Letter, Report, decode, encode
+from elasticlib.rendezvous._operations import Receive
+from elasticlib.rendezvous._server_events import Action, Event
 from elasticlib.rendezvous.memory import MemoryExchange
 
 LIMIT = 15.0
@@ -27,19 +29,20 @@ def test_an_end_that_was_ordered_is_told_though_the_host_closes_at_once() -> Non
 
     host = Host(memory.clone(), Rules(1, 1), run_id="job", name="host")
     entered, goes_on = threading.Event(), threading.Event()
-    turn = host._turn
+    do = host._do
 
-    def turn_slowly() -> None:
-        turn()
-        entered.set()
-        goes_on.wait(LIMIT)
+    def receive_slowly(action: Action) -> Event | None:
+        if isinstance(action, Receive) and host._server.state.round is not None:
+            entered.set()
+            goes_on.wait(LIMIT)
+        return do(action)
 
-    host._turn = turn_slowly  # type: ignore[method-assign]
+    host._do = receive_slowly  # type: ignore[method-assign]
     host.start()
     assert memory.wait(HELLO, LIMIT)
     say(1, Join("a", OFFER))
     assert entered.wait(LIMIT)
-    # Both come between the end of a turn and the look whether it was the last.
+    # Both come between the end of a turn and the wait for the next one.
     host.abandon("the node that hosts the store left")
     closer = threading.Thread(target=host.close, args=(LIMIT,))
     closer.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import unicodedata
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import attrs
@@ -12,74 +14,22 @@ from hypothesis import strategies as st
 
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._messages import (
-    Beat,
     Bye,
-    Close,
     Descriptor,
     Failed,
     FailureNote,
-    Final,
-    Hello,
     Join,
     Leave,
     Letter,
     Message,
-    Pulse,
-    RoundEnd,
-    Seat,
-    Stopped,
     Succeeded,
-    Terms,
     decode,
     encode,
     key_of,
 )
+from tests.unit.rendezvous.messages import BUILDERS, text
+from tests.unit.untrusted import spoiled, strange
 
-text = st.text(max_size=8)
-count = st.integers(0, 2**70)
-descriptors = st.builds(
-    Descriptor,
-    slots=st.integers(1, 8),
-    role=text,
-    addresses=st.lists(text, min_size=1, max_size=3).map(tuple),
-    store_port=st.integers(0, 65535),
-    index=st.none() | count,
-)
-notes = st.builds(
-    FailureNote,
-    rank=count,
-    local_rank=count,
-    pid=count,
-    exitcode=st.integers(-64, 255),
-    message=text,
-    exception_type=text,
-    traceback=text,
-    hint=text,
-    secondary=st.booleans(),
-    age=st.floats(0, 1e9),
-)
-lists = st.lists(notes, max_size=2).map(tuple)
-terms = st.builds(Terms, count, count, count)
-REPORTS: dict[type, st.SearchStrategy[Any]] = {
-    Join: st.builds(Join, text, descriptors, st.none() | terms),
-    Failed: st.builds(Failed, text, count, lists),
-    Stopped: st.builds(Stopped, text, count, lists),
-    Succeeded: st.builds(Succeeded, text, count),
-    Leave: st.builds(Leave, text, text, st.none() | count),
-    Bye: st.builds(Bye, text),
-    Close: st.builds(Close, text, text),
-}
-BUILDERS: dict[type, st.SearchStrategy[Any]] = REPORTS | {
-    Letter: st.builds(Letter, st.integers(1, 2**70), st.one_of(*REPORTS.values())),
-    Hello: st.builds(Hello, text, text, text, terms, st.floats(0, 1e9), st.booleans()),
-    Pulse: st.builds(Pulse, count, text, count),
-    Beat: st.builds(Beat, count, count, count),
-    Seat: st.builds(
-        Seat, *[count] * 9, master_addresses=st.lists(text).map(tuple), master_port=st.integers(0, 65535), why=text
-    ),
-    RoundEnd: st.builds(RoundEnd, count, text, st.booleans()),
-    Final: st.builds(Final, st.booleans(), text, st.none() | text, st.none() | notes, text),
-}
 JOIN = Join("a", Descriptor(2, "trainer", ("127.0.0.1",), 29500))
 
 
@@ -146,8 +96,8 @@ def note(**changes: Any) -> bytes:
         (broken_descriptor(index=-1), "index"),
         (note(age=-0.5), "age"),
         (note(age=None), "None should be a number"),
-        (note(age=10**400), "not finite"),
-        (note(age=0).replace(b'"age": 0', b'"age": 1e999'), "not finite"),
+        (note(age=10**400), "finite"),
+        (note(age=0).replace(b'"age": 0', b'"age": 1e999'), "finite"),
         (note(age=0).replace(b'"age": 0', b'"age": NaN'), "NaN is no JSON number"),
         (note(rank="0"), "'0' should be a int"),
         (broken(node=1).replace(b"1", b"1" * 5000), "no message"),
@@ -158,10 +108,82 @@ def test_what_is_no_message_is_refused(data: bytes, said: str) -> None:
         decode(data)
 
 
-@given(st.binary(max_size=40))
-def test_no_bytes_break_the_decoder(data: bytes) -> None:
-    with pytest.raises(RendezvousStateError):
+@given(strange)
+def test_nothing_that_is_no_message_breaks_the_decoder(data: bytes) -> None:
+    with pytest.raises(RendezvousStateError) as refusal:
         decode(data)
+
+    assert len(str(refusal.value)) < 1000
+    assert str(refusal.value).isprintable()
+
+
+@given(st.one_of(*BUILDERS.values()), st.data())
+def test_a_message_with_a_part_of_anything_is_refused_or_can_be_written_again_and_shown(
+    message: Message, data: st.DataObject
+) -> None:
+    try:
+        decoded = decode(data.draw(spoiled(encode(message))))
+    except RendezvousStateError as error:
+        assert len(str(error)) < 1000
+        assert str(error).isprintable()
+        return
+    assert decoded == decode(encode(decoded))
+    assert decoded == decode(encode(decoded, KEY, "here"), KEY, "here")
+    for said in texts(decoded):
+        assert said == said.encode().decode()
+        assert not [part for part in said if is_hidden(part)]
+
+
+TURNS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+
+
+def is_hidden(part: str) -> bool:
+    """Whether a character does something to a terminal, a line or the order of letters, or cannot be written."""
+    kind = unicodedata.category(part)
+    is_control = kind == "Cc" and part not in "\n\t"
+    return is_control or kind in ("Cs", "Zl", "Zp") or unicodedata.bidirectional(part) in TURNS
+
+
+def texts(value: Any) -> Iterator[str]:
+    """All texts of a message that people get to see."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from texts(each)
+    elif attrs.has(type(value)):
+        for part in attrs.fields(type(value)):
+            if part.type != "Code":
+                yield from texts(getattr(value, part.name))
+
+
+ESC, RIGHT_TO_LEFT, HALF = "\x1b", "\u202e", "\ud800"
+
+
+def test_what_would_move_the_cursor_or_forge_a_line_is_escaped_once() -> None:
+    why = f"{ESC}[2Jgone\r\n[ERROR] forged\x9b31m{RIGHT_TO_LEFT}{HALF}\u2028"
+    leave = decode(encode(Leave("a", why)))
+
+    assert leave == Leave("a", r"\x1b[2Jgone\r\n[ERROR] forged\x9b31m\u202e\ud800\u2028")
+    assert leave == decode(encode(leave))
+
+
+def test_lines_and_letters_of_all_languages_stay() -> None:
+    note = FailureNote(0, 0, 1, 1, "größer\n\tals 日本\u3000語 👩\u200d🔬 C:\\x1b", traceback=f"a\nb{ESC}")
+    failed = decode(encode(Failed("a", 0, (note,))))
+
+    assert isinstance(failed, Failed)
+    assert (note.message, "a\nb\\x1b") == (failed.failures[0].message, failed.failures[0].traceback)
+
+
+@pytest.mark.parametrize(
+    "name", ["", HALF, f"{HALF}/1", f"a{ESC}[2J/1", "a\nb", "a\tb", "a\0", RIGHT_TO_LEFT, "x" * 301]
+)
+def test_a_node_whose_name_cannot_be_written_or_shown_is_refused(name: str) -> None:
+    for key in (None, KEY):
+        data = encode(Letter(1, Bye(name)), None)
+        with pytest.raises(RendezvousStateError, match="is no name"):
+            decode(data, key)
 
 
 @given(st.one_of(*BUILDERS.values()), st.data())

@@ -83,20 +83,6 @@ def test_a_node_restarts_until_the_budget_is_gone(rendezvous: Rendezvous) -> Non
     assert ("here", why[0]) == (heard[-1].root_node, heard[-1].root)
 
 
-def test_the_seat_comes_well_below_a_millisecond(rendezvous: Rendezvous) -> None:
-    times = []
-    for round in range(50):
-        began = time.perf_counter()
-        rendezvous.member.join(4, "trainer")
-        assert isinstance(notice(rendezvous), Seat)
-        times.append(time.perf_counter() - began)
-        rendezvous.member.stopped(round)
-        assert isinstance(notice(rendezvous), RoundEnd)
-
-    # The best of fifty: on a busy machine a thread may wait for a core, which is not what is measured here.
-    assert min(times) < 0.001
-
-
 def test_many_launches_leave_no_thread_and_no_descriptor() -> None:
     threads, descriptors = threading.active_count(), sorted(os.listdir("/proc/self/fd"))
     for _ in range(20):

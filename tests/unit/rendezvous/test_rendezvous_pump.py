@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import shutil
 import signal
 import socket
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from elasticlib._lease import Lease
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import RendezvousTimeoutError
 from elasticlib.rendezvous import ContactLost, FailureNote, Final, RoundEnd, Seat
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous._messages import Close, Failed, Leave, Report, Stopped, Succeeded, decode, encode
+from elasticlib.rendezvous._messages import (
+    Close,
+    Failed,
+    Leave,
+    Report,
+    Stopped,
+    StoreGone,
+    Succeeded,
+    decode,
+    encode,
+)
 from elasticlib.rendezvous._process import LogLines, Pump, told
 
 LIMIT = 30.0
@@ -108,6 +121,21 @@ class Share:
         raise AssertionError("the pump closes nothing")
 
 
+class Told:
+    """A channel on which it is seen that a notice is sent."""
+
+    def __init__(self, channel: Channel, see: Callable[[], object]) -> None:
+        self._channel, self._see = channel, see
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
+        if message["op"] == "notice":
+            self._see()
+        return self._channel.send(message, descriptors)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+
 class Desk:
     """A pump that works one step at a time, between the test's end of a channel and a member of the test's."""
 
@@ -122,7 +150,8 @@ class Desk:
         self.member = self.share.member
         self.lines = LogLines()
         handle = os.pidfd_open(self.sleepers[1])
-        self.pump = Pump(process, self.share, heartbeat, self.lines, handle, lambda: self.now)
+        self.lease = Lease()
+        self.pump = Pump(process, self.share, heartbeat, self.lines, handle, self.lease, lambda: self.now)
         self.pump.begin()
 
     def step(self, *, expected: bool | None = None) -> None:
@@ -178,6 +207,7 @@ class Desk:
         for number in (self.pump.launcher, self.member.ready, self.lines.fileno()):
             os.close(number)
         self.launcher.close()
+        self.lease.close()
         self.pump.channel.close()
 
 
@@ -264,6 +294,22 @@ def test_log_lines_reach_the_launcher(desk: Desk) -> None:
     desk.step()
 
     assert desk.said() == [{"op": "log", "level": logging.WARNING, "text": "waiting for 2 nodes"}]
+
+
+def test_a_line_of_a_process_that_stays_says_for_how_long(desk: Desk) -> None:
+    record = logging.LogRecord("elasticlib", logging.WARNING, "", 0, "it stays", None, None)
+    record.stays = 60.0
+    desk.lines.handle(record)
+
+    desk.step()
+
+    assert desk.said() == [{"op": "log", "level": logging.WARNING, "text": "it stays", "stays": 60.0}]
+
+
+def test_that_the_store_is_gone_is_passed_on(desk: Desk) -> None:
+    desk.tell(StoreGone("refused"))
+
+    assert desk.said() == [{"op": "gone", "why": "refused"}]
 
 
 def test_how_many_wait_is_told_when_it_changes(desk: Desk) -> None:
@@ -353,7 +399,7 @@ def test_what_a_launcher_said_counts_before_its_silence(desk: Desk) -> None:
 
 
 def test_a_launcher_that_may_stand_still_keeps_its_beats_for_so_long(desk: Desk) -> None:
-    desk.pump.stillness = 1.0
+    desk.pump.vigil = evolve(desk.pump.vigil, stillness=1.0)
     desk.now += 0.9 * HEARTBEAT
     desk.step()
     before = list(desk.member.asked)
@@ -422,6 +468,45 @@ def test_workers_that_have_time_left_live(desk: Desk) -> None:
 
     assert desk.pump.patience() == pytest.approx(0.1)
     assert desk.runs(desk.foreman)
+
+
+def test_the_lease_of_the_workers_ends_when_they_must_be_dead(desk: Desk) -> None:
+    run_workers(desk)
+    without = desk.lease.ends_at()
+    desk.member.kill_after = 5.0
+
+    desk.step()
+    known = desk.lease.ends_at()
+    desk.now += 2.0
+    desk.step()
+
+    assert (math.inf, 105.0, 107.0) == (without, known, desk.lease.ends_at())
+
+
+def test_a_seat_is_told_with_its_lease(desk: Desk) -> None:
+    """Whoever starts workers reads it at once, and this process may be stopped before it goes on."""
+    desk.hear("join", slots=2, role="trainer", wish=1)
+    desk.member.kill_after = 5.0
+    desk.member.words.append(PEERS)
+    seen: list[float] = []
+    desk.pump.channel = Told(desk.pump.channel, lambda: seen.append(desk.lease.ends_at()))  # type: ignore[assignment]
+
+    desk.step()
+
+    assert [105.0] == seen
+
+
+def test_a_lease_that_is_over_is_not_renewed_for_workers_that_should_be_dead(desk: Desk) -> None:
+    run_workers(desk)
+    desk.member.kill_after = -1.0
+    desk.step()
+    desk.member.kill_after = 5.0
+    desk.step()
+    over = desk.lease.ends_at()
+
+    desk.hear("join", slots=2, role="trainer", wish=1)
+
+    assert (99.0, math.inf) == (over, desk.lease.ends_at())
 
 
 @pytest.mark.parametrize("report", [Stopped("n1/1-a", 0, ()), Succeeded("n1/1-a", 0), None])
@@ -514,16 +599,16 @@ def test_a_foreman_that_has_ended_already_is_no_error(desk: Desk) -> None:
 
     desk.step()
 
-    assert desk.pump.guarded.outlast(0.0)
+    assert desk.pump.outlast(0.0)
 
 
 def test_workers_count_as_gone_only_when_their_foreman_is(desk: Desk) -> None:
-    guarded = desk.pump.guarded
-    before = guarded.outlast(0.0)
+    pump = desk.pump
+    before = pump.outlast(0.0)
     desk.tell(PEERS)
-    seated = guarded.outlast(0.0)
+    seated = pump.outlast(0.0)
     desk.guard(desk.foreman)
-    running = guarded.outlast(0.0)
-    guarded.kill()
+    running = pump.outlast(0.0)
+    pump.guarded.kill()
 
-    assert (before, seated, running, guarded.outlast(LIMIT)) == (True, False, False, True)
+    assert (before, seated, running, pump.outlast(LIMIT)) == (True, False, False, True)

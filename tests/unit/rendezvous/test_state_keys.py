@@ -17,6 +17,7 @@ from elasticlib.rendezvous._journal import LeadershipLost
 from elasticlib.rendezvous._state_backend import RendezvousBackend
 from elasticlib.rendezvous._state_document import Document, decode_document
 from elasticlib.rendezvous._state_keys import LONGEST, SHORTEST, SharedState, StateKeys
+from tests.unit.untrusted import spoiled, strange
 
 TTL = 10.0
 
@@ -83,6 +84,29 @@ def test_a_document_comes_back_as_it_was(values: dict[str, bytes], ttl: float) -
     document = Document().put(values).hold("/leader", b"\xff", ttl).renew("/leader")
 
     assert document == decode_document(document.encode())
+
+
+GOOD = Document().put({"/job/inbox/1": b"x", "/job/keys/a": b"\xff"}).hold("/leader", b"me", TTL).renew("/leader")
+
+
+@given(spoiled(GOOD.encode()) | strange)
+def test_whatever_the_state_holds_is_refused_or_can_be_worked_with(data: bytes) -> None:
+    backend, clock = Backend(), Clock()
+    backend.state = (data, 0)
+    keys = StateKeys(SharedState(backend, clock))
+    try:
+        keys.read(["/leader"])
+    except RendezvousStateError as error:
+        assert len(str(error)) < 1000
+        assert str(error).isprintable()
+        return
+    clock.now += 5e9
+    keys.entries("/job/inbox", 0)
+    keys.write({"/job/keys/a": b"y"})
+    keys.seize("/leader", "b", TTL)
+    keys.clear("/job")
+
+    assert decode_document(backend.state[0]).items.keys() >= {"/leader"}
 
 
 @pytest.mark.parametrize(
@@ -308,3 +332,22 @@ def test_a_closed_connection_is_a_clear_error_and_its_clone_goes_on(backend: Bac
     with pytest.raises(RendezvousConnectionError, match="state in memory is closed"):
         keys.read(["/key"])
     assert ([None], 0) == (clone.read(["/key"])[0], clone.read(["/key"])[1])
+
+
+def test_a_state_that_was_set_back_is_not_believed_until_it_has_caught_up(backend: Backend, clock: Clock) -> None:
+    keys = node(backend, clock)
+    keys.write({"/key": b"1"})
+    old = backend.state
+    keys.write({"/key": b"2"})
+    new = backend.state
+
+    backend.state = old
+    for use in (lambda: keys.read(["/key"]), lambda: keys.write({"/other": b"3"}), lambda: keys.seize("/l", "a", 5.0)):
+        with pytest.raises(RendezvousConnectionError, match="was set back from its change 2 to 1"):
+            use()
+    assert backend.state == old
+    backend.state = new
+
+    (item,), _ = keys.read(["/key"])
+    assert item is not None
+    assert b"2" == item.data

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -246,3 +248,18 @@ def test_a_station_closes_though_its_back_end_hangs(state: InMemory, monkeypatch
     closer.join(LIMIT)
 
     assert not closer.is_alive()
+
+
+def test_with_a_token_what_a_shared_state_holds_of_the_coordinator_is_signed(state: InMemory) -> None:
+    made = shared(state, token="secret")
+    made.start()
+    made.member.join(1, "trainer")
+    words_of(made.member)
+
+    try:
+        assert state.state is not None
+        item = json.loads(state.state[0])["keys"]["/job/state"][0]
+        text = item if isinstance(item, str) else base64.b64decode(item[0]).decode()
+        assert text.startswith("signed:")
+    finally:
+        made.close(0.0)

@@ -13,7 +13,7 @@ from hypothesis import given
 
 import elasticlib.testing
 from elasticlib.errors import ConfigError
-from elasticlib.testing import Break, Cut, FailWorker, FaultPlan, Kill, Pause, Skew, strategies
+from elasticlib.testing import Break, Cut, FailWorker, FaultPlan, Kill, Pause, Skew, Tamper, strategies
 
 
 @given(plan=strategies.fault_plans())
@@ -23,6 +23,13 @@ def test_a_plan_prints_as_the_code_that_makes_it(plan: FaultPlan) -> None:
 
 @given(plan=strategies.fault_plans())
 def test_a_plan_travels_as_json(plan: FaultPlan) -> None:
+    assert plan == FaultPlan.from_json(plan.to_json())
+
+
+def test_an_adversary_and_his_acts_print_as_code_and_travel_as_json() -> None:
+    plan = FaultPlan([Tamper(1.0, 2.0, seed=7, where=["beat", "box"], acts=[3])])  # type: ignore[list-item]
+
+    assert "FaultPlan((Tamper(1.0, 2.0, seed=7, where=('beat', 'box'), acts=(3,)),))" == repr(plan)
     assert plan == FaultPlan.from_json(plan.to_json())
 
 
@@ -53,6 +60,10 @@ def test_a_moment_is_a_number_of_seconds(at: object) -> None:
         (lambda: Skew(0, "fast"), "Skew.seconds='fast': give a number of seconds"),
         (lambda: Skew(0, 1.0, -2.0), "Skew.drift=-2.0: give seconds gained in each second, -0.1 or more"),
         (lambda: FailWorker(0, 1.0, "no"), "FailWorker.secondary='no': give True or False"),
+        (lambda: Tamper(0.0, 1.0, seed=0.5), "Tamper.seed=0.5: give a whole number"),
+        (lambda: Tamper(0.0, 1.0, every=0.0), "Tamper.every=0.0: give a number of seconds, 0.001 or more"),
+        (lambda: Tamper(0.0, 1.0, where="disk"), "Tamper.where=('disk',): give some of 'hello', 'pulse'"),
+        (lambda: Tamper(0.0, 1.0, acts=-1), "Tamper.acts=(-1,): give numbers of acts, 0 for the first"),
         (lambda: FaultPlan(Kill(0, 2.0)), r"FaultPlan.faults=Kill(0, 2.0): give a list of faults, also of one"),
         (lambda: FaultPlan.from_json('{"v": 1, "faults": [{"fault": "Kill", "node": 1}]}'),
          "Kill has the fields node, at, what, of which at, node must be given"),

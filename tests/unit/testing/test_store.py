@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from elasticlib.testing._store import LOST, Connection, Link, Network, Store
+from elasticlib.testing._network import Link, Network
+from elasticlib.testing._store import LOST, Connection, Store
 from elasticlib.testing._timeline import Process, Timeline
 
 
@@ -127,18 +128,31 @@ def test_entries_stay_until_they_are_discarded(scene: Scene) -> None:
     assert ["letter"] == [entry.data for entry in scene.told[-1]]
 
 
-def test_a_lease_goes_to_the_next_when_it_is_not_kept(scene: Scene) -> None:
-    scene.call("campaign", "one", 5.0)
-    scene.call("campaign", "two", 5.0)
+def test_a_lease_is_free_when_it_is_not_renewed_and_who_waits_is_told(scene: Scene) -> None:
+    scene.call("seize", "one", 5.0)
+    scene.call("seize", "two", 5.0)
+    scene.call("changed", 1)
+    scene.go_on(until=4.9)
+    assert [1, None] == scene.told
+    scene.go_on(until=5.5)
+    scene.call("look")
     scene.go_on(until=6.0)
 
-    assert [1, 2] == scene.told
-    assert scene.store.lease is not None and "two" == scene.store.lease.holder
+    assert [None, (2, False)] == scene.told[2:]
+
+
+def test_a_lease_that_is_renewed_goes_on(scene: Scene) -> None:
+    scene.call("seize", "one", 5.0)
+    scene.call("renew", 1, 20.0)
+    scene.go_on(until=19.0)
+
+    assert scene.store.lease is not None and "one" == scene.store.lease.holder
 
 
 def test_who_held_the_lease_before_changes_nothing(scene: Scene) -> None:
-    scene.call("campaign", "one", 5.0)
-    scene.call("campaign", "two", 5.0)
+    scene.call("seize", "one", 5.0)
+    scene.go_on(until=5.5)
+    scene.call("seize", "two", 5.0)
     scene.go_on(until=6.0)
     scene.connection.term = 1
     scene.call("save", 1, "old")

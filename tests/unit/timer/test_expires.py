@@ -96,7 +96,7 @@ def test_it_decorates_a_function_each_call_of_which_has_a_timer() -> None:
     assert ["work", "work"] == client.released
 
 
-@pytest.mark.parametrize("after", [math.nan, "5", None])
+@pytest.mark.parametrize("after", [math.nan, "5", None, 10**400])
 def test_what_is_no_number_of_seconds_is_refused(after: object) -> None:
     with pytest.raises(ConfigError, match=r"after=.* must be a number of seconds"):
         timer.expires(after=after)  # type: ignore[arg-type]

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import example, given
 
 from elasticlib.errors import ConfigError, TimerError, TimerServerError
-from elasticlib.timer import FileTimerClient, FileTimerRequest, FileTimerServer, _fifo_client
+from elasticlib.timer import FileTimerClient, FileTimerRequest, FileTimerServer, _fifo_client, _fifo_server
+from elasticlib.timer._ledger import Ledger, patience
+from tests.unit.untrusted import spoiled, strange
 
 LIMIT = 20.0
 Told = queue.SimpleQueue[tuple[str, FileTimerRequest | None]]
@@ -197,7 +200,9 @@ def test_what_waits_in_the_pipe_is_dealt_with_before_run_once_returns(make: Make
         json.dumps({"version": 1, "pid": 2**40, "scope_id": "a", "expiration_time": 1, "signal": 9}).encode(),
         json.dumps({"version": 1, "pid": 5, "scope_id": 3, "expiration_time": 1, "signal": 9}).encode(),
         json.dumps({"version": 1, "pid": 5, "scope_id": "a", "expiration_time": float("nan"), "signal": 9}).encode(),
+        json.dumps({"version": 1, "pid": 5, "scope_id": "a", "expiration_time": 10**400, "signal": 9}).encode(),
         json.dumps({"version": 1, "pid": 5, "scope_id": "a", "expiration_time": 1, "signal": 999}).encode(),
+        b"[" * 30_000,
     ],
 )
 def test_a_line_that_is_no_request_costs_no_other_timer(
@@ -214,6 +219,39 @@ def test_a_line_that_is_no_request_costs_no_other_timer(
     told_of = [request.scope_id for request in (next_told(told)[1], next_told(told)[1]) if request is not None]
     assert (["good"], True) == (told_of, told.empty())
     assert "which is no request" in caplog.text
+
+
+GOOD, KEPT = FileTimerRequest(12345, "a", 1.5, 9), FileTimerRequest(54321, "kept", 1.5, 9)
+
+
+@given(spoiled(GOOD.to_json().encode()) | strange)
+@example(b'{"version": 1, "pid": 5, "scope_id": "\\ud800\\u001b[2J", "expiration_time": Infinity, "signal": 9}')
+def test_whatever_a_worker_writes_is_a_request_that_can_be_watched_or_refused(line: bytes) -> None:
+    try:
+        request = _fifo_server._read_request(line)
+    except ValueError as error:
+        assert len(str(error)) < 200
+        return
+    ledger = Ledger[FileTimerRequest]()
+    ledger.register([KEPT, request])
+    assert 0 <= patience(ledger, 2.0, 60.0) <= 60.0
+    assert KEPT in ledger.expired(2.0)[54321]
+    assert request == _fifo_server._read_request(request.to_json().encode())
+    assert request.scope_id == request.scope_id.encode().decode()
+    assert 1 < request.worker_pid < 2**31
+
+
+def test_many_lines_that_are_no_requests_are_told_by_a_few(
+    make: Make, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make()
+    server.start()
+    with open(path, "wb", buffering=0) as pipe:
+        pipe.write(b"x\n" * 1000)
+
+    server.run_once()
+
+    assert 5 == caplog.text.count("which is no request")
 
 
 def test_a_callback_that_raises_does_not_end_the_watch(path: str, caplog: pytest.LogCaptureFixture) -> None:

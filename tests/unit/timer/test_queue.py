@@ -101,6 +101,21 @@ def test_a_worker_is_reaped_when_its_time_is_over_however_long_the_server_may_sl
     assert ("worker", set()) == (reaped, server.ledger.workers())
 
 
+def test_what_is_no_request_costs_no_other_timer(pipe: Any, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(MultiprocessingRequestQueue(pipe))
+    for deadline in (10**400, "5", float("nan"), None):
+        pipe.put(TimerRequest("other", "a", deadline))  # type: ignore[arg-type]
+    pipe.put("no request")
+    pipe.put(TimerRequest("worker", "a", 1.0))
+    server.start()
+
+    assert "worker" == server.reaped.get(timeout=LIMIT)
+    server.cleared.wait(LIMIT)
+    server.stop()
+    assert "is no request of a timer" in caplog.text
+    assert "failed" not in caplog.text
+
+
 def test_a_worker_that_could_not_be_reaped_is_tried_again(pipe: Any) -> None:
     server = Server(MultiprocessingRequestQueue(pipe), False, True, max_interval=0.01)
     server.start()

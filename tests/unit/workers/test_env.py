@@ -122,6 +122,12 @@ def test_the_signals_of_this_launch_beat_those_of_a_launch_around_it() -> None:
     assert "SIGTERM,SIGUSR1" == common_variables(around, 1, "SIGTERM,SIGUSR1")["TORCHELASTIC_SIGNALS_TO_HANDLE"]
 
 
+def test_the_jobs_token_is_for_its_nodes_alone() -> None:
+    around = {"HOME": "/root", "ELASTICLIB_TOKEN": "s3cret"}
+
+    assert "s3cret" not in common_variables(around, 1, "SIGTERM").values()
+
+
 def test_the_launchers_environment_is_not_changed() -> None:
     own = {"HOME": "/root"}
 

@@ -222,7 +222,7 @@ def test_a_survivor_is_no_worker_of_a_later_round(yard: Yard) -> None:
     yard.out_of_time()
     yard.said()
 
-    yard.order(op="start", round=1, workers=[], store=False)
+    yard.order(op="start", round=1, workers=[], more=[])
     yard.kill(survivor)
     heard = [key.fd for key, _ in yard.foreman._selector.select(0)]
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
@@ -247,7 +247,7 @@ def start(yard: Yard, *ranks: int) -> None:
     yard.foreman._job = {"common": {"env": {"SET": "by the caller", "HOME": "/"}, "stdout": None, "stderr": None}}
     yard.foreman._job["common"]["exit_timeout"] = [30.0, False]
     workers = [{"local_rank": rank, "env": {"RANK": str(rank)}} for rank in ranks]
-    yard.order(op="start", round=3, workers=workers, store=False)
+    yard.order(op="start", round=3, workers=workers, more=[])
 
 
 def test_the_foreman_names_itself_when_it_has_its_job(yard: Yard) -> None:

@@ -104,7 +104,7 @@ def test_a_start_sends_the_orders_and_returns_the_pids_by_rank(foreman: Foreman)
     pids = foreman.start()
 
     assert pids == {0: 70, 1: 71}
-    assert foreman.hear() == {"op": "start", "round": 0, "workers": [], "store": False}
+    assert foreman.hear() == {"op": "start", "round": 0, "workers": [], "more": []}
     assert foreman.crew.started()
 
 

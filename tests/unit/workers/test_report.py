@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from elasticlib.workers import _report
 from elasticlib.workers._report import Report, is_secondary, of_exception, qualified_name, read, write
+from tests.unit.untrusted import spoiled, strange
 
 MIB = 1 << 20
 
@@ -38,6 +39,11 @@ REPORTS = st.builds(
     st.floats(0, 1e11),
     st.booleans(),
 )
+
+
+FACTS = json.dumps(
+    {"kind": "error", "exception_type": "E", "message": "E: x", "traceback": "", "timestamp": 1.5, "secondary": False}
+).encode()
 
 
 @given(REPORTS)
@@ -321,3 +327,34 @@ def test_torchs_own_reader_understands_the_error_file(tmp_path: Path) -> None:
 
     assert failure.timestamp == int(report.timestamp)
     assert "ValueError: a bad value" in str(torchs.ChildFailedError("train.py", {1: failure}))
+
+
+def test_a_folder_that_is_made_anew_for_an_error_file_is_for_this_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "gone" / "0"
+
+    _report.write_json(str(folder / "error.json"), {})
+
+    assert ["0o700", "0o700"] == [oct(each.stat().st_mode & 0o777) for each in (folder.parent, folder)]
+
+
+@given(spoiled(FACTS) | strange, st.integers(0, 20), st.sampled_from([0, 1, 2**40, 2**63]))
+def test_whatever_a_worker_writes_over_its_report_is_one_or_none(facts: bytes, payload: int, more: int) -> None:
+    descriptor = os.memfd_create("report")
+    try:
+        os.pwrite(descriptor, _report._HEAD.pack(_report._MAGIC, len(facts), payload + more), 0)
+        os.pwrite(descriptor, facts + b"x" * payload, _report._HEAD.size)
+
+        found = read(descriptor)
+    finally:
+        os.close(descriptor)
+
+    assert found is None or (more == 0 and b"x" * payload == found.payload)
+
+
+def test_a_memory_that_was_made_larger_than_any_is_read_in_part(memory: int) -> None:
+    os.pwrite(memory, b"said", 0)
+    os.ftruncate(memory, 2**50)
+
+    assert _report.read_text(memory).startswith("said")
+    os.pwrite(memory, _report._HEAD.pack(_report._MAGIC, 2**49, 4), 0)
+    assert read(memory) is None

@@ -1,0 +1,26 @@
+"""Folders that are made anew because somebody removed them, such as a cleaner of temporary files."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+
+def make_private(path: str) -> None:
+    """Make the folder *path*, and those above it that are missing, for this user alone; what is there stays."""
+    if os.path.isdir(path):
+        return
+    above = os.path.dirname(path)
+    if above != path:
+        make_private(above)
+    try:
+        os.mkdir(path, 0o700)  # makedirs would give those above whatever mode the umask leaves
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def is_own(path: str) -> bool:
+    """Whether *path* is a folder of this user's, and no link to one."""
+    found = os.lstat(path)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()

@@ -1,0 +1,232 @@
+"""
+An adversary at the simulated store: he reads whatever is written, and writes, swaps and deletes whatever he likes.
+
+He has no token, so what he makes up is not signed with it; but what was signed he can keep, and put anywhere at any
+time. He wakes whoever waits for a key, as every writer does.
+
+Rules of this file: what he may do to bytes, nothing about what must follow from it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from attrs import Factory, define, evolve
+
+from elasticlib.rendezvous._exchange import HELLO, PULSE, box_key
+from elasticlib.testing._faults import Tamper
+from elasticlib.testing._forgery import changed, made_up, noise
+from elasticlib.testing._network import Network
+from elasticlib.testing._timeline import Timeline
+
+REPLAY = 0.3
+"""Seconds between two writings of one who plays old beats again."""
+INBOX = "inbox"
+STATE = "state"
+_BOXES_AHEAD = 2
+"""Notices of a box that are not there yet, in whose place something may lie already."""
+
+_KINDS = ("replay", "replay", "elsewhere", "changed", "changed", "made up", "noise", "cut", "empty")
+"""What he writes."""
+
+
+class Target(Protocol):
+    """A store, as he sees it."""
+
+    network: Network
+    values: dict[str, bytes]
+    inbox: dict[int, bytes]
+    posted: int
+    document: Any
+    scribbled: bool
+    elects: bool
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a value, wake all who wait for its key."""
+
+    def append(self, data: bytes) -> None:
+        """Add an entry to the inbox."""
+
+    def unseat(self) -> None:
+        """Delete the key that says who coordinates."""
+
+    def usurp(self, seconds: float) -> None:
+        """Write that key, so that nobody has the office for so long."""
+
+
+@define(eq=False, repr=False)
+class Adversary:
+    """One who has seen all that was written to *store* since its start."""
+
+    store: Target
+    seen: dict[str, list[bytes]] = Factory(dict)
+    """What lay at each key, oldest first; of the inbox, all entries."""
+    documents: list[tuple[float, Any]] = Factory(list)
+    """What coordinators left to their successors, and when."""
+    touched: dict[str, float] = Factory(dict)
+    """When he last wrote or deleted each key."""
+
+    @property
+    def _timeline(self) -> Timeline:
+        return self.store.network.timeline
+
+    def saw(self, key: str, data: bytes) -> None:
+        """Somebody wrote that."""
+        if data:
+            self.seen.setdefault(key, []).append(data)
+
+    def saw_document(self, document: Any) -> None:
+        """A coordinator saved that."""
+        self.documents.append((self._timeline.now, document))
+
+    # The simple ones.
+
+    def replay(self, start: str, until: float, turn: int = 0) -> None:
+        """Write the last two values of each key that starts so again and again, in turn, until then."""
+        for key, values in self.seen.items():
+            if key.startswith(start):
+                copies = values[-2:]
+                self.store.values[key] = copies[turn % len(copies)]
+        if self._timeline.now < until:
+            self._timeline.after(REPLAY, None, lambda: self.replay(start, until, turn + 1))
+
+    def set_back(self, seconds: float) -> None:
+        """Put an old document in the place of the present one."""
+        old = [document for at, document in self.documents if at <= self._timeline.now - seconds]
+        if old and self.store.document is not None:
+            self.store.document, self.store.scribbled = old[-1], True
+
+    # The one who does anything.
+
+    def act(self, fault: Tamper, number: int) -> str:
+        """Do what is the *number*th act of that fault; says what it was."""
+        chance = random.Random(f"{fault.seed}/{number}")
+        places = [place for place in fault.where or _WEIGHTS if _DO[place][0](self.store)]
+        if not places:
+            return ""
+        place = chance.choices(places, [_WEIGHTS[place] for place in places])[0]
+        return f"{place}: {_DO[place][1](self, chance)}"
+
+    def _bytes(self, chance: random.Random, key: str) -> tuple[str, bytes]:
+        """Something to write there, and what it is."""
+        own = self.seen.get(key, [])
+        others = self.seen[chance.choice([*self.seen])] if self.seen else []
+        kind = chance.choice(_KINDS)
+        some = own if kind in ("replay", "cut") or (kind == "changed" and chance.random() < 0.7) else others
+        some = some or own or others
+        if kind == "empty":
+            return kind, b""
+        if kind == "made up":
+            return kind, made_up(chance, chance.choice(self._nodes()), self._nonce())
+        if kind == "noise" or not some:
+            return "noise", noise(chance)
+        # What is recent is of more use to him than what is old.
+        data = chance.choice(some[-4:] if chance.random() < 0.7 else some)
+        if kind == "changed":
+            data = changed(chance, data)
+        elif kind == "cut":
+            data = data[: chance.randrange(len(data))]
+        return kind, data
+
+    def _nodes(self) -> list[str]:
+        return [box.rpartition("/")[0] for box in self._boxes()] or ["n0/1"]
+
+    def _boxes(self) -> list[str]:
+        return [key.removeprefix("beat/") for key in self.seen if key.startswith("beat/")]
+
+    def _nonce(self) -> str:
+        return self.documents[-1][1].nonce if self.documents else "a guess"
+
+    def _spoil(self, chance: random.Random, key: str) -> str:
+        self.touched[key] = self._timeline.now
+        values = self.store.values
+        kind = chance.random()
+        if kind < 0.2:
+            values.pop(key, None)
+            return f"delete {key}"
+        if kind < 0.3 and len(values) > 1:
+            other = chance.choice(sorted(values))
+            self.touched[other] = self._timeline.now
+            mine, theirs = values.get(key), values[other]
+            self.store.put(key, theirs)
+            if mine is not None:
+                self.store.put(other, mine)
+            return f"swap {key} and {other}"
+        what, data = self._bytes(chance, key)
+        self.store.put(key, data)
+        return f"write {key} ({what}) {data!r:.200}"
+
+    def _spoil_beat(self, chance: random.Random) -> str:
+        boxes = self._boxes()
+        return self._spoil(chance, f"beat/{chance.choice(boxes)}") if boxes else "nothing"
+
+    def _spoil_box(self, chance: random.Random) -> str:
+        boxes = self._boxes()
+        if not boxes:
+            return "nothing"
+        box = chance.choice(boxes[-6:])
+        known = sum(key.startswith(f"box/{box}/") for key in self.seen)
+        return self._spoil(chance, box_key(box, chance.randrange(known + _BOXES_AHEAD)))
+
+    def _spoil_inbox(self, chance: random.Random) -> str:
+        inbox, kind = self.store.inbox, chance.random()
+        numbers = sorted(inbox)
+        if kind < 0.2 and numbers:
+            number = chance.choice(numbers)
+            del inbox[number]
+            return f"delete entry {number}"
+        if kind < 0.3 and len(numbers) > 1:
+            one, other = chance.sample(numbers, 2)
+            inbox[one], inbox[other] = inbox[other], inbox[one]
+            return f"swap entries {one} and {other}"
+        what, data = self._bytes(chance, INBOX)
+        if kind < 0.4 and numbers:
+            number = chance.choice(numbers)
+            inbox[number] = data
+            return f"overwrite entry {number} ({what}) {data!r:.200}"
+        self.store.append(data)
+        return f"post ({what}) {data!r:.200}"
+
+    def _spoil_counter(self, chance: random.Random) -> str:
+        step = chance.choice((1, 1, 2, 5, -1, -2, 1_000_000))
+        self.store.posted = max(0, self.store.posted + step)
+        return f"add {step}"
+
+    def _spoil_state(self, chance: random.Random) -> str:
+        if not self.documents:
+            return "nothing"
+        kind = chance.random()
+        self.store.scribbled = True
+        if kind < 0.2:
+            self.store.document = None
+            return "delete"
+        if kind < 0.5:
+            self.store.document = chance.choice(self.documents)[1]
+            return "put an old one back"
+        what, data = self._bytes(chance, STATE)
+        self.store.document = evolve(self.documents[-1][1], data=data, way=())
+        return f"write ({what}) {data!r:.200}"
+
+    def _spoil_leader(self, chance: random.Random) -> str:
+        if chance.random() < 0.5:
+            self.store.unseat()
+            return "delete"
+        seconds = chance.choice((0.5, 3.0, 15.0, 60.0))
+        self.store.usurp(seconds)
+        return f"take the office for {seconds:g} s"
+
+
+_Do = tuple[Callable[[Target], bool], Callable[[Adversary, random.Random], str]]
+_DO: dict[str, _Do] = {
+    "hello": (lambda store: True, lambda he, chance: he._spoil(chance, HELLO)),
+    "pulse": (lambda store: True, lambda he, chance: he._spoil(chance, PULSE)),
+    "beat": (lambda store: True, Adversary._spoil_beat),
+    "box": (lambda store: True, Adversary._spoil_box),
+    "inbox": (lambda store: True, Adversary._spoil_inbox),
+    "counter": (lambda store: not store.elects, Adversary._spoil_counter),
+    "state": (lambda store: store.elects, Adversary._spoil_state),
+    "leader": (lambda store: store.elects, Adversary._spoil_leader),
+}
+_WEIGHTS = {"hello": 2, "pulse": 2, "beat": 4, "box": 5, "inbox": 4, "counter": 0.2, "state": 0.7, "leader": 0.7}

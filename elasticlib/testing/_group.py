@@ -1,0 +1,112 @@
+"""
+A simulated node's workers of one round, and the process that starts and ends them.
+
+Rules of this file: what signals and ends do; when they are due is decided by those who send them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from attrs import define, evolve
+
+from elasticlib.rendezvous._messages import FailureNote, Seat
+from elasticlib.testing._faults import FailWorker
+from elasticlib.testing._history import Gone
+from elasticlib.testing._timeline import Process
+
+if TYPE_CHECKING:
+    from elasticlib.testing._node import Node
+
+CHANNEL = 0.0002
+"""Seconds between two processes of a node."""
+END = 0.01
+"""Seconds that a process takes to end."""
+ANSWER = 15.0
+"""Seconds beyond the ladder in which the agent kills a spawner that does not answer."""
+
+
+@define(eq=False, repr=False)
+class Group:
+    """A node's workers of one round."""
+
+    node: Node
+    seat: Seat
+    process: Process
+    """The workers."""
+    spawner: Process
+    """Whoever signals them, and ends when they must."""
+    failed_at: float | None = None
+    failure: FailWorker | None = None
+    """How it failed, where a fault says so."""
+    gone: bool = False
+    _then: Callable[[], None] | None = None
+    """What waits for their end."""
+
+    def end(self, how: str) -> None:
+        """None of them runs any more."""
+        if not self.gone:
+            self.gone, self.spawner.alive = True, False
+            cluster = self.node.cluster
+            cluster.note(Gone(cluster.timeline.now, self.node.name, self.seat.round, how))
+            if self._then is not None:
+                self._then()
+
+    def stop(self, grace: float, then: Callable[[], None]) -> None:
+        """The agent has them ended, by force after *grace* seconds; it does *then* once they are gone."""
+        node, timeline = self.node, self.node.cluster.timeline
+        resists = node.stubborn()
+        how = "killed" if resists >= grace else "stopped"
+        self._then = lambda: timeline.after(CHANNEL, node.agent, then)
+        self._spawner_ends_them(min(resists, grace), how)
+        timeline.after(grace + ANSWER, node.agent, self.kill)
+        self.watch_lease(node.agent)
+
+    def hasten(self, grace: float) -> None:
+        """While they are being stopped: they must be gone sooner."""
+        self._spawner_ends_them(grace, "killed")
+
+    def _spawner_ends_them(self, seconds: float, how: str) -> None:
+        timeline = self.node.cluster.timeline
+        act = lambda: timeline.after(seconds + END, self.process, lambda: self.end(how))  # noqa: E731
+        timeline.after(0.0, self.spawner, act)
+
+    def watch_lease(self, watcher: Process) -> None:
+        """Have a process that can end them do so when their lease is over: when the node was cut off for too long."""
+        end = self.node.lease_end()
+        if self.gone or end == math.inf:
+            return
+        if self.node.member.clock() >= end:
+            self.kill()
+        else:
+            moment = self.node.rendezvous.moment(end)
+            self.node.cluster.timeline.at(moment, watcher, lambda: self.watch_lease(watcher))
+
+    def kill(self) -> None:
+        """SIGKILL to the spawner, from whoever may: all of them die with it."""
+        self.node.cluster.timeline.after(END, None, self._die)
+
+    def _die(self) -> None:
+        if not self.gone:
+            awaited = self._then is not None
+            self.end("killed")
+            if self.failed_at is None:
+                self.failed_at = self.node.agent.clock(self.node.cluster.timeline.now)
+            if not awaited:
+                self.node.tell_agent_of_failure(self)
+
+    def notes(self) -> tuple[FailureNote, ...]:
+        """What is known of their failures."""
+        node = self.node
+        if self.failed_at is None:
+            return ()
+        age = max(0.0, node.agent.clock(node.cluster.timeline.now) - self.failed_at)
+        fault = self.failure or FailWorker(node.number, 0.0)
+        text = random.Random(node.name).randbytes(fault.text // 2).hex()
+        message = f"{node.name} failed in round {self.seat.round}{text}"
+        first = FailureNote(self.seat.rank_base, 0, 1, 1, message, traceback=text, secondary=fault.secondary, age=age)
+        others = range(1, fault.workers)
+        return (first, *(evolve(first, rank=first.rank + index, local_rank=index) for index in others))

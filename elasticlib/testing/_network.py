@@ -1,0 +1,90 @@
+"""
+The simulated network: the links of machines, and the ways between them.
+
+Rules of this file: what is sent one way arrives in its order and each after a delay; what is on its way when a link
+is cut arrives after the link is back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from attrs import Factory, define
+
+from elasticlib.testing._timeline import Process, Timeline
+
+
+class Ends(Protocol):
+    """A connection to a server of the machine of `store`'s link."""
+
+    store: Any
+    client: Process
+    link: Link
+
+    def reset(self, why: str) -> None:
+        """It breaks now."""
+
+
+@define(eq=False, repr=False)
+class Link:
+    """How one machine hangs on the network."""
+
+    number: int
+    alive: bool = True
+    cut_until: float = 0.0
+    slow_until: float = 0.0
+    delay: float = 0.0
+    connections: list[Ends] = Factory(list)
+    """What ends here."""
+
+
+@define(eq=False, repr=False)
+class Network:
+    """Delays, drawn from the cluster's seed."""
+
+    timeline: Timeline
+    chance: random.Random
+    fastest: float = 0.0001
+    slowest: float = 0.002
+
+    def delay(self, *links: Link) -> float:
+        """Seconds that a message takes."""
+        if len(links) == 1:
+            return self.fastest
+        slow = sum(link.delay for link in links if self.timeline.now < link.slow_until)
+        return self.fastest + (self.slowest - self.fastest) * self.chance.random() + slow
+
+    def opens(self, *links: Link) -> float:
+        """When nothing is cut between them: now, or later."""
+        return max((self.timeline.now, *(link.cut_until for link in links if len(links) > 1)))
+
+
+@define(eq=False, repr=False)
+class Way:
+    """One direction of a connection."""
+
+    network: Network
+    links: tuple[Link, ...]
+    last: float = 0.0
+    queue: deque[tuple[Process, Callable[[], None]]] = Factory(deque)
+
+    def send(self, to: Process, do: Callable[[], None]) -> None:
+        self.queue.append((to, do))
+        self.last = max(self.last, self.network.timeline.now + self.network.delay(*self.links))
+        self.network.timeline.at(self.last, None, self._arrives)
+
+    def _arrives(self) -> None:
+        if not self.queue or not all(link.alive for link in self.links):
+            self.queue.clear()
+            return
+        timeline = self.network.timeline
+        opens = self.network.opens(*self.links)
+        if opens > timeline.now:
+            # The kernel tries again at growing intervals.
+            timeline.at(opens + self.network.chance.random(), None, self._arrives)
+            return
+        to, do = self.queue.popleft()
+        timeline.at(timeline.now, to, do)

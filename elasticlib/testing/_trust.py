@@ -1,0 +1,91 @@
+"""
+What must hold of life and loss where an adversary writes into the store, and the job has a token.
+
+Rules of this file: it looks at what nodes wrote themselves, and at what the coordinator made of what it read: life is
+made of a node's own beats, and each of them counts once in a term; a node is not lost whose beats come, and lie there
+as it wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from attrs import Factory, define
+
+from elasticlib.rendezvous._coordinator import Rules, State
+from elasticlib.rendezvous._exchange import beat_key
+from elasticlib.testing._adversary import Adversary
+from elasticlib.testing._invariants import InvariantBroken
+from elasticlib.testing._timeline import Timeline
+
+STEADY = 0.5
+"""Share of the heartbeat time in which a beat follows the last one, of a node that beats steadily."""
+SLOW = 10.0
+"""Seconds that a coordinator may need, besides the heartbeat time, to read what lies in the store."""
+
+
+@define
+class _Steps:
+    """A node's own beats in one box."""
+
+    since: float
+    """Since when they have come steadily."""
+    last: float
+    counts: set[int] = Factory(set)
+
+
+@define(eq=False, repr=False)
+class Trust:
+    """Checks, as it happens."""
+
+    rules: Rules
+    timeline: Timeline
+    adversary: Callable[[], Adversary | None]
+    _steps: dict[str, _Steps] = Factory(dict)
+
+    def wrote(self, key: str, data: bytes) -> None:
+        """One of the job's own wrote that."""
+        if not key.startswith("beat/"):
+            return
+        now, count = self.timeline.now, json.loads(data)["count"]
+        steps = self._steps.setdefault(key, _Steps(now, now))
+        if now - steps.last > STEADY * self.rules.heartbeat:
+            steps.since = now
+        steps.last = now
+        steps.counts.add(count)
+
+    def of_a_term(self) -> Callable[[State, State], None]:
+        """What looks on where a coordinator counts beats."""
+        credited: dict[str, int] = {}
+
+        def counted(before: State, after: State) -> None:
+            for node, seen in after.watch.sightings.items():
+                old = before.watch.sightings.get(node)
+                if seen.count is None or (old is not None and old.box == seen.box and old.count == seen.count):
+                    continue
+                self._lives(node, seen.box, seen.count, credited)
+            for node, seen in after.watch.given_up.items():
+                if node not in before.watch.given_up:
+                    self._is_lost(node, seen.box)
+
+        return counted
+
+    def _lives(self, node: str, box: str, count: int, credited: dict[str, int]) -> None:
+        steps = self._steps.get(beat_key(box))
+        self._demand(steps is not None and count in steps.counts, f"node {node} lives by beat {count}, not its own")
+        self._demand(count > credited.get(box, -1), f"node {node} lives by beat {count}, which had counted before")
+        credited[box] = count
+
+    def _is_lost(self, node: str, box: str) -> None:
+        key, now, heartbeat = beat_key(box), self.timeline.now, self.rules.heartbeat
+        steps, adversary = self._steps.get(key), self.adversary()
+        if steps is None or now - steps.last > STEADY * heartbeat or now - steps.since < heartbeat + SLOW:
+            return
+        touched = None if adversary is None else adversary.touched.get(key)
+        what = f"node {node} is lost, though it has beaten since {steps.since:.3f} s and nobody touched its beats"
+        self._demand(touched is not None and now - touched < heartbeat + SLOW, what)
+
+    def _demand(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise InvariantBroken(f"at {self.timeline.now:.6f} s: {what}")

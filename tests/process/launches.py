@@ -1,0 +1,97 @@
+"""Commands of jobs that tests let go on, end, and listen to."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+LIMIT = 60.0
+WORK = "import sys; print('at work', flush=True); sys.stdin.read(); print('done', flush=True)"
+"""A worker that works until its standard input ends."""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Launch:
+    """``elasticrun`` of a node of a job of one or two nodes, with one worker, which works until it is told to end."""
+
+    def __init__(self, port: int, run_id: str, options: Sequence[str] = (), **conf: object) -> None:
+        conf = {"wait_for": "min", "heartbeat_timeout": 10, "reconnect_timeout": 10, **conf}
+        self.popen = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "elasticlib.run", "--nnodes", "1:2", "--rdzv-backend", "c10d"),
+                *("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", run_id, "--max-restarts", "0"),
+                *("--rdzv-conf", ",".join(f"{name}={value}" for name, value in conf.items())),
+                *(*options, "--no-python", sys.executable, "-c", WORK),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        self.log: list[str] = []
+        self._news = threading.Condition()
+        self._silent = 0
+        """How many of its streams have ended."""
+        self._readers = [
+            threading.Thread(target=self._read, args=(file,)) for file in (self.popen.stdout, self.popen.stderr)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, lines: Iterator[str]) -> None:
+        for line in lines:
+            with self._news:
+                self.log.append(line.rstrip())
+                self._news.notify_all()
+        with self._news:
+            self._silent += 1
+            self._news.notify_all()
+
+    def says(self, text: str) -> str:
+        """The line that holds *text*, once it is there."""
+        with self._news:
+            assert self._news.wait_for(lambda: self._silent == 2 or any(text in line for line in self.log), LIMIT)
+            said = [line for line in self.log if text in line]
+            assert said, self.log
+            return said[0]
+
+    def at_work(self) -> Launch:
+        self.says("at work")
+        return self
+
+    def finish(self) -> None:
+        """Let its worker end well."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+        self.says("done")
+
+    def rendezvous_process(self) -> int:
+        """The process that keeps its contact, and its store where it hosts one."""
+        found = Path(f"/proc/{self.popen.pid}/task").glob("*/children")
+        children = [int(pid) for each in found for pid in each.read_text().split()]
+        [pid] = [pid for pid in children if b"_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return pid
+
+    def ends(self) -> tuple[int, str]:
+        """Its exit status, and all that it said."""
+        status = self.popen.wait(LIMIT)
+        for reader in self._readers:
+            reader.join()
+        return status, "\n".join(self.log)
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.ends()
+        for file in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
+            assert file is not None
+            file.close()

@@ -1,0 +1,81 @@
+"""A node that its scheduler starts again and again, though it cannot work: the others work on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticlib.rendezvous._places import PAUSES
+from tests.process.launches import WORK, Launch, free_port
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).parent / "scripts" / "full_node.py"
+HEARTBEAT = 2.0
+MOST = len(PAUSES) + 1
+"""Exits that cost a node its place."""
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def healthy(port: int) -> Iterator[Launch]:
+    """A node at work, in a job that has room for another one."""
+    launch = Launch(port, "job", heartbeat_timeout=HEARTBEAT)
+    yield launch.at_work()
+    launch.close()
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system without room."""
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path]).returncode:
+        pytest.skip("only root may mount a file system, where the machine lets it")
+    (tmp_path / "logs").mkdir()
+    with open(tmp_path / "much", "wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(bytes(4096))
+    yield tmp_path / "logs"
+    subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+@pytest.mark.sampled(0.05)
+def test_a_node_that_comes_and_goes_pauses_and_is_refused_and_the_others_work_on(port: int, healthy: Launch) -> None:
+    ends = []
+    for _ in range(MOST + 2):
+        node = subprocess.run(
+            [sys.executable, str(SCRIPT), f"127.0.0.1:{port}", str(HEARTBEAT), WORK],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        assert 1 == node.returncode
+        ends.append(node.stderr)
+
+    healthy.finish()
+    status, said = healthy.ends()
+    refused = [f"came and went {MOST} times, each time after less than" in end for end in ends]
+    assert [False] * MOST + [True] * 2 == refused, ends
+    assert all("No space left on device" in end for end in ends)
+    assert (0, True) == (status, said.count("at work") <= 2 * MOST + 1), said
+
+
+@pytest.mark.sampled(0.6)
+def test_a_node_that_cannot_write_its_logs_disturbs_no_round(port: int, healthy: Launch, full_disk: Path) -> None:
+    node = Launch(port, "job", ["--log-dir", str(full_disk), "--redirects", "3"], heartbeat_timeout=HEARTBEAT)
+    status, why = node.ends()
+    node.close()
+
+    healthy.finish()
+    assert (2, True) == (status, "No space left on device" in why), why
+    assert (0, 1) == (healthy.ends()[0], healthy.log.count("at work")), healthy.log
+    assert [] == list(full_disk.iterdir())

@@ -1,0 +1,62 @@
+"""Some processes of a node are stopped while its workers run on: these end before others get their ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticlib._wire import wait_readable
+from tests.process import duties, launches, pairs
+from tests.process.pairs import LIMIT, Machine, of_world, starts
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+
+STOPPED = [
+    ("launcher",),
+    ("rendezvous process",),
+    ("spawner",),
+    ("launcher", "rendezvous process"),
+    ("launcher", "spawner"),
+    ("rendezvous process", "spawner"),
+]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
+    """Two nodes of one job; the first hosts its store."""
+    port = launches.free_port()
+    host = Machine(tmp_path, port, "host")
+    pairs.begin(host, port)
+    other = Machine(tmp_path, port, "other")
+    yield host, other
+    for machine in (host, other):
+        machine.close()
+
+
+@pytest.mark.parametrize("parts", STOPPED, ids=" and ".join)
+def test_workers_end_before_others_get_their_ranks(
+    pair: tuple[Machine, Machine], tmp_path: Path, parts: tuple[str, ...]
+) -> None:
+    host, other = pair
+    duties.wait_for(lambda: len(of_world(tmp_path, 2)) >= 2, LIMIT)
+    worker = next(pid for rank, world, pid in starts(tmp_path) if (rank, world) == (1, 2))
+    stopped = [other.part(name, worker) for name in parts]
+    ending = os.pidfd_open(worker)
+    before = len(starts(tmp_path))
+    pairs.stop(stopped)
+    try:
+        if parts != ("spawner",):  # with that alone the contact is whole
+            assert wait_readable([ending], LIMIT), "the worker runs on"
+            assert before == len(starts(tmp_path))
+            duties.wait_for(lambda: len(starts(tmp_path)) > before, LIMIT)
+    finally:
+        os.close(ending)
+        pairs.go_on(pid for pid in stopped if Path(f"/proc/{pid}").exists())
+
+    duties.wait_for(lambda: {0, 1} == {rank for rank, world, _ in starts(tmp_path)[before:] if world == 2} or
+                    parts == ("spawner",), LIMIT)  # fmt: skip
+    (tmp_path / "go").touch()
+    assert [0, 0] == [host.launcher.wait(LIMIT), other.launcher.wait(LIMIT)]

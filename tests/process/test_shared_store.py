@@ -1,0 +1,124 @@
+"""Jobs with ids of their own on one c10d endpoint: the store of one serves the others, for as long as they live."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.process.launches import Launch, free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+
+Start = Callable[..., Launch]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts jobs on one endpoint; the first one hosts the store."""
+    port = free_port()
+    launches: list[Launch] = []
+
+    def new(run_id: str, **conf: object) -> Launch:
+        launches.append(Launch(port, run_id, **conf))
+        return launches[-1]
+
+    yield new
+    for launch in launches:
+        launch.close()
+
+
+def pair(start: Start, **conf: object) -> tuple[Launch, Launch]:
+    """Two jobs at work: the host of the store, and a guest."""
+    host = start("host", **conf).at_work()
+    return host, start("guest").at_work()
+
+
+def test_a_store_stays_until_the_other_jobs_on_it_have_ended(start: Start) -> None:
+    host, guest = pair(start)
+
+    host.finish()
+    line = host.says("stays")
+    assert host.popen.poll() is None
+    guest.finish()
+
+    assert 0 == guest.ends()[0]
+    status, said = host.ends()
+    assert (0, 1) == (status, said.count("stays"))
+    assert "'guest'" in line
+
+
+def test_a_store_that_stays_goes_after_its_time_and_the_guests_end_naming_it(start: Start) -> None:
+    host, guest = pair(start, store_linger=1)
+
+    host.finish()
+
+    assert 0 == host.ends()[0]
+    status, said = guest.ends()
+    assert (1, True) == (status, "of job 'host'" in said), said
+
+
+def test_the_wait_for_guests_is_ended_by_ctrl_c_and_spoils_no_success(start: Start) -> None:
+    host, guest = pair(start)
+    host.finish()
+    host.says("stays")
+
+    host.popen.send_signal(signal.SIGINT)
+
+    status, said = host.ends()
+    assert (0, False) == (status, "Traceback" in said), said
+    assert 1 == guest.ends()[0]
+
+
+def test_an_operator_who_ends_the_host_waits_for_no_guest(start: Start) -> None:
+    host, guest = pair(start)
+
+    host.popen.send_signal(signal.SIGINT)
+
+    assert 0 != host.ends()[0]
+    status, said = guest.ends()
+    assert (1, True) == (status, "of job 'host'" in said), said
+
+
+def test_work_that_succeeded_is_not_failed_by_a_store_that_went(start: Start) -> None:
+    host, guest = pair(start)
+    store = host.rendezvous_process()
+
+    os.kill(store, signal.SIGSTOP)  # from now on nobody hears that the guest's work is done
+    guest.finish()
+    os.kill(store, signal.SIGKILL)
+
+    status, said = guest.ends()
+    assert (0, True) == (status, "of job 'host'" in said), said
+
+
+def test_the_id_of_a_job_that_stays_for_others_is_free_again(start: Start) -> None:
+    host, guest = pair(start)
+    host.finish()
+    host.says("stays")
+
+    again = start("host").at_work()
+    again.finish()
+    assert 0 == again.ends()[0]
+    assert host.popen.poll() is None
+    guest.finish()
+
+    assert [0, 0] == [guest.ends()[0], host.ends()[0]]
+
+
+def test_the_id_of_a_guest_whose_machine_died_can_be_claimed_again_after_two_heartbeats(start: Start) -> None:
+    host, guest = pair(start)
+    process = guest.rendezvous_process()
+    for pid in (process, guest.popen.pid):
+        os.kill(pid, signal.SIGSTOP)  # so that neither can speak for the other
+    for pid in (process, guest.popen.pid):
+        os.kill(pid, signal.SIGKILL)
+
+    again = start("guest", heartbeat_timeout=2).at_work()
+    again.finish()
+    assert 0 == again.ends()[0]
+    host.finish()
+
+    assert 0 == host.ends()[0]

@@ -1,0 +1,171 @@
+"""A stranger who writes into the store of a real job: one line in the log, and the job goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import ConfigError
+from elasticlib.rendezvous._exchange import HELLO, Exchange
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._messages import Close, Descriptor, Join, Letter, encode
+from elasticlib.rendezvous.c10d import C10dBackend
+from elasticlib.rendezvous.etcd import EtcdBackend
+from elasticlib.rendezvous.etcd_server import EtcdServer, find_etcd
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIMIT = 100.0
+BACKENDS = ["c10d", "etcd-v2", "etcd-v3"]
+ESC = "\x1b"
+
+
+def letter(**changes: Any) -> bytes:
+    """A letter that would be a good one, but for these parts."""
+    body = json.loads(encode(Letter(1, Join("stranger/1", Descriptor(1, "trainer", ("10.0.0.1",), 1)))))
+    for place, value in changes.items():
+        part = body
+        *way, last = place.split("__")
+        for each in way:
+            part = part[each]
+        part[last] = value
+    return json.dumps(body).encode()
+
+
+UNREADABLE = (
+    letter(seq=7).replace(b'"seq": 7', b'"seq": 1e999'),
+    letter(seq=10**400),
+    letter(report__node="\ud800/1"),
+    letter(report__node=f"{ESC}[2J/1"),
+    letter(report__descriptor__slots=10**30),
+    letter(report__descriptor__store_port=1e308),
+    b"[" * 100_000,
+    b'{"v":1,"type":"letter","seq":1,"report":' + b'{"a":' * 5000,
+    b"\xff\xfe\x00",
+)
+
+
+class Cluster:
+    """Nodes of one job, as commands, and a connection to its store that is nobody's."""
+
+    def __init__(self, folder: pathlib.Path, backend: str, endpoint: str, token: str = "") -> None:
+        self.folder, self.backend, self.endpoint, self.token = folder, backend, endpoint, token
+        self.nodes: list[subprocess.Popen[str]] = []
+        (folder / "work.py").write_text(
+            "import os, time\nopen('up' + os.environ['RANK'], 'w').close()\n"
+            "while not os.path.exists('go'):\n    time.sleep(0.01)\n"
+        )
+
+    def start(self, nnodes: str = "2") -> subprocess.Popen[str]:
+        environment = {name: value for name, value in os.environ.items() if name not in ("LOGLEVEL", "PET_RDZV_ID")}
+        environment |= {"PYTHONPATH": str(ROOT), **({"ELASTICLIB_TOKEN": self.token} if self.token else {})}
+        options = ["--nnodes", nnodes, "--rdzv-id", "job7", "--rdzv-backend", self.backend, "--preload", ""]
+        self.nodes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "elasticlib.run", *options, "--rdzv-endpoint", self.endpoint, "work.py"],
+                cwd=self.folder,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return self.nodes[-1]
+
+    def break_in(self) -> Exchange:
+        """A connection of somebody else, once the job greets."""
+        job = Job(run_id="job7", node="x", backend=self.backend, endpoint=self.endpoint, is_host=False)
+        own = C10dBackend(job) if self.backend == "c10d" else EtcdBackend(job)
+        deadline = time.monotonic() + LIMIT
+        while True:
+            with contextlib.suppress(Exception):
+                exchange: Exchange = own.dial(5.0)
+                if exchange.wait(HELLO, 5.0):
+                    return exchange
+            assert time.monotonic() < deadline
+
+    def end(self) -> list[tuple[int, str]]:
+        """Let the workers end; what became of each node, and what it said."""
+        (self.folder / "go").touch()
+        said = [node.communicate(timeout=LIMIT) for node in self.nodes]
+        return [(node.returncode, err) for node, (_, err) in zip(self.nodes, said, strict=True)]
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.kill()
+            node.communicate()
+
+
+@pytest.fixture
+def make(tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
+    with contextlib.ExitStack() as stack:
+
+        def new(backend: str, token: str = "") -> Cluster:
+            if backend == "c10d":
+                with socket.create_server(("127.0.0.1", 0)) as probe:
+                    endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+            else:
+                try:
+                    find_etcd()
+                except ConfigError as error:
+                    pytest.skip(str(error))
+                endpoint = stack.enter_context(EtcdServer()).get_endpoint()
+            made = Cluster(tmp_path, backend, endpoint, token)
+            stack.callback(made.close)
+            return made
+
+        yield new
+
+
+@pytest.mark.parametrize("token", ["", "s3cret"], ids=["open", "signed"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_cannot_be_read_is_refused_in_a_few_lines_and_the_job_goes_on(
+    make: Callable[..., Cluster], backend: str, token: str
+) -> None:
+    cluster = make(backend, token)
+    first = cluster.start()
+    stranger = cluster.break_in()
+    for entry in UNREADABLE * 5:
+        stranger.post(entry)
+    stranger.close()
+    cluster.start()
+
+    ends = cluster.end()
+
+    assert [0, 0] == [status for status, _ in ends], ends
+    said = "".join(err for _, err in ends)
+    assert 1 <= said.count("a report was refused") <= 6, said
+    assert ESC not in said
+    assert first.returncode == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_stranger_says_is_shown_without_doing_anything_to_a_terminal(
+    make: Callable[..., Cluster], backend: str
+) -> None:
+    """Without a token he may end the job by his word; no line of the log is made by him, and nothing is cleared."""
+    cluster = make(backend)
+    cluster.start()
+    stranger = cluster.break_in()
+    offer = Descriptor(1, f"role{ESC}c", (f"{ESC}[2J",), 1, work=f"{ESC}]0;title\x07")
+    stranger.post(encode(Letter(1, Join("stranger/1", offer))))
+    stranger.post(encode(Letter(2, Close("stranger/1", f"{ESC}[31mended\nforged: all is well\r\x9b2J\u202e"))))
+    stranger.close()
+
+    ((status, said),) = cluster.end()
+
+    assert 1 == status
+    assert r"\x1b[31mended\nforged: all is well\r\x9b2J\u202e" in said
+    assert not [line for line in said.splitlines() if line.startswith("forged")]
+    assert {"\n"} == {part for part in said if not part.isprintable()}

@@ -1,0 +1,257 @@
+"""
+Whoever reads and writes all that lies in the store can delay a job or end it, where it has a token; and no more.
+
+What must hold is checked by the simulated cluster itself; without a token, that no step breaks and every agent can be
+ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from attrs import evolve
+
+from elasticlib.rendezvous import _codec, _coordinator, _liveness
+from elasticlib.rendezvous._incoming import Incoming
+from elasticlib.rendezvous._messages import decode
+from elasticlib.rendezvous._outbox import Outbox
+from elasticlib.rendezvous._own_beats import OwnBeats
+from elasticlib.rendezvous._state import Sighting
+from elasticlib.testing import (
+    FailWorker,
+    Fault,
+    FaultPlan,
+    Fenced,
+    InvariantBroken,
+    Pause,
+    Rules,
+    Sealed,
+    SetBack,
+    SimulatedCluster,
+    Started,
+    Tamper,
+    Took,
+    Unseat,
+)
+from elasticlib.testing._history import Tampered
+from elasticlib.testing._store import Store
+from tests.sim.adversaries import TOKEN, case
+
+RULES = Rules(2, 3, last_call=2.0, heartbeat=10.0)
+BOTH = pytest.mark.parametrize("coordinator", ["fixed", "elected"])
+NOTHING = Tamper(0.0, 0.0, acts=(1,))
+"""Has the cluster know that strangers write to its store."""
+
+
+def job(*faults: Fault, coordinator: str = "elected", nodes: int = 3, token: str = TOKEN) -> SimulatedCluster:
+    return SimulatedCluster(RULES, nodes, FaultPlan((*faults, NOTHING)), coordinator, token=token)
+
+
+def again_and_again(cluster: SimulatedCluster, do: Callable[[], None], start: float, end: float) -> None:
+    """Do it fifty times in each of these seconds."""
+    for turn in range(int((end - start) * 50)):
+        cluster.timeline.at(start + turn / 50, None, do)
+
+
+def kinds(cluster: SimulatedCluster) -> list[str]:
+    return [node.verdict.kind if node.verdict else "-" for node in cluster.members]
+
+
+@pytest.mark.parametrize("start", range(0, 45, 15))
+def test_with_a_token_nothing_but_delay_or_a_clear_end_follows_from_him(start: int) -> None:
+    for number in range(start, start + 15):
+        case(number, (TOKEN,)).run()
+
+
+@pytest.mark.parametrize("start", range(0, 45, 15))
+def test_without_a_token_no_step_breaks_and_every_agent_can_be_ended(start: int) -> None:
+    for number in range(start, start + 15):
+        case(number, ("",)).run()
+
+
+def test_the_same_acts_give_the_same_history() -> None:
+    one, other = (case(3, (TOKEN,)).run() for _ in range(2))
+
+    assert one.history == other.history
+
+
+@BOTH
+def test_a_job_with_a_token_that_nobody_touches_ends_well(coordinator: str) -> None:
+    assert ["succeeded"] * 3 == kinds(job(coordinator=coordinator).run())
+
+
+# What he did once, and must not again.
+
+
+@BOTH
+def test_a_node_whose_beats_are_destroyed_stops_its_workers_before_others_have_its_ranks(coordinator: str) -> None:
+    """The store acknowledges them, so that nothing else tells it that it is taken for dead."""
+    cluster = job(coordinator=coordinator)
+
+    def destroy() -> None:
+        assert cluster.store is not None
+        for key in [key for key in cluster.store.values if key.startswith("beat/n2/")]:
+            del cluster.store.values[key]
+
+    again_and_again(cluster, destroy, 20.0, 45.0)
+    cluster.run()
+
+    fenced = [record for record in cluster.history if isinstance(record, Fenced)]
+    assert {"n2"} == {record.node.partition("/")[0] for record in fenced}
+    assert "somebody destroys this node's beats" in fenced[0].why
+    assert fenced[0].at < 28.0
+    assert ["succeeded"] * 3 == kinds(cluster)
+
+
+def test_a_node_whose_launcher_stands_still_hears_that_its_last_beat_was_destroyed() -> None:
+    """It writes no other one that could be missed, and the store has acknowledged that one."""
+    rules = Rules(2, 3, 1, last_call=0.0, join_timeout=60.0, heartbeat=10.0)
+    plan = FaultPlan((Pause(3, 52.875, 39.0, what="agent"), Tamper(44.75, 20.0, seed=631439, every=0.5, acts=(13,))))
+    cluster = SimulatedCluster(rules, 4, plan, seed=154, token=TOKEN)
+    cluster.run()
+
+    destroyed = [record for record in cluster.history if isinstance(record, Tampered)]
+    assert ["act 13: beat: delete beat/n3"] == [record.what.rpartition("/100")[0] for record in destroyed]
+    assert ["succeeded"] * 4 == kinds(cluster)
+
+
+def test_an_old_memory_without_a_round_seats_nobody_however_often_it_is_taken_over() -> None:
+    """It is put back, taken over, and taken over again before those who are at work can have spoken."""
+    rules = Rules(1, 1, 2, join_timeout=0.0, heartbeat=10.0, wait_for="max")
+    acts = (37, 40, 42, 45, 46, 47, 48, 52, 53, 54, 55)
+    plan = FaultPlan((Tamper(0.625, 8.0, seed=511393, every=0.02, acts=acts),))
+    cluster = SimulatedCluster(rules, 3, plan, "elected", seed=311, work=20.0, token=TOKEN)
+    cluster.run()
+
+    assert 3 == sum(isinstance(record, Took) for record in cluster.history)
+    assert "closed" in kinds(cluster)
+
+
+def remove_the_first_wish(patch: pytest.MonkeyPatch) -> None:
+    """Before the coordinator reads it."""
+    sound, removed = Store.append, list[bytes]()
+
+    def append(self: Store, data: bytes) -> None:
+        if removed or not data:
+            sound(self, data)
+        else:
+            removed.append(data)
+
+    patch.setattr(Store, "append", append)
+
+
+@BOTH
+def test_a_wish_for_a_seat_that_was_removed_is_said_again(coordinator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows then that the node is there, nor reads its beats."""
+    remove_the_first_wish(monkeypatch)
+    cluster = SimulatedCluster(evolve(RULES, min_nodes=1), 1, FaultPlan([NOTHING]), coordinator, token=TOKEN).run()
+
+    assert ["succeeded"] == kinds(cluster)
+
+
+def test_an_old_memory_that_is_put_back_is_noticed_by_nodes_at_work_within_seconds() -> None:
+    """A spare that takes over from it knows neither them nor their boxes: they say again that they are there."""
+    faults = (FailWorker(0, at=5.0), SetBack(at=8.0, seconds=3.5), Unseat(at=8.0), NOTHING)
+    spares = 0
+    for seed in range(12):
+        rules = evolve(RULES, min_nodes=1, max_nodes=2)
+        cluster = SimulatedCluster(rules, 3, FaultPlan(faults), "elected", seed, token=TOKEN).run()
+        seated = {node for record in cluster.history if isinstance(record, Sealed) for node in record.nodes}
+        spares += [record.node for record in cluster.history if isinstance(record, Took)][-1] not in seated
+
+        for node in cluster.members:
+            assert node.verdict is not None
+            assert "memory was set back" in node.verdict.why
+            assert node.verdict.at < 16.0
+    assert spares > 1
+
+
+def test_one_who_was_given_the_memory_of_an_empty_job_seats_nobody_beside_those_who_are_at_work() -> None:
+    """A spare asks again at once, and gets no seat until those who work had the time to do so, too."""
+    faults = (SetBack(at=8.0, seconds=7.99), Unseat(at=8.0), NOTHING)
+    for seed in range(20):
+        cluster = SimulatedCluster(
+            evolve(RULES, min_nodes=1, max_nodes=1), 3, FaultPlan(faults), "elected", seed, token=TOKEN
+        ).run()
+
+        assert 1 == sum(isinstance(record, Started) for record in cluster.history)
+
+
+# Whoever believes more than is signed, or takes the old for the new, is caught.
+
+
+def checks_no_signature(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_codec, "_check", lambda body, found, key, place: None)
+
+
+def takes_any_other_count_for_life(patch: pytest.MonkeyPatch) -> None:
+    def beat(self: Incoming, box: str, data: bytes | None, nonce: str, now: float) -> object:
+        try:
+            found = decode(data or b"", self.key, f"job/{nonce}/beat/{box}")
+        except ValueError:
+            return None, ()
+        self._latest[box] = found  # type: ignore[assignment]
+        return found, ()
+
+    sound = _liveness.look
+
+    def look(state, counts, now):  # type: ignore[no-untyped-def]
+        after, silent = sound(state, counts, now)
+        seen = dict(after.watch.sightings)
+        for node, each in state.watch.sightings.items():
+            if node in seen and (count := counts.get(each.box)) is not None and count != each.count:
+                seen[node] = Sighting(each.box, count, now)
+        return evolve(after, watch=evolve(after.watch, sightings=seen)), tuple(
+            node for node in silent if seen[node].at < now
+        )
+
+    patch.setattr(Incoming, "beat", beat)
+    patch.setattr(_coordinator, "look", look)
+
+
+def does_not_see_that_its_beats_are_destroyed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(OwnBeats, "are_destroyed", lambda *rest: False)
+    patch.setattr(_coordinator, "_tell_given_up", lambda entries, why: ())
+
+
+def never_says_again_that_it_waits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Outbox, "again", lambda self, seen: self)
+
+
+MUTANTS = [
+    checks_no_signature,
+    takes_any_other_count_for_life,
+    does_not_see_that_its_beats_are_destroyed,
+]
+
+
+def telling() -> Iterator[SimulatedCluster]:
+    """Clusters in which somebody has time to do harm at one place."""
+    for seed in range(6):
+        for where in ((), ("beat",)):
+            yield job(Tamper(0.0, 40.0, seed=seed, every=0.1, where=where), coordinator=("fixed", "elected")[seed % 2])
+
+
+@pytest.mark.parametrize("mutate", MUTANTS)
+def test_a_mutant_is_caught(mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate(monkeypatch)
+
+    with pytest.raises(InvariantBroken):
+        for cluster in telling():
+            cluster.run()
+
+
+@BOTH
+def test_a_node_that_never_says_again_that_it_waits_is_caught(
+    coordinator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_says_again_that_it_waits(monkeypatch)
+
+    with pytest.raises(InvariantBroken, match="wait for ever"):
+        test_a_wish_for_a_seat_that_was_removed_is_said_again(coordinator, monkeypatch)
+
+
+def test_the_same_acts_are_no_trouble_without_a_mutant() -> None:
+    for cluster in telling():
+        cluster.run()

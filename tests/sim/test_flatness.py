@@ -1,0 +1,136 @@
+"""Nodes may come and go for ever: what they leave in the store and in the coordinator's memory does not grow."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import attrs
+import pytest
+
+from elasticlib.rendezvous import _endings, _gathering, _liveness, _places
+from elasticlib.testing import FaultPlan, Join, Kill, Leave, Rules, Sealed, SimulatedCluster
+from elasticlib.testing._host import Host
+
+RULES = Rules(1, 2, 3, last_call=0.0, heartbeat=1.0)
+CYCLE = 5.0
+"""Seconds in which one node comes, works and goes."""
+BOTH = pytest.mark.parametrize("coordinator", ["fixed", "elected"])
+
+
+def coming_and_going(cycles: int, coordinator: str) -> SimulatedCluster:
+    """The first node stays; each other one has a machine of its own, and goes in one of four ways."""
+    faults: list[Join | Kill | Leave] = []
+    for number in range(1, cycles + 1):
+        came, went = number * CYCLE, number * CYCLE + 2.0
+        faults.append(Join(number, at=came))
+        match number % 4:
+            case 0:
+                faults.append(Leave(number, at=went))
+            case 1:
+                faults.append(Kill(number, at=went))
+            case 2:
+                faults.append(Kill(number, at=went, what="agent"))
+            case 3:
+                faults.append(Kill(number, at=went, what="rendezvous"))
+    return SimulatedCluster(RULES, 1, FaultPlan(faults), coordinator, work=1e6)
+
+
+def samples(cluster: SimulatedCluster, cycles: int, every: int) -> Iterator[SimulatedCluster]:
+    """Again and again before another node comes."""
+    for number in range(every, cycles + 1, every):
+        yield cluster.run(until=(number + 1) * CYCLE - 0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled
+@BOTH
+def test_the_keys_in_the_store_do_not_grow_with_a_thousand_rounds_of_joins_and_losses(coordinator: str) -> None:
+    cycles = 500
+    cluster = coming_and_going(cycles, coordinator)
+
+    counts = []
+    for now in samples(cluster, cycles, 10):
+        assert now.store is not None
+        counts.append(len(now.store.values) + len(now.store.inbox))
+
+    assert sum(isinstance(record, Sealed) for record in cluster.history) >= 2 * cycles
+    assert max(counts[5:]) <= max(counts[:5])
+    assert max(counts) <= 20
+
+
+@BOTH
+def test_the_keys_in_the_store_do_not_grow_with_the_rounds(coordinator: str) -> None:
+    cluster = coming_and_going(32, coordinator)
+
+    counts = [len(now.store.values) + len(now.store.inbox) for now in samples(cluster, 32, 4) if now.store is not None]
+
+    assert max(counts[4:]) <= max(counts[:4]) <= 20
+
+
+def test_what_the_coordinator_writes_down_does_not_grow_but_for_names() -> None:
+    cycles = 60
+    cluster = coming_and_going(cycles, "elected")
+
+    mails, gone = [], []
+    for now in samples(cluster, cycles, 10):
+        assert now.store is not None
+        body = json.loads(now.store.document.data)
+        mails.append(len(json.dumps(body["mail"])))
+        gone.append(len(body["gone"]))
+
+    assert max(mails[3:]) <= max(mails[:3]) + 20  # longer numbers
+    assert max(gone) <= 4
+
+
+def test_keys_do_not_grow_when_each_node_coordinates_in_its_turn() -> None:
+    cycles = 40
+    faults: list[Join | Leave | Kill] = [Kill(0, at=2.0)]
+    for number in range(1, cycles + 1):
+        faults.append(Join(number, at=number * 15.0 - 14.5))
+        faults.append(Kill(number, at=number * 15.0 + 2.0) if number % 2 else Leave(number, at=number * 15.0 + 2.0))
+    rules = Rules(1, 3, 3, last_call=0.0, heartbeat=2.0)
+    cluster = SimulatedCluster(rules, 1, FaultPlan(faults), "elected", work=1e6)
+
+    counts = []
+    for number in range(5, cycles, 5):
+        cluster.run(until=number * 15.0 + 1.9)
+        assert cluster.store is not None
+        counts.append(len(cluster.store.values))
+
+    assert max(counts[4:]) <= max(counts[:4])
+
+
+def sizes(value: Any, path: str, found: Counter[str]) -> Counter[str]:
+    """How many entries each collection in it has."""
+    if attrs.has(type(value)):
+        for each in attrs.fields(type(value)):
+            sizes(getattr(value, each.name), f"{path}.{each.name}", found)
+    elif isinstance(value, (Mapping, Sequence, Set)) and not isinstance(value, (str, bytes)):
+        found[path] += len(value)
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            sizes(inner, f"{path}[]", found)
+    return found
+
+
+@BOTH
+def test_what_a_coordinator_and_a_node_remember_does_not_grow(
+    coordinator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is remembered of the past has a bound, which is lower here."""
+    for module in (_endings, _gathering, _liveness):
+        monkeypatch.setattr(module, "REMEMBERED", 8)
+    monkeypatch.setattr(_places, "_REMEMBERED", 8)
+    cycles = 120
+    cluster = coming_and_going(cycles, coordinator)
+
+    seen = []
+    for now in samples(cluster, cycles, 20):
+        [host] = [each for each in now._hosts.values() if each.process.alive]
+        server = host.server if isinstance(host, Host) else host.host.server
+        session = now.machines[0].nodes[0].member.session
+        seen.append(sizes(session, "session", sizes(server, "server", Counter())))
+
+    assert {path for path, size in seen[-1].items() if size > max(each[path] for each in seen[1:-1])} == set()

@@ -1,0 +1,93 @@
+"""Every message that can be written, for tests of what reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from elasticlib._untrusted import LARGEST, line, lines
+from elasticlib.rendezvous._messages import (
+    Beat,
+    Bye,
+    Close,
+    Descriptor,
+    Elaborate,
+    Failed,
+    FailureNote,
+    Final,
+    GivenUp,
+    Hello,
+    Join,
+    Leave,
+    Letter,
+    Pulse,
+    RoundEnd,
+    Seat,
+    Stopped,
+    Succeeded,
+    Terms,
+)
+
+text = st.text(max_size=8).filter(lambda each: each == line(each))
+many = st.text(max_size=8).filter(lambda each: each == lines(each))
+node = st.text(min_size=1, max_size=8).filter(lambda each: each == line(each))
+count = st.integers(0, LARGEST)
+descriptors = st.builds(
+    Descriptor,
+    slots=st.integers(1, 1000),
+    role=text,
+    addresses=st.lists(text, min_size=1, max_size=3).map(tuple),
+    store_port=st.integers(0, 65535),
+    index=st.none() | count,
+)
+notes = st.builds(
+    FailureNote,
+    rank=count,
+    local_rank=count,
+    pid=count,
+    exitcode=st.integers(-64, 255),
+    message=many,
+    exception_type=text,
+    traceback=many,
+    hint=many,
+    secondary=st.booleans(),
+    age=st.floats(0, 1e9),
+)
+lists = st.lists(notes, max_size=2).map(tuple)
+terms = st.builds(Terms, count, count, count)
+places = st.tuples(count, count).filter(lambda pair: pair[0] < pair[1])
+seats = st.builds(
+    lambda round, group, world, role, spent, most, addresses, port, why: Seat(
+        round, *group, *world, *role, spent, most, addresses, port, why
+    ),
+    count,
+    places,
+    places,
+    places,
+    count,
+    count,
+    st.lists(text, min_size=1, max_size=3).map(tuple),
+    st.integers(0, 65535),
+    text,
+)
+REPORTS: dict[type, st.SearchStrategy[Any]] = {
+    Join: st.builds(Join, node, descriptors, st.none() | terms),
+    Failed: st.builds(Failed, node, count, lists),
+    Stopped: st.builds(Stopped, node, count, lists),
+    Succeeded: st.builds(Succeeded, node, count),
+    Leave: st.builds(Leave, node, text, st.none() | count),
+    Bye: st.builds(Bye, node),
+    Close: st.builds(Close, node, text),
+}
+BUILDERS: dict[type, st.SearchStrategy[Any]] = REPORTS | {
+    Letter: st.builds(Letter, st.integers(1, LARGEST), st.one_of(*REPORTS.values())),
+    Hello: st.builds(Hello, text, text, text, terms, st.floats(0, 1e9), st.booleans()),
+    Pulse: st.builds(Pulse, text, count, text, count),
+    Beat: st.builds(Beat, count, count, count),
+    Seat: seats,
+    RoundEnd: st.builds(RoundEnd, count, text, st.booleans()),
+    GivenUp: st.builds(GivenUp, text),
+    Elaborate: st.builds(Elaborate, count),
+    Final: st.builds(Final, st.booleans(), text, st.none() | node, st.none() | notes, text),
+}
