@@ -17,15 +17,12 @@ from elasticlib.rendezvous._exchange import CAUSE, HELLO, PULSE, beat_key, key_p
 from elasticlib.rendezvous._messages import (
     VERSION,
     Beat,
-    Elaborate,
     Failed,
     Final,
-    GivenUp,
     Hello,
     Letter,
     Pulse,
     Report,
-    RoundEnd,
     Seat,
     Told,
     decode,
@@ -85,7 +82,7 @@ class Belief:
     def notice(self, key: str, data: bytes, last: int = -1) -> Told:
         """The notice that lay at *key*; *last* is the last round in which this node had a seat."""
         message = decode(data, self.key, key_place(self.run_id, self.nonce, key))
-        if not isinstance(message, (Seat, RoundEnd, Final, GivenUp, Elaborate)):
+        if not isinstance(message, Told):
             raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
         if isinstance(message, Seat) and message.round <= last:
             raise RendezvousStateError(f"{key} holds a seat in round {message.round}, and round {last} had come before")

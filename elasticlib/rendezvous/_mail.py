@@ -18,12 +18,9 @@ from typing_extensions import Self
 from elasticlib import _untrusted
 from elasticlib.rendezvous._exchange import CAUSE, box_key
 from elasticlib.rendezvous._messages import (
-    Elaborate,
     Failed,
     Final,
-    GivenUp,
     Message,
-    RoundEnd,
     Seat,
     Told,
     decode,
@@ -219,6 +216,6 @@ def referring(due: Mapping[str, Told]) -> dict[str, Message]:
 
 def _notice(text: Any) -> Told:
     message = decode(_untrusted.exactly(text, str).encode("ascii"))
-    if not isinstance(message, (Seat, RoundEnd, Final, GivenUp, Elaborate)):
+    if not isinstance(message, Told):
         raise ValueError(f"a {type(message).__name__} lies where a notice should")
     return message

@@ -22,6 +22,7 @@ from elasticlib.rendezvous._etcd_keys import Keys
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.etcd import EtcdBackend
 from elasticlib.rendezvous.etcd_server import EtcdServer, find_etcd
+from tests.process.duties import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
@@ -151,13 +152,6 @@ def read(keys: Keys, name: str) -> bytes:
     return b"" if item is None else item.data
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def leader_of(keys: Keys, nodes: list[Node]) -> Node:
     """Who coordinates."""
     name = read(keys, "leader").decode().rpartition("/")[0]
@@ -190,7 +184,9 @@ def test_with_a_token_a_document_that_a_stranger_edited_seats_nobody(start: Star
     assert end["what"] != "seat", end
     assert other.popen.wait(LIMIT) in (0, 1)
     assert STRANGER not in json.dumps(other.all)
-    until(lambda: b"the signature of the coordinator's document is not of this job and its token" in other.log)
+    wait_for(
+        lambda: b"the signature of the coordinator's document is not of this job and its token" in other.log, LIMIT
+    )
 
 
 def test_an_older_document_that_is_put_back_ends_the_job_with_a_clear_word(start: Start, keys: Keys) -> None:
@@ -217,7 +213,7 @@ def test_a_job_goes_on_when_a_stranger_deletes_the_key_that_says_who_coordinates
     first.sits_with(1)
     holder = read(keys, "leader")
     keys.delete([f"{PLACE}/leader"])
-    until(lambda: read(keys, "leader") not in (b"", holder))
+    wait_for(lambda: read(keys, "leader") not in (b"", holder), LIMIT)
 
     second = start()
 
@@ -236,7 +232,7 @@ def count(server: EtcdServer, api: str, keys: Keys) -> int:
 def test_nodes_that_come_and_go_leave_no_key_behind(start: Start, keys: Keys, server: EtcdServer, api: str) -> None:
     first = start()
     first.sits_with(1)
-    until(lambda: count(server, api, keys) <= 4)
+    wait_for(lambda: count(server, api, keys) <= 4, LIMIT)
     for number in range(4):
         other = start()
         other.sits_with(2)
@@ -248,4 +244,4 @@ def test_nodes_that_come_and_go_leave_no_key_behind(start: Start, keys: Keys, se
         first.sits_with(1)
 
         # The greeting, the pulse, and this node's beat; what it reads is gone as soon as it has read it.
-        until(lambda: count(server, api, keys) <= 4)
+        wait_for(lambda: count(server, api, keys) <= 4, LIMIT)
