@@ -16,12 +16,17 @@ from typing import Any
 from attrs import Factory, define
 from typing_extensions import Self
 
+from elasticlib import _untrusted
 from elasticlib.rendezvous._exchange import beat_key, box_key
 from elasticlib.rendezvous._mail import Mail
 from elasticlib.rendezvous._state import State
 
 _LAST = 2
 """Boxes of a node that reads in the last of them, in which something may be left."""
+
+
+_MOST = 256
+"""Notices of a box that are deleted, the latest ones: how many it had is told by beats, which may be a stranger's."""
 
 
 @define
@@ -68,7 +73,8 @@ class Garbage:
             del self._gone[node]
             for box, told in self._boxes.pop(node, {}).items():
                 # One more than it was told: where it was woken up from its wait.
-                keys += (beat_key(box), *(box_key(box, index) for index in range(told + 1)))
+                first = max(0, told - _MOST)
+                keys += (beat_key(box), *(box_key(box, index) for index in range(first, told + 1)))
         return tuple(keys), nodes
 
     def bury(self, mail: Mail, counts: Mapping[str, int], now: float, patience: float) -> None:
@@ -98,6 +104,8 @@ class Garbage:
 
     @classmethod
     def from_plain(cls, body: Mapping[str, Mapping[str, Any]], now: float) -> Self:
-        """What `plain` made."""
-        boxes = {str(node): {str(box): int(told) for box, told in its.items()} for node, its in body.items()}
+        """What `plain` made; ValueError for a number that counts nothing."""
+        boxes = {
+            str(node): {str(box): _untrusted.whole(told, 0) for box, told in its.items()} for node, its in body.items()
+        }
         return cls(boxes, dict.fromkeys(boxes, now))

@@ -482,3 +482,15 @@ def test_the_greeting_is_there_after_an_election() -> None:
     shell = Shell().elect()
 
     assert isinstance(shell.find(HELLO, ""), Hello)
+
+
+def test_a_number_that_a_stranger_made_up_costs_no_more_keys_than_a_box_can_have() -> None:
+    """Without a token anybody may write how many notices a node has read."""
+    garbage = Garbage()
+    garbage.opened("a", "a/1", 10**6)
+
+    garbage.sweep((), 100.0, 10.0)
+    keys, _ = garbage.sweep((), 110.0, 10.0)
+
+    assert beat_key("a/1") in keys and box_key("a/1", 10**6) in keys
+    assert len(keys) < 1000
