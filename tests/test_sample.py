@@ -40,8 +40,7 @@ def test_a_seeded_sample_of_the_long_tests_is_the_default_everywhere(whole: set[
     sample = chosen(FOLDER)
 
     assert set() < sample < whole
-    files = {test.partition("::")[0] for test in whole}
-    assert files == {test.partition("::")[0] for test in sample}, "of each file one at least"
+    assert any(test.startswith(FILE) for test in sample), "of a file that is marked as one, one at least"
     assert sample == chosen(FOLDER, CI="true")
     assert sample != chosen(FOLDER, ELASTICLIB_SAMPLE="another")
 
