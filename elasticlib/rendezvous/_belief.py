@@ -8,11 +8,9 @@ where it lay, or a `RendezvousStateError` that says why not.
 from __future__ import annotations
 
 from attrs import evolve, frozen
-from typing_extensions import Self
 
 from elasticlib._untrusted import parse, shown
 from elasticlib.errors import RendezvousClosedError, RendezvousStateError
-from elasticlib.rendezvous._contact import NO_PULSE
 from elasticlib.rendezvous._exchange import CAUSE, HELLO, PULSE, beat_key, key_place, report_place
 from elasticlib.rendezvous._messages import (
     VERSION,
@@ -62,14 +60,6 @@ class Belief:
         """Why this node has no part in the job any more."""
         return RendezvousClosedError(f"job {self.run_id!r} has begun anew{where}: our part of it is over")
 
-    def is_alien(self, data: bytes | None) -> bool:
-        """Whether the job greets in the name of another beginning: then nobody knows our box any more."""
-        try:
-            hello = decode(data or b"", self.key, key_place(self.run_id, "", HELLO))
-        except RendezvousStateError:
-            return False
-        return isinstance(hello, Hello) and hello.nonce != self.nonce
-
     def pulse(self, data: bytes | None) -> Pulse | None:
         """The coordinator's pulse; None where none is."""
         try:
@@ -106,27 +96,6 @@ class Belief:
     def beat(self, box: str, beat: Beat) -> bytes:
         """A beat of this node."""
         return encode(beat, self.key, key_place(self.run_id, self.nonce, beat_key(box)))
-
-
-@frozen
-class Pulses:
-    """How the coordinator's pulse goes on, as it was read by way of one connection."""
-
-    count: int = NO_PULSE
-    alien_since: float | None = None
-    """Since when the job has greeted in the name of another beginning, and our pulse stood still."""
-
-    def felt(self, pulse: Pulse | None, alien: bool, sent: float) -> Self:
-        """It was read after a beat that was sent at *sent*; *alien*: whose greeting lies there."""
-        if pulse is not None and pulse.count > self.count:
-            return type(self)(pulse.count)
-        if not alien:
-            return evolve(self, alien_since=None)
-        return self if self.alien_since is not None else evolve(self, alien_since=sent)
-
-    def alien_for(self, sent: float) -> float:
-        """Seconds."""
-        return 0.0 if self.alien_since is None else sent - self.alien_since
 
 
 def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:

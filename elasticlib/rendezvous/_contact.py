@@ -187,7 +187,9 @@ def step(contact: Contact, event: Event, now: float) -> Outcome:
         case Acknowledged(sent, pulse):
             # What an abandoned connection still acknowledges is as true as anything else.
             slept = _slept(contact, pulse)
-            contact = evolve(contact, acknowledged=max(sent, contact.acknowledged))
+            # Whoever hides the pulse, or puts an older one there, does the same with beats that are in the store.
+            if pulse is None or (pulse != NO_PULSE and pulse >= contact.pulse):
+                contact = evolve(contact, acknowledged=max(sent, contact.acknowledged))
             if pulse is not None:
                 contact = evolve(contact, compares=True)
             if pulse is not None and pulse > contact.pulse:

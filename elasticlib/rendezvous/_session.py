@@ -22,7 +22,7 @@ from elasticlib._times import soonest
 from elasticlib._untrusted import Refusals
 from elasticlib.rendezvous import _contact
 from elasticlib.rendezvous import _session_events as events
-from elasticlib.rendezvous._belief import DOUBT, LOOK_AGAIN, Belief, Pulses
+from elasticlib.rendezvous._belief import DOUBT, LOOK_AGAIN, Belief
 from elasticlib.rendezvous._box import WAKE, Box
 from elasticlib.rendezvous._contact import GRACE, INTERVAL, NO_PULSE, Contact, Limits, Tick
 from elasticlib.rendezvous._exchange import CAUSE, HELLO, PULSE, beat_key, box_name
@@ -89,7 +89,6 @@ class Session:
     _greet_at: float | None = None
     _doubted: float | None = None
     _beat_at: float = 0.0
-    _pulses: Pulses = field(factory=Pulses)
     _awaited: str | None = None
     _ending: Final | None = None  # while its whole root cause is being read
     _refusals: Refusals = field(factory=Refusals)
@@ -211,7 +210,7 @@ class Session:
     def _disconnected(self) -> None:
         self._connected = self._greeted = False
         self._greet_at = self._doubted = self._awaited = None
-        self._beat_at, self._pulses, self._lanes = 0.0, Pulses(), self._lanes.cleared()
+        self._beat_at, self._lanes = 0.0, self._lanes.cleared()
 
     def _fail(self, error: events.Unmendable, out: list[events.Action]) -> None:
         self.error = self.error or error
@@ -238,9 +237,9 @@ class Session:
                     self._beat_at = now
                     self._judge(_contact.Acknowledged(asked.sent), now, out)
             case Task.BEAT, _:
-                self._ask(events.Lane.SPEAK, Task.PULSE, Read((PULSE, HELLO)), now, out, sent=asked.sent)
-            case ((Task.PULSE | Task.LISTEN), [pulse, hello]):
-                self._feel(pulse, hello, asked, now, out)
+                self._ask(events.Lane.SPEAK, Task.PULSE, Read((PULSE,)), now, out, sent=asked.sent)
+            case ((Task.PULSE | Task.LISTEN), [pulse]):
+                self._feel(pulse, asked, now, out)
             case Task.AWAIT, found:
                 self._awaited = None
                 if found:
@@ -267,7 +266,7 @@ class Session:
             self._host, self._greeted, self.status = hello.host, True, ""
             self._judge(_contact.Greeted(hello.heartbeat), now, out)
 
-    def _feel(self, raw: bytes | None, hello: bytes | None, asked: Asked, now: float, out: list[events.Action]) -> None:
+    def _feel(self, raw: bytes | None, asked: Asked, now: float, out: list[events.Action]) -> None:
         pulse, heartbeat, sent = self.belief.pulse(raw), self.contact.limits.heartbeat, asked.sent
         if pulse is not None:
             # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
@@ -280,10 +279,7 @@ class Session:
             self.seen = self.seen.felt(pulse)
             if pulse.over:
                 self._fail(errors.RendezvousClosedError(f"job {self.belief.run_id!r} has ended: {pulse.over}"), out)
-        self._pulses = self._pulses.felt(pulse, self.belief.is_alien(hello), sent)
-        if self._pulses.alien_for(sent) > heartbeat:
-            self._fail(self.belief.begun_anew(), out)
-        elif asked.task is Task.PULSE:
+        if asked.task is Task.PULSE:
             self._judge(_contact.Acknowledged(sent, NO_PULSE if pulse is None else pulse.count), now, out)
 
     def _notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
@@ -368,7 +364,7 @@ class Session:
     def _beat(self, now: float, out: list[events.Action]) -> None:
         self._beat_at = now + INTERVAL * self.contact.limits.heartbeat
         if self._held:  # what the coordinator says is heard all the same
-            self._ask(events.Lane.SPEAK, Task.LISTEN, Read((PULSE, HELLO)), now, out)
+            self._ask(events.Lane.SPEAK, Task.LISTEN, Read((PULSE,)), now, out)
             return
         self._beats = self._beats.next()
         if self._waiting is not None and self._beats.is_late():

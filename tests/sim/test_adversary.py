@@ -19,6 +19,7 @@ from elasticlib.rendezvous._outbox import Outbox
 from elasticlib.rendezvous._own_beats import OwnBeats
 from elasticlib.rendezvous._state import Sighting
 from elasticlib.testing import (
+    Cut,
     FailWorker,
     Fault,
     FaultPlan,
@@ -113,6 +114,17 @@ def test_a_node_whose_launcher_stands_still_hears_that_its_last_beat_was_destroy
 
     destroyed = [record for record in cluster.history if isinstance(record, Tampered)]
     assert ["act 13: beat: delete beat/n3"] == [record.what.rpartition("/100")[0] for record in destroyed]
+    assert ["succeeded"] * 4 == kinds(cluster)
+
+
+def test_a_node_that_reads_no_pulse_of_its_job_takes_its_beats_for_lost() -> None:
+    """He changes the pulse with the beats again and again: the store acknowledges what nobody will ever read."""
+    rules = Rules(1, 2, 2, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="min")
+    tamper = Tamper(36.0, 8.0, seed=570618, every=0.02, where=("pulse",), acts=(1, 10, 179, 301, 320))
+    plan = FaultPlan((Cut(1, 0.184, 20.5), tamper))
+    cluster = SimulatedCluster(rules, 4, plan, "fixed", seed=486, work=60.0, token=TOKEN)
+    cluster.run()
+
     assert ["succeeded"] * 4 == kinds(cluster)
 
 

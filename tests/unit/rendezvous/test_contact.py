@@ -256,6 +256,18 @@ def test_a_pulse_that_is_gone_or_of_an_older_coordinator_does_not_say_that_a_nod
     assert [] == done
 
 
+@pytest.mark.parametrize("pulse", [NO_PULSE, 4])
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_beat_counts_only_with_a_pulse_that_is_not_older_than_one_that_was_read(pulse: int, moves: bool) -> None:
+    """Whoever hides the one may destroy the other: such a node must not run on beside its successors."""
+    contact, _ = play(live(moves=moves), (3.0, Acknowledged(3.0, 5)))
+
+    beats = tuple((at, Acknowledged(at, pulse)) for at in (4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
+    _, done = play(contact, *beats)
+
+    assert [Fence] == [type(action) for action in done if not isinstance(action, Connect)]
+
+
 def test_a_node_whose_beats_are_destroyed_is_stopped_once_until_it_asks_anew() -> None:
     contact, done = play(live(), (3.0, Acknowledged(3.0, 1)), (6.0, Unheard()), (6.5, Unheard()))
 

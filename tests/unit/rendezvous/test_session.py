@@ -145,7 +145,7 @@ class Shell:
         assert isinstance(self.what(), Write), self.what()
         self.answer()
         self.beats += 1
-        self.answer([put(Pulse("nonce", self.beats)), put(GREETING)])
+        self.answer([put(Pulse("nonce", self.beats))])
         return self
 
     def posted(self) -> Shell:
@@ -484,10 +484,10 @@ def test_beats_rest_while_they_are_held() -> None:
     shell.hear(Hold(True))
     shell.later(INTERVAL * HEARTBEAT)
     asked = shell.what()
-    shell.answer([None, None])
+    shell.answer([None])
     shell.hear(Hold(False))
 
-    assert Read((PULSE, HELLO)) == asked
+    assert Read((PULSE,)) == asked
     assert isinstance(shell.what(), Write)
 
 
@@ -498,7 +498,7 @@ def test_a_node_whose_beats_rest_hears_that_its_last_one_was_destroyed() -> None
     kill_at = shell.session.kill_at()
 
     shell.later(INTERVAL * HEARTBEAT)
-    shell.answer([put(Pulse("nonce", 9, missed=(Missed("b", 0),))), put(GREETING)])
+    shell.answer([put(Pulse("nonce", 9, missed=(Missed("b", 0),)))])
 
     assert ["somebody destroys this node's beats" in str(word) for word in shell.words()] == [True]
     assert (shell.session.kill_at() or 0.0) < (kill_at or 0.0)
@@ -515,19 +515,19 @@ def test_a_node_without_acknowledged_beats_is_fenced_and_connects_anew() -> None
     assert 100.0 + 0.85 * HEARTBEAT == shell.session.kill_at()
 
 
-def test_a_job_that_greets_in_another_name_is_left_after_a_heartbeat() -> None:
-    """Where any node may coordinate, its silence alone is no reason to part."""
+def test_a_job_that_has_begun_anew_is_left_by_whoever_was_in_it() -> None:
+    """Its pulse is none of ours, so that contact is sought anew: even where any node may coordinate."""
     shell = Shell(Session.begin(Belief("job", "b", None), Limits(moves=True), 100.0)[0]).greeted().joined()
-    other = put(evolve(GREETING, nonce="other"))
 
-    while shell.session.error is None and shell.now < 200.0:
+    while shell.connection == 1 and shell.now < 200.0:
         shell.later(INTERVAL * HEARTBEAT)
-        shell.answer()
-        shell.answer([put(Pulse("other", int(shell.now))), other])
-        if isinstance(shell.what(), Post):
-            shell.posted()
+        if shell.connection == 1:
+            shell.answer()
+            shell.answer([put(Pulse("other", int(shell.now)))])
+    shell.greeted(evolve(GREETING, nonce="other"))
 
     assert isinstance(shell.session.error, RendezvousClosedError)
+    assert shell.now < 100.0 + HEARTBEAT
 
 
 def test_the_pulse_says_who_waits() -> None:
@@ -535,7 +535,7 @@ def test_the_pulse_says_who_waits() -> None:
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
 
-    shell.answer([put(Pulse("nonce", 7, "for node c", waiting=3)), put(GREETING)])
+    shell.answer([put(Pulse("nonce", 7, "for node c", waiting=3))])
 
     assert (3, "for node c") == (shell.session.spares, shell.session.status)
 
@@ -643,7 +643,7 @@ def test_a_node_whose_beats_the_coordinator_misses_though_they_are_in_the_store_
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
         missed = (Missed("a", 0), Missed("b", count)) if number == 3 else ()
-        shell.answer([put(Pulse("nonce", number, missed=missed)), put(GREETING)])
+        shell.answer([put(Pulse("nonce", number, missed=missed))])
 
     words = [word.why for word in shell.words() if isinstance(word, ContactLost)]
     assert stops == any("somebody destroys this node's beats" in why for why in words)
@@ -655,7 +655,7 @@ def test_an_old_pulse_that_misses_beats_stops_nobody() -> None:
     for number, missed in ((7, ()), (8, ()), (7, (Missed("b", 0),))):
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
-        shell.answer([put(Pulse("nonce", number, missed=missed)), put(GREETING)])
+        shell.answer([put(Pulse("nonce", number, missed=missed))])
 
     assert [SEAT] == list(shell.words())
 
@@ -680,7 +680,7 @@ def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> N
     shell.answer(lane=Lane.WATCH)
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
-    shell.answer([put(Pulse("nonce", (2 << EPOCH_BITS) + 7)), put(GREETING)])
+    shell.answer([put(Pulse("nonce", (2 << EPOCH_BITS) + 7))])
 
     assert Letter(1, Join("b", DESCRIPTOR, None, 4, 0)) == shell.letter()
 
@@ -692,7 +692,7 @@ def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> N
 
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
-    shell.answer([put(Pulse("nonce", shell.beats + 20)), put(GREETING)])
+    shell.answer([put(Pulse("nonce", shell.beats + 20))])
 
     [word] = shell.words()
     assert isinstance(word, ContactLost)
@@ -705,7 +705,7 @@ def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
     shell = Shell().greeted().joined()
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
-    shell.answer([put(Pulse("nonce", 90)), put(GREETING)])
+    shell.answer([put(Pulse("nonce", 90))])
     assert 1 == len(shell.words())
 
     shell.hear(Seek(2, "trainer"))
@@ -713,7 +713,7 @@ def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
     shell.answer(DESCRIPTOR)
     shell.answer()
     shell.answer()
-    shell.answer([put(Pulse("nonce", 190)), put(GREETING)])
+    shell.answer([put(Pulse("nonce", 190))])
 
     assert () == shell.words()
     assert shell.session.kill_at() == pytest.approx(shell.now + 0.85 * HEARTBEAT)
@@ -725,7 +725,7 @@ def test_a_pulse_that_goes_on_as_it_should_stops_nobody() -> None:
     for count in (19, 37, 55):
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
-        shell.answer([put(Pulse("nonce", count)), put(GREETING)])
+        shell.answer([put(Pulse("nonce", count))])
 
     assert () == shell.words()
 
@@ -735,7 +735,7 @@ def test_a_new_coordinators_pulse_is_counted_from_its_own_beginning() -> None:
     for count, slept in (((1 << 32) + 3, 0), ((2 << 32) + 20, 1)):
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
-        shell.answer([put(Pulse("nonce", count)), put(GREETING)])
+        shell.answer([put(Pulse("nonce", count))])
         assert slept == len(shell.words()), count
         shell.posted()
 
@@ -962,7 +962,7 @@ def test_a_join_says_how_far_the_job_had_come() -> None:
     shell.answer(lane=Lane.WATCH)
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
-    shell.answer([put(Pulse("nonce", (2 << EPOCH_BITS) + 7)), put(GREETING)])
+    shell.answer([put(Pulse("nonce", (2 << EPOCH_BITS) + 7))])
     shell.posted()
     shell.hear(Seek(2, "trainer"))
     shell.answer()  # the lane that watches is woken
@@ -1004,7 +1004,7 @@ def test_a_pulse_that_says_that_the_job_has_ended_ends_this_nodes_part() -> None
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
 
-    shell.answer([put(Pulse("nonce", 9, over="the coordinator's memory was set back")), put(GREETING)])
+    shell.answer([put(Pulse("nonce", 9, over="the coordinator's memory was set back"))])
 
     assert isinstance(shell.session.error, RendezvousClosedError)
     assert "job 'job' has ended: the coordinator's memory was set back" in str(shell.session.error)
