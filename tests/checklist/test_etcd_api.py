@@ -78,6 +78,7 @@ if sys.argv[2] == "dies":
 
 @pytest.mark.row(158, peer_cannot=ABANDONED)
 @pytest.mark.slow
+@pytest.mark.sampled(0.3)
 def test_nodes_meet_and_the_round_of_a_dead_one_makes_way_for_the_next(peer: Peer, etcd: Any) -> None:
     rendezvous, module = peer.module("rendezvous"), peer.module("rendezvous.etcd_rendezvous")
     endpoint = etcd.get_endpoint()

@@ -19,7 +19,7 @@ from elasticlib.rendezvous import etcd_rendezvous_backend as on_etcd
 from elasticlib.rendezvous.etcd_rendezvous import EtcdRendezvous, EtcdRendezvousHandler
 from elasticlib.rendezvous.etcd_server import EtcdServer, find_etcd, find_free_port, stop_etcd
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 LONG = 30.0
 

@@ -38,7 +38,7 @@ from elasticlib.rendezvous._resolver import QUIET_LOOKUPS, resolve
 from elasticlib.rendezvous._store_exchange import StoreExchange
 from elasticlib.rendezvous.c10d import C10dBackend
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 SCRIPT = Path(__file__).parent / "scripts" / "c10d_host.py"
 LONG = 30.0
 ALONE = """

@@ -17,7 +17,7 @@ import pytest
 from elasticlib import ChildFailedError, DefaultLogsSpecs, LaunchConfig, ProcessFailure, Std, elastic_launch
 from tests.process import duties
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 ROOT = Path(__file__).parents[2]
 

@@ -28,7 +28,7 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.etcd import EtcdBackend
 from elasticlib.rendezvous.etcd_server import EtcdServer, find_etcd
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
 LONG = 30.0
 HOLDER = Path(__file__).parent / "scripts" / "etcd_holder.py"

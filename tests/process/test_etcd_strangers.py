@@ -24,7 +24,7 @@ from elasticlib.rendezvous.etcd import EtcdBackend
 from elasticlib.rendezvous.etcd_server import EtcdServer, find_etcd
 from tests.process.duties import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 LIMIT = 40.0
 HEARTBEAT = 3.0

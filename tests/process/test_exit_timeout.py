@@ -17,7 +17,7 @@ import pytest
 
 from elasticlib import ChildFailedError, LaunchConfig, elastic_launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 ROOT = Path(__file__).parents[2]
 HOLDERS = ["thread", "atexit", "native", "thread pool"]

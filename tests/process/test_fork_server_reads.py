@@ -17,7 +17,7 @@ from elasticlib.errors import StartError
 from elasticlib.workers import _devices, _templates
 from tests.process import duties
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
 LIMIT = 20.0
 """Seconds that anything waited for may take."""

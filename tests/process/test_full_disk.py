@@ -13,7 +13,7 @@ import pytest
 
 from elasticlib import ChildFailedError, DefaultLogsSpecs, LaunchConfig, Std, elastic_launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from elasticlib._wire import wait_readable
 from tests.process import duties, launches, pairs
 from tests.process.pairs import LIMIT, Machine, of_world, starts
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 STOPPED = [
     ("launcher",),

@@ -23,7 +23,7 @@ from elasticlib.errors import ConfigError, RendezvousError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._remote import RemoteMember
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 LIMIT = 30.0
 HEARTBEAT = 3.0

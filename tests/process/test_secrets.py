@@ -14,7 +14,7 @@ from elasticlib.multiprocessing import start_processes
 from elasticlib.multiprocessing.subprocess_handler import SubprocessHandler
 from tests.process import duties
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
 NAME, TOKEN = "ELASTICLIB_TOKEN", "s3cret-t0ken"
 LOOKS = f"""

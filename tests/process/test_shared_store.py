@@ -10,7 +10,7 @@ import pytest
 
 from tests.process.launches import Launch, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 Start = Callable[..., Launch]
 

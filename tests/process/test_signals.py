@@ -19,7 +19,7 @@ from elasticlib.workers import _guardian
 from elasticlib.workers._stuck import PATIENCE
 from tests.process import duties
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 ROOT = Path(__file__).parents[2]
 AT_ONCE = 8.0

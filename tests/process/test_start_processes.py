@@ -25,7 +25,7 @@ from elasticlib.multiprocessing.subprocess_handler._view import ProcessView
 from elasticlib.workers._process import Crew
 from elasticlib.workers._templates import templates
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
 Started = Callable[..., PContext]
 LONG = 600

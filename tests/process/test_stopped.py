@@ -23,7 +23,7 @@ from tests.process.test_signals import ALL_AT_WORK, AT_ONCE, NEVER, ROOT, Job, j
 
 __all__ = ["job"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 KILL_LIMIT = 12.0
 """Seconds beyond the shutdown time-out in which a spawner must have answered."""
@@ -98,6 +98,7 @@ def test_a_launcher_whose_spawner_is_stopped_ends_by_a_signal(method: str, job: 
     assert ["rank0.SIGTERM", "rank1.SIGTERM"] == job.noted()
 
 
+@pytest.mark.sampled(0.3)
 @pytest.mark.parametrize("grace", [0, 1])
 def test_a_spawner_that_does_not_answer_is_killed_with_all_below_it(grace: int, job: Job) -> None:
     """Nobody waits longer than the shutdown time-out and what a kill takes."""

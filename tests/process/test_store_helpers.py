@@ -18,7 +18,7 @@ from elasticlib.utils.data import ElasticDistributedSampler
 from elasticlib.utils.distributed import create_c10d_store, get_socket_with_port
 from elasticlib.utils.store import barrier, get_all, store_timeout, synchronize
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
 LONG = 30.0
 

@@ -11,7 +11,7 @@ import pytest
 from elasticlib import ChildFailedError, LaunchConfig, elastic_launch
 from tests.process import duties
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 METHODS = ["forkserver", "fork"]
 NAMED = r"the process that hosts the workers' store \(pid \d+\) was ended by SIGKILL"

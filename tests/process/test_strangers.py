@@ -23,7 +23,7 @@ from elasticlib.rendezvous.c10d import C10dBackend
 from elasticlib.rendezvous.etcd import EtcdBackend
 from elasticlib.rendezvous.etcd_server import EtcdServer, find_etcd
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 100.0

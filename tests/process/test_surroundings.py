@@ -13,7 +13,7 @@ import pytest
 from elasticlib import EntrypointError, LaunchConfig, PreloadError, StartError, elastic_launch
 from tests.shims import built
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 ROOT = Path(__file__).parents[2]
 RUN = f"{sys.executable} -m elasticlib.run --nproc-per-node 1 --preload ''"

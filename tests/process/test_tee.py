@@ -25,7 +25,7 @@ from elasticlib.logs._lines import LineAssembler
 from elasticlib.logs._tee import BLOCK, Tee
 from elasticlib.spec import Std
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 WRITER = """
 import os, sys

@@ -17,7 +17,7 @@ from elasticlib.workers import _guardian
 from tests.process import duties
 from tests.process.conftest import command_line
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "told_node.py"

@@ -25,7 +25,7 @@ from elasticlib.errors import ChildFailedError
 from elasticlib.rendezvous import Rules, open_local
 from elasticlib.timer import FileTimerServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 LIMIT = 60.0
 ENDS = {"ours": "elasticlib.timer", "torch's": "torch.distributed.elastic.timer"}
 WORKER = """
