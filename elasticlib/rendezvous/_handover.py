@@ -25,8 +25,12 @@ from elasticlib.rendezvous._mail import Mail
 from elasticlib.rendezvous._state import State
 
 VERSION = 1
-OBJECTION = 0.5
-"""Share of the heartbeat time in which every node hears of a new coordinator, and is heard: beats come after 0.3."""
+OBJECTION = 1.0
+"""
+Share of the heartbeat time in which every node hears of a new coordinator and is heard, or has stopped its workers.
+
+Beats come after 0.3 of it; one that comes back without a pulse that is not older than the last one does not count.
+"""
 _MARK = b"signed:"
 _DAMAGES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _DIGITS = hashlib.sha256().digest_size * 2
@@ -66,16 +70,20 @@ def read_handover(data: bytes, run_id: str, key: bytes | None, now: float) -> Ha
         nonce, epoch = body["nonce"], body["epoch"]
         if type(nonce) is not str or type(epoch) is not int or epoch < 0:
             raise ValueError(f"nonce {nonce!r:.40} and epoch {epoch!r:.40} should be a text and a whole number")
-        state = _reserved(decode_state(body["state"].encode("ascii"), now), now)
+        state = _reserved(decode_state(body["state"].encode("ascii"), now), now, key is not None)
         mail, garbage = Mail.from_plain(body["mail"], state, now), Garbage.from_plain(body["gone"], now)
         return Handover(nonce, epoch, state, mail, garbage)
     except (*_DAMAGES, RendezvousStateError) as error:
         raise RendezvousStateError(f"the coordinator's document is damaged: {error!r:.400}") from error
 
 
-def _reserved(state: State, now: float) -> State:
-    """One that knows of no round may be an old one: whoever is at work gets the time to say so."""
-    if state.round is not None:
+def _reserved(state: State, now: float, signed: bool) -> State:
+    """
+    One that may be an old one opens no round before whoever is at work had the time to say so.
+
+    That is one without a round, and with a token any: to put an old one back is all that strangers can do with it.
+    """
+    if state.round is not None and not signed:
         return state
     return evolve(state, opens_at=now + OBJECTION * state.rules.heartbeat)
 

@@ -128,6 +128,17 @@ def test_a_node_that_reads_no_pulse_of_its_job_takes_its_beats_for_lost() -> Non
     assert ["succeeded"] * 4 == kinds(cluster)
 
 
+def test_an_old_memory_seats_nobody_while_he_hides_the_pulse_from_those_who_could_object() -> None:
+    rules = Rules(2, 2, 3, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
+    plan = FaultPlan((Tamper(13.625, 5.0, seed=841016, acts=(1, 14, 15, 16, 19)),))
+    cluster = SimulatedCluster(rules, 4, plan, "elected", seed=842, work=60.0, token=TOKEN)
+    cluster.run()
+
+    took = [record.node.partition("/")[0] for record in cluster.history if isinstance(record, Took)]
+    assert ["n0", "n1"] == took
+    assert {"succeeded"} != set(kinds(cluster))
+
+
 def test_an_old_memory_without_a_round_seats_nobody_however_often_it_is_taken_over() -> None:
     """It is put back, taken over, and taken over again before those who are at work can have spoken."""
     rules = Rules(1, 1, 2, join_timeout=0.0, heartbeat=10.0, wait_for="max")

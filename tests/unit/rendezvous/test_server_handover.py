@@ -336,16 +336,28 @@ def test_those_whom_the_coordinator_does_not_know_any_more_read_the_end_in_its_p
 
 
 def test_one_who_remembers_nobody_seats_nobody_before_those_at_work_had_the_time_to_say_so() -> None:
-    """A node says again who it is with its first beat after a takeover; beats come after 0.3 of the heartbeat time."""
+    """A node says again who it is with its first beat after a takeover, or hears nothing and stops its workers."""
     empty = Handover("nonce", 0, State(Rules(1, 2, heartbeat=10.0)), Mail(), Garbage())
     state = read_handover(write_handover(empty, "job", KEY, 7.0), "job", KEY, 100.0).state
-    assert 105.0 == state.opens_at
+    assert 110.0 == state.opens_at
 
     state, _ = step(state, Received(1, Join("a", Descriptor(1, "trainer", ("a",), 1))), 101.0)
-    early, actions = step(state, Tick(), 104.9)
-    assert (None, (WakeAt(105.0),)) == (early.round, actions)
+    early, actions = step(state, Tick(), 109.9)
+    assert (None, (WakeAt(110.0),)) == (early.round, actions)
     late, _ = step(early, Tick(), 140.0)
     assert late.round is not None
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_with_a_token_no_round_is_opened_from_any_memory_before_that_time(key: bytes | None) -> None:
+    """It may be an old one that a stranger put back; without a token he could as well write his own."""
+    shell, _ = played()
+    old = read_handover(shell.saved, "job", shell.key, 0.0)
+
+    state = read_handover(write_handover(old, "job", key, 7.0), "job", key, 100.0).state
+
+    assert state.round is not None
+    assert (110.0 if key else 0.0) == state.opens_at
 
 
 def test_what_a_node_has_seen_of_an_earlier_job_of_that_name_says_nothing_of_this_one() -> None:
@@ -360,7 +372,7 @@ def test_an_honest_successor_goes_on() -> None:
     shell, box = played()
     for epoch in range(3):
         shell.elect("another", Seen("nonce", epoch, 1))
-        shell.later(5.0, box)
+        shell.later(11.0, box)
     shell.say(Stopped("a", 1, ()))
     box = shell.join("a", round=1, epoch=3)
 
