@@ -60,14 +60,18 @@ class Belief:
         """Why this node has no part in the job any more."""
         return RendezvousClosedError(f"job {self.run_id!r} has begun anew{where}: our part of it is over")
 
-    def pulse(self, data: bytes | None) -> Pulse | None:
-        """The coordinator's pulse; None where none is."""
+    def pulse(self, data: bytes | None) -> tuple[Pulse | None, str]:
+        """The coordinator's heartbeat; or None, and why what lies there is none that can be believed."""
+        if data is None:
+            return None, "the store answers, but no heartbeat of the job's coordinator is there"
         try:
-            pulse = decode(data or b"", self.key, key_place(self.run_id, self.nonce, PULSE))
-        except RendezvousStateError:
-            return None
+            pulse = decode(data, self.key, key_place(self.run_id, self.nonce, PULSE))
+        except RendezvousStateError as error:
+            return None, f"the heartbeat of the job's coordinator was overwritten: {error}"
         # Another beginning of the job has a pulse, too: only a token's signature would tell it from ours.
-        return pulse if isinstance(pulse, Pulse) and pulse.nonce == self.nonce else None
+        if not isinstance(pulse, Pulse) or pulse.nonce != self.nonce:
+            return None, "the heartbeat in the store is not that of this job's coordinator"
+        return pulse, ""
 
     def notice(self, key: str, data: bytes, last: int = -1) -> Told:
         """The notice that lay at *key*; *last* is the last round in which this node had a seat."""

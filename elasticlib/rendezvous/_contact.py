@@ -79,6 +79,8 @@ class Acknowledged:
     sent: float
     pulse: int | None = None
     """`NO_PULSE` where none was found."""
+    doubt: str = ""
+    """Why none was."""
 
 
 @frozen
@@ -146,6 +148,8 @@ class Contact:
     pulse_at: float = 0.0
     quiet_since: float | None = None
     """Since when the store acknowledges beats and the coordinator's pulse stands still; None while it grows."""
+    doubt: str = ""
+    """Why the last beats do not count, although the store acknowledged them."""
     fenced: bool = False
     compares: bool = False
     """Whether the last pulse was read with a beat of the present wish for a seat."""
@@ -184,12 +188,14 @@ def step(contact: Contact, event: Event, now: float) -> Outcome:
                 pulse_at=now,
                 acknowledged=contact.acknowledged if contact.met else now,
             )
-        case Acknowledged(sent, pulse):
+        case Acknowledged(sent, pulse, doubt):
             # What an abandoned connection still acknowledges is as true as anything else.
             slept = _slept(contact, pulse)
             # Whoever hides the pulse, or puts an older one there, does the same with beats that are in the store.
             if pulse is None or (pulse != NO_PULSE and pulse >= contact.pulse):
-                contact = evolve(contact, acknowledged=max(sent, contact.acknowledged))
+                contact = evolve(contact, acknowledged=max(sent, contact.acknowledged), doubt="")
+            else:
+                contact = evolve(contact, doubt=doubt or "the heartbeat of the job's coordinator is an old one")
             if pulse is not None:
                 contact = evolve(contact, compares=True)
             if pulse is not None and pulse > contact.pulse:
@@ -208,7 +214,7 @@ def step(contact: Contact, event: Event, now: float) -> Outcome:
         case Unheard():
             if not contact.fenced and contact.doomed_at is None:
                 grace = GRACE * contact.limits.heartbeat
-                why = "somebody destroys this node's beats in the store: soon others take its ranks"
+                why = "somebody removes this node's heartbeats from the store: soon others take its ranks"
                 return evolve(contact, doomed_at=now + grace), (Fence(why, grace),)
         case Broken(why, gone):
             contact = _broken(contact, why, gone, now)
@@ -324,7 +330,8 @@ def _settle(contact: Contact, now: float) -> Outcome:
     heartbeat = contact.limits.heartbeat
     if contact.met and heartbeat and not contact.fenced and now >= _fence_at(contact):
         silent = now - min(contact.acknowledged, contact.pulse_at)
-        why = f"nobody answered for {silent:.3g} s" if contact.live else contact.trouble
+        live = f"{contact.doubt} ({silent:.3g} s)" if contact.doubt else f"nobody answered for {silent:.3g} s"
+        why = live if contact.live else contact.trouble
         actions.append(Fence(f"contact with the job is lost: {why}", GRACE * heartbeat))
         contact = evolve(contact, fenced=True, trouble=why)
         if contact.live:  # a frozen store answers no call on the old connection, but perhaps on a new one

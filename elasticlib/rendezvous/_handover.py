@@ -16,12 +16,14 @@ import json
 
 from attrs import evolve, frozen
 
+from elasticlib._untrusted import shown
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._document import decode_state, encode_state
 from elasticlib.rendezvous._exchange import key_place
 from elasticlib.rendezvous._garbage import Garbage
 from elasticlib.rendezvous._liveness import boxes
 from elasticlib.rendezvous._mail import Mail
+from elasticlib.rendezvous._messages import LAST_EPOCH
 from elasticlib.rendezvous._state import State
 
 VERSION = 1
@@ -31,6 +33,7 @@ Share of the heartbeat time in which every node hears of a new coordinator and i
 
 Beats come after 0.3 of it; one that comes back without a pulse that is not older than the last one does not count.
 """
+ADVICE = "; somebody else writes to this job's keys: give each job its own --rdzv-id, or restrict access to the store"
 _MARK = b"signed:"
 _DAMAGES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _DIGITS = hashlib.sha256().digest_size * 2
@@ -62,14 +65,16 @@ def write_handover(memory: Handover, run_id: str, key: bytes | None, now: float)
     return text if key is None else b"%s%s:%s" % (_MARK, _signature(text, run_id, key), text)
 
 
-def read_handover(data: bytes, run_id: str, key: bytes | None, now: float) -> Handover:
+def read_handover(data: bytes | None, run_id: str, key: bytes | None, now: float) -> Handover:
     """The memory that *data* holds, in the time of a clock that shows *now*; else a `RendezvousStateError`."""
+    if data is None:
+        raise RendezvousStateError("it is not in the store any more: the job ended without this node, or was deleted")
     text = _checked(data, run_id, key)
     try:
         body = json.loads(text)
         nonce, epoch = body["nonce"], body["epoch"]
-        if type(nonce) is not str or type(epoch) is not int or epoch < 0:
-            raise ValueError(f"nonce {nonce!r:.40} and epoch {epoch!r:.40} should be a text and a whole number")
+        if type(nonce) is not str or type(epoch) is not int or not 0 <= epoch < LAST_EPOCH:
+            raise ValueError(f"its nonce and epoch {shown((nonce, epoch))} should be a text and a whole number")
         state = _reserved(decode_state(body["state"].encode("ascii"), now), now, key is not None)
         mail, garbage = Mail.from_plain(body["mail"], state, now), Garbage.from_plain(body["gone"], now)
         return Handover(nonce, epoch, state, mail, garbage)

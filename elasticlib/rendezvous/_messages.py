@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from attrs import field, frozen
-from attrs.validators import and_, ge, le, min_len, optional
+from attrs.validators import and_, ge, le, lt, min_len, optional
 
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._codec import Code, Codec, Lines, Name, Place, mac, mac_of, write
@@ -26,6 +26,8 @@ MOST_SLOTS = 1_000_000
 """Workers on one node: more processes than a kernel has."""
 EPOCH_BITS = 32
 """Of a pulse's count, those below its coordinator's epoch."""
+LAST_EPOCH = (1 << 30) - 1
+"""More often no coordination is taken over; such pulses are numbers that every reader takes."""
 
 
 @frozen
@@ -89,7 +91,7 @@ class Join:
     """Checked against the coordinator's own, where given."""
     round: int = field(default=-1, validator=ge(-1))
     """The last round in which this node had a seat; -1: none."""
-    epoch: int = field(default=0, validator=ge(0))
+    epoch: int = field(default=0, validator=and_(ge(0), le(LAST_EPOCH)))
     """The latest coordinator's of which it heard: one that remembers less was given an old memory."""
 
 
@@ -251,7 +253,7 @@ class Pulse:
 
     nonce: Code
     """Of the beginning of the job that it coordinates."""
-    count: int = field(validator=ge(0))
+    count: int = field(validator=and_(ge(0), lt((LAST_EPOCH + 1) << EPOCH_BITS)))
     status: str = ""
     """For whom the job waits, for people; empty while it runs."""
     waiting: int = field(default=0, validator=ge(0))

@@ -28,10 +28,10 @@ from elasticlib.rendezvous._coordinator import Beats, ClearStore, Received, Send
 from elasticlib.rendezvous._endings import in_brief
 from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, box_name, key_place
 from elasticlib.rendezvous._garbage import Garbage
-from elasticlib.rendezvous._handover import Handover, read_handover, write_handover
+from elasticlib.rendezvous._handover import ADVICE, Handover, read_handover, write_handover
 from elasticlib.rendezvous._incoming import Incoming
 from elasticlib.rendezvous._mail import Mail, referring
-from elasticlib.rendezvous._messages import Beat, Bye, Final, Join, Leave, Message, encode, sealed
+from elasticlib.rendezvous._messages import LAST_EPOCH, Beat, Bye, Final, Join, Leave, Message, encode, sealed
 from elasticlib.rendezvous._missing import Missing
 from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous._seen import Seen
@@ -284,7 +284,7 @@ class Server:
             self._garbage.has_read(node, box)
         number = self._missing.look(node, beat.said, self.state.heard.get(node, 0), now, self.state.rules.heartbeat)
         if number is not None:
-            self._abandon = Abandon(f"letter {number} of node {node} was removed from the store before it was read")
+            self._abandon = Abandon(f"message {number} of node {node} was removed from the store unread{ADVICE}")
         told = self._mail.next_index(box)
         if self.journaled and beat.read > told and not self._mail.is_parted(node, box, self.state):
             self._mail.catch_up(node, box, beat.read)
@@ -358,7 +358,7 @@ class Server:
         return write_handover(memory, self.run_id, self.key, now)
 
     def _take_over(self, data: bytes | None, now: float, out: list[Action]) -> None:
-        if data is not None:
+        if data is not None or self.seen.nonce:
             try:
                 last = read_handover(data, self.run_id, self.key, now)
             except RendezvousStateError as error:
@@ -369,22 +369,23 @@ class Server:
             self._garbage.know(self.logic.boxes(self.state), self._mail)
             if self.seen.nonce == last.nonce and (forgotten := self.seen.beyond(last.epoch, last.round)):
                 # Above what nodes have seen, so that they hear how it ends.
-                self._epoch = max(self._epoch, self.seen.epoch + 1)
+                self._epoch = max(self._epoch, min(self.seen.epoch + 1, LAST_EPOCH))
                 self._set_back(f"node {self.name} has seen {forgotten}", now, out)
         self._save_and_open(now, out)
 
     def _set_back(self, why: str, now: float, out: list[Action]) -> None:
         """Somebody put an old memory in the place of ours: what was decided since would be decided again."""
-        self._end(f"the coordinator's memory was set back: {why}", now, out)
+        self._end(f"the job's saved state was set back: {why}", now, out)
 
     def _forget_all(self, why: str, now: float, out: list[Action]) -> None:
         self.state, self.nonce = State(self.state.rules), self.seen.nonce or self.nonce
-        self._epoch = self.seen.epoch + 1
-        self._end(f"the coordinator's memory was destroyed: {why}", now, out)
+        self._epoch = min(self.seen.epoch + 1, LAST_EPOCH)
+        self._end(f"the job's saved state was destroyed: {why}", now, out)
         self._save_and_open(now, out)
 
     def _end(self, why: str, now: float, out: list[Action]) -> None:
         """End the job for nodes that may be in it without being known here: the pulse says it to everybody."""
+        why += ADVICE
         out.append(Log("error", f"job {self.run_id!r}: {why}"))
         self._over, self._told_at, self._greet_at = why, now + self.state.rules.heartbeat, now
         self._follow(self.logic.abandon(self.state, why), now, out)

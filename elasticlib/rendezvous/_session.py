@@ -57,16 +57,13 @@ class Session:
     belief: Belief
     contact: Contact
     terms: Terms | None = None
-    where: str = ""
-    """The store's place, for people."""
+    where: str = ""  # the store's place, for people
     words: tuple[Word, ...] = ()
     """What came for the agent, and was not taken yet."""
     final: Final | None = None
-    error: events.Unmendable | None = None
-    """What ended this node's part."""
+    error: events.Unmendable | None = None  # what ended this node's part
     closed: bool = False
-    parted: bool = False
-    """Closed, and everything that could be sent was sent."""
+    parted: bool = False  # closed, and everything that could be sent was sent
     spares: int = 0
     """Nodes that wait for a seat, as the coordinator says."""
     status: str = ""
@@ -79,8 +76,7 @@ class Session:
     _box: Box = field(factory=Box)
     _beats: OwnBeats = field(factory=OwnBeats)
     _held: bool = False
-    _waiting: Waiting | None = None
-    """For a seat."""
+    _waiting: Waiting | None = None  # for a seat
     # The connection.
     _connection: int = 0
     _connected: bool = False
@@ -247,7 +243,10 @@ class Session:
             case Task.NOTICE, [bytes() as data]:
                 self._notice(asked.key, data, now, out)
             case Task.CAUSE, [cause] if self._ending is not None:
-                self._deliver(asked.key, self.belief.whole(self._ending, cause), now, out)
+                whole = self.belief.whole(self._ending, cause)
+                if cause is not None and whole is self._ending:
+                    self._refuse("root cause", "it is not what the job's end speaks of", now, out)
+                self._deliver(asked.key, whole, now, out)
             case Task.FORGET, _:
                 self._box = self._box.cleared(asked.seq)
 
@@ -267,7 +266,9 @@ class Session:
             self._judge(_contact.Greeted(hello.heartbeat), now, out)
 
     def _feel(self, raw: bytes | None, asked: Asked, now: float, out: list[events.Action]) -> None:
-        pulse, heartbeat, sent = self.belief.pulse(raw), self.contact.limits.heartbeat, asked.sent
+        heartbeat, sent, (pulse, doubt) = self.contact.limits.heartbeat, asked.sent, self.belief.pulse(raw)
+        if pulse is None and raw is not None:
+            self._refuse("coordinator's heartbeat", doubt, now, out)
         if pulse is not None:
             # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
             self.status, self.spares = pulse.status if self._beats.acknowledged else "", pulse.waiting
@@ -280,30 +281,34 @@ class Session:
             if pulse.over:
                 self._fail(errors.RendezvousClosedError(f"job {self.belief.run_id!r} has ended: {pulse.over}"), out)
         if asked.task is Task.PULSE:
-            self._judge(_contact.Acknowledged(sent, NO_PULSE if pulse is None else pulse.count), now, out)
+            count = NO_PULSE if pulse is None else pulse.count
+            self._judge(_contact.Acknowledged(sent, count, doubt), now, out)
 
     def _notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
         notice = None
         try:
             notice = None if data == WAKE else self.belief.notice(key, data, self.seen.round)
         except errors.RendezvousStateError as error:
-            self._refusals, said = refuse(self._refusals, "notice", error, now)
-            out += said
+            self._refuse("notice", error, now, out)
         if isinstance(notice, Final) and notice.root is not None and notice.root.cut:
             self._ending = notice
             self._ask(events.Lane.WATCH, Task.CAUSE, Read((CAUSE,)), now, out, key=key)
         else:
             self._deliver(key, notice, now, out)
 
+    def _refuse(self, kind: str, why: object, now: float, out: list[events.Action]) -> None:
+        self._refusals, said = refuse(self._refusals, kind, why, now)
+        out += said
+
     def _deliver(self, key: str, notice: Told | None, now: float, out: list[events.Action]) -> None:
         if notice is not None and key == self._next_key():  # an earlier box speaks of a round that is done with
             self._box = self._box.further()
-            self.seen = self.seen.told(notice)
             self._believe(notice)
         left = self._box.deletable()
         self._ask(events.Lane.WATCH, Task.FORGET, Delete((key, *left)), now, out, seq=len(left))
 
     def _believe(self, notice: Told) -> None:
+        self.seen = self.seen.told(notice)
         if isinstance(notice, GivenUp):
             self._stop(f"the job has given this node up: {notice.why}", GRACE * self.contact.limits.heartbeat)
         elif isinstance(notice, Elaborate):

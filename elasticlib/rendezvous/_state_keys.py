@@ -116,7 +116,7 @@ class SharedState:
         data, token = (None, None) if found is None else found
         if data is None or data != self._data:
             document = Document() if data is None else decode_document(data)
-            if data is not None and document.rev < self._document.rev:
+            if document.rev < self._document.rev:
                 # A copy that lags behind catches up; where somebody put an old state back, contact stays lost.
                 what = f"the state in {self.name} was set back from its change {self._document.rev} to {document.rev}"
                 raise RendezvousConnectionError(f"{what}: it is an old one")

@@ -106,7 +106,7 @@ class Adversary:
         places = [place for place in fault.where or _WEIGHTS if _DO[place][0](self.store)]
         if not places:
             return ""
-        place = chance.choices(places, [_WEIGHTS[place] for place in places])[0]
+        place = chance.choices(places, [_WEIGHTS.get(place, 1) for place in places])[0]
         return f"{place}: {_DO[place][1](self, chance)}"
 
     def _bytes(self, chance: random.Random, key: str) -> tuple[str, bytes]:
@@ -217,6 +217,16 @@ class Adversary:
         self.store.usurp(seconds)
         return f"take the office for {seconds:g} s"
 
+    def _delete_all(self, chance: random.Random) -> str:
+        store, now = self.store, self._timeline.now
+        self.touched.update(dict.fromkeys(store.values, now))
+        store.values.clear()
+        store.inbox.clear()
+        if store.elects:
+            store.document, store.scribbled = None, True
+            store.unseat()
+        return "delete"
+
 
 _Do = tuple[Callable[[Target], bool], Callable[[Adversary, random.Random], str]]
 _DO: dict[str, _Do] = {
@@ -228,5 +238,7 @@ _DO: dict[str, _Do] = {
     "counter": (lambda store: not store.elects, Adversary._spoil_counter),
     "state": (lambda store: store.elects, Adversary._spoil_state),
     "leader": (lambda store: store.elects, Adversary._spoil_leader),
+    "all": (lambda store: True, Adversary._delete_all),
 }
 _WEIGHTS = {"hello": 2, "pulse": 2, "beat": 4, "box": 5, "inbox": 4, "counter": 0.2, "state": 0.7, "leader": 0.7}
+"""How often he comes to each where he goes anywhere."""

@@ -194,6 +194,8 @@ class SimulatedCluster:
         """Workers run."""
         self.machine(group.node.number).has_workers(group.node)
         self._watch(group.node.member.nonce).started(group)
+        if self._trust is not None:
+            self._trust.started(group)
 
     def seated(self, node: Node, seat: Seat) -> None:
         """An agent takes a seat."""

@@ -20,8 +20,8 @@ from elasticlib.errors import ConfigError
 VERSION = 1
 PARTS = ("machine", "agent", "rendezvous", "spawner")
 """What of a node a fault can hit: all of it, the agent alone, or its rendezvous process alone."""
-PLACES = ("hello", "pulse", "beat", "box", "inbox", "counter", "state", "leader")
-"""Where in the store somebody can tamper with what the job has there."""
+PLACES = ("hello", "pulse", "beat", "box", "inbox", "counter", "state", "leader", "all")
+"""Where in the store somebody can tamper with what the job has there; *all* of it can be deleted."""
 
 
 def _wrong(owner: Any, attribute: Attribute[Any], value: object, rule: str) -> ConfigError:
@@ -270,8 +270,8 @@ class Tamper(_Printed):
     For *seconds* an adversary without the token does, *every* so many seconds, something to what lies in the store.
 
     He has read all that was ever written, and writes it again, there or elsewhere, changes it, makes something up,
-    deletes and swaps: at some of `PLACES`, or anywhere. What he does follows from the *seed*; of his acts only those
-    that are named are done, if any are.
+    deletes and swaps: at some of `PLACES`, or at any but *all*. What he does follows from the *seed*; of his acts
+    only those that are named are done, if any are.
     """
 
     at: float = field(validator=_moment)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from elasticlib.rendezvous._messages import (
+    LAST_EPOCH,
     Beat,
     Bye,
     Close,
@@ -68,14 +69,15 @@ def changed(chance: random.Random, good: bytes) -> bytes:
 
 def made_up(chance: random.Random, node: str, nonce: str) -> bytes:
     """A message that speaks of that node and beginning of the job: unsigned, or signed with a key that is a guess."""
-    number = chance.choice((0, 1, 2, 3, 100, 2**31, 2**62))
+    number = chance.choice((0, 1, 2, 3, 100, 2**31, 2**62 - 1))
     message = chance.choice(_messages(node, nonce, number))
     return encode(message) if chance.random() < 0.7 else encode(message, _OTHER_KEY, f"job/{nonce}/")
 
 
 def _messages(node: str, nonce: str, number: int) -> tuple[Message, ...]:
     reports = (
-        Join(node, _OFFER, None, number, number), Join("n9/9", _OFFER, _TERMS), Failed(node, number, (_NOTE,)),
+        Join(node, _OFFER, None, number, min(number, LAST_EPOCH)), Join("n9/9", _OFFER, _TERMS),
+        Failed(node, number, (_NOTE,)),
         Stopped(node, number, ()), Succeeded(node, number), Leave(node, "made up", number), Leave(node, "made up"),
         Bye(node), Close(node, "made up"),
     )  # fmt: skip

@@ -1,9 +1,9 @@
 """
-What must hold of life and loss where an adversary writes into the store, and the job has a token.
+What must hold of life, loss and beginnings where an adversary writes into the store, and the job has a token.
 
 Rules of this file: it looks at what nodes wrote themselves, and at what the coordinator made of what it read: life is
 made of a node's own beats, and each of them counts once in a term; a node is not lost whose beats come, and lie there
-as it wrote them.
+as it wrote them. Where all was deleted, somebody who knows nothing may begin the job anew: those who were in it end.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from collections.abc import Callable
 
 from attrs import Factory, define
 
+from elasticlib.rendezvous._contact import KILL
 from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._exchange import beat_key
 from elasticlib.testing._adversary import Adversary
-from elasticlib.testing._invariants import InvariantBroken
+from elasticlib.testing._group import Group
+from elasticlib.testing._invariants import WAKING, InvariantBroken
 from elasticlib.testing._timeline import Timeline
 
 STEADY = 0.5
 """Share of the heartbeat time in which a beat follows the last one, of a node that beats steadily."""
+LATE = 1.0
+"""Seconds by which slow clocks and slow ways may put off the end of workers."""
 SLOW = 10.0
 """Seconds that a coordinator may need, besides the heartbeat time, to read what lies in the store."""
 
@@ -43,6 +47,32 @@ class Trust:
     timeline: Timeline
     adversary: Callable[[], Adversary | None]
     _steps: dict[str, _Steps] = Factory(dict)
+    _groups: dict[str, list[Group]] = Factory(dict)
+    """Workers that were started, by the beginning of the job whose they are."""
+
+    def started(self, group: Group) -> None:
+        """Workers run from now on."""
+        nonce, name = group.node.member.nonce, group.node.name
+        others = [each for other, groups in self._groups.items() if other != nonce for each in groups if not each.gone]
+        again = any(each.node is group.node for each in others)
+        self._demand(not again, f"{name} works in two beginnings of its job")
+        if nonce not in self._groups:
+            for other in others:
+                self._must_end(other)
+        self._groups.setdefault(nonce, []).append(group)
+
+    def _must_end(self, group: Group) -> None:
+        """Its job has begun anew without it: no later than when it would be cut off."""
+        limit = KILL * self.rules.heartbeat + WAKING + LATE
+        what = f"workers of {group.node.name} run though their job began anew {limit:g} s ago"
+
+        def check() -> None:
+            if not group.gone and group.process.thaws_at + limit > self.timeline.now:
+                self.timeline.at(group.process.thaws_at + limit, None, check)
+            else:
+                self._demand(group.gone, what)
+
+        self.timeline.after(limit, None, check)
 
     def wrote(self, key: str, data: bytes) -> None:
         """One of the job's own wrote that."""

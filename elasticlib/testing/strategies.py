@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from elasticlib.rendezvous._coordinator import Rules
 from elasticlib.testing._faults import (
+    PLACES,
     Break,
     Cut,
     FailWorker,
@@ -23,10 +24,12 @@ from elasticlib.testing._faults import (
     Pause,
     PauseStore,
     Replay,
+    SetBack,
     Skew,
     Slow,
     Stubborn,
     Suspend,
+    Tamper,
     Unseat,
 )
 
@@ -68,9 +71,26 @@ def faults(nodes: int = 3, most: float = 60.0) -> st.SearchStrategy[Fault]:
     )
 
 
-def fault_plans(nodes: int = 3, most: float = 60.0, size: int = 6) -> st.SearchStrategy[FaultPlan]:
-    """Plans of at most *size* faults."""
-    return st.lists(faults(nodes, most), max_size=size).map(FaultPlan)
+def tampers(most: float = 60.0) -> st.SearchStrategy[Fault]:
+    """Acts of a stranger who reads and writes the store, or puts an old state of it back."""
+    where = st.lists(st.sampled_from(PLACES), max_size=3, unique=True)
+    acts = st.lists(st.integers(0, 400), min_size=1, max_size=40, unique=True).map(sorted)
+    every = st.sampled_from((0.02, 0.1, 0.25, 0.5, 2.0))
+    seconds = st.sampled_from((1.0, 5.0, 20.0))
+    return st.builds(Tamper, moments(most), seconds, st.integers(0, 1_000_000), every, where, acts) | st.builds(
+        SetBack, moments(most), spans()
+    )
+
+
+def fault_plans(
+    nodes: int = 3, most: float = 60.0, size: int = 6, stranger: bool = False
+) -> st.SearchStrategy[FaultPlan]:
+    """Plans of at most *size* faults; with a *stranger*, and of at most three series of acts of his."""
+    plain = st.lists(faults(nodes, most), max_size=size)
+    if not stranger:
+        return plain.map(FaultPlan)
+    his = st.lists(tampers(most), min_size=1, max_size=3)
+    return st.tuples(plain, his).map(lambda both: FaultPlan((*both[0], *both[1])))
 
 
 @st.composite

@@ -1,7 +1,8 @@
 """
 Search for a plan of faults that breaks a rule: ``python -m tests.benchmarks.cluster_search --examples N --seed S``.
 
-For nights. Plans are larger than in the tests; what is found is shrunk and printed as code that a test can keep.
+For nights. Plans are larger than in the tests; what is found is shrunk and printed as code that a test can keep. With
+``--stranger`` jobs have a token, and somebody without it writes whatever he likes into their store.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from tests.sim.promises import must_succeed, verdicts_of_steady_nodes
 NODES = 5
 
 
-def search(examples: int, number: int, coordinators: tuple[str, ...]) -> tuple[int, AssertionError | None]:
+def search(
+    examples: int, number: int, coordinators: tuple[str, ...], stranger: bool = False
+) -> tuple[int, AssertionError | None]:
     """How many clusters were run, and the smallest history that breaks a rule, if one does."""
     runs = 0
 
@@ -34,7 +37,7 @@ def search(examples: int, number: int, coordinators: tuple[str, ...]) -> tuple[i
     @given(
         rules=strategies.rules(NODES),
         nodes=st.integers(1, NODES),
-        plan=strategies.fault_plans(NODES, size=10),
+        plan=strategies.fault_plans(NODES, size=10, stranger=stranger),
         coordinator=st.sampled_from(coordinators),
         chance=st.integers(0, 1000),
         work=st.sampled_from((5.0, 20.0, 60.0)),
@@ -42,8 +45,9 @@ def search(examples: int, number: int, coordinators: tuple[str, ...]) -> tuple[i
     def holds(rules: Rules, nodes: int, plan: FaultPlan, coordinator: str, chance: int, work: float) -> None:
         nonlocal runs
         runs += 1
-        cluster = SimulatedCluster(rules, nodes, plan, coordinator, chance, work).run()
-        if must_succeed(cluster):
+        token = "secret" if stranger else ""
+        cluster = SimulatedCluster(rules, nodes, plan, coordinator, chance, work, token=token).run()
+        if not stranger and must_succeed(cluster):
             kinds = [verdict.kind if verdict else "none" for verdict in verdicts_of_steady_nodes(cluster)]
             if set(kinds) != {"succeeded"}:
                 raise InvariantBroken(f"the job had to succeed, but: {cluster.verdicts}\n{cluster.describe()}")
@@ -61,9 +65,10 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--coordinator", nargs="+", default=("fixed", "elected"), choices=("fixed", "elected"))
+    parser.add_argument("--stranger", action="store_true", help="who has no token writes to their store")
     options = parser.parse_args()
     began = time.monotonic()
-    runs, found = search(options.examples, options.seed, tuple(options.coordinator))
+    runs, found = search(options.examples, options.seed, tuple(options.coordinator), options.stranger)
     print(f"{runs} clusters in {time.monotonic() - began:.0f} s with seed {options.seed}: ", end="")
     print("no rule was broken" if found is None else f"a rule was broken\n{found}")
     return 0 if found is None else 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from attrs import evolve
 
-from elasticlib.rendezvous import _codec, _coordinator, _liveness
+from elasticlib.rendezvous import _codec, _contact, _coordinator, _liveness
 from elasticlib.rendezvous._incoming import Incoming
 from elasticlib.rendezvous._messages import decode
 from elasticlib.rendezvous._outbox import Outbox
@@ -25,6 +25,7 @@ from elasticlib.testing import (
     FaultPlan,
     Fenced,
     InvariantBroken,
+    Join,
     Pause,
     Rules,
     Sealed,
@@ -100,7 +101,7 @@ def test_a_node_whose_beats_are_destroyed_stops_its_workers_before_others_have_i
 
     fenced = [record for record in cluster.history if isinstance(record, Fenced)]
     assert {"n2"} == {record.node.partition("/")[0] for record in fenced}
-    assert "somebody destroys this node's beats" in fenced[0].why
+    assert "somebody removes this node's heartbeats" in fenced[0].why
     assert fenced[0].at < 28.0
     assert ["succeeded"] * 3 == kinds(cluster)
 
@@ -126,6 +127,27 @@ def test_a_node_that_reads_no_pulse_of_its_job_takes_its_beats_for_lost() -> Non
     cluster.run()
 
     assert ["succeeded"] * 4 == kinds(cluster)
+
+
+@pytest.mark.parametrize("at", [8.0, 20.0])
+@BOTH
+def test_whoever_was_in_a_job_does_not_begin_it_anew_where_all_was_deleted(coordinator: str, at: float) -> None:
+    cluster = job(FailWorker(0, 3.0), Tamper(at, 0.0, where=("all",)), coordinator=coordinator)
+    cluster.run()
+
+    assert 1 == len(cluster.watches)
+    if coordinator == "elected":
+        assert {"lost"} == set(kinds(cluster))
+
+
+def test_where_all_was_deleted_and_a_newcomer_begins_the_job_those_who_were_in_it_end() -> None:
+    """He finds nothing of it: nobody could have told him."""
+    away = [Cut(node, 7.5, 5.0) for node in range(3)]
+    cluster = job(*away, Tamper(8.0, 0.0, where=("all",)), Join(3, 8.001), Join(4, 8.001))
+    cluster.run()
+
+    assert 2 == len(cluster.watches)
+    assert ["lost"] * 3 == kinds(cluster)[:3]
 
 
 def test_an_old_memory_seats_nobody_while_he_hides_the_pulse_from_those_who_could_object() -> None:
@@ -185,7 +207,7 @@ def test_an_old_memory_that_is_put_back_is_noticed_by_nodes_at_work_within_secon
 
         for node in cluster.members:
             assert node.verdict is not None
-            assert "memory was set back" in node.verdict.why
+            assert "saved state was set back" in node.verdict.why
             assert node.verdict.at < 16.0
     assert spares > 1
 
@@ -273,6 +295,16 @@ def test_a_node_that_never_says_again_that_it_waits_is_caught(
 
     with pytest.raises(InvariantBroken, match="wait for ever"):
         test_a_wish_for_a_seat_that_was_removed_is_said_again(coordinator, monkeypatch)
+
+
+def test_a_node_that_works_on_for_long_when_its_job_began_anew_without_it_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_contact, "FENCE", 3.0)
+    monkeypatch.setattr(_contact, "KILL", 3.5)
+
+    with pytest.raises(InvariantBroken, match="run though their job began anew"):
+        test_where_all_was_deleted_and_a_newcomer_begins_the_job_those_who_were_in_it_end()
 
 
 def test_the_same_acts_are_no_trouble_without_a_mutant() -> None:

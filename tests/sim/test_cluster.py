@@ -451,7 +451,7 @@ def test_an_old_memory_that_is_put_back_ends_the_job_and_repeats_no_round(second
     begun = [record.round for record in cluster.history if isinstance(record, Sealed)]
     assert [0, 1, 2] == begun
     assert 2 == len(cluster.verdicts)
-    assert all("the coordinator's memory was set back" in verdict.why for verdict in cluster.verdicts.values())
+    assert all("the job's saved state was set back" in verdict.why for verdict in cluster.verdicts.values())
 
 
 def test_a_document_that_is_changed_under_a_coordinator_that_lives_ends_the_job() -> None:

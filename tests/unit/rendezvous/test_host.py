@@ -318,7 +318,7 @@ def test_a_letter_that_was_removed_ends_the_job_with_a_clear_word() -> None:
 
     beats.stop()
     assert isinstance(final, Final)
-    assert "letter 2 of node a was removed from the store before it was read" in final.why
+    assert "message 2 of node a was removed from the store unread" in final.why
     office.host.close()
 
 

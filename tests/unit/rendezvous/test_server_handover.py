@@ -26,6 +26,7 @@ from elasticlib.rendezvous._garbage import Garbage
 from elasticlib.rendezvous._handover import Handover, read_handover, write_handover
 from elasticlib.rendezvous._mail import Mail
 from elasticlib.rendezvous._messages import (
+    LAST_EPOCH,
     Beat,
     Descriptor,
     Final,
@@ -255,7 +256,7 @@ def test_a_join_from_beyond_the_coordinators_memory_ends_the_job() -> None:
 
     final = shell.notice(box, 0)
     assert isinstance(final, Final)
-    assert "the coordinator's memory was set back: node a has seen round 1, but it remembers round 0" in final.why
+    assert "the job's saved state was set back: node a has seen round 1, but it remembers round 0" in final.why
 
 
 def test_a_join_from_a_later_term_ends_the_job() -> None:
@@ -283,7 +284,7 @@ def test_a_beat_from_beyond_the_coordinators_memory_ends_the_job_where_its_node_
 
     final = shell.notice(box, 2)
     assert isinstance(final, Final)
-    assert "the coordinator's memory was set back: node a has read 2 notices, but it remembers 1" in final.why
+    assert "the job's saved state was set back: node a has read 2 notices, but it remembers 1" in final.why
 
 
 def test_a_successor_hears_those_who_live_before_it_seats_anybody() -> None:
@@ -328,11 +329,51 @@ def test_those_whom_the_coordinator_does_not_know_any_more_read_the_end_in_its_p
     pulse = shell.find(PULSE, "nonce")
     assert isinstance(before, Pulse)
     assert isinstance(pulse, Pulse)
-    assert pulse.over.startswith("the coordinator's memory was")
+    assert pulse.over.startswith("the job's saved state was")
     assert pulse.count > before.count
     assert not shell.server.stopped
     shell.later(30.0)
     assert shell.server.stopped
+
+
+def test_a_node_that_has_seen_the_job_does_not_begin_it_anew_where_its_memory_is_gone() -> None:
+    """Its restarts would be there again, and its rounds would run beside those that others are in."""
+    shell, _ = played()
+    shell.saved = None
+
+    shell.elect("another", Seen("nonce", 1, 1))
+
+    assert shell.server.is_over()
+    assert shell.server.nonce == "nonce"
+    pulse = shell.find(PULSE, "nonce")
+    assert isinstance(pulse, Pulse)
+    assert "it is not in the store any more" in pulse.over
+
+
+@pytest.mark.parametrize("epoch", [-1, LAST_EPOCH, 1 << 62, "9" * 4300, "1e9", "null"])
+def test_no_number_of_takeovers_that_strangers_write_breaks_a_step_or_hides_the_coordinator(epoch: Any) -> None:
+    shell, _ = played(None)
+    assert shell.saved is not None
+    assert b'"epoch":0' in shell.saved
+    shell.saved = shell.saved.replace(b'"epoch":0', b'"epoch":%s' % str(epoch).encode())
+
+    shell.elect("another", Seen("nonce", 0, 1))
+
+    pulse = shell.find(PULSE, "nonce")
+    assert isinstance(pulse, Pulse)
+    assert "the job's saved state was destroyed" in pulse.over
+
+
+@pytest.mark.parametrize("epoch", [0, 1, LAST_EPOCH])
+def test_a_successor_of_any_takeover_that_a_node_can_have_seen_is_heard(epoch: int) -> None:
+    shell, _ = played()
+    shell.saved = None
+
+    shell.elect("another", Seen("nonce", epoch, 1))
+
+    pulse = shell.find(PULSE, "nonce")
+    assert isinstance(pulse, Pulse)
+    assert pulse.epoch == min(epoch + 1, LAST_EPOCH)
 
 
 def test_one_who_remembers_nobody_seats_nobody_before_those_at_work_had_the_time_to_say_so() -> None:

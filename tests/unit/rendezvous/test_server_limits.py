@@ -190,7 +190,7 @@ def test_an_old_beat_says_nothing_of_letters_either() -> None:
 
     final = office.notice(a, 1)
     assert isinstance(final, Final)
-    assert "letter 2 of node b was removed from the store before it was read" in final.why
+    assert "message 2 of node b was removed from the store unread" in final.why
 
 
 def test_a_node_that_was_told_the_end_is_not_waited_for_because_its_old_beats_come_again() -> None:

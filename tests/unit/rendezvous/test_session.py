@@ -500,7 +500,7 @@ def test_a_node_whose_beats_rest_hears_that_its_last_one_was_destroyed() -> None
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer([put(Pulse("nonce", 9, missed=(Missed("b", 0),)))])
 
-    assert ["somebody destroys this node's beats" in str(word) for word in shell.words()] == [True]
+    assert ["somebody removes this node's heartbeats" in str(word) for word in shell.words()] == [True]
     assert (shell.session.kill_at() or 0.0) < (kill_at or 0.0)
 
 
@@ -528,6 +528,24 @@ def test_a_job_that_has_begun_anew_is_left_by_whoever_was_in_it() -> None:
 
     assert isinstance(shell.session.error, RendezvousClosedError)
     assert shell.now < 100.0 + HEARTBEAT
+
+
+@pytest.mark.parametrize("junk", [b"junk", put(GREETING), put(Pulse("other", 7))])
+def test_a_heartbeat_of_the_coordinator_that_cannot_be_believed_is_refused_and_named(junk: bytes) -> None:
+    shell = Shell().greeted().joined()
+
+    while shell.connection == 1:
+        shell.later(INTERVAL * HEARTBEAT)
+        if shell.connection == 1:
+            shell.answer()
+            shell.answer([junk])
+
+    refusals = [action.text for action in shell.done if isinstance(action, Log) and "refused" in action.text]
+    assert refusals[0].startswith("a coordinator's heartbeat was refused: the heartbeat ")
+    (lost,) = shell.words()
+    assert isinstance(lost, ContactLost)
+    assert "nobody answered" not in lost.why
+    assert "coordinator" in lost.why
 
 
 def test_the_pulse_says_who_waits() -> None:
@@ -646,7 +664,7 @@ def test_a_node_whose_beats_the_coordinator_misses_though_they_are_in_the_store_
         shell.answer([put(Pulse("nonce", number, missed=missed))])
 
     words = [word.why for word in shell.words() if isinstance(word, ContactLost)]
-    assert stops == any("somebody destroys this node's beats" in why for why in words)
+    assert stops == any("somebody removes this node's heartbeats" in why for why in words)
 
 
 def test_an_old_pulse_that_misses_beats_stops_nobody() -> None:
@@ -1004,10 +1022,10 @@ def test_a_pulse_that_says_that_the_job_has_ended_ends_this_nodes_part() -> None
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
 
-    shell.answer([put(Pulse("nonce", 9, over="the coordinator's memory was set back"))])
+    shell.answer([put(Pulse("nonce", 9, over="the job's saved state was set back"))])
 
     assert isinstance(shell.session.error, RendezvousClosedError)
-    assert "job 'job' has ended: the coordinator's memory was set back" in str(shell.session.error)
+    assert "job 'job' has ended: the job's saved state was set back" in str(shell.session.error)
 
 
 # what it leaves behind
