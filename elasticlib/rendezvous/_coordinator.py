@@ -77,6 +77,7 @@ __all__ = [
     "next_loss",
     "status",
     "step",
+    "told_again",
 ]
 
 SILENT = "silent for {:g} s"
@@ -104,6 +105,14 @@ def step(state: State, event: Event, now: float) -> Outcome:
 def abandon(state: State, why: str, kind: str = "closed") -> Outcome:
     """End the job for everybody at once, without a failed worker as its cause."""
     return finish(state, Final(False, why, kind=kind)) if state.final is None else (state, ())
+
+
+def told_again(state: State, node: str) -> Outcome:
+    """The job's end once more, for a *node* that still waits: what is said where no beats are read may get lost."""
+    seq = state.heard.get(node)
+    if state.final is None or seq is None:
+        return state, ()
+    return state, (Send(box_name(node, seq), node, _last_word(state, state.final, node)),)
 
 
 def _hear(state: State, event: Received, now: float) -> Outcome:

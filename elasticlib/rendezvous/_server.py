@@ -240,8 +240,11 @@ class Server:
         out += said
         if letter is None:
             return
-        if isinstance(join := letter.report, Join) and letter.seq > self.state.heard.get(join.node, 0):
-            self._welcome(join, box_name(join.node, letter.seq), now, out)
+        if isinstance(join := letter.report, Join):
+            if letter.seq > self.state.heard.get(join.node, 0):
+                self._welcome(join, box_name(join.node, letter.seq), now, out)
+            elif not self._mail.box_of(join.node):
+                self._follow(self.logic.told_again(self.state, join.node), now, out)
         self._step(Received(letter.seq, letter.report), now, out)
         if isinstance(letter.report, (Bye, Leave)):  # who leaves does not wait for the answer
             self._mail.part(letter.report.node)

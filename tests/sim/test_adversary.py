@@ -27,6 +27,7 @@ from elasticlib.testing import (
     InvariantBroken,
     Join,
     Pause,
+    PauseStore,
     Rules,
     Sealed,
     SetBack,
@@ -148,6 +149,19 @@ def test_where_all_was_deleted_and_a_newcomer_begins_the_job_those_who_were_in_i
 
     assert 2 == len(cluster.watches)
     assert ["lost"] * 3 == kinds(cluster)[:3]
+
+
+def test_who_asks_anew_after_the_end_is_told_of_it_though_the_store_refuses_it_twice() -> None:
+    """It lives where it asks: what it has not read is written again for as long as its beats come there."""
+    rules = Rules(1, 3, 3, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="max")
+    tamper = Tamper(39.25, 40.0, 362429, 0.1, ("state", "hello", "inbox"), (245, 246, 279, 335))
+    plan = FaultPlan((PauseStore(16.875, 30.25), tamper))
+    cluster = SimulatedCluster(rules, 1, plan, "elected", seed=770, work=5.0, token=TOKEN)
+    cluster.run()
+
+    (told,) = cluster.members
+    assert told.verdict is not None
+    assert "changed by somebody else" in told.verdict.why
 
 
 def test_an_old_memory_seats_nobody_while_he_hides_the_pulse_from_those_who_could_object() -> None:
