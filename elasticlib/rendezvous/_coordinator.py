@@ -142,7 +142,7 @@ def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
     known = _known(state, node)
     if known is not None:
         entry = evolve(entry, arrived=known.arrived, exits=known.exits, free_at=known.free_at)
-    refusal = _refusal(state, report) or (None if known is not None else _places.refusal(state, entry))
+    refusal = _refusal(state, report) or (None if known is not None else _places.refusal(state, entry, now))
     if refusal:
         state, actions = _part(state, node, refusal)
         return state, (Send(entry.box, node, Final(False, refusal, kind="refused")), *actions)
