@@ -29,7 +29,7 @@ from elasticlib.rendezvous._endings import (
     worth_keeping,
 )
 from elasticlib.rendezvous._exchange import box_name
-from elasticlib.rendezvous._gathering import gather, status
+from elasticlib.rendezvous._gathering import gather, remembering, status
 from elasticlib.rendezvous._liveness import asks_anew, boxes, give_up, given_up, heard_again, look, missed, next_loss
 from elasticlib.rendezvous._messages import Bye, Close, Failed, Final, GivenUp, Join, Leave, Stopped, Succeeded, Terms
 from elasticlib.rendezvous._state import (
@@ -95,6 +95,8 @@ def step(state: State, event: Event, now: float) -> Outcome:
         if event.seq > heard:
             state, more = _hear(evolve(state, heard={**state.heard, node: event.seq}), event, now)
             actions += more
+        if not heard:  # also of those who are refused, or go again, while one round runs for days
+            state = remembering(state)
     elif isinstance(event, Beats):
         state, actions = _count(state, event.counts, now)
     state, more = _settle(state, now)

@@ -77,7 +77,7 @@ def seal(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
     entries = {node: _rested(state.waiting[node]) for node in nodes}
     rest = {node: entry for node, entry in state.waiting.items() if node not in entries}
     losses = state.losses if current is None else losses_after(state.losses, current)
-    state = evolve(state, heard=_worth_remembering(state), waiting=rest, losses=losses, gathering_since=None)
+    state = evolve(remembering(state), waiting=rest, losses=losses, gathering_since=None)
     state = evolve(state, round=Round(number, entries, seats), pausing=state.pausing & rest.keys())
     first: tuple[Action, ...] = (ClearStore(),) if rules.shared_store and number > 0 else ()
     sends = zip(entries.values(), seats, strict=True)
@@ -178,10 +178,11 @@ def _give_up(state: State, how: str, note: str) -> Outcome:
     return finish(state, Final(False, why + note, kind="timeout"))
 
 
-def _worth_remembering(state: State) -> Mapping[str, int]:
+def remembering(state: State) -> State:
+    """Without those of the nodes of the past that nobody need remember, the oldest ones."""
     seated = {} if state.round is None else state.round.entries
-    if len(state.heard) <= REMEMBERED + len(state.waiting):
-        return state.heard
+    if len(state.heard) <= REMEMBERED + len(state.waiting) + len(seated):
+        return state
     gone = [node for node in state.heard if node not in state.waiting and node not in seated]
     forgotten = frozenset(gone[: max(0, len(gone) - REMEMBERED)])
-    return {node: seq for node, seq in state.heard.items() if node not in forgotten}
+    return evolve(state, heard={node: seq for node, seq in state.heard.items() if node not in forgotten})
