@@ -29,9 +29,10 @@ from elasticlib.rendezvous._endings import (
     worth_keeping,
 )
 from elasticlib.rendezvous._exchange import box_name
-from elasticlib.rendezvous._gathering import gather, remembering, status
+from elasticlib.rendezvous._gathering import gather, status
 from elasticlib.rendezvous._liveness import asks_anew, boxes, give_up, given_up, heard_again, look, missed, next_loss
 from elasticlib.rendezvous._messages import Bye, Close, Failed, Final, GivenUp, Join, Leave, Stopped, Succeeded, Terms
+from elasticlib.rendezvous._past import heard_of, remembering
 from elasticlib.rendezvous._state import (
     AGENT_GONE,
     Action,
@@ -90,13 +91,15 @@ def step(state: State, event: Event, now: float) -> Outcome:
         node, heard = event.report.node, state.heard.get(event.report.node, 0)
         if not heard and not isinstance(event.report, (Join, Close)):
             return _settle(state, now)  # a node that nobody knows any more: of thousands, the oldest are forgotten
-        if event.seq > heard + 1:
+        state = heard_of(state, node)
+        # Of a node that is not known, it may be forgotten that the letters before came.
+        if event.seq > heard + 1 and (heard or not state.past.horizon):
             state, actions = abandon(state, f"letter {heard + 1} of node {node} was destroyed: {event.seq} came next")
         if event.seq > heard:
             state, more = _hear(evolve(state, heard={**state.heard, node: event.seq}), event, now)
             actions += more
         if not heard:  # also of those who are refused, or go again, while one round runs for days
-            state = remembering(state)
+            state = remembering(state, event.pulse)
     elif isinstance(event, Beats):
         state, actions = _count(state, event.counts, now)
     state, more = _settle(state, now)

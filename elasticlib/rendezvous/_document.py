@@ -22,7 +22,7 @@ from elasticlib import _untrusted
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._exchange import box_name
 from elasticlib.rendezvous._messages import Descriptor, Failed, Final, Message, RoundEnd, Seat, decode, encode
-from elasticlib.rendezvous._state import Cause, Entry, Exits, Round, Rules, State
+from elasticlib.rendezvous._state import Cause, Entry, Exits, Past, Round, Rules, State
 
 VERSION = 1
 _T = TypeVar("_T")
@@ -44,6 +44,7 @@ def encode_state(state: State, now: float) -> bytes:
         "v": VERSION,
         "rules": asdict(state.rules),
         "heard": dict(state.heard),
+        "past": _past(state),
         "waiting": [_entry(entry) for entry in state.waiting.values()],
         "round": None if state.round is None else _round(state.round, now),
         "restarts": state.restarts,
@@ -75,9 +76,11 @@ def _state(body: Any, now: float) -> State:
     after = {_untrusted.name(node): _read_exits(its, now) for node, its in _members(body["after"])}
     waiting = [_read_entry(entry, now, after) for entry in _untrusted.exactly(body["waiting"], list)]
     free_at = {_untrusted.name(node): now + _untrusted.seconds(left) for node, left in _members(body["pauses"])}
+    heard = _counts(body["heard"])
     return State(
         rules,
-        heard=_counts(body["heard"]),
+        heard=heard,
+        past=_read_past(body.get("past", [0, 0, []]), list(heard)),
         waiting={entry.node: evolve(entry, free_at=free_at.get(entry.node, 0.0)) for entry in waiting},
         round=None if body["round"] is None else _read_round(body["round"], now, after),
         restarts=_untrusted.whole(body["restarts"], 0),
@@ -91,6 +94,16 @@ def _state(body: Any, now: float) -> State:
         last_join=now - _age(body["last_join"]),
         final=None if body["final"] is None else _read_message(body["final"], Final),
     )
+
+
+def _past(state: State) -> list[Any]:
+    elders = [place for place, node in enumerate(state.heard) if node in state.past.elders]
+    return [state.past.pulse, state.past.horizon, elders]
+
+
+def _read_past(value: Any, heard: list[str]) -> Past:
+    pulse, horizon, elders = value
+    return Past(_at(heard, elders), _untrusted.whole(pulse, 0), _untrusted.whole(horizon, 0))
 
 
 def _entry(entry: Entry) -> list[Any]:

@@ -236,13 +236,14 @@ class Server:
     def _read(self, entry: Posted, now: float, out: list[Action]) -> None:
         if not entry.data:
             return
-        letter, said = self._incoming.letter(entry.data, self.nonce, now)
+        letter, said = self._incoming.letter(entry.data, self.nonce, self.state, now)
         out += said
         if letter is None:
             return
         if isinstance(join := letter.report, Join) and letter.seq > self.state.heard.get(join.node, 0):
             self._welcome(join, box_name(join.node, letter.seq), now, out)
-        self._step(Received(letter.seq, letter.report), now, out)
+        pulse = greeting.count(self._epoch, self._pulses) if self._interval else 0
+        self._step(Received(letter.seq, letter.report, pulse), now, out)
         if isinstance(letter.report, (Bye, Leave)):  # who leaves does not wait for the answer
             self._mail.part(letter.report.node)
 

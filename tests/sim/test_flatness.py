@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
-from elasticlib.rendezvous import _endings, _gathering, _liveness, _places
+from elasticlib.rendezvous import _endings, _liveness, _past, _places
 from elasticlib.testing import FaultPlan, Join, Kill, Leave, Rules, Sealed, SimulatedCluster
 from elasticlib.testing._host import Host
 
@@ -123,7 +123,7 @@ def test_what_a_coordinator_and_a_node_remember_does_not_grow(
     rules: Rules, coordinator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is remembered of the past has a bound, which is lower here."""
-    for module in (_endings, _gathering, _liveness):
+    for module in (_endings, _liveness, _past):
         monkeypatch.setattr(module, "REMEMBERED", 8)
     monkeypatch.setattr(_places, "_REMEMBERED", 8)
     cycles = 120
@@ -140,7 +140,7 @@ def test_what_a_coordinator_and_a_node_remember_does_not_grow(
 
 
 def test_what_is_written_down_does_not_grow_while_one_round_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_gathering, "REMEMBERED", 8)
+    monkeypatch.setattr(_past, "REMEMBERED", 8)
     cycles = 120
     cluster = coming_and_going(cycles, "elected", FULL)
 
