@@ -62,6 +62,7 @@ PURE = [
     "rendezvous/_gathering.py",
     "rendezvous/_liveness.py",
     "rendezvous/_places.py",
+    "rendezvous/_past.py",
     "rendezvous/_document.py",
     "rendezvous/_exchange.py",
     "rendezvous/_box.py",

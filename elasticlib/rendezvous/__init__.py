@@ -22,7 +22,6 @@ if typing.TYPE_CHECKING:
         RendezvousStateError,
         RendezvousTimeoutError,
     )
-    from elasticlib.rendezvous._coordinator import Rules
     from elasticlib.rendezvous._exchange import Exchange
     from elasticlib.rendezvous._handlers import (
         RendezvousHandler,
@@ -33,6 +32,7 @@ if typing.TYPE_CHECKING:
     from elasticlib.rendezvous._membership import Membership
     from elasticlib.rendezvous._messages import ContactLost, Descriptor, FailureNote, Final, Notice, RoundEnd, Seat
     from elasticlib.rendezvous._open import Rendezvous, open_local, open_remote
+    from elasticlib.rendezvous._state import Rules
     from elasticlib.rendezvous.memory import MemoryExchange
     from elasticlib.rendezvous.registry import (
         RendezvousHandlerCreator,
@@ -50,7 +50,7 @@ _ROOMS = {
         "RendezvousStateError",
         "RendezvousTimeoutError",
     ),
-    "elasticlib.rendezvous._coordinator": ("Rules",),
+    "elasticlib.rendezvous._state": ("Rules",),
     "elasticlib.rendezvous._exchange": ("Exchange",),
     "elasticlib.rendezvous._handlers": (
         "RendezvousHandler",

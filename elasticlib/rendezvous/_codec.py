@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from attrs import asdict, fields
+from attrs import NOTHING, asdict, fields
 
 from elasticlib import _untrusted
 
@@ -54,6 +54,10 @@ class Codec:
                 f"tuple[{part.__name__}, ...]": _many(read),
             }
         readers["Report"] = self._read_nested
+        # A peer of an earlier version does not know of a field that is new, and has a default.
+        self._needed = {
+            cls: {each.name for each in fields(cls) if each.default is NOTHING} for cls in (*classes.values(), *parts)
+        }
         self._fields = {
             cls: {each.name: readers[str(each.type)] for each in fields(cls)} for cls in (*classes.values(), *parts)
         }
@@ -96,9 +100,9 @@ class Codec:
 
     def _of(self, cls: type[Any], body: Any) -> Any:
         readers = self._fields[cls]
-        if not isinstance(body, dict) or body.keys() != readers.keys():
+        if not isinstance(body, dict) or not self._needed[cls] <= body.keys() <= readers.keys():
             raise ValueError(f"{cls.__name__} needs exactly the fields {', '.join(readers)}")
-        return cls(**{name: read(body[name]) for name, read in readers.items()})
+        return cls(**{name: readers[name](value) for name, value in body.items()})
 
 
 def write(body: Any) -> bytes:

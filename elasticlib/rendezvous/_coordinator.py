@@ -32,53 +32,23 @@ from elasticlib.rendezvous._exchange import box_name
 from elasticlib.rendezvous._gathering import gather, status
 from elasticlib.rendezvous._liveness import asks_anew, boxes, give_up, given_up, heard_again, look, missed, next_loss
 from elasticlib.rendezvous._messages import Bye, Close, Failed, Final, GivenUp, Join, Leave, Stopped, Succeeded, Terms
+from elasticlib.rendezvous._past import heard_of, remembering
 from elasticlib.rendezvous._state import (
     AGENT_GONE,
     Action,
     Beats,
     Cause,
-    ClearStore,
     Entry,
     Event,
     Outcome,
     Received,
     Round,
-    Rules,
     Send,
-    Sighting,
     State,
-    Tick,
     WakeAt,
-    Watch,
 )
 
-__all__ = [
-    "AGENT_GONE",
-    "Action",
-    "Beats",
-    "Cause",
-    "ClearStore",
-    "Entry",
-    "Event",
-    "Outcome",
-    "Received",
-    "Round",
-    "Rules",
-    "Send",
-    "Sighting",
-    "State",
-    "Tick",
-    "WakeAt",
-    "Watch",
-    "abandon",
-    "boxes",
-    "given_up",
-    "missed",
-    "next_loss",
-    "status",
-    "step",
-    "told_again",
-]
+__all__ = ["abandon", "boxes", "given_up", "missed", "next_loss", "status", "step", "told_again"]
 
 SILENT = "silent for {:g} s"
 """Why a node is lost whose beats stay away."""
@@ -91,11 +61,15 @@ def step(state: State, event: Event, now: float) -> Outcome:
         node, heard = event.report.node, state.heard.get(event.report.node, 0)
         if not heard and not isinstance(event.report, (Join, Close)):
             return _settle(state, now)  # a node that nobody knows any more: of thousands, the oldest are forgotten
-        if event.seq > heard + 1:
+        state = heard_of(state, node)
+        # Of a node that is not known, it may be forgotten that the letters before came.
+        if event.seq > heard + 1 and (heard or not state.past.horizon):
             state, actions = abandon(state, f"letter {heard + 1} of node {node} was destroyed: {event.seq} came next")
         if event.seq > heard:
             state, more = _hear(evolve(state, heard={**state.heard, node: event.seq}), event, now)
             actions += more
+        if not heard:  # also of those who are refused, or go again, while one round runs for days
+            state = remembering(state, event.pulse)
     elif isinstance(event, Beats):
         state, actions = _count(state, event.counts, now)
     state, more = _settle(state, now)
@@ -151,7 +125,7 @@ def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
     known = _known(state, node)
     if known is not None:
         entry = evolve(entry, arrived=known.arrived, exits=known.exits, free_at=known.free_at)
-    refusal = _refusal(state, report) or (None if known is not None else _places.refusal(state, entry))
+    refusal = _refusal(state, report) or (None if known is not None else _places.refusal(state, entry, now))
     if refusal:
         state, actions = _part(state, node, refusal)
         return state, (Send(entry.box, node, Final(False, refusal, kind="refused")), *actions)

@@ -22,7 +22,7 @@ from elasticlib import _untrusted
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._exchange import box_name
 from elasticlib.rendezvous._messages import Descriptor, Failed, Final, Message, RoundEnd, Seat, decode, encode
-from elasticlib.rendezvous._state import Cause, Entry, Exits, Round, Rules, State
+from elasticlib.rendezvous._state import Cause, Entry, Exits, Past, Round, Rules, State
 
 VERSION = 1
 _T = TypeVar("_T")
@@ -44,12 +44,13 @@ def encode_state(state: State, now: float) -> bytes:
         "v": VERSION,
         "rules": asdict(state.rules),
         "heard": dict(state.heard),
+        "past": _past(state),
         "waiting": [_entry(entry) for entry in state.waiting.values()],
         "round": None if state.round is None else _round(state.round, now),
         "restarts": state.restarts,
         "losses": dict(state.losses),
         "exits": {place: [_exits(its, now) for its in agents] for place, agents in state.exits.items()},
-        "after": {entry.node: _exits(entry.exits, now) for entry in _entries(state) if entry.exits is not None},
+        "after": {entry.box: _exits(entry.exits, now) for entry in _entries(state) if entry.exits is not None},
         "pauses": {node: entry.free_at - now for node, entry in state.waiting.items() if entry.free_at},
         "gathering": None if state.gathering_since is None else now - state.gathering_since,
         "last_join": now - state.last_join,
@@ -72,12 +73,14 @@ def decode_state(data: bytes, now: float) -> State:
 
 def _state(body: Any, now: float) -> State:
     rules = Rules(**{name: read(body["rules"][name]) for name, read in _RULES.items()})
-    after = {_untrusted.name(node): _read_exits(its, now) for node, its in _members(body["after"])}
+    after = {_untrusted.name(box): _read_exits(its, now) for box, its in _members(body["after"])}
     waiting = [_read_entry(entry, now, after) for entry in _untrusted.exactly(body["waiting"], list)]
     free_at = {_untrusted.name(node): now + _untrusted.seconds(left) for node, left in _members(body["pauses"])}
+    heard = _counts(body["heard"])
     return State(
         rules,
-        heard=_counts(body["heard"]),
+        heard=heard,
+        past=_read_past(body.get("past", [0, 0, []]), list(heard)),
         waiting={entry.node: evolve(entry, free_at=free_at.get(entry.node, 0.0)) for entry in waiting},
         round=None if body["round"] is None else _read_round(body["round"], now, after),
         restarts=_untrusted.whole(body["restarts"], 0),
@@ -93,6 +96,16 @@ def _state(body: Any, now: float) -> State:
     )
 
 
+def _past(state: State) -> list[Any]:
+    elders = [place for place, node in enumerate(state.heard) if node in state.past.elders]
+    return [state.past.pulse, state.past.horizon, elders]
+
+
+def _read_past(value: Any, heard: list[str]) -> Past:
+    pulse, horizon, elders = value
+    return Past(_at(heard, elders), _untrusted.whole(pulse, 0), _untrusted.whole(horizon, 0))
+
+
 def _entry(entry: Entry) -> list[Any]:
     its = entry.descriptor
     return [entry.node, entry.seq, its.slots, its.role, its.addresses, its.store_port, its.index, its.hosts, its.work]
@@ -101,7 +114,7 @@ def _entry(entry: Entry) -> list[Any]:
 def _entries(state: State) -> Iterator[Entry]:
     yield from state.waiting.values()
     if state.round is not None:
-        yield from (entry for entry in state.round.entries.values() if entry.node not in state.waiting)
+        yield from state.round.entries.values()
 
 
 def _exits(exits: Exits, now: float) -> list[Any]:
@@ -126,7 +139,7 @@ def _read_entry(value: Any, now: float, after: Mapping[str, Exits]) -> Entry:
     )
     # How long it has been there is not known: what it does next is judged as a newcomer's.
     box = box_name(_untrusted.name(node), _untrusted.whole(seq, 1))
-    return Entry(node, box, seq, descriptor, arrived=now, exits=after.get(node))
+    return Entry(node, box, seq, descriptor, arrived=now, exits=after.get(box))
 
 
 def _round(current: Round, now: float) -> dict[str, Any]:

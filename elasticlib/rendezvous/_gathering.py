@@ -19,9 +19,6 @@ from elasticlib.rendezvous._places import next_free, pauses, ready, refused
 from elasticlib.rendezvous._seats import assign, order
 from elasticlib.rendezvous._state import Action, ClearStore, Entry, Outcome, Round, Send, State, WakeAt, named
 
-REMEMBERED = 4096
-"""Nodes of the past whose letters are still told from new ones, so that a job may replace its nodes for ever."""
-
 
 def gather(state: State, now: float) -> Outcome:
     """Seat those who wait, if it is time; else say when it will be."""
@@ -77,7 +74,7 @@ def seal(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
     entries = {node: _rested(state.waiting[node]) for node in nodes}
     rest = {node: entry for node, entry in state.waiting.items() if node not in entries}
     losses = state.losses if current is None else losses_after(state.losses, current)
-    state = evolve(state, heard=_worth_remembering(state), waiting=rest, losses=losses, gathering_since=None)
+    state = evolve(state, waiting=rest, losses=losses, gathering_since=None)
     state = evolve(state, round=Round(number, entries, seats), pausing=state.pausing & rest.keys())
     first: tuple[Action, ...] = (ClearStore(),) if rules.shared_store and number > 0 else ()
     sends = zip(entries.values(), seats, strict=True)
@@ -176,12 +173,3 @@ def _give_up(state: State, how: str, note: str) -> Outcome:
     if without_seats := refused(state):
         why += f"; no seat is given any more to {without_seats}"
     return finish(state, Final(False, why + note, kind="timeout"))
-
-
-def _worth_remembering(state: State) -> Mapping[str, int]:
-    seated = {} if state.round is None else state.round.entries
-    if len(state.heard) <= REMEMBERED + len(state.waiting):
-        return state.heard
-    gone = [node for node in state.heard if node not in state.waiting and node not in seated]
-    forgotten = frozenset(gone[: max(0, len(gone) - REMEMBERED)])
-    return {node: seq for node, seq in state.heard.items() if node not in forgotten}

@@ -22,9 +22,14 @@ def number(last: int, served: float, heartbeat: float) -> int:
     return max(last + 1, int(served / (heartbeat * TICK)) if heartbeat else 0)
 
 
+def count(epoch: int, number: int) -> int:
+    """Of pulse *number* of that epoch: above all of the epochs before."""
+    return (epoch << EPOCH_BITS) + number
+
+
 def pulse(
     nonce: str, epoch: int, number: int, status: str, remark: str, waiting: int, over: str, missed: tuple[Missed, ...]
 ) -> Pulse:
     """Pulse *number* of that epoch; a successor's count must be above ours, whatever it is."""
     told = f"{status}; {remark}" if status and remark else status
-    return Pulse(nonce, (epoch << EPOCH_BITS) + number, told, waiting, over, missed)
+    return Pulse(nonce, count(epoch, number), told, waiting, over, missed)

@@ -14,7 +14,6 @@ import uuid
 from elasticlib._clock import Clock, monotonic
 from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError, StartError
-from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous._journal import Journal, LeadershipLost
 from elasticlib.rendezvous._operations import Log, Read, Receive, perform
@@ -37,6 +36,7 @@ from elasticlib.rendezvous._server_events import (
     Stop,
     Unsaved,
 )
+from elasticlib.rendezvous._state import Rules, State
 
 _log = logging.getLogger("elasticlib")
 

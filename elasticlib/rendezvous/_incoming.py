@@ -20,7 +20,9 @@ from elasticlib.rendezvous._codec import Place
 from elasticlib.rendezvous._exchange import beat_key, key_place, report_place
 from elasticlib.rendezvous._messages import Beat, Letter, Message, decode
 from elasticlib.rendezvous._operations import Log, refuse
+from elasticlib.rendezvous._past import doubt
 from elasticlib.rendezvous._shortening import LETTER
+from elasticlib.rendezvous._state import State
 
 _Kind = TypeVar("_Kind", Beat, Letter)
 
@@ -39,8 +41,8 @@ class Incoming:
         """The same, to be changed apart."""
         return type(self)(self.run_id, self.key, self._refusals, dict(self._latest))
 
-    def letter(self, data: bytes, nonce: str, now: float) -> tuple[Letter | None, tuple[Log, ...]]:
-        """The letter that *data* holds, if it does; *nonce* is that of this beginning of the job."""
+    def letter(self, data: bytes, nonce: str, state: State, now: float) -> tuple[Letter | None, tuple[Log, ...]]:
+        """The letter that *data* holds, if it does; *nonce* is that of this beginning of the job, of that *state*."""
 
         def place(message: Message) -> str:  # whom it is from must be known to check that it is from them
             if not isinstance(message, Letter):
@@ -50,7 +52,10 @@ class Incoming:
         if len(data) > LETTER:
             error = f"the inbox holds {len(data):,} bytes, and no letter has more than {LETTER:,}"
             return None, self._refuse("report", error, now)
-        return self._decode(Letter, "report", data, place, now)
+        letter, said = self._decode(Letter, "report", data, place, now)
+        if letter is not None and (why := doubt(state, letter.report)):
+            return None, self._refuse("report", why, now)
+        return letter, said
 
     def beat(self, box: str, data: bytes | None, nonce: str, now: float) -> tuple[Beat | None, tuple[Log, ...]]:
         """The beat that *data* holds, or the one that is known already if this one is older."""

@@ -93,6 +93,8 @@ class Join:
     """The last round in which this node had a seat; -1: none."""
     epoch: int = field(default=0, validator=and_(ge(0), le(LAST_EPOCH)))
     """The latest coordinator's of which it heard: one that remembers less was given an old memory."""
+    pulse: int = field(default=0, validator=ge(0))
+    """Count of the latest pulse that it has read, so that an old letter is told from a new node's; 0: none."""
 
 
 @frozen

@@ -11,7 +11,6 @@ from types import TracebackType
 from attrs import frozen
 from typing_extensions import Self
 
-from elasticlib.rendezvous._coordinator import Rules
 from elasticlib.rendezvous._host import Host
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._member import Member
@@ -19,6 +18,7 @@ from elasticlib.rendezvous._membership import Membership
 from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._offer import BoundOffer
 from elasticlib.rendezvous._remote import RemoteMember
+from elasticlib.rendezvous._state import Rules
 from elasticlib.rendezvous.memory import MemoryExchange
 
 

@@ -121,5 +121,5 @@ class Outbox:
         """
         if self.join is None or not self.has_wished or any(letter.seq == self.wish for letter in self.letters):
             return self
-        join = evolve(self.join, round=seen.round, epoch=seen.epoch)
+        join = evolve(self.join, round=seen.round, epoch=seen.epoch, pulse=seen.pulse)
         return evolve(self, letters=(Written(self.wish, join), *self.letters))

@@ -39,10 +39,10 @@ def place_of(entry: Entry) -> str:
     return f"{host_of(entry.node)} ({its.addresses[0] if its.index is None else f'number {its.index}'})"
 
 
-def refusal(state: State, entry: Entry) -> str | None:
+def refusal(state: State, entry: Entry, now: float) -> str | None:
     """Why the newcomer of *entry* gets no seat, if it gets none."""
     place = place_of(entry)
-    worst = _worst(state, place)
+    worst = _worst(_counting(state, place, now))
     if worst is None or not _is_refused(worst):
         return None
     return (
@@ -54,13 +54,15 @@ def refusal(state: State, entry: Entry) -> str | None:
 def arrived(state: State, entry: Entry, now: float) -> tuple[State, Entry]:
     """A newcomer asks for a seat, which it may have to pause for."""
     place = place_of(entry)
-    worst = _worst(state, place)
-    if worst is None:
+    if place not in state.exits:
         return state, entry
-    due = worst.at + PAUSES[worst.times - 1] * _heartbeat(state.rules)
-    others = list(state.exits[place])
-    others.remove(worst)
+    others = _counting(state, place, now)
     exits = {each: its for each, its in state.exits.items() if each != place}
+    worst = _worst(others)
+    if worst is None:
+        return evolve(state, exits=exits), entry
+    due = worst.at + PAUSES[worst.times - 1] * _heartbeat(state.rules)
+    others.remove(worst)
     if others:
         exits[place] = tuple(others)
     pausing = state.pausing | {entry.node} if due > now else state.pausing
@@ -88,8 +90,8 @@ def refused(state: State) -> str:
     """The places that get no seat any more, for people; empty where there are none."""
     lost = [
         f"{place}, which came and went {its.times} times"
-        for place in state.exits
-        if (its := _worst(state, place)) is not None and _is_refused(its)
+        for place, known in state.exits.items()
+        if (its := _worst(known)) is not None and _is_refused(its)
     ]
     return "; ".join(lost[:_NAMED]) + (f"; and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
 
@@ -133,15 +135,19 @@ def _is_refused(exits: Exits) -> bool:
     return exits.times > len(PAUSES)
 
 
-def _worst(state: State, place: str) -> Exits | None:
-    return max(state.exits.get(place, ()), key=lambda its: (its.times, its.at), default=None)
+def _worst(known: Iterable[Exits]) -> Exits | None:
+    return max(known, key=lambda its: (its.times, its.at), default=None)
+
+
+def _counting(state: State, place: str, now: float) -> list[Exits]:
+    """What happened at the place, without exits that lie a steady time back and did not cost it."""
+    since = now - STEADY * _heartbeat(state.rules)
+    return [its for its in state.exits.get(place, ()) if _is_refused(its) or its.at > since]
 
 
 def _forget(state: State, now: float) -> State:
-    """Without exits that lie a steady time back, and did not cost their place."""
-    since = now - STEADY * _heartbeat(state.rules)
-    kept = {place: [its for its in known if _is_refused(its) or its.at > since] for place, known in state.exits.items()}
-    return evolve(state, exits={place: tuple(known) for place, known in kept.items() if known})
+    kept = {place: tuple(_counting(state, place, now)) for place in state.exits}
+    return evolve(state, exits={place: known for place, known in kept.items() if known})
 
 
 def _remember(state: State, entry: Entry, exits: Exits) -> State:

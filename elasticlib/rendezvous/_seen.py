@@ -22,14 +22,17 @@ class Seen:
     """How often the coordination had been taken over."""
     round: int = -1
     """The last round in which the node had a seat."""
+    pulse: int = 0
+    """Count of the coordinator's latest pulse."""
 
-    def greeted(self, nonce: str) -> Self:
-        """With the job that this is."""
-        return evolve(self, nonce=nonce)
+    def greeted(self, nonce: str, pulse: Pulse | None) -> Self:
+        """With the job that this is, and the pulse that lay beside the greeting."""
+        # Not its epoch: that of a new coordinator is noticed where all follows that must.
+        return evolve(self, nonce=nonce, pulse=self.pulse if pulse is None else max(self.pulse, pulse.count))
 
     def felt(self, pulse: Pulse) -> Self:
         """After a pulse of the coordinator."""
-        return evolve(self, epoch=max(self.epoch, pulse.epoch))
+        return evolve(self, epoch=max(self.epoch, pulse.epoch), pulse=max(self.pulse, pulse.count))
 
     def told(self, notice: Told) -> Self:
         """After a notice of the coordinator."""

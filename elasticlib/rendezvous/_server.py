@@ -21,10 +21,10 @@ from typing_extensions import Self, assert_never
 
 from elasticlib._times import soonest
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous import _coordinator
+from elasticlib.rendezvous import _coordinator, _state
 from elasticlib.rendezvous import _greeting as greeting
+from elasticlib.rendezvous import _server_events as events
 from elasticlib.rendezvous._contact import INTERVAL
-from elasticlib.rendezvous._coordinator import Beats, ClearStore, Received, Send, State, Tick, WakeAt
 from elasticlib.rendezvous._endings import in_brief
 from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, box_name, key_place
 from elasticlib.rendezvous._garbage import Garbage
@@ -35,23 +35,7 @@ from elasticlib.rendezvous._messages import LAST_EPOCH, Beat, Bye, Final, Join, 
 from elasticlib.rendezvous._missing import Missing
 from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous._seen import Seen
-from elasticlib.rendezvous._server_events import (
-    Abandon,
-    Action,
-    Arrived,
-    Broke,
-    Close,
-    Destroyed,
-    Event,
-    Heard,
-    Interrupt,
-    Load,
-    Loaded,
-    Purge,
-    Save,
-    Stop,
-    Unsaved,
-)
+from elasticlib.rendezvous._state import Beats, ClearStore, Received, Send, State, Tick, WakeAt
 
 LOOK = 0.1
 """Share of the heartbeat time between two readings of all beats."""
@@ -96,7 +80,7 @@ class Server:
     _pulses: int = 0
     _wake_at: float | None = None
     _dirty: bool = False
-    _abandon: Abandon | None = None
+    _abandon: events.Abandon | None = None
     _leaver: str | None = None
     """The node that had the job abandoned because it goes."""
     _missing: Missing = field(factory=Missing)
@@ -111,20 +95,20 @@ class Server:
     def __attrs_post_init__(self) -> None:
         self._incoming = Incoming(self.run_id, self.key)
 
-    def begin(self, now: float) -> tuple[Self, tuple[Action, ...]]:
+    def begin(self, now: float) -> tuple[Self, tuple[events.Action, ...]]:
         """Start to coordinate."""
-        after, out = self._copy(), list[Action]()
+        after, out = self._copy(), list[events.Action]()
         after._interval = self.state.rules.heartbeat * INTERVAL
         after._began = after._greet_at = after._look_at = now
         if after.journaled:
-            out.append(Load())
+            out.append(events.Load())
         else:
             after._open(now, out)
         return after, tuple(out)
 
-    def step(self, event: Event, now: float) -> tuple[Self, tuple[Action, ...]]:
+    def step(self, event: events.Event, now: float) -> tuple[Self, tuple[events.Action, ...]]:
         """The server after *event*, and what is to be done, in order; *now* never goes back."""
-        after, out = self._copy(), list[Action]()
+        after, out = self._copy(), list[events.Action]()
         if not self.stopped:
             after._hear(event, now, out)
         return after, tuple(out)
@@ -139,47 +123,47 @@ class Server:
         after._incoming = self._incoming.copy()
         return after
 
-    def _hear(self, event: Event, now: float, out: list[Action]) -> None:
+    def _hear(self, event: events.Event, now: float, out: list[events.Action]) -> None:
         match event:
-            case Loaded(data):
+            case events.Loaded(data):
                 self._take_over(data, now, out)
-            case Destroyed(why):
+            case events.Destroyed(why):
                 self._forget_all(why, now, out)
-            case Arrived(entries):
+            case events.Arrived(entries):
                 self._receives = False
                 self._turn(entries, now, out)
-            case Heard(found):
+            case events.Heard(found):
                 self._listen(found, now, out)
                 self._conclude(now, out)
-            case Abandon():
+            case events.Abandon():
                 self._abandon = event
                 self._interrupt(out)
-            case Close(linger):
+            case events.Close(linger):
                 if self._leave_by is None:
                     self._leave_by = now + linger
                     self._interrupt(out)
-            case Unsaved(why, undone):
+            case events.Unsaved(why, undone):
                 self._save_less(why, undone, now, out)
-            case Broke(why):
+            case events.Broke(why):
                 self._receives = False
                 self._follow(self.logic.abandon(self.state, why), now, out)
                 self._conclude(now, out)
             case _:
                 assert_never(event)
 
-    def _interrupt(self, out: list[Action]) -> None:
+    def _interrupt(self, out: list[events.Action]) -> None:
         if self._receives:
-            out.append(Interrupt())
+            out.append(events.Interrupt())
 
     # Its life: one turn after the other.
 
-    def _open(self, now: float, out: list[Action]) -> None:
+    def _open(self, now: float, out: list[events.Action]) -> None:
         self._step(Tick(), now, out)
         self._commit(now, out)
         self._greet(now, out)
         self._rest(now, out)
 
-    def _turn(self, entries: Sequence[Posted], now: float, out: list[Action]) -> None:
+    def _turn(self, entries: Sequence[Posted], now: float, out: list[events.Action]) -> None:
         self._posted = tuple(entries)
         for entry in entries:
             self._read(entry, now, out)
@@ -195,12 +179,12 @@ class Server:
         else:
             self._conclude(now, out)
 
-    def _ask_for_beats(self, out: list[Action]) -> None:
+    def _ask_for_beats(self, out: list[events.Action]) -> None:
         here, lost = self.logic.boxes(self.state), self.logic.given_up(self.state)
         self._reads = (*here.items(), *((node, box) for node, box in lost.items() if node not in here))
         out.append(Read(tuple(beat_key(box) for _, box in self._reads)))
 
-    def _conclude(self, now: float, out: list[Action]) -> None:
+    def _conclude(self, now: float, out: list[events.Action]) -> None:
         self._commit(now, out)
         if self._interval and now >= self._greet_at:
             self._greet(now, out)
@@ -212,12 +196,12 @@ class Server:
             self._litter = ()
         self._rest(now, out)
 
-    def _rest(self, now: float, out: list[Action]) -> None:
+    def _rest(self, now: float, out: list[events.Action]) -> None:
         if self._is_done(now):
             if self.journaled and self.is_over():
-                out.append(Purge())
+                out.append(events.Purge())
             self.stopped = True
-            out.append(Stop())
+            out.append(events.Stop())
             return
         times = [self._wake_at, self._leave_by]
         if self._interval:
@@ -233,10 +217,10 @@ class Server:
 
     # What comes in.
 
-    def _read(self, entry: Posted, now: float, out: list[Action]) -> None:
+    def _read(self, entry: Posted, now: float, out: list[events.Action]) -> None:
         if not entry.data:
             return
-        letter, said = self._incoming.letter(entry.data, self.nonce, now)
+        letter, said = self._incoming.letter(entry.data, self.nonce, self.state, now)
         out += said
         if letter is None:
             return
@@ -245,18 +229,19 @@ class Server:
                 self._welcome(join, box_name(join.node, letter.seq), now, out)
             elif not self._mail.box_of(join.node):
                 self._follow(self.logic.told_again(self.state, join.node), now, out)
-        self._step(Received(letter.seq, letter.report), now, out)
+        pulse = greeting.count(self._epoch, self._pulses) if self._interval else 0
+        self._step(Received(letter.seq, letter.report, pulse), now, out)
         if isinstance(letter.report, (Bye, Leave)):  # who leaves does not wait for the answer
             self._mail.part(letter.report.node)
 
-    def _welcome(self, join: Join, box: str, now: float, out: list[Action]) -> None:
+    def _welcome(self, join: Join, box: str, now: float, out: list[events.Action]) -> None:
         number = -1 if self.state.round is None else self.state.round.number
         if forgotten := Seen(self.nonce, join.epoch, join.round).beyond(self._epoch, number):
             self._set_back(f"node {join.node} has seen {forgotten}", now, out)
         self._mail.opened(join.node, box)
         self._garbage.opened(join.node, box)
 
-    def _listen(self, found: Sequence[bytes | None], now: float, out: list[Action]) -> None:
+    def _listen(self, found: Sequence[bytes | None], now: float, out: list[events.Action]) -> None:
         here = self.logic.boxes(self.state)
         for (node, box), data in zip(self._reads, found, strict=True):
             beat, said = self._incoming.beat(box, data, self.nonce, now)
@@ -280,14 +265,14 @@ class Server:
         if (loss := self.logic.next_loss(self.state)) is not None:
             self._look_at = min(self._look_at, max(loss, now + _SHORTEST_LOOK))
 
-    def _heed(self, node: str, box: str, beat: Beat, now: float, out: list[Action]) -> None:
+    def _heed(self, node: str, box: str, beat: Beat, now: float, out: list[events.Action]) -> None:
         """What a beat tells besides that its node lives."""
         self._mail.note(box, beat.read)
         if beat.read:
             self._garbage.has_read(node, box)
         number = self._missing.look(node, beat.said, self.state.heard.get(node, 0), now, self.state.rules.heartbeat)
         if number is not None:
-            self._abandon = Abandon(f"message {number} of node {node} was removed from the store unread{ADVICE}")
+            self._abandon = events.Abandon(f"message {number} of node {node} was removed from the store unread{ADVICE}")
         told = self._mail.next_index(box)
         if self.journaled and beat.read > told and not self._mail.is_parted(node, box, self.state):
             self._mail.catch_up(node, box, beat.read)
@@ -297,11 +282,11 @@ class Server:
 
     # What goes out.
 
-    def _step(self, event: _coordinator.Event, now: float, out: list[Action]) -> None:
+    def _step(self, event: _state.Event, now: float, out: list[events.Action]) -> None:
         self._wake_at = None
         self._follow(self.logic.step(self.state, event, now), now, out)
 
-    def _follow(self, outcome: tuple[State, Sequence[_coordinator.Action]], now: float, out: list[Action]) -> None:
+    def _follow(self, outcome: tuple[State, Sequence[_state.Action]], now: float, out: list[events.Action]) -> None:
         state, actions = outcome
         if self.journaled:
             self._dirty = self._dirty or state != self.state  # signs of life alone make no difference
@@ -320,19 +305,19 @@ class Server:
                 case _:
                     assert_never(action)
 
-    def _commit(self, now: float, out: list[Action]) -> None:
+    def _commit(self, now: float, out: list[events.Action]) -> None:
         if self.refused:
             self.state = in_brief(self.state)
             self._mail.shorten()
         due = self._mail.due()
         if self.journaled and (due or self._dirty):
-            out.append(Save(self._document(now)))
+            out.append(events.Save(self._document(now)))
         self._dirty = False
         if due:
             out.append(Write(sealed(referring(due), self.key, lambda key: key_place(self.run_id, self.nonce, key))))
             self._mail.written(keep=bool(self._interval))
 
-    def _greet(self, now: float, out: list[Action]) -> None:
+    def _greet(self, now: float, out: list[events.Action]) -> None:
         """Say who we are and that we live; again and again, in case somebody removed or scribbled on it."""
         self._pulses = greeting.number(self._pulses, now - self._began, self.state.rules.heartbeat)
         self._greet_at = now + self._interval
@@ -347,20 +332,20 @@ class Server:
 
     # For whoever takes over.
 
-    def _save_less(self, why: str, undone: Sequence[Action], now: float, out: list[Action]) -> None:
+    def _save_less(self, why: str, undone: Sequence[events.Action], now: float, out: list[events.Action]) -> None:
         """The store is there, and does not take the document: keep less; then end the job, and say why."""
         self.refused += 1
         if self.refused >= REFUSALS:
             self._follow(self.logic.abandon(self.state, f"the store refused the job's state: {why}"), now, out)
         self._dirty = True  # of what was to be saved this is the latest; what was to follow follows now
         self._commit(now, out)
-        out += [action for action in undone if not isinstance(action, Save)]
+        out += [action for action in undone if not isinstance(action, events.Save)]
 
     def _document(self, now: float) -> bytes:
         memory = Handover(self.nonce, self._epoch, self.state, self._mail, self._garbage)
         return write_handover(memory, self.run_id, self.key, now)
 
-    def _take_over(self, data: bytes | None, now: float, out: list[Action]) -> None:
+    def _take_over(self, data: bytes | None, now: float, out: list[events.Action]) -> None:
         if data is not None or self.seen.nonce:
             try:
                 last = read_handover(data, self.run_id, self.key, now)
@@ -376,27 +361,27 @@ class Server:
                 self._set_back(f"node {self.name} has seen {forgotten}", now, out)
         self._save_and_open(now, out)
 
-    def _set_back(self, why: str, now: float, out: list[Action]) -> None:
+    def _set_back(self, why: str, now: float, out: list[events.Action]) -> None:
         """Somebody put an old memory in the place of ours: what was decided since would be decided again."""
         self._end(f"the job's saved state was set back: {why}", now, out)
 
-    def _forget_all(self, why: str, now: float, out: list[Action]) -> None:
+    def _forget_all(self, why: str, now: float, out: list[events.Action]) -> None:
         self.state, self.nonce = State(self.state.rules), self.seen.nonce or self.nonce
         self._epoch = min(self.seen.epoch + 1, LAST_EPOCH)
         self._end(f"the job's saved state was destroyed: {why}", now, out)
         self._save_and_open(now, out)
 
-    def _end(self, why: str, now: float, out: list[Action]) -> None:
+    def _end(self, why: str, now: float, out: list[events.Action]) -> None:
         """End the job for nodes that may be in it without being known here: the pulse says it to everybody."""
         why += ADVICE
         out.append(Log("error", f"job {self.run_id!r}: {why}"))
         self._over, self._told_at, self._greet_at = why, now + self.state.rules.heartbeat, now
         self._follow(self.logic.abandon(self.state, why), now, out)
 
-    def _save_and_open(self, now: float, out: list[Action]) -> None:
+    def _save_and_open(self, now: float, out: list[events.Action]) -> None:
         """From now on nothing of a former holder is accepted."""
         if self._interval and self._epoch:
-            out.append(Save(self._document(now)))
+            out.append(events.Save(self._document(now)))
             self._ask_for_beats(out)  # before anything is decided: who lives may have seen more than is known here
         else:
             self._dirty = True

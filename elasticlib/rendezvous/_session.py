@@ -64,8 +64,7 @@ class Session:
     error: events.Unmendable | None = None  # what ended this node's part
     closed: bool = False
     parted: bool = False  # closed, and everything that could be sent was sent
-    spares: int = 0
-    """Nodes that wait for a seat, as the coordinator says."""
+    spares: int = 0  # nodes that wait for a seat, as the coordinator says
     status: str = ""
     """For whom the job waits, as the coordinator says."""
     seen: Seen = field(factory=Seen)
@@ -219,13 +218,13 @@ class Session:
     def _answered(self, asked: Asked, result: Result | Descriptor, now: float, out: list[events.Action]) -> None:
         match asked.task, result:
             case Task.FIND, True:
-                self._ask(events.Lane.SPEAK, Task.GREET, Read((HELLO,)), now, out)
+                self._ask(events.Lane.SPEAK, Task.GREET, Read((HELLO, PULSE)), now, out)
             case Task.FIND, _:
                 self.status = "the store answers, but nobody coordinates this job yet"
-            case Task.GREET, [data]:
-                self._greet(data or b"", now, out)
+            case Task.GREET, [data, pulse]:
+                self._greet(data or b"", pulse, now, out)
             case Task.DESCRIBE, Descriptor():
-                join = Join(self.belief.node, result, self.terms, self.seen.round, self.seen.epoch)
+                join = Join(self.belief.node, result, self.terms, self.seen.round, self.seen.epoch, self.seen.pulse)
                 self._outbox = self._outbox.described(asked.seq, join)
             case Task.POST, _:
                 self._outbox = self._outbox.done(asked.seq)
@@ -250,7 +249,7 @@ class Session:
             case Task.FORGET, _:
                 self._box = self._box.cleared(asked.seq)
 
-    def _greet(self, data: bytes, now: float, out: list[events.Action]) -> None:
+    def _greet(self, data: bytes, pulse: bytes | None, now: float, out: list[events.Action]) -> None:
         try:
             hello = self.belief.hello(data)
         except errors.RendezvousClosedError as error:
@@ -261,7 +260,8 @@ class Session:
             if now > self._doubted + DOUBT:
                 self._fail(error, out)
         else:
-            self.belief, self.seen = evolve(self.belief, nonce=hello.nonce), self.seen.greeted(hello.nonce)
+            self.belief = evolve(self.belief, nonce=hello.nonce)
+            self.seen = self.seen.greeted(hello.nonce, self.belief.pulse(pulse)[0])
             self._host, self._greeted, self.status = hello.host, True, ""
             self._judge(_contact.Greeted(hello.heartbeat), now, out)
 

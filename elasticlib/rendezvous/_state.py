@@ -98,6 +98,8 @@ class Received:
 
     seq: int
     report: Report
+    pulse: int = 0
+    """Count of the coordinator's last pulse before it; 0: it has none that count."""
 
 
 @frozen
@@ -226,12 +228,25 @@ class Watch:
 
 
 @frozen
+class Past:
+    """Nodes that are gone: those that are forgotten next, and what guards those that are."""
+
+    elders: frozenset[str] = frozenset()
+    """Nodes that were gone at one moment, and were not heard since."""
+    pulse: int = 0
+    """Count of the last pulse before that moment."""
+    horizon: int = 0
+    """Nodes that have seen no later pulse than this may be forgotten; 0: no node is."""
+
+
+@frozen
 class State:
     """All that the coordinator knows. Two states are equal that differ in signs of life alone."""
 
     rules: Rules
     heard: Mapping[str, int] = Factory(dict)
     """Number of the last letter of each node that was handled, in the order of their first."""
+    past: Past = field(factory=Past)
     waiting: Mapping[str, Entry] = Factory(dict)
     """Nodes without a seat, in the order in which they came."""
     round: Round | None = None

@@ -20,10 +20,10 @@ from attrs import define, evolve, field
 
 from elasticlib.rendezvous import _coordinator
 from elasticlib.rendezvous._contact import Limits
-from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._messages import Descriptor, Final, Seat, Terms, key_of
 from elasticlib.rendezvous._options import HEARTBEAT
 from elasticlib.rendezvous._seen import Seen
+from elasticlib.rendezvous._state import Rules, State
 from elasticlib.testing._adversary import Adversary
 from elasticlib.testing._arguments import NO_FAULTS, check
 from elasticlib.testing._candidate import Candidate

@@ -17,7 +17,6 @@ from attrs import Factory, define, field, frozen
 from typing_extensions import assert_never
 
 from elasticlib.rendezvous import _coordinator
-from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._exchange import Posted
 from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous._seen import Seen
@@ -39,6 +38,7 @@ from elasticlib.rendezvous._server_events import (
     Stop,
     Unsaved,
 )
+from elasticlib.rendezvous._state import Beats, Rules, State
 from elasticlib.testing._network import Link
 from elasticlib.testing._store import CHANGED, DESTROYED, LOST, REFUSED, Connection, Store
 from elasticlib.testing._timeline import Process, Timeline
@@ -66,7 +66,7 @@ class Observed:
     def step(self, state: State, event: Any, now: float) -> Any:
         """One step of the coordinator."""
         outcome = self.logic.step(state, event, now)
-        if isinstance(event, _coordinator.Beats):
+        if isinstance(event, Beats):
             self.counted(state, outcome[0])
         self.saw(outcome[0])
         return outcome

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from attrs import Factory, define, frozen
 
 from elasticlib.rendezvous._contact import KILL
-from elasticlib.rendezvous._coordinator import Entry, Rules, State
 from elasticlib.rendezvous._messages import Final, Seat
 from elasticlib.rendezvous._shortening import brief
+from elasticlib.rendezvous._state import Entry, Rules, State
 from elasticlib.testing._group import Group
 from elasticlib.testing._node import Node
 from elasticlib.testing._timeline import Timeline

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from attrs import Factory, define
 
 from elasticlib.rendezvous._contact import KILL
-from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._exchange import beat_key
+from elasticlib.rendezvous._state import Rules, State
 from elasticlib.testing._adversary import Adversary
 from elasticlib.testing._group import Group
 from elasticlib.testing._invariants import WAKING, InvariantBroken

@@ -10,17 +10,19 @@ from typing import Any
 import attrs
 import pytest
 
-from elasticlib.rendezvous import _endings, _gathering, _liveness, _places
+from elasticlib.rendezvous import _endings, _liveness, _past, _places
 from elasticlib.testing import FaultPlan, Join, Kill, Leave, Rules, Sealed, SimulatedCluster
 from elasticlib.testing._host import Host
 
 RULES = Rules(1, 2, 3, last_call=0.0, heartbeat=1.0)
+FULL = Rules(1, 1, 3, last_call=0.0, heartbeat=1.0)
+"""Whoever comes besides the first node is a spare, and changes no round."""
 CYCLE = 5.0
 """Seconds in which one node comes, works and goes."""
 BOTH = pytest.mark.parametrize("coordinator", ["fixed", "elected"])
 
 
-def coming_and_going(cycles: int, coordinator: str) -> SimulatedCluster:
+def coming_and_going(cycles: int, coordinator: str, rules: Rules = RULES) -> SimulatedCluster:
     """The first node stays; each other one has a machine of its own, and goes in one of four ways."""
     faults: list[Join | Kill | Leave] = []
     for number in range(1, cycles + 1):
@@ -35,7 +37,7 @@ def coming_and_going(cycles: int, coordinator: str) -> SimulatedCluster:
                 faults.append(Kill(number, at=went, what="agent"))
             case 3:
                 faults.append(Kill(number, at=went, what="rendezvous"))
-    return SimulatedCluster(RULES, 1, FaultPlan(faults), coordinator, work=1e6)
+    return SimulatedCluster(rules, 1, FaultPlan(faults), coordinator, work=1e6)
 
 
 def samples(cluster: SimulatedCluster, cycles: int, every: int) -> Iterator[SimulatedCluster]:
@@ -116,15 +118,16 @@ def sizes(value: Any, path: str, found: Counter[str]) -> Counter[str]:
 
 
 @BOTH
+@pytest.mark.parametrize("rules", [RULES, FULL], ids=["rounds", "spares"])
 def test_what_a_coordinator_and_a_node_remember_does_not_grow(
-    coordinator: str, monkeypatch: pytest.MonkeyPatch
+    rules: Rules, coordinator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is remembered of the past has a bound, which is lower here."""
-    for module in (_endings, _gathering, _liveness):
+    for module in (_endings, _liveness, _past):
         monkeypatch.setattr(module, "REMEMBERED", 8)
     monkeypatch.setattr(_places, "_REMEMBERED", 8)
     cycles = 120
-    cluster = coming_and_going(cycles, coordinator)
+    cluster = coming_and_going(cycles, coordinator, rules)
 
     seen = []
     for now in samples(cluster, cycles, 20):
@@ -134,3 +137,17 @@ def test_what_a_coordinator_and_a_node_remember_does_not_grow(
         seen.append(sizes(session, "session", sizes(server, "server", Counter())))
 
     assert {path for path, size in seen[-1].items() if size > max(each[path] for each in seen[1:-1])} == set()
+
+
+def test_what_is_written_down_does_not_grow_while_one_round_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_past, "REMEMBERED", 8)
+    cycles = 120
+    cluster = coming_and_going(cycles, "elected", FULL)
+
+    documents = []
+    for now in samples(cluster, cycles, 20):
+        assert now.store is not None
+        documents.append(len(now.store.document.data))
+
+    assert 1 == sum(isinstance(record, Sealed) for record in cluster.history)
+    assert max(documents[1:]) <= documents[0] + 60  # longer numbers

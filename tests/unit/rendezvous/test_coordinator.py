@@ -9,25 +9,8 @@ import pytest
 from attrs import evolve
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._coordinator import (
-    Action,
-    Beats,
-    ClearStore,
-    Event,
-    Received,
-    Rules,
-    Send,
-    State,
-    Tick,
-    WakeAt,
-    abandon,
-    boxes,
-    given_up,
-    missed,
-    next_loss,
-    status,
-    step,
-)
+from elasticlib.rendezvous import _past
+from elasticlib.rendezvous._coordinator import abandon, boxes, given_up, missed, next_loss, status, step
 from elasticlib.rendezvous._exchange import box_name
 from elasticlib.rendezvous._liveness import REMEMBERED
 from elasticlib.rendezvous._messages import (
@@ -49,6 +32,7 @@ from elasticlib.rendezvous._messages import (
     Succeeded,
     Terms,
 )
+from elasticlib.rendezvous._state import Action, Beats, ClearStore, Event, Received, Rules, Send, State, Tick, WakeAt
 
 
 class Desk:
@@ -739,13 +723,27 @@ def test_the_letters_of_each_node_are_numbered_apart() -> None:
 
 
 def test_nodes_of_the_distant_past_are_forgotten() -> None:
-    desk = running("a", spare_room=1)
-    desk.state = evolve(desk.state, heard={**{f"old{i}": 9 for i in range(5000)}, **desk.state.heard})
-    desk.join("b", "a")
+    desk = running("a")
+    for number in range(10_000):
+        desk.hear(Join(f"b{number}", offer()), Leave(f"b{number}", "SIGTERM"))
 
-    assert 4096 + 2 == len(desk.state.heard)
-    assert "old0" not in desk.state.heard
-    assert {"old4999", "a", "b"} <= desk.state.heard.keys()
+    assert 2048 <= len(desk.state.heard) <= 4096 + 4
+    assert "b0" not in desk.state.heard
+    assert {"a", *(f"b{number}" for number in range(10_000 - 2048, 10_000))} <= desk.state.heard.keys()
+
+
+@pytest.mark.parametrize("terms", [None, Terms(9, 9, 9)], ids=["spares", "refused"])
+def test_while_one_round_runs_the_names_of_nodes_that_come_and_go_are_bounded(
+    terms: Terms | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_past, "REMEMBERED", 8)
+    desk = running("a")
+    for number in range(40):
+        desk.hear(Join(f"b{number}", offer(), terms), Leave(f"b{number}", "SIGTERM"), Bye(f"b{number}"))
+        assert len(desk.state.heard) <= 8 + 4
+
+    assert desk.state.round is not None and desk.state.round.number == 0
+    assert {"a", "b39"} <= desk.state.heard.keys()
 
 
 # --- for whom a round waits

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from elasticlib.rendezvous import _coordinator
-from elasticlib.rendezvous._coordinator import Rules
 from elasticlib.rendezvous._exchange import HELLO, PULSE, beat_key, box_key, key_place, report_place
 from elasticlib.rendezvous._host import Host
 from elasticlib.rendezvous._journal import LeadershipLost
@@ -35,6 +34,7 @@ from elasticlib.rendezvous._messages import (
     encode,
     key_of,
 )
+from elasticlib.rendezvous._state import Rules
 from elasticlib.rendezvous.memory import MemoryExchange
 
 LIMIT = 15.0

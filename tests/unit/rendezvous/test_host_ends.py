@@ -9,12 +9,12 @@ import pytest
 
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous import _coordinator
-from elasticlib.rendezvous._coordinator import Rules
 from elasticlib.rendezvous._exchange import HELLO, box_key, box_name
 from elasticlib.rendezvous._host import Host
 from elasticlib.rendezvous._messages import Bye, Descriptor, Final, Join, Letter, Report, decode, encode
 from elasticlib.rendezvous._operations import Receive
 from elasticlib.rendezvous._server_events import Action, Event
+from elasticlib.rendezvous._state import Rules
 from elasticlib.rendezvous.memory import MemoryExchange
 
 LIMIT = 15.0

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous._codec import mac
 from elasticlib.rendezvous._messages import (
     Bye,
     Descriptor,
@@ -106,6 +107,15 @@ def note(**changes: Any) -> bytes:
 def test_what_is_no_message_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(RendezvousStateError, match=said):
         decode(data)
+
+
+@pytest.mark.parametrize("key", [None, key_of("secret")], ids=["open", "signed"])
+def test_a_join_of_a_peer_that_does_not_know_of_pulses_is_read(key: bytes | None) -> None:
+    plain = json.loads(encode(JOIN))
+    del plain["pulse"]
+    data = json.dumps(plain if key is None else plain | {"mac": mac(plain, key, "here")}).encode()
+
+    assert JOIN == decode(data, key, "here")
 
 
 @given(strange)

@@ -9,7 +9,7 @@ from attrs import Factory, define
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticlib.rendezvous._coordinator import Action, Event, Received, Rules, Send, State, Tick, WakeAt, status, step
+from elasticlib.rendezvous._coordinator import status, step
 from elasticlib.rendezvous._document import decode_state, encode_state
 from elasticlib.rendezvous._messages import (
     Descriptor,
@@ -24,6 +24,7 @@ from elasticlib.rendezvous._messages import (
     Succeeded,
 )
 from elasticlib.rendezvous._places import PAUSES, STEADY
+from elasticlib.rendezvous._state import Action, Event, Received, Rules, Send, State, Tick, WakeAt
 
 HEARTBEAT = 10.0
 FULL = "OSError: No space left on device"
@@ -196,6 +197,31 @@ def test_a_steady_node_that_goes_begins_anew() -> None:
 
     assert {"n1/1-a", "n2/10-z"} == made.seated()
     assert {} == made.state.exits
+
+
+@pytest.mark.parametrize("exits", range(1, MOST))
+def test_a_place_to_which_nobody_came_back_for_a_steady_time_begins_anew(exits: int) -> None:
+    made = job()
+    made.come_and_go(exits)
+    made.wait(STEADY * HEARTBEAT + 1.0)
+
+    made.join("n2/9-z")
+
+    entry = made.state.round.entries["n2/9-z"] if made.state.round is not None else None
+    assert entry is not None
+    assert entry.exits is None
+    assert {} == made.state.exits
+
+
+def test_a_place_that_comes_once_a_day_is_never_refused() -> None:
+    """A machine that its scheduler takes away after five minutes each time."""
+    made = job()
+    for _ in range(3 * MOST):
+        made.join("n2/1-a")
+        assert "n2/1-a" in made.seated()
+        made.wait(STEADY * HEARTBEAT / 2)
+        made.leave("n2/1-a")
+        made.wait(24 * 3600.0)
 
 
 def test_restarts_that_others_cause_make_no_newcomer_of_a_node() -> None:

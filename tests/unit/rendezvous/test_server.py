@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticlib.rendezvous._contact import INTERVAL
-from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, beat_key, box_key
 from elasticlib.rendezvous._messages import (
     Beat,
@@ -43,6 +42,7 @@ from elasticlib.rendezvous._server_events import (
     Save,
     Stop,
 )
+from elasticlib.rendezvous._state import Rules, State
 
 HEARTBEAT = 10.0
 OFFER = Descriptor(1, "trainer", ("127.0.0.1",), 1)

@@ -130,7 +130,7 @@ class Shell:
         """Contact is there."""
         self.hear(Connected(self.connection))
         self.answer(True)
-        self.answer([put(greeting)])
+        self.answer([put(greeting), None])
         return self
 
     def joined(self) -> Shell:
@@ -205,12 +205,12 @@ def test_a_greeting_that_is_a_scribble_is_looked_at_again_and_then_believed() ->
     shell.hear(Connected(1))
     shell.answer(True)
 
-    shell.answer([b"scribble"])
+    shell.answer([b"scribble", None])
     assert shell.what() is None
     assert shell.session.speaks_at() == pytest.approx(shell.now + 0.1)
     shell.later(0.2)
     shell.answer(True)
-    shell.answer([put(GREETING)])
+    shell.answer([put(GREETING), None])
     shell.hear(Seek(2, "trainer"))
 
     assert Describe(2, "trainer") == shell.what()
@@ -221,7 +221,7 @@ def test_a_greeting_that_stays_a_scribble_ends_this_nodes_part() -> None:
     shell.hear(Connected(1))
     for _ in range(3):
         shell.answer(True)
-        shell.answer([b"scribble"])
+        shell.answer([b"scribble", None])
         shell.later(2.0)
 
     assert isinstance(shell.session.error, RendezvousStateError)
@@ -688,8 +688,7 @@ def test_a_wish_for_a_seat_is_said_again_with_its_number_when_no_answer_comes() 
             said.append((shell.beats, shell.letter()))
             shell.posted()
 
-    again = Letter(1, Join("b", DESCRIPTOR, None, -1, 0))
-    assert [(4, again), (8, again)] == said
+    assert [(beats, Letter(1, Join("b", DESCRIPTOR, None, -1, 0, pulse=beats - 1))) for beats in (4, 8)] == said
 
 
 def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> None:
@@ -700,7 +699,7 @@ def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> N
     shell.answer()
     shell.answer([put(Pulse("nonce", (2 << EPOCH_BITS) + 7))])
 
-    assert Letter(1, Join("b", DESCRIPTOR, None, 4, 0)) == shell.letter()
+    assert Letter(1, Join("b", DESCRIPTOR, None, 4, 0, pulse=1)) == shell.letter()
 
 
 def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> None:
@@ -986,8 +985,36 @@ def test_a_join_says_how_far_the_job_had_come() -> None:
     shell.answer()  # the lane that watches is woken
     shell.answer(DESCRIPTOR)
 
-    assert Letter(2, Join("b", DESCRIPTOR, None, 4, 2)) == shell.letter()
-    assert Seen("nonce", 2, 4) == shell.session.seen
+    assert Letter(2, Join("b", DESCRIPTOR, None, 4, 2, pulse=(2 << EPOCH_BITS) + 7)) == shell.letter()
+    assert Seen("nonce", 2, 4, (2 << EPOCH_BITS) + 7) == shell.session.seen
+
+
+@pytest.mark.parametrize(
+    ("beside", "pulse"),
+    [(put(Pulse("nonce", 17)), 17), (put(Pulse("other", 17)), 0), (b"scribble", 0), (None, 0)],
+)
+def test_a_newcomer_says_which_pulse_lay_beside_the_greeting(beside: bytes | None, pulse: int) -> None:
+    shell = Shell()
+    shell.hear(Connected(1))
+    shell.answer(True)
+    shell.answer([put(GREETING), beside])
+    shell.hear(Seek(2, "trainer"))
+    shell.answer(DESCRIPTOR)
+
+    assert Letter(1, Join("b", DESCRIPTOR, None, pulse=pulse)) == shell.letter()
+
+
+def test_a_new_coordinator_that_is_greeted_is_told_the_wish_again_as_any_other() -> None:
+    """Its term is noticed by a pulse that follows a beat, wherever its first one was read."""
+    shell = Shell().greeted().joined()
+    shell.hear(Lost(1, "reset"))
+    shell.hear(Connected(shell.connection))
+    shell.answer(True)
+    shell.answer([put(GREETING), put(Pulse("nonce", (1 << EPOCH_BITS) + 1))])
+    shell.answer()
+    shell.answer([put(Pulse("nonce", (1 << EPOCH_BITS) + 2))])
+
+    assert Letter(1, Join("b", DESCRIPTOR, None, pulse=(1 << EPOCH_BITS) + 1)) == shell.letter()
 
 
 @pytest.mark.parametrize("number", [3, 4])

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from elasticlib.rendezvous._belief import Belief
 from elasticlib.rendezvous._contact import Limits, Tick
-from elasticlib.rendezvous._coordinator import Rules, State
 from elasticlib.rendezvous._document import decode_state
 from elasticlib.rendezvous._exchange import HELLO, PULSE, Posted, box_key, box_name, report_place
 from elasticlib.rendezvous._messages import (
@@ -37,6 +36,7 @@ from elasticlib.rendezvous._server import Server
 from elasticlib.rendezvous._server_events import Action, Arrived, Heard, Load, Loaded, Save
 from elasticlib.rendezvous._session import Session
 from elasticlib.rendezvous._session_events import Answer, Ask, Connect, Connected, Describe, Event, Seek
+from elasticlib.rendezvous._state import Rules, State
 from tests.unit.rendezvous.messages import BUILDERS, REPORTS
 from tests.unit.untrusted import spoiled, strange
 
