@@ -16,6 +16,7 @@ from attrs import Factory, define, field, frozen
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._exchange import CAUSE, HELLO, PULSE
+from elasticlib.rendezvous._leader_exchange import LeaderExchange, count_of, greeting_of
 from elasticlib.rendezvous._store_exchange import CLAIMANT, StoreExchange
 
 SILENT = 2.0
@@ -40,16 +41,21 @@ class Claim:
     heartbeat: float
     word: bytes
     """Unlike that of any other node."""
+    key: bytes | None = None
+    """With which the job's coordinator signs."""
     clock: Clock = monotonic
     _number: int | None = field(default=None, init=False)
     """Under which the guest is announced."""
     _first: int = field(default=1, init=False)
     _silent: tuple[bytes, float] | None = field(default=None, init=False)
     """The claimant that was found silent first, and when."""
+    _pulse: tuple[str, int] = field(default=("", -1), init=False)
+    """The coordinator that greeted when it was looked for last, and how far its pulse had come."""
 
     def take(self, exchange: StoreExchange) -> bool:
         """Whether this node is the first one to claim the job."""
-        if exchange.replace(CLAIMANT, b"", self.word) != self.word:
+        [hello] = exchange.read([HELLO])
+        if hello is not None or exchange.replace(CLAIMANT, b"", self.word) != self.word:
             return False
         self._announce(exchange)
         return True
@@ -60,7 +66,7 @@ class Claim:
 
         Raises `RendezvousConnectionError` while that is not known: try again.
         """
-        if exchange.answers(_ANSWER):
+        if self._lives(exchange):
             self._silent = None
             return False
         [claimant] = exchange.read([CLAIMANT])
@@ -81,12 +87,11 @@ class Claim:
         self._announce(exchange)
         return True
 
-    def coordinating(self, exchange: StoreExchange) -> StoreExchange:
+    def coordinating(self, exchange: StoreExchange, *, hosts: bool = False) -> LeaderExchange:
         """A new connection for the coordinator, which can write as long as the job is this node's."""
         made = exchange.clone()
-        return StoreExchange(
-            made.store, made._open, made._run_id, made.where, made.served_run, claim=self.word, first=self._first
-        )
+        facts = made.store, made._open, made._run_id, made.where, made.served_run
+        return LeaderExchange(*facts, claim=self.word, key=self.key, hosts=hosts, first=self._first)
 
     def give_up(self, exchange: StoreExchange) -> None:
         """The job is over, and its id is free for the next one."""
@@ -94,6 +99,21 @@ class Claim:
             exchange.of(_NOBODY).delete([f"{_FOLDER}/{self._number}"])
         if exchange.read([CLAIMANT]) == [self.word]:  # else another node has begun it anew
             forget(exchange)
+
+    def _lives(self, exchange: StoreExchange) -> bool:
+        """
+        Whether somebody coordinates the job. A greeting is written before the inbox is emptied, and anybody can do
+        that: whoever finds one that is not for this node joins, and ends with the reason.
+        """
+        answers = exchange.answers(_ANSWER)
+        data, pulse = exchange.read([HELLO, PULSE])
+        if answers and data is not None:
+            return True
+        if (hello := greeting_of(data, self.run_id, self.key)) is None:
+            return False
+        (nonce, before), count = self._pulse, count_of(pulse, hello, self.key)
+        self._pulse = hello.nonce, count
+        return nonce == hello.nonce and count > before >= 0
 
     def _announce(self, exchange: StoreExchange) -> None:
         body = {"run_id": self.run_id, "heartbeat": self.heartbeat}

@@ -192,7 +192,9 @@ class Station:
         """Connect; before the first contact, become the store's host if this machine is it."""
         backend = self._backend
         if not self._met and not self._host and backend.serve(self._began + self.job.rules.patience):
-            self._coordinate(self._attempt(timeout))
+            own = self._attempt(timeout)
+            self._coordinate(backend.coordinating(own))
+            own.close()
         try:
             exchange = self._attempt(timeout)
         except RefusedError as error:
@@ -214,8 +216,18 @@ class Station:
         with self._lock:
             if self._closing:
                 raise RendezvousConnectionError("the rendezvous was closed while it connected")
-            self._host = self._new_host(exchange, remark=remark)
-            self._host.start()
+            host = self._host = self._new_host(exchange, remark=remark)
+            start_thread(threading.Thread(target=self._serve, args=(host,), name="elasticlib-coordinator", daemon=True))
+
+    def _serve(self, host: Host) -> None:
+        try:
+            host.run()
+        except LeadershipLost as error:
+            why = f"node {self.job.node} coordinates job {self.job.run_id!r} no more: {error}"
+            _log.warning("%s", why)
+            self.member.fail(RendezvousClosedError(why))
+        except RendezvousError as error:
+            _log.warning("the coordinator of job %r stops: %s", self.job.run_id, error)
 
     # etcd
 

@@ -22,7 +22,6 @@ from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._counted_inbox import LATE, CountedInbox
 from elasticlib.rendezvous._exchange import Posted, RequestRefusedError, parts
 from elasticlib.rendezvous._file_store import LATEST, SOONEST
-from elasticlib.rendezvous._journal import LeadershipLost
 
 ROOT = "elasticlib/"
 """What all our keys start with; workers that share the store use others."""
@@ -31,7 +30,7 @@ SERVES = f"{ROOT}serves"
 SERVER = f"{ROOT}server"
 """A random word that the hosting node made up."""
 CLAIMANT = "claimant"
-"""Who coordinates a job that the store does not serve: a word of that process's own."""
+"""Who coordinates the job: a word of that process's own."""
 TOGETHER = 1000
 """Keys in one request."""
 LONGEST_WAIT = 3600.0
@@ -69,8 +68,6 @@ class StoreExchange:
     served_run: str | None = None
     """Run id of the job whose node hosts the store; None when nobody said."""
     _clock: Clock = field(default=monotonic, kw_only=True)
-    claim: bytes | None = field(default=None, kw_only=True)
-    """What must stand as the job's `CLAIMANT` for this connection to write anything."""
     first: int = field(default=1, kw_only=True)
     """Number of the first inbox entry that is received: earlier ones were for somebody else."""
     _inbox: CountedInbox = field(init=False)
@@ -118,8 +115,6 @@ class StoreExchange:
         self._check(values)
         last = ""
         with self._speaking() as store:
-            if self.claim is not None and self._read_one(store, self._key(CLAIMANT)) != self.claim:
-                raise LeadershipLost(f"job {self._run_id!r} was taken for dead, and begun anew by another node")
             for part in parts(values, TOGETHER, _BYTES):
                 keys = [self._key(key) for key, _ in part]
                 store.multi_set(keys, [data for _, data in part])

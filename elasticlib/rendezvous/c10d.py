@@ -25,11 +25,12 @@ from elasticlib.errors import ConfigError, RendezvousConnectionError, Rendezvous
 from elasticlib.rendezvous._binding import ANYWHERE, Elsewhere, Taken, bind_endpoint, is_here, listen, outward_address
 from elasticlib.rendezvous._dial import Answer, Limited, RefusedError, probe
 from elasticlib.rendezvous._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
-from elasticlib.rendezvous._exchange import HELLO, Exchange, key_place
+from elasticlib.rendezvous._exchange import HELLO, Exchange
 from elasticlib.rendezvous._file_store import PolledFileStore, is_stale, sign
 from elasticlib.rendezvous._guests import Claim, Guests, forget
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._messages import Hello, decode, key_of
+from elasticlib.rendezvous._leader_exchange import greeting_of
+from elasticlib.rendezvous._messages import key_of
 from elasticlib.rendezvous._resolver import QUIET_LOOKUPS, Address, resolve
 from elasticlib.rendezvous._store_exchange import CLAIMANT, SERVER, SERVES, Store, StoreExchange
 
@@ -81,7 +82,8 @@ class C10dBackend:
     def __attrs_post_init__(self) -> None:
         self.name = self.job.backend
         own = [sign()] if self.job.store_type == "file" else []
-        self._claim = Claim(self.job.run_id, self.job.heartbeat, b" ".join([*own, secrets.token_hex(16).encode()]))
+        word = b" ".join([*own, secrets.token_hex(16).encode()])
+        self._claim = Claim(self.job.run_id, self.job.heartbeat, word, self._key)
         self.host, self.port = "localhost", 0
         if self.job.store_type == "file":
             if not self.job.endpoint and self.job.max_nodes > 1:
@@ -189,9 +191,9 @@ class C10dBackend:
         return claimant == self._claim.word
 
     def coordinating(self, exchange: Exchange) -> Exchange:
-        """A new connection for the coordinator of a job that this node has claimed."""
+        """A new connection for the coordinator of a job that this node has claimed, or hosts the store of."""
         assert isinstance(exchange, StoreExchange)
-        return self._claim.coordinating(exchange)
+        return self._claim.coordinating(exchange, hosts=self._server is not None)
 
     def forget_job(self) -> None:
         """Make the job's id free for the next one, now that this one is over for all, in a store that outlives it."""
@@ -229,6 +231,10 @@ class C10dBackend:
                 os.unlink(self._path)
 
     @property
+    def _key(self) -> bytes | None:
+        return key_of(self.job.token) if self.job.token else None
+
+    @property
     def _must_host(self) -> bool | None:
         if self.job.is_host is None and self.job.backend == "static":
             return self.job.node_rank == 0
@@ -260,9 +266,8 @@ class C10dBackend:
                 [data] = exchange.read([HELLO])
             finally:
                 exchange.close()
-            key = key_of(self.job.token) if self.job.token else None
-            hello = decode(data or b"", key, key_place(self.job.run_id, "", HELLO))
-            return hello.host if isinstance(hello, Hello) else None
+            hello = greeting_of(data, self.job.run_id, self._key)
+            return hello.host if hello is not None else None
         return None
 
     def _serve_behind(self, elsewhere: Elsewhere, addresses: list[Address], deadline: float) -> None:
