@@ -15,7 +15,7 @@ from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._exchange import HELLO, PULSE, key_place
 from elasticlib.rendezvous._journal import LeadershipLost
 from elasticlib.rendezvous._messages import Hello, Pulse, decode
-from elasticlib.rendezvous._store_exchange import CLAIMANT, SERVES, StoreExchange
+from elasticlib.rendezvous._store_exchange import CLAIMANT, StoreExchange
 
 
 def greeting_of(data: bytes | None, run_id: str, key: bytes | None) -> Hello | None:
@@ -45,20 +45,23 @@ class LeaderExchange(StoreExchange):
     key: bytes | None = field(default=None, kw_only=True)
     hosts: bool = field(default=False, kw_only=True)
     """Whether this node hosts the store: nobody can have begun and ended the job without it."""
+    again: Mapping[str, bytes] = field(factory=dict, kw_only=True)
+    """What else tells of the coordinator, by its place in the store: written anew with each greeting."""
     _greeted: bytes | None = field(init=False, default=None)
     """Our greeting, once it was written."""
     _rival: tuple[str, int] = field(init=False, default=("", -1))
     """Another coordinator of the job, and how far its pulse had come when it was seen last."""
 
     def write(self, values: Mapping[str, bytes]) -> None:
-        """Write all values, wake all who wait for their keys; `SERVES`, too, with each greeting."""
+        """Write all values, wake all who wait for their keys."""
         hello = values.get(HELLO)
         if hello is not None:
             self._look_for_rival()
         self._hold_claim()
-        if hello is not None and self.hosts:
+        if hello is not None:
             with self._speaking() as store:
-                store.set(SERVES, self._run_id.encode())  # what is written next is acknowledged after it
+                for key, data in self.again.items():
+                    store.set(key, data)  # what is written next is acknowledged after it
         super().write(values)
         self._greeted = hello or self._greeted
 

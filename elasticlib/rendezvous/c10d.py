@@ -27,7 +27,7 @@ from elasticlib.rendezvous._dial import Answer, Limited, RefusedError, probe
 from elasticlib.rendezvous._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
 from elasticlib.rendezvous._exchange import HELLO, Exchange
 from elasticlib.rendezvous._file_store import PolledFileStore, is_stale, sign
-from elasticlib.rendezvous._guests import Claim, Guests, forget
+from elasticlib.rendezvous._guests import Claim, Guests, forget, wait_for_guests
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._leader_exchange import greeting_of
 from elasticlib.rendezvous._messages import key_of
@@ -51,8 +51,6 @@ GREETING = 2.0
 """Seconds for asking who hosts the store where this node should."""
 _FORGETTING = 2.0
 """Seconds to reach the store once more, at the end."""
-_LOOK = 0.25
-"""Seconds between two looks at whether guests still live."""
 STORE_LIMIT = timedelta(seconds=1)
 """What a store waits where it cannot be told otherwise."""
 
@@ -212,16 +210,15 @@ class C10dBackend:
         """
         if self._server is None or self.job.store_type == "file":
             return
-        deadline = time.monotonic() + limit
-        with suppress(RendezvousConnectionError, RendezvousStateError):
+
+        def settle(living: list[str]) -> None:
+            self._server.set(SERVES, "")
+            forget(exchange)
+            tell(living)
+
+        with suppress(RendezvousConnectionError):
             exchange = self._dial_store(_FORGETTING)
-            guests, told = Guests(exchange), False
-            while (living := guests.living()) and time.monotonic() < deadline and not gone.wait(_LOOK * told):
-                if not told:
-                    self._server.set(SERVES, "")
-                    forget(exchange)
-                    tell(living)
-                told = True
+            wait_for_guests(Guests(exchange.clone()), limit, settle, gone)
 
     def close(self) -> None:
         """End the server, if there is one; may come twice."""
