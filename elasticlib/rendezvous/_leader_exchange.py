@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._exchange import HELLO, PULSE, key_place
 from elasticlib.rendezvous._journal import LeadershipLost
 from elasticlib.rendezvous._messages import Hello, Pulse, decode
+from elasticlib.rendezvous._shortening import line
 from elasticlib.rendezvous._store_exchange import CLAIMANT, StoreExchange
 
 
@@ -24,7 +25,9 @@ def greeting_of(data: bytes | None, run_id: str, key: bytes | None) -> Hello | N
         hello = decode(data or b"", key, key_place(run_id, "", HELLO))
     except RendezvousStateError:
         return None
-    return hello if isinstance(hello, Hello) and hello.run_id == run_id else None
+    if not isinstance(hello, Hello) or hello.run_id != run_id:
+        return None
+    return evolve(hello, host=line(hello.host))
 
 
 def count_of(data: bytes | None, hello: Hello, key: bytes | None) -> int:

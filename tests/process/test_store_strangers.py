@@ -17,7 +17,7 @@ from elasticlib.rendezvous._guests import Claim
 from elasticlib.rendezvous._host import Host
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._journal import LeadershipLost
-from elasticlib.rendezvous._leader_exchange import LeaderExchange
+from elasticlib.rendezvous._leader_exchange import LeaderExchange, greeting_of
 from elasticlib.rendezvous._messages import Hello, Pulse, Terms, encode, key_of
 from elasticlib.rendezvous._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous._station import Station
@@ -263,6 +263,14 @@ class TestClaims:
 
         with pytest.raises(LeadershipLost, match=r"^node former coordinates it as well$"):
             office.write(greeting("mine", 4))
+
+    def test_the_name_of_another_coordinator_swells_no_error(self) -> None:
+        name = "x" * 100_000
+
+        hello = greeting_of(greeting(name, 1)[HELLO], "job", key_of("secret"))
+
+        assert hello is not None
+        assert 0 < len(hello.host) <= 1000
 
 
 def greeting(name: str, count: int, token: str = "secret") -> dict[str, bytes]:
