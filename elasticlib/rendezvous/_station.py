@@ -213,10 +213,9 @@ class Station:
         if self._host is None and not self._met and served != job.run_id:
             self._served = served
             if backend.claim(exchange):
-                remark = (
-                    f"the store at {job.endpoint} was opened for job {_named(served or '')}, this is job {job.run_id!r}"
-                )
-                self._coordinate(backend.coordinating(exchange), f"{remark}: is its id right?" if served else "")
+                owner = f"the store at {job.endpoint} was opened for job {_named(served)}" if served else ""
+                remark = f"{owner}, this is job {job.run_id!r}: is its id right?" if served else ""
+                self._coordinate(backend.coordinating(exchange), remark)
         self._met = True
         return exchange
 

@@ -121,6 +121,16 @@ def test_who_scribbles_on_the_name_of_the_served_job_makes_no_second_coordinator
     assert not second.hosts_store
 
 
+@pytest.mark.parametrize("token", TOKENS)
+def test_nodes_of_a_guest_that_come_at_once_have_one_coordinator(node: Open, token: str | None) -> None:
+    nonce(node("host", run_id="another"))
+
+    guests = [node(name, token=token, max_nodes=4) for name in "abcd"]
+
+    assert 1 == len({nonce(guest) for guest in guests})
+    assert 1 == sum(guest.hosts_store for guest in guests)
+
+
 @pytest.mark.parametrize("how", ["write", "delete"])
 def test_who_hosts_the_store_writes_again_whom_it_serves_and_who_coordinates(node: Open, how: str) -> None:
     first = node("first", token="secret")
@@ -141,7 +151,7 @@ def test_of_two_coordinators_of_one_job_one_ends_and_names_the_other(
     """Whoever removes all that tells of a coordinator makes the next node coordinate as well."""
     caplog.set_level(logging.WARNING, "elasticlib")
     first = node("first", token="secret")
-    nonce(first)
+    until(first.member.take)  # else the other one may take the letter of the node out of the inbox
     rival = Host(
         first._backend.dial(LONG), first.job.rules, run_id="job", name="rival/1", key=key_of("secret")
     )  # knows nothing of the first one, and hears nothing of what it should
