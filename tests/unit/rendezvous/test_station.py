@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from elasticlib._wire import wait_readable
-from elasticlib.errors import RendezvousError
+from elasticlib.errors import RendezvousClosedError, RendezvousError
 from elasticlib.rendezvous import _host, _member, _station
 from elasticlib.rendezvous._dial import RefusedError
 from elasticlib.rendezvous._in_program import StateBackend
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._journal import Journal
+from elasticlib.rendezvous._journal import Journal, LeadershipLost
 from elasticlib.rendezvous._member import Member
 from elasticlib.rendezvous._state_backend import RendezvousBackend
 from elasticlib.rendezvous._station import Station
@@ -268,6 +268,21 @@ def test_with_a_token_what_a_shared_state_holds_of_the_coordinator_is_signed(sta
 
 LONGEST = 2000
 """Characters of a line that names a job, or some, whatever their ids."""
+
+
+def test_a_node_whose_coordinator_finds_another_one_ends_and_names_it() -> None:
+    class Second:
+        def run(self) -> None:
+            raise LeadershipLost("node n2 coordinates it as well")
+
+    ended: list[RendezvousError] = []
+    made, member = station()
+    member.fail = ended.append
+
+    made._serve(Second())  # type: ignore[arg-type]
+
+    assert ["node n1/1-a coordinates job 'job' no more: node n2 coordinates it as well"] == list(map(str, ended))
+    assert isinstance(ended[0], RendezvousClosedError)
 
 
 class Guests:
