@@ -25,6 +25,7 @@ from elasticlib.rendezvous._member import Member
 from elasticlib.rendezvous._membership import STAYS
 from elasticlib.rendezvous._messages import key_of
 from elasticlib.rendezvous._offer import LOOPBACK, BoundOffer, FixedOffer
+from elasticlib.rendezvous._shortening import SHORT, cut
 
 _log = logging.getLogger("elasticlib")
 
@@ -43,6 +44,11 @@ def backend_of(job: Job) -> Any:
     from elasticlib.rendezvous.c10d import C10dBackend
 
     return C10dBackend(job)
+
+
+def _named(run_id: str) -> str:
+    """The id of another job, for people: anybody may have written it."""
+    return repr(cut(run_id, SHORT, 0.75))
 
 
 class Station:
@@ -135,7 +141,7 @@ class Station:
         self._backend.close()
 
     def _tell_stay(self, guests: list[str]) -> None:
-        names = ", ".join(map(repr, guests[:_MOST_NAMES]))
+        names = ", ".join(map(_named, guests[:_MOST_NAMES]))
         names += f" and {more} more" if (more := len(guests) - _MOST_NAMES) > 0 else ""
         limit = self.job.store_linger
         final = self.member.final
@@ -192,21 +198,24 @@ class Station:
         """Connect; before the first contact, become the store's host if this machine is it."""
         backend = self._backend
         if not self._met and not self._host and backend.serve(self._began + self.job.rules.patience):
-            self._coordinate(self._attempt(timeout))
+            own = self._attempt(timeout)
+            self._coordinate(backend.coordinating(own))
+            own.close()
         try:
             exchange = self._attempt(timeout)
         except RefusedError as error:
             if self._served is None:
                 raise
-            owner = f"of job {self._served!r}" if self._served else "of a job that has ended"
+            owner = f"of job {_named(self._served)}" if self._served else "of a job that has ended"
             raise RefusedError(f"{error}; it was the store {owner}, in which this job was a guest") from error
         # The store of another job on this endpoint serves this one as well: the first who comes coordinates.
         job, served = self.job, backend.served_run(exchange)
         if self._host is None and not self._met and served != job.run_id:
             self._served = served
             if backend.claim(exchange):
-                remark = f"the store at {job.endpoint} was opened for job {served!r}, this is job {job.run_id!r}"
-                self._coordinate(backend.coordinating(exchange), f"{remark}: is its id right?" if served else "")
+                owner = f"the store at {job.endpoint} was opened for job {_named(served)}" if served else ""
+                remark = f"{owner}, this is job {job.run_id!r}: is its id right?" if served else ""
+                self._coordinate(backend.coordinating(exchange), remark)
         self._met = True
         return exchange
 
@@ -214,8 +223,18 @@ class Station:
         with self._lock:
             if self._closing:
                 raise RendezvousConnectionError("the rendezvous was closed while it connected")
-            self._host = self._new_host(exchange, remark=remark)
-            self._host.start()
+            host = self._host = self._new_host(exchange, remark=remark)
+            start_thread(threading.Thread(target=self._serve, args=(host,), name="elasticlib-coordinator", daemon=True))
+
+    def _serve(self, host: Host) -> None:
+        try:
+            host.run()
+        except LeadershipLost as error:
+            why = f"node {self.job.node} coordinates job {self.job.run_id!r} no more: {error}"
+            _log.warning("%s", why)
+            self.member.fail(RendezvousClosedError(why))
+        except RendezvousError as error:
+            _log.warning("the coordinator of job %r stops: %s", self.job.run_id, error)
 
     # etcd
 

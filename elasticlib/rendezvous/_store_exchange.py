@@ -7,6 +7,7 @@ exceptions end here. What strangers write under our keys is passed on as bytes, 
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,6 @@ from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._counted_inbox import LATE, CountedInbox
 from elasticlib.rendezvous._exchange import Posted, RequestRefusedError, parts
 from elasticlib.rendezvous._file_store import LATEST, SOONEST
-from elasticlib.rendezvous._journal import LeadershipLost
 
 ROOT = "elasticlib/"
 """What all our keys start with; workers that share the store use others."""
@@ -31,7 +31,7 @@ SERVES = f"{ROOT}serves"
 SERVER = f"{ROOT}server"
 """A random word that the hosting node made up."""
 CLAIMANT = "claimant"
-"""Who coordinates a job that the store does not serve: a word of that process's own."""
+"""Who coordinates the job: a word of that process's own."""
 TOGETHER = 1000
 """Keys in one request."""
 LONGEST_WAIT = 3600.0
@@ -39,6 +39,10 @@ _BYTES = 128 * 1024
 """Of values in one request that writes several: TCPStore's time for a request grows with the square of its length."""
 _LONGEST_VALUE, _LONGEST_KEY = 8 * 1024 * 1024, 8 * 1024 - 1
 """Bytes that TCPStore takes; it resets the connection of whoever sends more, which looks like an outage."""
+
+_DIGITS = 20
+"""Of a counter at most: it has 64 bits."""
+_NUMBER = re.compile("[1-9][0-9]{0,17}")
 
 
 class Store(Protocol):
@@ -69,8 +73,6 @@ class StoreExchange:
     served_run: str | None = None
     """Run id of the job whose node hosts the store; None when nobody said."""
     _clock: Clock = field(default=monotonic, kw_only=True)
-    claim: bytes | None = field(default=None, kw_only=True)
-    """What must stand as the job's `CLAIMANT` for this connection to write anything."""
     first: int = field(default=1, kw_only=True)
     """Number of the first inbox entry that is received: earlier ones were for somebody else."""
     _inbox: CountedInbox = field(init=False)
@@ -83,7 +85,7 @@ class StoreExchange:
     def add(self, key: str, n: int) -> int:
         """Add *n* to a counter that starts at 0 and return the sum."""
         with self._speaking() as store:
-            return store.add(self._key(key), n)
+            return store.add(self.full_key(key), n)
 
     def post(self, data: bytes) -> None:
         """Append an entry to the inbox."""
@@ -118,10 +120,8 @@ class StoreExchange:
         self._check(values)
         last = ""
         with self._speaking() as store:
-            if self.claim is not None and self._read_one(store, self._key(CLAIMANT)) != self.claim:
-                raise LeadershipLost(f"job {self._run_id!r} was taken for dead, and begun anew by another node")
             for part in parts(values, TOGETHER, _BYTES):
-                keys = [self._key(key) for key, _ in part]
+                keys = [self.full_key(key) for key, _ in part]
                 store.multi_set(keys, [data for _, data in part])
                 last = keys[-1]
             if last:
@@ -129,7 +129,7 @@ class StoreExchange:
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """The value of each key; None for an absent one."""
-        full = [self._key(key) for key in keys]
+        full = [self.full_key(key) for key in keys]
         with self._speaking() as store:
             parts = (self._read(store, full[start : start + TOGETHER]) for start in range(0, len(full), TOGETHER))
             return [value for part in parts for value in part]
@@ -141,39 +141,35 @@ class StoreExchange:
             while True:
                 left = LONGEST_WAIT if deadline is None else deadline - self._clock()
                 if left <= 0:
-                    return store.check([self._key(key)])
-                if self._wait(store, self._key(key), min(left, LONGEST_WAIT)):
+                    return store.check([self.full_key(key)])
+                if self._wait(store, self.full_key(key), min(left, LONGEST_WAIT)):
                     return True
 
     def delete(self, keys: Sequence[str]) -> None:
         """Forget the keys."""
         with self._speaking() as store:
             for key in keys:
-                store.delete_key(self._key(key))
+                store.delete_key(self.full_key(key))
 
     def clear_foreign(self) -> None:
         """Delete every key that is not of elasticlib."""
         with self._speaking() as store:
-            try:
-                found = store.list_keys()
-            except UnicodeDecodeError as error:
-                raise RendezvousStateError(f"a stranger's key in the store at {self.where} is no text") from error
-            for key in found:
+            for key in self._list(store):
                 if not key.startswith(ROOT):
                     store.delete_key(key)
 
     def replace(self, key: str, old: bytes, new: bytes) -> bytes:
         """Write *new* if *old* is there, or nothing is and *old* is empty; what stands there afterwards."""
         with self._speaking() as store:
-            return store.compare_set(self._key(key), old, new)
+            return store.compare_set(self.full_key(key), old, new)
 
     def append(self, folder: str, data: bytes) -> int:
         """Leave *data* as the next entry of *folder*; its number."""
         with self._speaking() as store:
-            number = store.add(self._key(folder), 1)
+            number = store.add(self.full_key(folder), 1)
             if number < 1:
                 raise RendezvousStateError(f"the {folder} counter was destroyed: it says {number}")
-            entry = self._key(f"{folder}/{number}")
+            entry = self.full_key(f"{folder}/{number}")
             store.set(entry, data)
             store.check([entry])  # the acknowledgement; the entry itself may have been received by now
             return number
@@ -182,9 +178,22 @@ class StoreExchange:
         """The number of the last entry of *folder*; 0 where there never was one."""
         [text] = self.read([folder])  # adding 0 to what is no number would break the connection
         try:
+            if text and len(text) > _DIGITS:
+                raise ValueError("no counter has so many digits")
             return int(text or b"0")
         except ValueError as error:
             raise RendezvousStateError(f"the {folder} counter was destroyed: it says {text!r:.80}") from error
+
+    def numbers(self, folder: str) -> list[int]:
+        """The numbers of all entries of *folder* that are there, whatever its counter says."""
+        prefix = self.full_key(f"{folder}/")
+        with self._speaking() as store:
+            found = (key[len(prefix) :] for key in self._list(store) if key.startswith(prefix))
+            return sorted(int(text) for text in found if _NUMBER.fullmatch(text))
+
+    def takes(self, key: str) -> bool:
+        """Whether the store has room for such a key: it ends the connection of whoever asks for a longer one."""
+        return len(self.full_key(key).encode()) <= _LONGEST_KEY
 
     def of(self, run_id: str) -> StoreExchange:
         """This very connection, for the keys of another job."""
@@ -205,12 +214,19 @@ class StoreExchange:
 
     def _check(self, values: Mapping[str, bytes]) -> None:
         for key, data in values.items():
-            if len(data) > _LONGEST_VALUE or len(self._key(key).encode()) > _LONGEST_KEY:
+            if len(data) > _LONGEST_VALUE or not self.takes(key):
                 asked = f"{len(data):,} bytes at {key:.80}"
                 most = f"{_LONGEST_VALUE:,} bytes at a key of {_LONGEST_KEY:,}"
                 raise RequestRefusedError(f"the store at {self.where} takes no {asked}: {most} are its limit", True)
 
-    def _key(self, key: str) -> str:
+    def _list(self, store: Store) -> list[str]:
+        try:
+            return store.list_keys()
+        except UnicodeDecodeError as error:
+            raise RendezvousStateError(f"a stranger's key in the store at {self.where} is no text") from error
+
+    def full_key(self, key: str) -> str:
+        """Where the key of this job lies in the store."""
         return f"{ROOT}{quote(self._run_id, safe='')}/{key}"
 
     @contextmanager

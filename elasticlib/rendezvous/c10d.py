@@ -25,11 +25,12 @@ from elasticlib.errors import ConfigError, RendezvousConnectionError, Rendezvous
 from elasticlib.rendezvous._binding import ANYWHERE, Elsewhere, Taken, bind_endpoint, is_here, listen, outward_address
 from elasticlib.rendezvous._dial import Answer, Limited, RefusedError, probe
 from elasticlib.rendezvous._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
-from elasticlib.rendezvous._exchange import HELLO, Exchange, key_place
+from elasticlib.rendezvous._exchange import HELLO, Exchange
 from elasticlib.rendezvous._file_store import PolledFileStore, is_stale, sign
-from elasticlib.rendezvous._guests import Claim, Guests, forget
+from elasticlib.rendezvous._guests import Claim, Guests, forget, wait_for_guests
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._messages import Hello, decode, key_of
+from elasticlib.rendezvous._leader_exchange import greeting_of
+from elasticlib.rendezvous._messages import key_of
 from elasticlib.rendezvous._resolver import QUIET_LOOKUPS, Address, resolve
 from elasticlib.rendezvous._store_exchange import CLAIMANT, SERVER, SERVES, Store, StoreExchange
 
@@ -50,8 +51,6 @@ GREETING = 2.0
 """Seconds for asking who hosts the store where this node should."""
 _FORGETTING = 2.0
 """Seconds to reach the store once more, at the end."""
-_LOOK = 0.25
-"""Seconds between two looks at whether guests still live."""
 STORE_LIMIT = timedelta(seconds=1)
 """What a store waits where it cannot be told otherwise."""
 
@@ -81,7 +80,8 @@ class C10dBackend:
     def __attrs_post_init__(self) -> None:
         self.name = self.job.backend
         own = [sign()] if self.job.store_type == "file" else []
-        self._claim = Claim(self.job.run_id, self.job.heartbeat, b" ".join([*own, secrets.token_hex(16).encode()]))
+        word = b" ".join([*own, secrets.token_hex(16).encode()])
+        self._claim = Claim(self.job.run_id, self.job.heartbeat, word, self._key)
         self.host, self.port = "localhost", 0
         if self.job.store_type == "file":
             if not self.job.endpoint and self.job.max_nodes > 1:
@@ -189,9 +189,9 @@ class C10dBackend:
         return claimant == self._claim.word
 
     def coordinating(self, exchange: Exchange) -> Exchange:
-        """A new connection for the coordinator of a job that this node has claimed."""
+        """A new connection for the coordinator of a job that this node has claimed, or hosts the store of."""
         assert isinstance(exchange, StoreExchange)
-        return self._claim.coordinating(exchange)
+        return self._claim.coordinating(exchange, hosts=self._server is not None)
 
     def forget_job(self) -> None:
         """Make the job's id free for the next one, now that this one is over for all, in a store that outlives it."""
@@ -210,16 +210,15 @@ class C10dBackend:
         """
         if self._server is None or self.job.store_type == "file":
             return
-        deadline = time.monotonic() + limit
-        with suppress(RendezvousConnectionError, RendezvousStateError):
+
+        def settle(living: list[str]) -> None:
+            self._server.set(SERVES, "")
+            forget(exchange)
+            tell(living)
+
+        with suppress(RendezvousConnectionError):
             exchange = self._dial_store(_FORGETTING)
-            guests, told = Guests(exchange), False
-            while (living := guests.living()) and time.monotonic() < deadline and not gone.wait(_LOOK * told):
-                if not told:
-                    self._server.set(SERVES, "")
-                    forget(exchange)
-                    tell(living)
-                told = True
+            wait_for_guests(Guests(exchange.clone()), limit, settle, gone)
 
     def close(self) -> None:
         """End the server, if there is one; may come twice."""
@@ -227,6 +226,10 @@ class C10dBackend:
         if self._temporary and self._path:
             with suppress(FileNotFoundError):
                 os.unlink(self._path)
+
+    @property
+    def _key(self) -> bytes | None:
+        return key_of(self.job.token) if self.job.token else None
 
     @property
     def _must_host(self) -> bool | None:
@@ -260,9 +263,8 @@ class C10dBackend:
                 [data] = exchange.read([HELLO])
             finally:
                 exchange.close()
-            key = key_of(self.job.token) if self.job.token else None
-            hello = decode(data or b"", key, key_place(self.job.run_id, "", HELLO))
-            return hello.host if isinstance(hello, Hello) else None
+            hello = greeting_of(data, self.job.run_id, self._key)
+            return hello.host if hello is not None else None
         return None
 
     def _serve_behind(self, elsewhere: Elsewhere, addresses: list[Address], deadline: float) -> None:

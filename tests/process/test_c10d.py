@@ -362,6 +362,7 @@ class TestStrangers:
         assert [] == list(theirs.receive(0.0))
         assert "a" == first.served_run(mine) == second.served_run(theirs)
         claims = [second.claim(second.dial(LONG))]
+        theirs.write({HELLO: b"whatever its token and version"})
         with answering(second.dial(LONG)):
             claims.append(third.claim(third.dial(LONG)))
         assert [True, False] == claims
@@ -556,7 +557,7 @@ class TestStrangers:
 
 
 def claim(word: str, run_id: str = "b") -> Claim:
-    return Claim(run_id, 10.0, word.encode(), lambda: 0.0)
+    return Claim(run_id, 10.0, word.encode(), clock=lambda: 0.0)
 
 
 def guest(backend: Open, host: C10dBackend, run_id: str) -> StoreExchange:

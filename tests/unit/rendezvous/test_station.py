@@ -6,17 +6,18 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from elasticlib._wire import wait_readable
-from elasticlib.errors import RendezvousError
+from elasticlib.errors import RendezvousClosedError, RendezvousError
 from elasticlib.rendezvous import _host, _member, _station
+from elasticlib.rendezvous._dial import RefusedError
 from elasticlib.rendezvous._in_program import StateBackend
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._journal import Journal
+from elasticlib.rendezvous._journal import Journal, LeadershipLost
 from elasticlib.rendezvous._member import Member
 from elasticlib.rendezvous._state_backend import RendezvousBackend
 from elasticlib.rendezvous._station import Station
@@ -263,3 +264,76 @@ def test_with_a_token_what_a_shared_state_holds_of_the_coordinator_is_signed(sta
         assert text.startswith("signed:")
     finally:
         made.close(0.0)
+
+
+LONGEST = 2000
+"""Characters of a line that names a job, or some, whatever their ids."""
+
+
+def test_a_node_whose_coordinator_finds_another_one_ends_and_names_it() -> None:
+    class Second:
+        def run(self) -> None:
+            raise LeadershipLost("node n2 coordinates it as well")
+
+    ended: list[RendezvousError] = []
+    made, member = station()
+    member.fail = ended.append
+
+    made._serve(Second())  # type: ignore[arg-type]
+
+    assert ["node n1/1-a coordinates job 'job' no more: node n2 coordinates it as well"] == list(map(str, ended))
+    assert isinstance(ended[0], RendezvousClosedError)
+
+
+class Guests:
+    """A back end whose store serves a job with the id *served*, and has *guests*."""
+
+    def __init__(self, served: str, guests: Sequence[str] = ()) -> None:
+        self.served, self.guests = served, guests
+
+    def serve(self, deadline: float) -> bool:
+        return False
+
+    def dial(self, timeout: float) -> Any:
+        if self.guests:
+            raise RefusedError("nobody listens there")
+        return object()
+
+    def served_run(self, exchange: Any) -> str:
+        return self.served
+
+    def claim(self, exchange: Any) -> bool:
+        return True
+
+    def coordinating(self, exchange: Any) -> Any:
+        return exchange
+
+
+HUGE = ["x" * 1_000_000, "\0" * 100_000, "\U0001f600" * 100_000]
+
+
+@pytest.mark.parametrize("served", HUGE)
+def test_what_a_stranger_writes_as_the_served_job_does_not_swell_what_all_are_told(
+    monkeypatch: pytest.MonkeyPatch, served: str
+) -> None:
+    told: list[str] = []
+    made, _ = station()
+    made._backend = Guests(served)
+    monkeypatch.setattr(made, "_coordinate", lambda exchange, remark="": told.append(remark))
+    made._dial_c10d(5.0)
+    made._backend.guests = ["lost"]
+
+    with pytest.raises(RefusedError) as lost:
+        made._dial_c10d(5.0)
+
+    assert [True, True] == [0 < len(text) < LONGEST for text in (*told, str(lost.value))]
+
+
+@pytest.mark.parametrize("guest", HUGE)
+def test_long_ids_of_guests_do_not_swell_the_log(caplog: pytest.LogCaptureFixture, guest: str) -> None:
+    made, member = station()
+    member.final = None
+
+    made._tell_stay(["short", guest])
+
+    assert [True] == [("'short'" in each.message and len(each.message) < LONGEST) for each in caplog.records]

@@ -1,0 +1,288 @@
+"""Strangers who write and delete what says who coordinates a job in a store of torch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from elasticlib._wire import wait_readable
+from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError
+from elasticlib.rendezvous._exchange import HELLO, PULSE, key_place
+from elasticlib.rendezvous._guests import Claim
+from elasticlib.rendezvous._host import Host
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._journal import LeadershipLost
+from elasticlib.rendezvous._leader_exchange import LeaderExchange, greeting_of
+from elasticlib.rendezvous._messages import Hello, Pulse, Terms, encode, key_of
+from elasticlib.rendezvous._resolver import QUIET_LOOKUPS
+from elasticlib.rendezvous._station import Station
+from elasticlib.rendezvous._store_exchange import StoreExchange
+from elasticlib.rendezvous.c10d import C10dBackend
+from tests.process.launches import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+LONG = 30.0
+HEARTBEAT = 2.0
+TOKENS = [None, "secret"]
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RES_OPTIONS", QUIET_LOOKUPS)
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+
+Open = Callable[..., Station]
+
+
+@pytest.fixture
+def node() -> Iterator[Open]:
+    """Starts nodes that ask for a seat, on one endpoint; the first one hosts the store."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    opened: list[Station] = []
+
+    def start(name: str, run_id: str = "job", **facts: Any) -> Station:
+        facts = {"max_nodes": 2, "last_call": 0.0, "heartbeat": HEARTBEAT} | facts
+        opened.append(Station(Job(run_id=run_id, node=f"{name}/1", backend="c10d", endpoint=endpoint, **facts)))
+        opened[-1].prepare()
+        opened[-1].start()
+        opened[-1].member.join(1, "w")
+        return opened[-1]
+
+    yield start
+    for each in reversed(opened):
+        each.close(0.0)
+
+
+def until(holds: Callable[[], Any]) -> Any:
+    """What *holds* says, once that is something."""
+    deadline = time.monotonic() + LONG
+    while not (found := holds()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def nonce(station: Station) -> str:
+    """By which the node knows its coordinator."""
+    return str(until(lambda: station.member.seen().nonce))
+
+
+def error_of(station: Station) -> str:
+    """What ends the node's part."""
+    deadline = time.monotonic() + LONG
+    while time.monotonic() < deadline:
+        wait_readable([station.member], 0.05)
+        try:
+            station.member.take()
+        except RendezvousClosedError as error:
+            return str(error)
+    raise AssertionError("nothing ended it")
+
+
+def store_of(station: Station) -> Any:
+    """torch's own store, as any process that reaches the port may open it."""
+    return station._backend.server
+
+
+def scribble(store: Any, how: str, key: str) -> None:
+    """Write or delete the key, and come back when that is done."""
+    if how == "write":
+        store.set(key, "another")
+        store.check([key])
+    else:
+        store.delete_key(key)
+
+
+@pytest.mark.parametrize("token", TOKENS)
+@pytest.mark.parametrize("how", ["write", "delete"])
+def test_who_scribbles_on_the_name_of_the_served_job_makes_no_second_coordinator(
+    node: Open, monkeypatch: pytest.MonkeyPatch, token: str | None, how: str
+) -> None:
+    first = node("first", token=token)
+    known = nonce(first)
+
+    talk = C10dBackend._talk
+
+    def after_the_stranger(self: C10dBackend, *args: Any) -> StoreExchange:
+        scribble(store_of(first), how, "elasticlib/serves")
+        return talk(self, *args)
+
+    monkeypatch.setattr(C10dBackend, "_talk", after_the_stranger)
+    monkeypatch.setattr("elasticlib.rendezvous.c10d.ANNOUNCED", 0.2)
+    second = node("second", token=token)
+
+    assert known == nonce(second)
+    assert not second.hosts_store
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_nodes_of_a_guest_that_come_at_once_have_one_coordinator(node: Open, token: str | None) -> None:
+    nonce(node("host", run_id="another"))
+
+    guests = [node(name, token=token, max_nodes=4) for name in "abcd"]
+
+    assert 1 == len({nonce(guest) for guest in guests})
+    assert 1 == sum(guest.hosts_store for guest in guests)
+
+
+@pytest.mark.parametrize("how", ["write", "delete"])
+def test_who_hosts_the_store_writes_again_whom_it_serves_and_who_coordinates(node: Open, how: str) -> None:
+    first = node("first", token="secret")
+    nonce(first)
+    keys = ["elasticlib/serves", "elasticlib/job/claimant"]
+    before = [store_of(first).get(key) for key in keys]
+
+    for key in keys:
+        scribble(store_of(first), how, key)
+
+    until(lambda: store_of(first).check(keys) and before == [store_of(first).get(key) for key in keys])
+    assert b"job" == before[0]
+
+
+def test_of_two_coordinators_of_one_job_one_ends_and_names_the_other(node: Open) -> None:
+    """Whoever removes all that tells of a coordinator makes the next node coordinate as well."""
+    first = node("first", token="secret")
+    until(first.member.take)  # else the other one may take the letter of the node out of the inbox
+    rival = Host(
+        first._backend.dial(LONG), first.job.rules, run_id="job", name="rival/1", key=key_of("secret")
+    )  # knows nothing of the first one, and hears nothing of what it should
+    rival.start()
+
+    try:
+        assert "rival/1" in error_of(first)  # which its coordinator sees, or its member, whoever looks first
+    finally:
+        rival.close()
+
+
+class TestClaims:
+    @pytest.fixture
+    def guest(self) -> Iterator[Callable[[], StoreExchange]]:
+        """Opens connections of a guest to a store that serves another job."""
+        backends = [C10dBackend(Job(run_id="host", node="h", backend="c10d", endpoint="127.0.0.1:0", max_nodes=2))]
+        assert backends[0].serve(time.monotonic() + LONG)
+
+        def dial() -> StoreExchange:
+            exchange = backends[0].dial(LONG)
+            assert isinstance(exchange, StoreExchange)
+            return exchange.of("job").clone()
+
+        yield dial
+        backends[0].close()
+
+    @pytest.fixture
+    def emptied(self, guest: Callable[[], StoreExchange]) -> Iterator[None]:
+        """Somebody empties the guest's inbox, as a coordinator does."""
+        over = threading.Event()
+        exchange = guest()
+
+        def empty() -> None:
+            while not over.is_set():
+                exchange.discard(exchange.receive(0.05))
+
+        thread = threading.Thread(target=empty)
+        thread.start()
+        yield
+        over.set()
+        thread.join()
+
+    def claim(self, word: str) -> Claim:
+        return Claim("job", 10.0, word.encode(), key_of("secret"), clock=lambda: 0.0)
+
+    def test_who_empties_the_inbox_of_a_dead_coordinator_keeps_its_job_from_nobody(
+        self, guest: Callable[[], StoreExchange], emptied: None
+    ) -> None:
+        exchange, heir = guest(), self.claim("heir")
+        assert self.claim("dead").take(exchange)
+
+        with pytest.raises(RendezvousConnectionError, match=r"in 20\.0 s it can be begun anew"):
+            heir.take_over(exchange)
+        heir.clock = lambda: 21.0
+
+        assert heir.take_over(exchange)
+
+    def test_a_coordinator_that_does_not_answer_lives_while_its_signed_pulse_goes_on(
+        self, guest: Callable[[], StoreExchange]
+    ) -> None:
+        exchange, heir, living = guest(), self.claim("heir"), self.claim("living")
+        assert living.take(exchange)
+        office = living.coordinating(exchange)
+        office.write(greeting("living", 1))
+        with pytest.raises(RendezvousConnectionError):
+            heir.take_over(exchange)
+        heir.clock = lambda: 21.0
+        office.write(greeting("living", 2))
+
+        assert not heir.take_over(exchange)
+        exchange.write(greeting("living", 3, token="stranger"))
+        with pytest.raises(RendezvousConnectionError):  # from here it counts anew
+            heir.take_over(exchange)
+        heir.clock = lambda: 42.0
+        assert heir.take_over(exchange)
+
+    @pytest.mark.parametrize("lie", [b"another", b""])
+    def test_a_claim_that_a_stranger_writes_over_is_written_again(
+        self, guest: Callable[[], StoreExchange], lie: bytes
+    ) -> None:
+        exchange, mine = guest(), self.claim("mine")
+        assert mine.take(exchange)
+        office = mine.coordinating(exchange)
+        office.write(greeting("mine", 1))
+
+        exchange.write({"claimant": lie}) if lie else exchange.delete(["claimant"])
+        office.write({"box/n/1/0": b"notice"})
+
+        assert [b"mine"] == exchange.read(["claimant"])
+
+    def test_a_coordinator_whose_job_was_begun_anew_and_has_ended_writes_nothing(
+        self, guest: Callable[[], StoreExchange]
+    ) -> None:
+        exchange, mine = guest(), self.claim("mine")
+        assert mine.take(exchange)
+        office = mine.coordinating(exchange)
+        office.write(greeting("mine", 1))
+        exchange.delete([HELLO, PULSE, "claimant"])
+
+        with pytest.raises(LeadershipLost, match="job 'job' was taken for dead"):
+            office.write(greeting("mine", 2))
+
+    def test_the_old_greeting_of_another_coordinator_ends_nobody_and_a_living_one_does(
+        self, guest: Callable[[], StoreExchange]
+    ) -> None:
+        exchange = guest()
+        mine = self.claim("mine")
+        assert mine.take(exchange)
+        office = mine.coordinating(exchange)
+        assert isinstance(office, LeaderExchange)
+        for count in range(3):
+            exchange.write(greeting("former", 7))
+            office.write(greeting("mine", count))
+            exchange.write(greeting("forged", count, token="stranger"))
+            office.write(greeting("mine", count))
+
+        exchange.write(greeting("former", 8))
+
+        with pytest.raises(LeadershipLost, match=r"^node former coordinates it as well$"):
+            office.write(greeting("mine", 4))
+
+    def test_the_name_of_another_coordinator_swells_no_error(self) -> None:
+        name = "x" * 100_000
+
+        hello = greeting_of(greeting(name, 1)[HELLO], "job", key_of("secret"))
+
+        assert hello is not None
+        assert 0 < len(hello.host) <= 1000
+
+
+def greeting(name: str, count: int, token: str = "secret") -> dict[str, bytes]:
+    """What the coordinator called *name* writes again and again."""
+    key = key_of(token)
+    hello, pulse = Hello("job", f"nonce-{name}", name, Terms(1, 2, 3), 10.0, True), Pulse(f"nonce-{name}", count)
+    return {
+        HELLO: encode(hello, key, key_place("job", "", HELLO)),
+        PULSE: encode(pulse, key, key_place("job", f"nonce-{name}", PULSE)),
+    }
