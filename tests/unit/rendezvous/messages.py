@@ -85,9 +85,7 @@ REPORTS: dict[type, st.SearchStrategy[Any]] = {
 BUILDERS: dict[type, st.SearchStrategy[Any]] = REPORTS | {
     Letter: st.builds(Letter, st.integers(1, LARGEST), st.one_of(*REPORTS.values())),
     Hello: st.builds(Hello, text, text, text, terms, st.floats(0, 1e9), st.booleans()),
-    Pulse: st.builds(
-        Pulse, text, st.integers(0, (LAST_EPOCH << EPOCH_BITS) + LARGEST % (1 << EPOCH_BITS)), text, count
-    ),
+    Pulse: st.builds(Pulse, text, st.integers(0, ((LAST_EPOCH + 1) << EPOCH_BITS) - 1), text, count),
     Beat: st.builds(Beat, count, count, count),
     Seat: seats,
     RoundEnd: st.builds(RoundEnd, count, text, st.booleans()),
