@@ -30,7 +30,17 @@ from elasticlib.rendezvous._endings import (
 )
 from elasticlib.rendezvous._exchange import box_name
 from elasticlib.rendezvous._gathering import gather, status
-from elasticlib.rendezvous._liveness import asks_anew, boxes, give_up, given_up, heard_again, look, missed, next_loss
+from elasticlib.rendezvous._liveness import (
+    asks_anew,
+    boxes,
+    give_up,
+    given_up,
+    heard_again,
+    listen_again,
+    look,
+    missed,
+    next_loss,
+)
 from elasticlib.rendezvous._messages import Bye, Close, Failed, Final, GivenUp, Join, Leave, Stopped, Succeeded, Terms
 from elasticlib.rendezvous._past import heard_of, remembering
 from elasticlib.rendezvous._state import (
@@ -48,7 +58,7 @@ from elasticlib.rendezvous._state import (
     WakeAt,
 )
 
-__all__ = ["abandon", "boxes", "given_up", "missed", "next_loss", "status", "step", "told_again"]
+__all__ = ["abandon", "asks_again", "boxes", "given_up", "missed", "next_loss", "status", "step"]
 
 SILENT = "silent for {:g} s"
 """Why a node is lost whose beats stay away."""
@@ -81,12 +91,18 @@ def abandon(state: State, why: str, kind: str = "closed") -> Outcome:
     return finish(state, Final(False, why, kind=kind)) if state.final is None else (state, ())
 
 
-def told_again(state: State, node: str) -> Outcome:
-    """The job's end once more, for a *node* that still waits: what is said where no beats are read may get lost."""
+def asks_again(state: State, node: str, now: float) -> Outcome:
+    """
+    A *node* says again that it asked for a seat: it may wait for an answer that got lost, or work in a former round.
+
+    Whoever took the coordination over does not know whom the last one gave up: it listens to them.
+    """
     seq = state.heard.get(node)
-    if state.final is None or seq is None:
+    if seq is None:
         return state, ()
-    return state, (Send(box_name(node, seq), node, _last_word(state, state.final, node)),)
+    if state.final is not None:
+        return state, (Send(box_name(node, seq), node, _last_word(state, state.final, node)),)
+    return listen_again(state, node, box_name(node, seq), now), ()
 
 
 def _hear(state: State, event: Received, now: float) -> Outcome:

@@ -76,9 +76,19 @@ def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tu
 
 def give_up(state: State, silent: Iterable[str]) -> State:
     """These nodes are lost; they are listened to, in case they are heard again."""
-    watch = state.watch
-    lost = {**watch.given_up, **{node: watch.sightings[node] for node in silent}}
-    return evolve(state, watch=evolve(watch, given_up=dict(list(lost.items())[-REMEMBERED:])))
+    return _listen(state, {node: state.watch.sightings[node] for node in silent})
+
+
+def listen_again(state: State, node: str, box: str, now: float) -> State:
+    """The *node* has no part in the job any more; should it beat there, it is told so."""
+    if node in state.watch.given_up or node in _watched(state):
+        return state
+    return _listen(state, {node: Sighting(box, None, now)})
+
+
+def _listen(state: State, lost: Mapping[str, Sighting]) -> State:
+    every = {**state.watch.given_up, **lost}
+    return evolve(state, watch=evolve(state.watch, given_up=dict(list(every.items())[-REMEMBERED:])))
 
 
 def heard_again(state: State, counts: Mapping[str, int]) -> tuple[State, tuple[tuple[str, str], ...]]:

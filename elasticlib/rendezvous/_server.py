@@ -227,8 +227,8 @@ class Server:
         if isinstance(join := letter.report, Join):
             if letter.seq > self.state.heard.get(join.node, 0):
                 self._welcome(join, box_name(join.node, letter.seq), now, out)
-            elif not self._mail.box_of(join.node):
-                self._follow(self.logic.told_again(self.state, join.node), now, out)
+            elif self.state.final is None or not self._mail.box_of(join.node):
+                self._follow(self.logic.asks_again(self.state, join.node, now), now, out)
         pulse = greeting.count(self._epoch, self._pulses) if self._interval else 0
         self._step(Received(letter.seq, letter.report, pulse), now, out)
         if isinstance(letter.report, (Bye, Leave)):  # who leaves does not wait for the answer

@@ -36,6 +36,7 @@ from elasticlib.testing import (
     SetBack,
     SimulatedCluster,
     Started,
+    Suspend,
     Tamper,
     Took,
     Unseat,
@@ -165,6 +166,17 @@ def test_who_asks_anew_after_the_end_is_told_of_it_though_the_store_refuses_it_t
     (told,) = cluster.members
     assert told.verdict is not None
     assert "changed by somebody else" in told.verdict.why
+
+
+def test_a_node_that_slept_through_its_loss_and_a_takeover_is_told_though_its_notice_was_destroyed() -> None:
+    """Who took over does not know whom the last one gave up; by its pulses no time has passed."""
+    rules = Rules(2, 3, 3, last_call=0.0, join_timeout=60.0, heartbeat=10.0)
+    tamper = Tamper(2.5, 40.0, 615217, 0.1, ("beat",), (328, 329, 330, 337, 338))
+    plan = FaultPlan((Unseat(35.0), Suspend(2, 1.125, 36.25), tamper))
+    cluster = SimulatedCluster(rules, 4, plan, "elected", seed=338, work=60.0, token=TOKEN)
+    cluster.run()
+
+    assert ["succeeded"] * 4 == kinds(cluster)
 
 
 def test_an_old_memory_seats_nobody_while_he_hides_the_pulse_from_those_who_could_object() -> None:
