@@ -44,7 +44,7 @@ if typing.TYPE_CHECKING:
     from elasticlib.logs import DefaultLogsSpecs
     from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std, WorkerSpec
     from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
-    from elasticlib.workers.record import record
+    from elasticlib.workers.child._record import record
 
 __version__ = "0.1.0"
 
@@ -139,6 +139,6 @@ _ROOMS = {
         "WorkerGroup",
         "WorkerState",
     ),
-    "elasticlib.workers.record": ("record",),
+    "elasticlib.workers.child._record": ("record",),
 }
 __getattr__, __dir__ = _lazy.names(__name__, _ROOMS)

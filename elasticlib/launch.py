@@ -45,7 +45,7 @@ from elasticlib.spec import (
 )
 from elasticlib.state import RunResult
 from elasticlib.workers import _devices
-from elasticlib.workers._templates import flags_here
+from elasticlib.workers._fork_servers import flags_here
 
 _log = logging.getLogger("elasticlib")
 
@@ -263,8 +263,8 @@ def _opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
             with open_remote(choice) as rendezvous:
                 yield rendezvous
         case PlugIn(run_id, backend):
-            from elasticlib.rendezvous._handlers import RendezvousParameters
-            from elasticlib.rendezvous.registry import get_rendezvous_handler
+            from elasticlib.rendezvous.handlers._base import RendezvousParameters
+            from elasticlib.rendezvous.handlers._registry import get_rendezvous_handler
 
             yield get_rendezvous_handler(
                 RendezvousParameters(
@@ -318,9 +318,9 @@ __all__ = ["elastic_launch", "launch_agent"]
 def __getattr__(name: str) -> object:
     """torch's module of this name is a command, which lives on a floor above this one."""
     if name in ("launch", "main", "parse_args"):
-        return getattr(importlib.import_module("elasticlib._legacy_launch"), name)
+        return getattr(importlib.import_module("elasticlib.cli._legacy"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 if __name__ == "__main__":
-    importlib.import_module("elasticlib._legacy_launch").main()
+    importlib.import_module("elasticlib.cli._legacy").main()

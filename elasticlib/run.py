@@ -16,9 +16,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from elasticlib._cli_options import read_nodes, read_workers
-from elasticlib._cli_parser import PROG, Parser
-from elasticlib._cli_request import Request, by_source, request_of
+from elasticlib.cli._options import read_nodes, read_workers
+from elasticlib.cli._parser import PROG, Parser
+from elasticlib.cli._request import Request, by_source, request_of
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
@@ -179,7 +179,7 @@ def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
                 raise
     except ElasticError as e:
         if isinstance(e, ChildFailedError):
-            from elasticlib.workers.record import pass_on
+            from elasticlib.workers.child._record import pass_on
 
             pass_on(e)
         if not whole_program:

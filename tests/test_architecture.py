@@ -1,8 +1,9 @@
-"""The plan of the house, held by reading the sources: arrows point down, the core is pure, rooms stay small."""
+"""The architecture, held by reading the sources: arrows point down, the core is pure, modules stay small."""
 
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import pathlib
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 HOUSE = ROOT / "elasticlib"
 FILES = sorted(path.relative_to(HOUSE).as_posix() for path in HOUSE.rglob("*.py"))
 
-FLOORS = [
+LAYERS = [
     "_lazy",
     "_untrusted",
     "errors",
@@ -32,82 +33,100 @@ FLOORS = [
     "records",
     "metrics",
     "events",
+    "rendezvous._names",
+    "rendezvous._options",
+    "rendezvous.protocol",
+    "rendezvous.net",
+    "rendezvous.coordinator",
+    "rendezvous._membership",
+    "rendezvous._job",
+    "rendezvous.stores",
+    "rendezvous.stores.etcd",
+    "rendezvous.node",
+    "rendezvous.sidecar",
+    "rendezvous.third_party",
+    "rendezvous._choice",
+    "rendezvous.handlers",
+    "rendezvous._open",
     "rendezvous",
-    "workers",
     "logs",
     "timer",
-    "multiprocessing",
+    "workers._environment",
+    "workers._reaper",
+    "workers.child",
+    "workers.spawner",
+    "workers",
     "agent",
-    "control_plane",
     "testing",
     "launch",
-    "launcher",
     "argparse_util",
-    "_cli_options",
-    "_cli_parser",
-    "_cli_request",
+    "cli",
     "run",
-    "_legacy_launch",
+    "cli._legacy",
+    "launcher",
+    "elastic",
     "__main__",
     "__init__",
 ]
-"""From the ground up: a room imports from its own floor and from those before it."""
+"""From the ground up: a module imports from its own layer and from those before it."""
 
 PURE = [
     "_untrusted.py",
     "_times.py",
-    "rendezvous/_coordinator.py",
-    "rendezvous/_state.py",
-    "rendezvous/_endings.py",
-    "rendezvous/_gathering.py",
-    "rendezvous/_liveness.py",
-    "rendezvous/_places.py",
-    "rendezvous/_past.py",
-    "rendezvous/_document.py",
-    "rendezvous/_exchange.py",
-    "rendezvous/_box.py",
-    "rendezvous/_candidacy.py",
-    "rendezvous/_garbage.py",
-    "rendezvous/_greeting.py",
-    "rendezvous/_handover.py",
-    "rendezvous/_missing.py",
-    "rendezvous/_seen.py",
-    "rendezvous/_etcd_keys.py",
-    "rendezvous/_state_document.py",
-    "rendezvous/_state_backend.py",
-    "rendezvous/_seats.py",
-    "rendezvous/_codec.py",
-    "rendezvous/_contact.py",
-    "rendezvous/_mail.py",
-    "rendezvous/_shortening.py",
-    "rendezvous/_messages.py",
+    "rendezvous/coordinator/_coordinator.py",
+    "rendezvous/coordinator/_state.py",
+    "rendezvous/coordinator/_ending.py",
+    "rendezvous/coordinator/_sealing.py",
+    "rendezvous/coordinator/_liveness.py",
+    "rendezvous/coordinator/_places.py",
+    "rendezvous/coordinator/_snapshot.py",
+    "rendezvous/protocol/_exchange.py",
+    "rendezvous/node/_mailbox.py",
+    "rendezvous/stores/_candidacy.py",
+    "rendezvous/coordinator/_garbage.py",
+    "rendezvous/coordinator/_announcement.py",
+    "rendezvous/coordinator/_handover.py",
+    "rendezvous/coordinator/_missing.py",
+    "rendezvous/protocol/_progress.py",
+    "rendezvous/coordinator/_past.py",
+    "rendezvous/protocol/_timing.py",
+    "rendezvous/stores/_keys.py",
+    "rendezvous/stores/_state_document.py",
+    "rendezvous/stores/_state_backend.py",
+    "rendezvous/coordinator/_ranks.py",
+    "rendezvous/protocol/_codec.py",
+    "rendezvous/node/_session_liveness.py",
+    "rendezvous/coordinator/_outbox.py",
+    "rendezvous/protocol/_shortening.py",
+    "rendezvous/protocol/_messages.py",
     "rendezvous/_membership.py",
-    "rendezvous/_operations.py",
-    "rendezvous/_belief.py",
-    "rendezvous/_lanes.py",
-    "rendezvous/_outbox.py",
-    "rendezvous/_own_beats.py",
-    "rendezvous/_waiting.py",
-    "rendezvous/_session.py",
-    "rendezvous/_session_events.py",
-    "rendezvous/_server.py",
-    "rendezvous/_server_events.py",
-    "rendezvous/_incoming.py",
-    "rendezvous/_vigil.py",
+    "rendezvous/protocol/_operations.py",
+    "rendezvous/node/_belief.py",
+    "rendezvous/node/_lanes.py",
+    "rendezvous/node/_outbox.py",
+    "rendezvous/node/_own_heartbeats.py",
+    "rendezvous/node/_waiting.py",
+    "rendezvous/node/_session.py",
+    "rendezvous/node/_session_events.py",
+    "rendezvous/coordinator/_server.py",
+    "rendezvous/coordinator/_server_events.py",
+    "rendezvous/coordinator/_incoming.py",
+    "rendezvous/sidecar/_watch.py",
     "rendezvous/_options.py",
     "rendezvous/_job.py",
-    "rendezvous/_endpoint.py",
+    "rendezvous/net/_endpoint.py",
     "rendezvous/_choice.py",
     "numa/_options.py",
     "numa/_cpus.py",
-    "workers/_env.py",
-    "workers/_reads.py",
+    "workers/_environment.py",
+    "workers/spawner/_reads.py",
     "logs/_layout.py",
     "logs/_lines.py",
     "agent/_policy.py",
-    "agent/_sleep.py",
+    "agent/_uninterruptible.py",
     "timer/_ledger.py",
 ]
+MOST_MODULES = 21
 IMPURE_MODULES = frozenset(
     "asyncio cloudpickle concurrent ctypes datetime fcntl io logging mmap multiprocessing numpy os pathlib pickle "
     "random secrets select selectors shutil signal socket subprocess sys tempfile threading time torch uuid "
@@ -120,11 +139,11 @@ PURE_PARTS_OF_OS = frozenset({"os.devnull", "os.fspath", "os.path.basename", "os
 UNPICKLING = frozenset({"load", "loads", "Unpickler"})
 UNPICKLERS = frozenset({"pickle", "cloudpickle", "marshal", "torch", "shelve", "dill"})
 MAY_UNPICKLE = {
-    "workers/_child.py": "the function that the launcher sends to its own worker",
-    "workers/_main_definitions.py": "the caller's definitions, sent beside that function",
-    "workers/_results.py": "an exception of this very process, to see whether it can be rebuilt",
-    "workers/_exceptions.py": "the exception that our own worker left in its memory file",
-    "multiprocessing/_left.py": "the return values that our own workers left in their memory files",
+    "workers/child/_child.py": "the function that the launcher sends to its own worker",
+    "workers/child/_main_definitions.py": "the caller's definitions, sent beside that function",
+    "workers/child/_results.py": "an exception of this very process, to see whether it can be rebuilt",
+    "workers/child/_exceptions.py": "the exception that our own worker left in its memory file",
+    "workers/_left.py": "the return values that our own workers left in their memory files",
 }
 TORCHS_OWN_LAUNCHER = tuple(f"torch.distributed.{name}" for name in ("elastic", "launcher", "run", "launch"))
 
@@ -164,17 +183,35 @@ def imports(file: str, *, of_types: bool = True) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def room(file: str) -> str:
-    return pathlib.PurePosixPath(file).parts[0].removesuffix(".py")
+def layer(file: str) -> str:
+    """The longest name in `LAYERS` that the file's own begins with."""
+    name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    while name not in LAYERS:
+        assert "." in name, f"{file} belongs to no layer"
+        name = name.rpartition(".")[0]
+    return name
 
 
-def imported_rooms(file: str) -> set[str]:
-    rooms = set()
+def imported_layers(file: str) -> set[str]:
+    layers = set()
     for name in imports(file):
-        first, *rest = name.split(".")
-        if first == "elasticlib" and rest:
-            rooms.add(rest[0] if rest[0] in {room(each) for each in FILES} else "__init__")
-    return rooms
+        first, _, rest = name.partition(".")
+        while first == "elasticlib" and rest:
+            found = next(
+                (
+                    path
+                    for path in (f"{rest.replace('.', '/')}.py", f"{rest.replace('.', '/')}/__init__.py")
+                    if path in FILES
+                ),
+                None,
+            )
+            if found is not None:
+                layers.add(layer(found))
+                break
+            rest = rest.rpartition(".")[0]
+            if not rest:
+                layers.add("__init__")
+    return layers
 
 
 def calls(file: str) -> Iterator[str]:
@@ -183,9 +220,9 @@ def calls(file: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_arrows_point_down(file: str) -> None:
-    floor = FLOORS.index(room(file))
+    own = LAYERS.index(layer(file))
 
-    higher = {each for each in imported_rooms(file) if FLOORS.index(each) > floor}
+    higher = {each for each in imported_layers(file) if LAYERS.index(each) > own}
 
     assert set() == higher
 
@@ -214,10 +251,10 @@ def test_the_pure_core_imports_nothing_that_reads_or_changes_the_world(file: str
 
 @pytest.mark.parametrize("file", PURE)
 def test_the_pure_core_imports_only_data_and_itself(file: str) -> None:
-    """By way of a room's facade, too, it takes only what the pure part of that room defines."""
+    """By way of a package's re-exports, too, it takes only what the pure part of that package defines."""
     data = {"errors", "spec", "state", "records", *(path.removesuffix(".py").replace("/", ".") for path in PURE)}
     through_facades = {
-        f"{room(path)}.{node.name}"
+        f"{pathlib.PurePosixPath(path).parts[0].removesuffix('.py')}.{node.name}"
         for path in PURE
         for node in tree(HOUSE / path).body
         if isinstance(node, (ast.ClassDef, ast.FunctionDef))
@@ -234,12 +271,20 @@ def test_the_pure_core_opens_and_prints_nothing(file: str) -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_room_has_at_most_400_lines(file: str) -> None:
+def test_a_module_has_at_most_400_lines(file: str) -> None:
     assert len((HOUSE / file).read_text(encoding="utf-8").splitlines()) <= 400
 
 
+def test_a_package_has_at_most_21_modules() -> None:
+    counted = collections.Counter(
+        pathlib.PurePosixPath(file).parent for file in FILES if not file.endswith("__init__.py")
+    )
+
+    assert {} == {str(folder): count for folder, count in counted.items() if count > MOST_MODULES}
+
+
 @pytest.mark.parametrize("file", FILES)
-def test_a_room_says_what_it_is_for(file: str) -> None:
+def test_a_module_says_what_it_is_for(file: str) -> None:
     assert ast.get_docstring(tree(HOUSE / file))
 
 

@@ -23,7 +23,8 @@ import elasticlib
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="not installed: torch")
 
-TABLE = pathlib.Path(elasticlib.__file__).parent / "docs" / "names.md"
+ROOT = pathlib.Path(elasticlib.__file__).parents[1]
+TABLE = ROOT / "elasticlib" / "docs" / "names.md"
 ROW = re.compile(r"\| `(torch[\w.]+)` \| (?:`(elasticlib[\w.]+)`|(-)) \| (\S.*\S) \|")
 ABSENT = "-"
 OF_TORCH = ("torch.distributed.elastic", "torch.distributed.launcher")
@@ -64,10 +65,39 @@ def test_every_name_of_the_table_can_be_imported(module: str) -> None:
     assert [] == [name for name in wanted if not hasattr(made, name)]
 
 
-def test_moving_is_a_change_of_one_word() -> None:
-    for name, (ours, _) in table().items():
-        moved = name.replace("torch.distributed.elastic", "elasticlib").replace("torch.distributed", "elasticlib")
-        assert ours in (moved.replace("torch.numa", "elasticlib.numa"), ABSENT)
+def command() -> str:
+    """The command that moves a program's imports, as the table says it."""
+    found = re.search(r"sed -i -E '(s/torch[^']*)' FILES", TABLE.read_text(encoding="utf-8"))
+    assert found is not None
+    return found[1]
+
+
+def test_moving_is_one_command(tmp_path: pathlib.Path) -> None:
+    """Tried on every name of the table, and on what must stay."""
+    program = tmp_path / "program.py"
+    program.write_text("\n".join([*table(), "torch.distributed.launching", "torch.distributed.run_all"]))
+
+    done = subprocess.run(["sed", "-E", command(), program], capture_output=True, text=True, check=True)
+
+    moved = done.stdout.splitlines()
+    assert ["torch.distributed.launching", "torch.distributed.run_all"] == moved[-2:]
+    for (ours, _), name in zip(table().values(), moved, strict=False):
+        assert ours in (name.replace("torch.numa", "elasticlib.numa"), ABSENT)
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", ROOT / "elasticlib/docs/migration.md"])
+def test_other_documents_name_the_same_command(document: pathlib.Path) -> None:
+    assert command() in document.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "elasticlib/elastic").rglob("*.py")), ids=lambda path: str(path.parent.name)
+)
+def test_torchs_paths_hold_the_same_objects_as_our_own_packages(path: pathlib.Path) -> None:
+    """Nothing is defined there."""
+    kinds = {type(node) for node in ast.parse(path.read_text(encoding="utf-8")).body}
+
+    assert kinds <= {ast.Expr, ast.Import, ast.ImportFrom, ast.Assign, ast.If}
 
 
 def test_what_is_not_here_is_the_exception_and_has_a_reason() -> None:

@@ -25,8 +25,8 @@ from elasticlib._clock import Clock, monotonic
 from elasticlib._times import soonest
 from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy
-from elasticlib.agent._chronicle import Chronicle
-from elasticlib.agent._verdict import agreed, error_of, notes
+from elasticlib.agent._outcome import agreed, error_of, notes
+from elasticlib.agent._telemetry import Chronicle
 from elasticlib.errors import (
     ProcessFailure,
     RendezvousClosedError,
@@ -34,16 +34,16 @@ from elasticlib.errors import (
     StartError,
     root_cause,
 )
-from elasticlib.multiprocessing import _signals
-from elasticlib.rendezvous._coordinated import CoordinatedHandler
-from elasticlib.rendezvous._foreign import checked
-from elasticlib.rendezvous._handler_member import HandlerMember
 from elasticlib.rendezvous._membership import Membership, Word
-from elasticlib.rendezvous._messages import ContactLost, RoundEnd, Seat
 from elasticlib.rendezvous._open import Rendezvous
-from elasticlib.rendezvous._round_store import first_reachable
+from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
+from elasticlib.rendezvous.handlers._round_store import first_reachable
+from elasticlib.rendezvous.protocol._messages import ContactLost, RoundEnd, Seat
+from elasticlib.rendezvous.third_party._contract import checked
+from elasticlib.rendezvous.third_party._member import HandlerMember
 from elasticlib.spec import DEFAULT_SIGNALS, WorkerSpec
 from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
+from elasticlib.workers import _signals
 
 DEFAULT_ROLE = "default"
 _NOT_WELL = (WorkerState.FAILED, WorkerState.UNHEALTHY, WorkerState.UNKNOWN)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 
 from elasticlib import _rules
-from elasticlib.agent import _sleep
+from elasticlib.agent import _uninterruptible
 from elasticlib.errors import ConfigError
 
 HOOKS = ("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown")
@@ -48,7 +48,7 @@ def check_local(
     _rules.check_shutdown_timeout(shutdown_timeout)
     check_health_check_server(health_check_server)
     asleep = uninterruptible_state_timeout
-    if asleep is not None and _sleep.number(asleep) is None:
+    if asleep is not None and _uninterruptible.number(asleep) is None:
         raise ConfigError(f"uninterruptible_state_timeout={asleep!r} must be a number of seconds, 0 for none")
 
 

@@ -23,13 +23,14 @@ from elasticlib.agent._watch import Watch
 from elasticlib.errors import ProcessFailure, RendezvousError
 from elasticlib.logs import _streams
 from elasticlib.logs._layout import DEFAULT_PREFIX, line_prefix
-from elasticlib.multiprocessing._processes import Processes
-from elasticlib.rendezvous._messages import ContactLost
 from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._open import Rendezvous
+from elasticlib.rendezvous.protocol._messages import ContactLost
 from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
-from elasticlib.workers import _env, _serving
+from elasticlib.workers import _environment
+from elasticlib.workers._processes import Processes
+from elasticlib.workers.child import _serving
 
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _CONSOLE_PATIENCE = 0.2
@@ -83,7 +84,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             metric_handler=metric_handler,
         )
         caller = made.caller
-        if _env.THREADS not in caller:
+        if _environment.THREADS not in caller:
             sink(records.ThreadsChosen(made.threads, made.cpus, spec.local_world_size))
         self._agent_store = caller.get(PRIVATE_STORE_VARIABLE) != "1"
         self._prefix = log_line_prefix_template or caller.get(PREFIX_VARIABLE) or DEFAULT_PREFIX
@@ -147,7 +148,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         agent_store = self._agent_store or (worker_group.group_rank == 0 and self._listener is None)
         place = self._place(worker_group, agent_store)
         ranks = range(worker_group.spec.local_world_size)
-        envs = {rank: self._job.environment_of(rank, _env.worker_variables(place, rank, "")) for rank in ranks}
+        envs = {rank: self._job.environment_of(rank, _environment.worker_variables(place, rank, "")) for rank in ranks}
         dest = self._logs.reify(envs)
         watched = self._watch.start()
         orders = [self._job.order(rank, envs[rank] | watched) for rank in ranks]
@@ -168,10 +169,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             )
         )
 
-    def _place(self, group: WorkerGroup, agent_store: bool) -> _env.Place:
+    def _place(self, group: WorkerGroup, agent_store: bool) -> _environment.Place:
         spec, first = group.spec, group.workers[0]
         assert group.group_rank is not None and group.group_world_size is not None
-        return _env.Place(
+        return _environment.Place(
             run_id=self._run_id,
             role=spec.role,
             local_world_size=spec.local_world_size,

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous._messages import ContactLost, Final, RoundEnd, Seat, StoreGone
+from elasticlib.rendezvous.protocol._messages import ContactLost, Final, RoundEnd, Seat, StoreGone
 
 
 class Phase(enum.Enum):

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from elasticlib import _rules
-from elasticlib.multiprocessing import _signals
 from elasticlib.spec import START_METHODS, StartMethod, WorkerSpec
-from elasticlib.workers import _env, _machine, _order
+from elasticlib.workers import _environment, _machine, _signals, _start_spec
 
 
 @frozen
@@ -28,7 +27,7 @@ class Preparation:
     """What each worker computes with."""
     signals_to_handle: str
     """Those that can be handled here; the workers' environment names all that were asked for."""
-    job: _order.Job
+    job: _start_spec.Job
 
 
 def prepare(spec: WorkerSpec, start_method: StartMethod, signals_to_handle: str) -> Preparation:
@@ -42,6 +41,6 @@ def prepare(spec: WorkerSpec, start_method: StartMethod, signals_to_handle: str)
     handled = ",".join(signum.name for signum in _signals.parse(signals_to_handle))
     caller = dict(os.environ)
     cpus = _machine.cpus()
-    threads = _env.threads_per_worker(caller, cpus, spec.local_world_size)
-    environment = _env.common_variables(caller, threads, signals_to_handle)
-    return Preparation(caller, cpus, threads, handled, _order.plan(spec, start_method, environment, threads))
+    threads = _environment.threads_per_worker(caller, cpus, spec.local_world_size)
+    environment = _environment.common_variables(caller, threads, signals_to_handle)
+    return Preparation(caller, cpus, threads, handled, _start_spec.plan(spec, start_method, environment, threads))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from elasticlib import records
 from elasticlib._clock import Clock, monotonic
-from elasticlib.agent import _sleep
+from elasticlib.agent import _uninterruptible
 from elasticlib.agent._health import HealthCheckServer, create_healthcheck_server
 from elasticlib.agent._watchdog import ENABLE, Watchdog
 from elasticlib.errors import ConfigError, ProcessFailure
@@ -52,7 +52,7 @@ class Watch:
         self._port = environment.get(HEALTH_CHECK_PORT) if health_check_server is None else None
         self._ignored = _ignored(environment, self._watchdog.unclear, uninterruptible_state_timeout)
         self._health = health_check_server
-        self._allowed = _sleep.allowed_time(
+        self._allowed = _uninterruptible.allowed_time(
             uninterruptible_state_timeout, environment.get(UNINTERRUPTIBLE_STATE_TIMEOUT)
         )
         self._read_state = read_state
@@ -103,10 +103,10 @@ class Watch:
             return False
         now = self._clock()
         asleep = [pid for pid in pids if is_uninterruptible_state(self._read_state(pid))]
-        before, self._asleep = self._asleep, _sleep.look(self._asleep, asleep, now)
+        before, self._asleep = self._asleep, _uninterruptible.look(self._asleep, asleep, now)
         for pid in self._asleep.keys() - before.keys():
             self._sink(records.WorkerAsleep(pid, self._allowed))
-        self._stuck.update(_sleep.overdue(self._asleep, self._allowed, now))
+        self._stuck.update(_uninterruptible.overdue(self._asleep, self._allowed, now))
         return bool(self._stuck)
 
     def explained(self, failures: dict[int, ProcessFailure], pids: Mapping[int, int]) -> dict[int, ProcessFailure]:
@@ -163,7 +163,7 @@ def _ignored(environment: Mapping[str, str], enable: str, argument: float | None
     if enable:
         found.append(records.VariableIgnored(ENABLE, enable, "1 turns it on, 0 off", "there is no watchdog"))
     seconds = environment.get(UNINTERRUPTIBLE_STATE_TIMEOUT)
-    if argument is None and seconds and _sleep.number(seconds) is None:
+    if argument is None and seconds and _uninterruptible.number(seconds) is None:
         rule, effect = "it must be a number of seconds, 0 for none", "no worker is watched for uninterruptible sleep"
         found.append(records.VariableIgnored(UNINTERRUPTIBLE_STATE_TIMEOUT, seconds, rule, effect))
     return found

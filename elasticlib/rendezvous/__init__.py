@@ -22,24 +22,32 @@ if typing.TYPE_CHECKING:
         RendezvousStateError,
         RendezvousTimeoutError,
     )
-    from elasticlib.rendezvous._exchange import Exchange
-    from elasticlib.rendezvous._handlers import (
+    from elasticlib.rendezvous._membership import Membership
+    from elasticlib.rendezvous._open import Rendezvous, open_local, open_remote
+    from elasticlib.rendezvous.coordinator._state import Rules
+    from elasticlib.rendezvous.handlers._base import (
         RendezvousHandler,
         RendezvousInfo,
         RendezvousParameters,
         RendezvousStoreInfo,
     )
-    from elasticlib.rendezvous._membership import Membership
-    from elasticlib.rendezvous._messages import ContactLost, Descriptor, FailureNote, Final, Notice, RoundEnd, Seat
-    from elasticlib.rendezvous._open import Rendezvous, open_local, open_remote
-    from elasticlib.rendezvous._state import Rules
-    from elasticlib.rendezvous.memory import MemoryExchange
-    from elasticlib.rendezvous.registry import (
+    from elasticlib.rendezvous.handlers._registry import (
         RendezvousHandlerCreator,
         RendezvousHandlerRegistry,
         get_rendezvous_handler,
         rendezvous_handler_registry,
     )
+    from elasticlib.rendezvous.protocol._exchange import Exchange
+    from elasticlib.rendezvous.protocol._messages import (
+        ContactLost,
+        Descriptor,
+        FailureNote,
+        Final,
+        Notice,
+        RoundEnd,
+        Seat,
+    )
+    from elasticlib.rendezvous.stores._memory import MemoryExchange
 
 _ROOMS = {
     "elasticlib.errors": (
@@ -50,16 +58,16 @@ _ROOMS = {
         "RendezvousStateError",
         "RendezvousTimeoutError",
     ),
-    "elasticlib.rendezvous._state": ("Rules",),
-    "elasticlib.rendezvous._exchange": ("Exchange",),
-    "elasticlib.rendezvous._handlers": (
+    "elasticlib.rendezvous.coordinator._state": ("Rules",),
+    "elasticlib.rendezvous.protocol._exchange": ("Exchange",),
+    "elasticlib.rendezvous.handlers._base": (
         "RendezvousHandler",
         "RendezvousInfo",
         "RendezvousParameters",
         "RendezvousStoreInfo",
     ),
     "elasticlib.rendezvous._membership": ("Membership",),
-    "elasticlib.rendezvous._messages": (
+    "elasticlib.rendezvous.protocol._messages": (
         "ContactLost",
         "Descriptor",
         "FailureNote",
@@ -69,8 +77,8 @@ _ROOMS = {
         "Seat",
     ),
     "elasticlib.rendezvous._open": ("Rendezvous", "open_local", "open_remote"),
-    "elasticlib.rendezvous.memory": ("MemoryExchange",),
-    "elasticlib.rendezvous.registry": (
+    "elasticlib.rendezvous.stores._memory": ("MemoryExchange",),
+    "elasticlib.rendezvous.handlers._registry": (
         "RendezvousHandlerCreator",
         "RendezvousHandlerRegistry",
         "get_rendezvous_handler",

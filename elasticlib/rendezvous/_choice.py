@@ -15,8 +15,8 @@ from attrs import frozen
 
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _options
-from elasticlib.rendezvous._endpoint import address_of, parse_rendezvous_endpoint
 from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous.net._endpoint import address_of, parse_rendezvous_endpoint
 from elasticlib.spec import LaunchConfig
 
 DEFAULT_RUN_ID = "none"

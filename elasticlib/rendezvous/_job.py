@@ -11,9 +11,9 @@ from typing import Any
 
 from attrs import Factory, asdict, field, frozen
 
-from elasticlib.rendezvous._messages import Terms
 from elasticlib.rendezvous._options import STORE_LINGER, Options
-from elasticlib.rendezvous._state import Rules
+from elasticlib.rendezvous.coordinator._state import Rules
+from elasticlib.rendezvous.protocol._messages import Terms
 
 
 @frozen(kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from elasticlib._times import Term
-from elasticlib.rendezvous._messages import ContactLost, FailureNote, Final, Notice, StoreGone
+from elasticlib.rendezvous.protocol._messages import ContactLost, FailureNote, Final, Notice, StoreGone
 
 if TYPE_CHECKING:
     import socket

@@ -11,15 +11,15 @@ from types import TracebackType
 from attrs import frozen
 from typing_extensions import Self
 
-from elasticlib.rendezvous._host import Host
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._member import Member
 from elasticlib.rendezvous._membership import Membership
 from elasticlib.rendezvous._names import host_name
-from elasticlib.rendezvous._offer import BoundOffer
-from elasticlib.rendezvous._remote import RemoteMember
-from elasticlib.rendezvous._state import Rules
-from elasticlib.rendezvous.memory import MemoryExchange
+from elasticlib.rendezvous.coordinator._state import Rules
+from elasticlib.rendezvous.net._node_info import BoundOffer
+from elasticlib.rendezvous.node._client import Member
+from elasticlib.rendezvous.node._coordinator_host import Host
+from elasticlib.rendezvous.sidecar._client import RemoteMember
+from elasticlib.rendezvous.stores._memory import MemoryExchange
 
 
 @frozen

@@ -5,7 +5,7 @@ Rules of this house: importing it loads neither torch nor hypothesis; `strategie
 imported by those who have it.
 """
 
-from elasticlib.rendezvous._state import Rules
+from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.testing._cluster import SimulatedCluster
 from elasticlib.testing._faults import (
     Break,

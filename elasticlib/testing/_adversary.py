@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from attrs import Factory, define, evolve
 
-from elasticlib.rendezvous._exchange import HELLO, PULSE, box_key
+from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, box_key
 from elasticlib.testing._faults import Tamper
 from elasticlib.testing._forgery import changed, made_up, noise
 from elasticlib.testing._network import Network

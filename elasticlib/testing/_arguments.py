@@ -10,7 +10,7 @@ import math
 from typing import Protocol
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._state import Rules
+from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.testing._faults import FaultPlan
 
 NO_FAULTS = FaultPlan(())

@@ -14,10 +14,10 @@ from typing import Any
 from attrs import define, field
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous import _candidacy as events
-from elasticlib.rendezvous._candidacy import Candidacy
-from elasticlib.rendezvous._etcd_keys import Hold
-from elasticlib.rendezvous._operations import Log
+from elasticlib.rendezvous.protocol._operations import Log
+from elasticlib.rendezvous.stores import _candidacy as events
+from elasticlib.rendezvous.stores._candidacy import Candidacy
+from elasticlib.rendezvous.stores._keys import Hold
 from elasticlib.testing._host import Host
 from elasticlib.testing._network import Link
 from elasticlib.testing._store import Connection, Store

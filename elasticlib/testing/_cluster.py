@@ -18,12 +18,12 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from elasticlib.rendezvous import _coordinator
-from elasticlib.rendezvous._contact import Limits
-from elasticlib.rendezvous._messages import Descriptor, Final, Seat, Terms, key_of
 from elasticlib.rendezvous._options import HEARTBEAT
-from elasticlib.rendezvous._seen import Seen
-from elasticlib.rendezvous._state import Rules, State
+from elasticlib.rendezvous.coordinator import _coordinator
+from elasticlib.rendezvous.coordinator._state import Rules, State
+from elasticlib.rendezvous.node._session_liveness import Limits
+from elasticlib.rendezvous.protocol._messages import Descriptor, Final, Seat, Terms, key_of
+from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.testing._adversary import Adversary
 from elasticlib.testing._arguments import NO_FAULTS, check
 from elasticlib.testing._candidate import Candidate

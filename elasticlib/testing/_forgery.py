@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from elasticlib.rendezvous._messages import (
+from elasticlib.rendezvous.protocol._messages import (
     LAST_EPOCH,
     Beat,
     Bye,

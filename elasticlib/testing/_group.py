@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve
 
-from elasticlib.rendezvous._messages import FailureNote, Seat
+from elasticlib.rendezvous.protocol._messages import FailureNote, Seat
 from elasticlib.testing._faults import FailWorker
 from elasticlib.testing._history import Gone
 from elasticlib.testing._timeline import Process

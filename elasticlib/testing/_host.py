@@ -16,12 +16,9 @@ from typing import Any
 from attrs import Factory, define, field, frozen
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous import _coordinator
-from elasticlib.rendezvous._exchange import Posted
-from elasticlib.rendezvous._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
-from elasticlib.rendezvous._seen import Seen
-from elasticlib.rendezvous._server import REFUSALS, Server
-from elasticlib.rendezvous._server_events import (
+from elasticlib.rendezvous.coordinator import _coordinator
+from elasticlib.rendezvous.coordinator._server import REFUSALS, Server
+from elasticlib.rendezvous.coordinator._server_events import (
     Abandon,
     Action,
     Arrived,
@@ -38,7 +35,10 @@ from elasticlib.rendezvous._server_events import (
     Stop,
     Unsaved,
 )
-from elasticlib.rendezvous._state import Beats, Rules, State
+from elasticlib.rendezvous.coordinator._state import Beats, Rules, State
+from elasticlib.rendezvous.protocol._exchange import Posted
+from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.testing._network import Link
 from elasticlib.testing._store import CHANGED, DESTROYED, LOST, REFUSED, Connection, Store
 from elasticlib.testing._timeline import Process, Timeline

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 from attrs import Factory, define, frozen
 
-from elasticlib.rendezvous._contact import KILL
-from elasticlib.rendezvous._messages import Final, Seat
-from elasticlib.rendezvous._shortening import brief
-from elasticlib.rendezvous._state import Entry, Rules, State
+from elasticlib.rendezvous.coordinator._state import Entry, Rules, State
+from elasticlib.rendezvous.protocol._messages import Final, Seat
+from elasticlib.rendezvous.protocol._shortening import brief
+from elasticlib.rendezvous.protocol._timing import KILL
 from elasticlib.testing._group import Group
 from elasticlib.testing._node import Node
 from elasticlib.testing._timeline import Timeline

@@ -14,13 +14,13 @@ from attrs import define, field
 from typing_extensions import assert_never
 
 from elasticlib._times import soonest
-from elasticlib.rendezvous import _session_events as events
-from elasticlib.rendezvous._belief import Belief
-from elasticlib.rendezvous._contact import Limits, Tick
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous._messages import Descriptor, Report, Terms
-from elasticlib.rendezvous._operations import Delete, Log, Post, Read, Wait, Write
-from elasticlib.rendezvous._session import Session
+from elasticlib.rendezvous.node import _session_events as events
+from elasticlib.rendezvous.node._belief import Belief
+from elasticlib.rendezvous.node._session import Session
+from elasticlib.rendezvous.node._session_liveness import Limits, Tick
+from elasticlib.rendezvous.protocol._messages import Descriptor, Report, Terms
+from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Wait, Write
 from elasticlib.testing._network import Link
 from elasticlib.testing._store import REFUSED, Connection, Store
 from elasticlib.testing._timeline import Process, Timeline

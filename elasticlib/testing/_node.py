@@ -16,9 +16,8 @@ from collections.abc import Callable
 from attrs import Factory, define, field, frozen
 
 from elasticlib.agent import _policy
-from elasticlib.rendezvous._contact import FENCE, GRACE, INTERVAL
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous._messages import (
+from elasticlib.rendezvous.protocol._messages import (
     ContactLost,
     Descriptor,
     Failed,
@@ -29,7 +28,8 @@ from elasticlib.rendezvous._messages import (
     Stopped,
     Succeeded,
 )
-from elasticlib.rendezvous._vigil import Vigil
+from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL
+from elasticlib.rendezvous.sidecar._watch import Vigil
 from elasticlib.testing._faults import FailWorker
 from elasticlib.testing._group import CHANNEL, END, Group
 from elasticlib.testing._history import Fenced, Started, Verdict

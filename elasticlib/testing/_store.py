@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import Factory, define, field, frozen
 
-from elasticlib.rendezvous._exchange import HELLO, Posted
+from elasticlib.rendezvous.protocol._exchange import HELLO, Posted
 from elasticlib.testing._adversary import INBOX, STATE, Adversary
 from elasticlib.testing._faults import PauseStore, SetBack, Unseat
 from elasticlib.testing._network import Link, Network, Way

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from elasticlib.rendezvous._messages import Final, Seat
-from elasticlib.rendezvous._state import Rules
+from elasticlib.rendezvous.coordinator._state import Rules
+from elasticlib.rendezvous.protocol._messages import Final, Seat
 from elasticlib.testing._history import Record
 from elasticlib.testing._timeline import Timeline
 

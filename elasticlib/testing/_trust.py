@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from attrs import Factory, define
 
-from elasticlib.rendezvous._contact import KILL
-from elasticlib.rendezvous._exchange import beat_key
-from elasticlib.rendezvous._state import Rules, State
+from elasticlib.rendezvous.coordinator._state import Rules, State
+from elasticlib.rendezvous.protocol._exchange import beat_key
+from elasticlib.rendezvous.protocol._timing import KILL
 from elasticlib.testing._adversary import Adversary
 from elasticlib.testing._group import Group
 from elasticlib.testing._invariants import WAKING, InvariantBroken

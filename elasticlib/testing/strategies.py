@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from elasticlib.rendezvous._state import Rules
+from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.testing._faults import (
     PLACES,
     Break,

@@ -21,11 +21,11 @@ from elasticlib._untrusted import Refusals, parse, shown
 from elasticlib._untrusted import line as escaped
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, TimerError
+from elasticlib.timer._expired import log_debug_info_for_expired_timers
 from elasticlib.timer._fifo_client import VERSION, FileTimerRequest
 from elasticlib.timer._ledger import Ledger, is_deadline, patience
 from elasticlib.timer._server import checked_interval
 from elasticlib.timer._victims import Victims, is_running
-from elasticlib.timer.debug_info_logging import log_debug_info_for_expired_timers
 
 _log = logging.getLogger("elasticlib")
 _PIECE = 65536

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from elasticlib.errors import ElasticError, SpecError
 from elasticlib.numa._options import NumaOptions, as_numa_options
 from elasticlib.spec import DEVICE_WORDS
-from elasticlib.workers import _env, _machine
-from elasticlib.workers._templates import TemplateKey, count_devices, depends_on_path, list_gpus, templates
+from elasticlib.workers import _environment, _machine
+from elasticlib.workers._fork_servers import TemplateKey, count_devices, depends_on_path, list_gpus, templates
 
 
 def workers_per_node(asked: int | str, preload: Sequence[str] = ("torch",), flags: tuple[str, ...] = ()) -> int:
@@ -80,7 +80,7 @@ def _accelerators(preload: tuple[str, ...], flags: tuple[str, ...]) -> tuple[int
         return 0, ""
     if "torch" not in preload or depends_on_path(preload):
         preload = ("torch",)
-    environment = _env.without_secrets(os.environ)
+    environment = _environment.without_secrets(os.environ)
     template = templates.take(TemplateKey(sys.executable, preload, (), flags), environment, tuple(sys.path))
     try:
         return count_devices(template, environment)

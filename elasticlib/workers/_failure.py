@@ -13,8 +13,8 @@ import re
 import signal
 
 from elasticlib.errors import ProcessFailure, read_error_file
-from elasticlib.workers import _exceptions, _tail
-from elasticlib.workers._process import Exit
+from elasticlib.workers._launch import Exit
+from elasticlib.workers.child import _exceptions, _tail
 
 _TAIL_BYTES = 8192
 _STAMP_IS_BEHIND = 2.0

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from attrs import evolve, field, frozen
 
-from elasticlib.rendezvous._resolver import QUIET_LOOKUPS
+from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 
 
 @frozen

@@ -61,7 +61,7 @@ ELASTICLIB = Launcher(
     "elasticlib",
     (PYTHON, "-m", "elasticlib.run"),
     (PYTHON, "-m", "elasticlib.launch"),
-    "elasticlib",
+    "elasticlib.elastic",
     "elasticlib",
     "elasticlib.numa",
 )

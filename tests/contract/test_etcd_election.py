@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous._election import Candidate
-from elasticlib.rendezvous._etcd_exchange import EtcdExchange
-from elasticlib.rendezvous._etcd_keys import Hold, Keys
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._journal import Journal, LeadershipLost
-from elasticlib.rendezvous.etcd import EtcdBackend
-from elasticlib.rendezvous.etcd_server import EtcdServer
+from elasticlib.rendezvous.stores._compare_and_set import EtcdExchange
+from elasticlib.rendezvous.stores._election import Candidate
+from elasticlib.rendezvous.stores._keys import Hold, Keys
+from elasticlib.rendezvous.stores._state_log import Journal, LeadershipLost
+from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
+from elasticlib.rendezvous.stores.etcd._server import EtcdServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 

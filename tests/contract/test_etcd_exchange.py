@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from elasticlib.errors import RendezvousConnectionError
-from elasticlib.rendezvous._etcd_exchange import EtcdExchange
-from elasticlib.rendezvous._etcd_keys import Keys
-from elasticlib.rendezvous._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.etcd import EtcdBackend
-from elasticlib.rendezvous.etcd_server import EtcdServer
+from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
+from elasticlib.rendezvous.stores._compare_and_set import EtcdExchange
+from elasticlib.rendezvous.stores._keys import Keys
+from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
+from elasticlib.rendezvous.stores.etcd._server import EtcdServer
 from tests.contract.test_exchange import LONG, ExchangeContract, texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticlib.rendezvous._etcd_keys import Keys
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.etcd import EtcdBackend
-from elasticlib.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
-from elasticlib.rendezvous.etcd_server import EtcdServer
+from elasticlib.rendezvous.handlers._etcd_backend import EtcdRendezvousBackend
+from elasticlib.rendezvous.stores._keys import Keys
+from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
+from elasticlib.rendezvous.stores.etcd._server import EtcdServer
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import RendezvousConnectionError
-from elasticlib.rendezvous._exchange import Exchange, Posted
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._resolver import QUIET_LOOKUPS
-from elasticlib.rendezvous.c10d import C10dBackend
-from elasticlib.rendezvous.memory import MemoryExchange
+from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
+from elasticlib.rendezvous.protocol._exchange import Exchange, Posted
+from elasticlib.rendezvous.stores._c10d import C10dBackend
+from elasticlib.rendezvous.stores._memory import MemoryExchange
 
 SOON = 0.02
 LONG = 30.0

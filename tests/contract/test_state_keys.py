@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import RendezvousConnectionError
-from elasticlib.rendezvous._etcd_exchange import EtcdExchange
-from elasticlib.rendezvous._exchange import Exchange
-from elasticlib.rendezvous._in_program import ROOT, StateBackend
-from elasticlib.rendezvous._state_backend import RendezvousBackend
-from elasticlib.rendezvous._state_keys import SharedState, StateKeys
-from elasticlib.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
+from elasticlib.rendezvous.handlers._in_program import ROOT, StateBackend
+from elasticlib.rendezvous.protocol._exchange import Exchange
+from elasticlib.rendezvous.stores._compare_and_set import EtcdExchange
+from elasticlib.rendezvous.stores._state_backend import RendezvousBackend
+from elasticlib.rendezvous.stores._state_keys import SharedState, StateKeys
 from tests.contract.test_etcd_election import ElectionContract
 from tests.contract.test_exchange import ExchangeContract
 

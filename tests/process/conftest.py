@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.workers import _guardian
+from elasticlib.workers import _reaper
 
 HERE = Path(__file__).parent
 
@@ -24,7 +24,7 @@ def command_line(pid: int) -> str:
 
 def left_behind() -> list[str]:
     """Descendants of this process besides guardians, the templates that they keep warm, and Python's own helper."""
-    members = _guardian.family(os.getpid())
+    members = _reaper.family(os.getpid())
     # One for the program, from the first use of multiprocessing's queues on; it goes with the program.
     members = [each for each in members if "multiprocessing.resource_tracker" not in command_line(each[0])]
     guardians = {pid for pid, parent, _ in members if parent == os.getpid() and "_guardian.py" in command_line(pid)}

@@ -313,7 +313,7 @@ def loses_the_store(folder: Path, does: str) -> str:
     import torch
     from torch import distributed
 
-    from elasticlib.workers import _guardian
+    from elasticlib.workers import _reaper
 
     distributed.init_process_group("gloo")
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -321,7 +321,7 @@ def loses_the_store(folder: Path, does: str) -> str:
         distributed.all_gather(pids, torch.tensor([os.getpid()]))
         if os.environ["RANK"] == "0":
             foreman = os.getppid()
-            children = {pid for pid, parent, _ in _guardian.family(foreman) if parent == foreman}
+            children = {pid for pid, parent, _ in _reaper.family(foreman) if parent == foreman}
             (host,) = children - {int(pid) for pid in pids}
             say(folder / "store", str(host))
             os.kill(host, signal.SIGKILL)

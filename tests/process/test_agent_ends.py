@@ -17,7 +17,7 @@ from elasticlib.errors import LaunchInterrupted, PicklingError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.rendezvous import Rules, open_local
 from elasticlib.spec import Std, WorkerSpec
-from elasticlib.workers._templates import templates
+from elasticlib.workers._fork_servers import templates
 
 pytestmark = pytest.mark.slow
 

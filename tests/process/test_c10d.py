@@ -24,19 +24,19 @@ from elasticlib.errors import (
     RendezvousConnectionError,
     RendezvousStateError,
 )
-from elasticlib.rendezvous import c10d
-from elasticlib.rendezvous._binding import Elsewhere
-from elasticlib.rendezvous._dial import RefusedError
-from elasticlib.rendezvous._endpoint import spell
-from elasticlib.rendezvous._exchange import HELLO, PULSE, Exchange
-from elasticlib.rendezvous._file_store import sign
-from elasticlib.rendezvous._guests import Claim, Guests
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._journal import LeadershipLost
-from elasticlib.rendezvous._messages import Hello, Terms, encode
-from elasticlib.rendezvous._resolver import QUIET_LOOKUPS, resolve
-from elasticlib.rendezvous._store_exchange import StoreExchange
-from elasticlib.rendezvous.c10d import C10dBackend
+from elasticlib.rendezvous.net._binding import Elsewhere
+from elasticlib.rendezvous.net._dial import RefusedError
+from elasticlib.rendezvous.net._endpoint import spell
+from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS, resolve
+from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Exchange
+from elasticlib.rendezvous.protocol._messages import Hello, Terms, encode
+from elasticlib.rendezvous.stores import _c10d
+from elasticlib.rendezvous.stores._c10d import C10dBackend
+from elasticlib.rendezvous.stores._file_store import sign
+from elasticlib.rendezvous.stores._guests import Claim, Guests
+from elasticlib.rendezvous.stores._state_log import LeadershipLost
+from elasticlib.rendezvous.stores._torch_store import StoreExchange
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 SCRIPT = Path(__file__).parent / "scripts" / "c10d_host.py"
@@ -169,7 +169,7 @@ class TestWhoHosts:
     def test_our_own_name_in_the_hosts_file_is_served_to_all(
         self, backend: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(c10d, "resolve", lambda host, port, timeout: resolve("127.0.1.1", port, timeout))
+        monkeypatch.setattr(_c10d, "resolve", lambda host, port, timeout: resolve("127.0.1.1", port, timeout))
         node = served(backend(f"{socket.gethostname()}:0"))
 
         assert backend(f"127.0.0.2:{node.port}").dial(LONG)
@@ -226,7 +226,7 @@ class TestWhoHosts:
 
         with pytest.raises(RendezvousConnectionError) as at_first:  # the store may be that of a killed predecessor
             second.serve(time.monotonic() + LONG)
-        monkeypatch.setattr(c10d, "PREDECESSOR", 0.0)
+        monkeypatch.setattr(_c10d, "PREDECESSOR", 0.0)
         with pytest.raises(ConfigError) as later:
             second.serve(time.monotonic() + LONG)
 
@@ -242,7 +242,7 @@ class TestWhoHosts:
     def test_who_must_host_behind_a_forwarded_address_does(
         self, backend: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(c10d, "bind_endpoint", lambda *_, **__: Elsewhere("it is forwarded"))
+        monkeypatch.setattr(_c10d, "bind_endpoint", lambda *_, **__: Elsewhere("it is forwarded"))
         node = served(backend(f"127.0.0.3:{free_port()}", is_host=True))
 
         assert backend(node.endpoint).dial(LONG)
@@ -313,7 +313,7 @@ class TestDial:
     def test_a_frozen_host_breaks_no_time_limit(
         self, backend: Open, host: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(c10d, "CLONE", 0.5)
+        monkeypatch.setattr(_c10d, "CLONE", 0.5)
         node = backend(endpoint_of(host))
         exchange = node.dial(LONG)
         freeze(host.pid)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from elasticlib import ChildFailedError, LaunchConfig, elastic_launch
-from elasticlib.workers import _guardian
+from elasticlib.workers import _reaper
 from tests.process import duties
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
@@ -80,7 +80,7 @@ LAUNCH_WITHOUT_DESCRIPTORS = """
 import os, pathlib, resource, sys, threading
 from elasticlib import LaunchConfig, elastic_launch
 from elasticlib.errors import PicklingError
-from elasticlib.workers import _guardian
+from elasticlib.workers import _reaper as _guardian
 from tests.process import duties
 
 begun, go = pathlib.Path(sys.argv[1], "begun"), pathlib.Path(sys.argv[1], "go")
@@ -255,11 +255,11 @@ def test_twenty_launches_leak_no_descriptor_and_no_process(method: str) -> None:
 
     def held() -> list[int]:
         """Descriptors of this process and the template, and processes below this one."""
-        return [*(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids), len(_guardian.family(os.getpid()))]
+        return [*(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids), len(_reaper.family(os.getpid()))]
 
     with pytest.raises(ChildFailedError):
         bad()
-    duties.wait_for(lambda: not _guardian.family(template))
+    duties.wait_for(lambda: not _reaper.family(template))
     before = held()
 
     for index in range(20):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.rendezvous._places import PAUSES
+from elasticlib.rendezvous.coordinator._places import PAUSES
 from tests.process.launches import WORK, Launch, free_port
 
 pytestmark = pytest.mark.slow

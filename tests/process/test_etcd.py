@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ConfigError, RendezvousConnectionError, StartError
-from elasticlib.rendezvous._etcd_http import Line, Site
-from elasticlib.rendezvous._etcd_v2 import V2Keys
-from elasticlib.rendezvous._etcd_v3 import V3Keys
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.etcd import EtcdBackend
-from elasticlib.rendezvous.etcd_server import EtcdServer, find_etcd
+from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
+from elasticlib.rendezvous.stores.etcd._http import Line, Site
+from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd
+from elasticlib.rendezvous.stores.etcd._v2 import V2Keys
+from elasticlib.rendezvous.stores.etcd._v3 import V3Keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
@@ -216,7 +216,7 @@ def test_a_frozen_server_costs_no_more_than_the_limit(server: EtcdServer, name: 
 
 def test_a_server_dies_with_the_program_that_started_it() -> None:
     code = (
-        "from elasticlib.rendezvous.etcd_server import EtcdServer; import sys\n"
+        "from elasticlib.rendezvous.stores.etcd._server import EtcdServer; import sys\n"
         "server = EtcdServer(); server.start(); print(server._process.pid, server._dir, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code]
@@ -431,7 +431,7 @@ def test_what_is_wrong_with_tls_is_told_apart(secure: str, certificates: Path, s
 def test_the_store_that_torch_s_code_knows(server: EtcdServer) -> None:
     from torch.distributed import PrefixStore
 
-    from elasticlib.rendezvous.etcd_store import EtcdStore
+    from elasticlib.elastic.rendezvous.etcd_store import EtcdStore
 
     with contextlib.closing(server.get_client()) as client:
         store = EtcdStore(client, "/a/b", datetime.timedelta(seconds=0.1))
@@ -453,7 +453,7 @@ def test_the_store_that_torch_s_code_knows(server: EtcdServer) -> None:
 
 
 def test_the_store_wakes_who_waits_for_a_key(server: EtcdServer) -> None:
-    from elasticlib.rendezvous.etcd_store import EtcdStore
+    from elasticlib.elastic.rendezvous.etcd_store import EtcdStore
 
     with contextlib.closing(server.get_client()) as one, contextlib.closing(server.get_client()) as other:
         with ThreadPoolExecutor(1) as pool:

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._etcd_keys import Keys
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.etcd import EtcdBackend
-from elasticlib.rendezvous.etcd_server import EtcdServer, find_etcd
+from elasticlib.rendezvous.stores._keys import Keys
+from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
+from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd
 from tests.process.duties import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]

@@ -14,7 +14,7 @@ import pytest
 
 from elasticlib import LaunchConfig, elastic_launch
 from elasticlib.errors import StartError
-from elasticlib.workers import _devices, _templates
+from elasticlib.workers import _devices, _fork_servers
 from tests.process import duties
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
@@ -103,7 +103,7 @@ def test_a_template_that_counted_the_devices_serves_the_launch(
     counted: list[int] = []
     count = _devices.count_devices
 
-    def noted(template: _templates.Template, environment: Mapping[str, str]) -> tuple[int, str]:
+    def noted(template: _fork_servers.Template, environment: Mapping[str, str]) -> tuple[int, str]:
         counted.append(template._guardian.pid)
         count(template, environment)
         return 0, ""  # so that the CPUs are taken, whatever is in this machine
@@ -332,7 +332,7 @@ def test_devices_are_counted_as_the_launchs_own_variables_leave_them_visible(
     for visible in ("0", "0,1,2"):
         monkeypatch.setenv("MY_VISIBLE_DEVICES", visible)
         found.append(_devices.workers_per_node("npu"))
-        found.append(_templates.templates._kept[-1]._guardian.pid)
+        found.append(_fork_servers.templates._kept[-1]._guardian.pid)
 
     one, first, three, second = found
     assert (1, 3) == (one, three)
@@ -362,7 +362,7 @@ def hanging(own_torch: Callable[[str], None], tmp_path: Path) -> Path:
 def test_a_driver_that_hangs_when_devices_are_counted_is_told_and_its_process_killed(
     hanging: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_templates, "_COUNT_LIMIT", 0.3)
+    monkeypatch.setattr(_fork_servers, "_COUNT_LIMIT", 0.3)
 
     with pytest.raises(StartError, match=r"counting the accelerators took more than 0\.3 s.*give nproc_per_node=N"):
         elastic_launch(LaunchConfig(nproc_per_node="gpu"), duties.chain)()
@@ -372,9 +372,9 @@ def test_a_driver_that_hangs_when_devices_are_counted_is_told_and_its_process_ki
 
 def test_a_driver_that_hangs_holds_up_no_other_launch(hanging: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither one of its own template nor one of another."""
-    monkeypatch.setattr(_templates, "_COUNT_LIMIT", 2 * LIMIT)
+    monkeypatch.setattr(_fork_servers, "_COUNT_LIMIT", 2 * LIMIT)
     with ThreadPoolExecutor(1) as thread:
-        counting = thread.submit(_devices.workers_per_node, "gpu", ("torch",), _templates.flags_here())
+        counting = thread.submit(_devices.workers_per_node, "gpu", ("torch",), _fork_servers.flags_here())
         duties.wait_for(lambda: hanging.exists() and hanging.read_text())
         asker = int(hanging.read_text())
         asked = duties.parent_of(asker)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import RendezvousConnectionError
-from elasticlib.rendezvous._exchange import HELLO, PULSE
-from elasticlib.rendezvous._guests import Claim, Guests
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._resolver import QUIET_LOOKUPS
-from elasticlib.rendezvous._store_exchange import StoreExchange
-from elasticlib.rendezvous.c10d import C10dBackend
+from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
+from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE
+from elasticlib.rendezvous.stores._c10d import C10dBackend
+from elasticlib.rendezvous.stores._guests import Claim, Guests
+from elasticlib.rendezvous.stores._torch_store import StoreExchange
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 LONG = 30.0
@@ -126,7 +126,7 @@ def test_guests_are_kept_where_a_stranger_s_key_is_no_text(host: C10dBackend, li
 
 
 def test_a_crowd_of_announcements_hides_no_guest(host: C10dBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticlib.rendezvous._guests.MOST", 3)
+    monkeypatch.setattr("elasticlib.rendezvous.stores._guests.MOST", 3)
     for number in range(5):
         announce(host, f"a{number}", 0.001)
     come(host, "good")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
 

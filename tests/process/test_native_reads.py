@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.workers._reads import INTEL_OPENMP, INTERPRETER, LIBRARIES, READ_LATER
+from elasticlib.workers.spawner._reads import INTEL_OPENMP, INTERPRETER, LIBRARIES, READ_LATER
 from tests.shims import NEEDS_COMPILER, built
 
 pytestmark = [pytest.mark.slow, NEEDS_COMPILER]
@@ -23,8 +23,8 @@ OF_NO_EFFECT = {
 }
 IMPORTS = (
     "import json, sys\n"
-    "from elasticlib.workers import _template\n"
-    "from elasticlib.workers._observer import Observer\n"
+    "from elasticlib.workers.spawner import _fork_server as _template\n"
+    "from elasticlib.workers.spawner._observer import Observer\n"
     "observer = Observer()\n"
     "with observer.observing():\n"
     "    for name in sys.argv[1:]: __import__(name)\n"

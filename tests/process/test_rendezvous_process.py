@@ -21,7 +21,7 @@ import pytest
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, RendezvousError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._remote import RemoteMember
+from elasticlib.rendezvous.sidecar._client import RemoteMember
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 

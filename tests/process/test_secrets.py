@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from elasticlib import DefaultLogsSpecs, LaunchConfig, elastic_launch
-from elasticlib.multiprocessing import start_processes
-from elasticlib.multiprocessing.subprocess_handler import SubprocessHandler
+from elasticlib.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+from elasticlib.workers import start_processes
 from tests.process import duties
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]

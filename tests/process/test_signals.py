@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from elasticlib import LaunchConfig, LaunchInterrupted, SignalException, elastic_launch
-from elasticlib.workers import _guardian
-from elasticlib.workers._stuck import PATIENCE
+from elasticlib.workers import _reaper
+from elasticlib.workers.spawner._stuck import PATIENCE
 from tests.process import duties
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
@@ -282,7 +282,7 @@ def test_a_stopped_worker_is_woken_to_hear_the_signal(job: Job) -> None:
 
 def in_native_code(pid: int) -> bool:
     """Whether a worker that has said that it is at work waits by now."""
-    facts = _guardian.status(pid)
+    facts = _reaper.status(pid)
     return facts is not None and facts[0] == b"S"
 
 

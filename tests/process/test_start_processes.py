@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
+from elasticlib.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 from elasticlib.errors import LaunchInterrupted, SignalException, StartError
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.multiprocessing import PContext, RunProcsResult, Std, SubprocessContext, _context, start_processes
-from elasticlib.multiprocessing.subprocess_handler import get_subprocess_handler
-from elasticlib.multiprocessing.subprocess_handler._view import ProcessView
-from elasticlib.workers._process import Crew
-from elasticlib.workers._templates import templates
+from elasticlib.workers import PContext, RunProcsResult, Std, SubprocessContext, _context, start_processes
+from elasticlib.workers._fork_servers import templates
+from elasticlib.workers._launch import Crew
+from elasticlib.workers._subprocess_view import ProcessView
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
@@ -442,7 +442,7 @@ def test_teed_lines_come_after_their_prefix_and_the_wanted_ones_are_kept_twice(
 def test_c_code_and_children_follow_a_redirected_stream(tmp_path: Path) -> None:
     code = (
         "import ctypes, os\n"
-        "from elasticlib.multiprocessing.redirects import get_libc, redirect_stdout\n"
+        "from elasticlib.logs._redirects import get_libc, redirect_stdout\n"
         "libc = get_libc()\n"
         "libc.printf(b'before\\n')\n"
         "with redirect_stdout('out'):\n"
@@ -496,7 +496,7 @@ def test_processes_do_not_outlive_the_program_that_started_them(tmp_path: Path) 
     code = (
         "import os, sys\n"
         "from elasticlib.logs import DefaultLogsSpecs\n"
-        "from elasticlib.multiprocessing import start_processes\n"
+        "from elasticlib.workers import start_processes\n"
         f"context = start_processes('t', 'sleep', {{0: ({LONG},)}}, {{0: {{}}}}, DefaultLogsSpecs(os.devnull))\n"
         "print(context.pids()[0], flush=True)\n"
         "sys.stdin.read()\n"

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from elasticlib.rendezvous._state_document import decode_document
-from elasticlib.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
+from elasticlib.rendezvous.stores._state_document import decode_document
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from torch.distributed import DistNetworkError
 
+from elasticlib.elastic.rendezvous.etcd_store import EtcdStore
 from elasticlib.errors import ConfigError, RendezvousTimeoutError
-from elasticlib.rendezvous.etcd_store import EtcdStore
 from elasticlib.utils import distributed
 from elasticlib.utils.data import ElasticDistributedSampler
 from elasticlib.utils.distributed import create_c10d_store, get_socket_with_port

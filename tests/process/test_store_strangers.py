@@ -11,17 +11,17 @@ import pytest
 
 from elasticlib._wire import wait_readable
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError
-from elasticlib.rendezvous._exchange import HELLO, PULSE, key_place
-from elasticlib.rendezvous._guests import Claim
-from elasticlib.rendezvous._host import Host
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._journal import LeadershipLost
-from elasticlib.rendezvous._leader_exchange import LeaderExchange, greeting_of
-from elasticlib.rendezvous._messages import Hello, Pulse, Terms, encode, key_of
-from elasticlib.rendezvous._resolver import QUIET_LOOKUPS
-from elasticlib.rendezvous._station import Station
-from elasticlib.rendezvous._store_exchange import StoreExchange
-from elasticlib.rendezvous.c10d import C10dBackend
+from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
+from elasticlib.rendezvous.node._coordinator_host import Host
+from elasticlib.rendezvous.node._runtime import Station
+from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, key_place
+from elasticlib.rendezvous.protocol._messages import Hello, Pulse, Terms, encode, key_of
+from elasticlib.rendezvous.stores._c10d import C10dBackend
+from elasticlib.rendezvous.stores._guests import Claim
+from elasticlib.rendezvous.stores._leader_exchange import LeaderExchange, greeting_of
+from elasticlib.rendezvous.stores._state_log import LeadershipLost
+from elasticlib.rendezvous.stores._torch_store import StoreExchange
 from tests.process.launches import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
@@ -113,7 +113,7 @@ def test_who_scribbles_on_the_name_of_the_served_job_makes_no_second_coordinator
         return talk(self, *args)
 
     monkeypatch.setattr(C10dBackend, "_talk", after_the_stranger)
-    monkeypatch.setattr("elasticlib.rendezvous.c10d.ANNOUNCED", 0.2)
+    monkeypatch.setattr("elasticlib.rendezvous.stores._c10d.ANNOUNCED", 0.2)
     second = node("second", token=token)
 
     assert known == nonce(second)

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._exchange import HELLO, Exchange
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._messages import Close, Descriptor, Join, Letter, encode
-from elasticlib.rendezvous.c10d import C10dBackend
-from elasticlib.rendezvous.etcd import EtcdBackend
-from elasticlib.rendezvous.etcd_server import EtcdServer, find_etcd
+from elasticlib.rendezvous.protocol._exchange import HELLO, Exchange
+from elasticlib.rendezvous.protocol._messages import Close, Descriptor, Join, Letter, encode
+from elasticlib.rendezvous.stores._c10d import C10dBackend
+from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
+from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 

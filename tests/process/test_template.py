@@ -110,7 +110,7 @@ def test_a_module_that_opens_an_accelerator_is_refused_by_name(module: Callable[
     device.touch()
     name = module(f"kept = open({str(device)!r})")
     check = (
-        "from elasticlib.workers import _template\n"
+        "from elasticlib.workers.spawner import _fork_server as _template\n"
         f"_template._DEVICE_FILES = ({str(tmp_path / 'nvidia')!r},)\n"
         f"print(_template.why_refused({name!r}))"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.workers import _guardian
+from elasticlib.workers import _reaper
 from tests.process import duties
 from tests.process.conftest import command_line
 
@@ -48,8 +48,8 @@ class Node:
 
     def rendezvous(self) -> int:
         """The pid of its rendezvous process."""
-        members = _guardian.family(self.launcher.pid)
-        (pid,) = [pid for pid, _, _ in members if "elasticlib.rendezvous._process" in command_line(pid)]
+        members = _reaper.family(self.launcher.pid)
+        (pid,) = [pid for pid, _, _ in members if "elasticlib.rendezvous.sidecar._bridge" in command_line(pid)]
         return pid
 
     def results(self) -> str:

@@ -20,7 +20,7 @@ import pytest
 
 from elasticlib import DefaultLogsSpecs, LaunchConfig, LocalElasticAgent, WorkerSpec, elastic_launch, records
 from elasticlib.agent._watch import Watch
-from elasticlib.agent.server.health_check_server import HealthCheckServer
+from elasticlib.elastic.agent.server.health_check_server import HealthCheckServer
 from elasticlib.errors import ChildFailedError
 from elasticlib.rendezvous import Rules, open_local
 from elasticlib.timer import FileTimerServer

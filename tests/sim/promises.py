@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticlib.rendezvous._places import PAUSES
+from elasticlib.rendezvous.coordinator._places import PAUSES
 from elasticlib.testing import (
     Break,
     Cut,

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from attrs import evolve
 
-from elasticlib.rendezvous import _codec, _contact, _coordinator, _liveness, _past
-from elasticlib.rendezvous._incoming import Incoming
-from elasticlib.rendezvous._messages import decode
-from elasticlib.rendezvous._outbox import Outbox
-from elasticlib.rendezvous._own_beats import OwnBeats
-from elasticlib.rendezvous._state import Sighting
+from elasticlib.rendezvous.coordinator import _coordinator, _liveness, _past
+from elasticlib.rendezvous.coordinator._incoming import Incoming
+from elasticlib.rendezvous.coordinator._state import Sighting
+from elasticlib.rendezvous.node import _session_liveness
+from elasticlib.rendezvous.node._outbox import Outbox
+from elasticlib.rendezvous.node._own_heartbeats import OwnBeats
+from elasticlib.rendezvous.protocol import _codec
+from elasticlib.rendezvous.protocol._messages import decode
 from elasticlib.testing import (
     Cut,
     FailWorker,
@@ -358,8 +360,8 @@ def test_a_node_that_never_says_again_that_it_waits_is_caught(
 def test_a_node_that_works_on_for_long_when_its_job_began_anew_without_it_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_contact, "FENCE", 3.0)
-    monkeypatch.setattr(_contact, "KILL", 3.5)
+    monkeypatch.setattr(_session_liveness, "FENCE", 3.0)
+    monkeypatch.setattr(_session_liveness, "KILL", 3.5)
 
     with pytest.raises(InvariantBroken, match="run though their job began anew"):
         test_where_all_was_deleted_and_a_newcomer_begins_the_job_those_who_were_in_it_end()

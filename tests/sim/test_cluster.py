@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._places import PAUSES
+from elasticlib.rendezvous.coordinator._places import PAUSES
 from elasticlib.testing import (
     Break,
     Cut,

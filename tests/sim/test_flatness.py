@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
-from elasticlib.rendezvous import _endings, _liveness, _past, _places
+from elasticlib.rendezvous.coordinator import _ending, _liveness, _past, _places
 from elasticlib.testing import FaultPlan, Join, Kill, Leave, Rules, Sealed, SimulatedCluster
 from elasticlib.testing._host import Host
 
@@ -123,7 +123,7 @@ def test_what_a_coordinator_and_a_node_remember_does_not_grow(
     rules: Rules, coordinator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is remembered of the past has a bound, which is lower here."""
-    for module in (_endings, _liveness, _past):
+    for module in (_ending, _liveness, _past):
         monkeypatch.setattr(module, "REMEMBERED", 8)
     monkeypatch.setattr(_places, "_REMEMBERED", 8)
     cycles = 120

@@ -8,10 +8,11 @@ import pytest
 from attrs import evolve
 
 from elasticlib.agent import _policy
-from elasticlib.rendezvous import _contact, _coordinator
-from elasticlib.rendezvous._contact import Contact
-from elasticlib.rendezvous._messages import ContactLost, Seat
-from elasticlib.rendezvous._state import Round
+from elasticlib.rendezvous.coordinator import _coordinator
+from elasticlib.rendezvous.coordinator._state import Round
+from elasticlib.rendezvous.node import _session_liveness
+from elasticlib.rendezvous.node._session_liveness import Contact
+from elasticlib.rendezvous.protocol._messages import ContactLost, Seat
 from elasticlib.testing import (
     Cut,
     Fault,
@@ -67,8 +68,8 @@ def does_not_fence_itself(patch: pytest.MonkeyPatch) -> None:
     def never(contact: Contact) -> float:
         return float("inf")
 
-    patch.setattr(_contact, "_fence_at", never)
-    patch.setattr(_contact, "kill_at", lambda contact: None)
+    patch.setattr(_session_liveness, "_fence_at", never)
+    patch.setattr(_session_liveness, "kill_at", lambda contact: None)
 
 
 def forgets_its_success_when_contact_is_lost(patch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def takes_its_old_results_for_those_of_any_round(patch: pytest.MonkeyPatch) -> N
 
 
 def does_not_see_that_it_slept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_contact, "SLEPT", float("inf"))
+    patch.setattr(_session_liveness, "SLEPT", float("inf"))
 
 
 def tells_nobody_that_he_was_given_up(patch: pytest.MonkeyPatch) -> None:

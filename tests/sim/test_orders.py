@@ -17,9 +17,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elasticlib.rendezvous._coordinator import step
-from elasticlib.rendezvous._exchange import box_name
-from elasticlib.rendezvous._messages import (
+from elasticlib.rendezvous.coordinator._coordinator import step
+from elasticlib.rendezvous.coordinator._state import Entry, Received, Rules, Send, State, Tick, WakeAt
+from elasticlib.rendezvous.protocol._exchange import box_name
+from elasticlib.rendezvous.protocol._messages import (
     Descriptor,
     Failed,
     FailureNote,
@@ -33,7 +34,6 @@ from elasticlib.rendezvous._messages import (
     Stopped,
     Succeeded,
 )
-from elasticlib.rendezvous._state import Entry, Received, Rules, Send, State, Tick, WakeAt
 
 NAMES = ("node1", "node2", "node10", "node3")
 ENOUGH_STEPS = 200

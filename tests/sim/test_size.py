@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from elasticlib.rendezvous._shortening import LETTER
+from elasticlib.rendezvous.protocol._shortening import LETTER
 from elasticlib.testing import FailWorker, Fault, FaultPlan, Kill, Pause, Rules, SimulatedCluster, Slow
 from tests.benchmarks.cluster_size import (
     COORDINATORS,

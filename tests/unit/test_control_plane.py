@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from elasticlib import control_plane
-from elasticlib.control_plane import worker_main
 from elasticlib.errors import ChildFailedError, ProcessFailure
+from elasticlib.workers import _control_plane
+from elasticlib.workers._control_plane import worker_main
 
 
 class Server:
@@ -27,7 +27,7 @@ class Server:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
-    monkeypatch.setattr(control_plane, "open_server", lambda path: Server(path, found))
+    monkeypatch.setattr(_control_plane, "open_server", lambda path: Server(path, found))
     monkeypatch.delenv("TORCH_WORKER_SERVER_SOCKET", raising=False)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     return found

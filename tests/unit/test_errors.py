@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import elasticlib.elastic.multiprocessing.errors
 import elasticlib.errors
-import elasticlib.multiprocessing.errors
-from elasticlib.agent import _verdict
+from elasticlib.agent import _outcome
+from elasticlib.elastic.multiprocessing.errors import ErrorHandler
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
@@ -31,10 +32,9 @@ from elasticlib.errors import (
     SignalException,
     root_cause,
 )
-from elasticlib.multiprocessing.errors import ErrorHandler
-from elasticlib.rendezvous._messages import Failed, decode, encode
+from elasticlib.rendezvous.protocol._messages import Failed, decode, encode
 from elasticlib.workers import _failure
-from elasticlib.workers._process import Exit
+from elasticlib.workers._launch import Exit
 from tests.unit.untrusted import spoiled, strange
 
 
@@ -158,7 +158,7 @@ def test_whatever_a_worker_writes_into_its_error_file_its_failure_is_told(conten
 
         assert (3, 7) == (failure.exitcode, failure.pid)
         assert "rank 1" in str(ChildFailedError("train.py", {1: failure}))
-        (note,) = _verdict.notes([failure])
+        (note,) = _outcome.notes([failure])
         assert decode(encode(Failed("a", 0, (note,))))
         assert json.loads(pathlib.Path(other).read_text()) is not None
 
@@ -325,7 +325,7 @@ class Knows(ErrorHandler):
 
 
 def test_the_summary_says_what_the_error_handler_adds_to_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elasticlib.multiprocessing.errors, "get_error_handler", Knows)
+    monkeypatch.setattr(elasticlib.elastic.multiprocessing.errors, "get_error_handler", Knows)
     failures = {0: failure(0, -11), 1: failure(1, 3)}
 
     text = ChildFailedError("train.py", failures).format_msg()
@@ -337,7 +337,7 @@ def test_the_summary_says_what_the_error_handler_adds_to_a_signal(monkeypatch: p
 def test_an_error_handler_that_fails_takes_nothing_from_the_summary(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(elasticlib.multiprocessing.errors, "get_error_handler", lambda: Knows(fails=True))
+    monkeypatch.setattr(elasticlib.elastic.multiprocessing.errors, "get_error_handler", lambda: Knows(fails=True))
 
     text = ChildFailedError("train.py", {0: failure(0, -11)}).format_msg()
 

@@ -34,8 +34,8 @@ from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.metrics import _streams
 from elasticlib.numa import AffinityMode, NumaOptions
 from elasticlib.numa._options import BindingError
-from elasticlib.rendezvous import registry
 from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous.handlers import _registry
 from elasticlib.spec import LaunchConfig, Std, WorkerSpec
 from elasticlib.state import RunResult, WorkerState
 
@@ -175,7 +175,7 @@ def unstartable(monkeypatch: pytest.MonkeyPatch, **asked: Any) -> LaunchConfig:
     def start(*args: Any, **options: Any) -> dict[int, int]:
         raise StartError("no process")
 
-    monkeypatch.setattr("elasticlib.multiprocessing._processes.Processes.start", start)
+    monkeypatch.setattr("elasticlib.workers._processes.Processes.start", start)
     return config(preload=(), **asked)
 
 
@@ -228,7 +228,7 @@ def nothing_opens(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("open_local", "open_remote"):
         monkeypatch.setattr(launch, name, started)
-    monkeypatch.setattr("elasticlib.rendezvous.registry.get_rendezvous_handler", started)
+    monkeypatch.setattr("elasticlib.rendezvous.handlers._registry.get_rendezvous_handler", started)
     monkeypatch.setattr("elasticlib.workers._devices._accelerators", started)
 
 
@@ -616,9 +616,9 @@ class Handler:
 def test_a_back_end_of_someone_elses_gets_what_was_asked_for(
     agent: type[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = registry.RendezvousHandlerRegistry()
+    own = _registry.RendezvousHandlerRegistry()
     own.register("mine", Handler)  # type: ignore[arg-type]
-    monkeypatch.setattr(registry, "rendezvous_handler_registry", own)
+    monkeypatch.setattr(_registry, "rendezvous_handler_registry", own)
 
     launch_agent(
         config(rdzv_backend="mine", rdzv_endpoint="x", run_id="job7", max_nodes=3, rdzv_configs={"a": "1"}), print

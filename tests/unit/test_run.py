@@ -18,8 +18,8 @@ from attrs import define, field
 
 import elasticlib.launch
 import elasticlib.run
-from elasticlib._cli_options import OPTIONS, Option
-from elasticlib._cli_request import Script
+from elasticlib.cli._options import OPTIONS, Option
+from elasticlib.cli._request import Script
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,

@@ -60,4 +60,4 @@ class ElasticDistributedSampler(DistributedSampler[_T]):
         return self.num_samples
 
 
-ElasticDistributedSampler.__module__ = "elasticlib.utils.data.elastic_distributed_sampler"  # where pickle finds it
+ElasticDistributedSampler.__module__ = "elasticlib.elastic.utils.data.elastic_distributed_sampler"

@@ -19,14 +19,14 @@ import time
 
 import torch.distributed  # noqa: F401  (its import is no part of what is timed)
 
-from elasticlib.rendezvous._contact import Limits
-from elasticlib.rendezvous._host import Host
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._member import Member
-from elasticlib.rendezvous._messages import ContactLost, FailureNote, Final, RoundEnd, Seat
-from elasticlib.rendezvous._offer import BoundOffer
-from elasticlib.rendezvous._station import Station, backend_of
-from elasticlib.rendezvous.c10d import C10dBackend
+from elasticlib.rendezvous.net._node_info import BoundOffer
+from elasticlib.rendezvous.node._client import Member
+from elasticlib.rendezvous.node._coordinator_host import Host
+from elasticlib.rendezvous.node._runtime import Station, backend_of
+from elasticlib.rendezvous.node._session_liveness import Limits
+from elasticlib.rendezvous.protocol._messages import ContactLost, FailureNote, Final, RoundEnd, Seat
+from elasticlib.rendezvous.stores._c10d import C10dBackend
 
 _SWITCH = 0.1
 """Seconds that a thread may keep the interpreter: of hundreds that wait for it, each would wake up every 5 ms."""

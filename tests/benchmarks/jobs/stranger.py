@@ -14,11 +14,11 @@ import sys
 import time
 
 from elasticlib.errors import RendezvousError
-from elasticlib.rendezvous._exchange import HELLO, PULSE, Exchange, beat_key, box_key
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._messages import Bye, Close, Leave, Letter, encode
-from elasticlib.rendezvous.c10d import C10dBackend
-from elasticlib.rendezvous.etcd import EtcdBackend
+from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Exchange, beat_key, box_key
+from elasticlib.rendezvous.protocol._messages import Bye, Close, Leave, Letter, encode
+from elasticlib.rendezvous.stores._c10d import C10dBackend
+from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 
 _PAUSE = 0.2
 """Seconds between two of his acts, at most."""

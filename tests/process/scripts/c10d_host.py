@@ -6,7 +6,7 @@ import sys
 import time
 
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.c10d import C10dBackend
+from elasticlib.rendezvous.stores._c10d import C10dBackend
 
 endpoint, run_id = sys.argv[1:]
 backend = C10dBackend(Job(run_id=run_id, node="host", backend="c10d", endpoint=endpoint, max_nodes=9))

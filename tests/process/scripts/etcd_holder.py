@@ -6,8 +6,8 @@ import queue
 import sys
 
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._journal import Journal, LeadershipLost
-from elasticlib.rendezvous.etcd import EtcdBackend
+from elasticlib.rendezvous.stores._state_log import Journal, LeadershipLost
+from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 
 
 def say(what: object) -> None:

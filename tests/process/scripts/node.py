@@ -17,7 +17,7 @@ from elasticlib._wire import wait_readable
 from elasticlib.errors import RendezvousError
 from elasticlib.rendezvous import ContactLost, Final, RoundEnd, Seat
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._remote import RemoteMember
+from elasticlib.rendezvous.sidecar._client import RemoteMember
 
 member = RemoteMember(Job(**json.loads(sys.argv[1])))
 workers: subprocess.Popen[bytes] | None = None

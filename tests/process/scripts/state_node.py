@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
+from elasticlib.elastic.rendezvous.dynamic_rendezvous import create_handler
 from elasticlib.rendezvous import RendezvousError, RendezvousParameters
-from elasticlib.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from elasticlib.rendezvous.dynamic_rendezvous import create_handler
+from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
 
 
 class Mine(C10dRendezvousBackend):

@@ -40,12 +40,12 @@ from elasticlib.rendezvous import (
     Seat,
     open_local,
 )
-from elasticlib.rendezvous._coordinated import CoordinatedHandler
-from elasticlib.rendezvous._host import Host
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._member import Member
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous._offer import BoundOffer
+from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
+from elasticlib.rendezvous.net._node_info import BoundOffer
+from elasticlib.rendezvous.node._client import Member
+from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
 

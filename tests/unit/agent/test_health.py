@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elasticlib.agent import _health, _health_page
-from elasticlib.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
+from elasticlib.elastic.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
 from elasticlib.errors import ConfigError, StartError
 
 LIMIT = 20.0

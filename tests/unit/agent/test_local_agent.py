@@ -29,9 +29,9 @@ from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.rendezvous import ContactLost, RoundEnd, Rules, open_local
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import RunResult, WorkerState
-from elasticlib.workers._process import Event, Exit, Lost, Stopped
-from elasticlib.workers._report import Report, of_exception
-from elasticlib.workers._results import pack_exception
+from elasticlib.workers._launch import Event, Exit, Lost, Stopped
+from elasticlib.workers.child._report import Report, of_exception
+from elasticlib.workers.child._results import pack_exception
 
 Make = Callable[..., LocalElasticAgent]
 

@@ -30,7 +30,7 @@ from elasticlib.agent._policy import (
     step,
 )
 from elasticlib.rendezvous import ContactLost, Final, RoundEnd, Seat
-from elasticlib.rendezvous._messages import StoreGone
+from elasticlib.rendezvous.protocol._messages import StoreGone
 
 
 def seat(number: int = 0) -> Seat:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from elasticlib import events
+from elasticlib.elastic.events import api as api_door
+from elasticlib.elastic.events import handlers
 from elasticlib.errors import ConfigError, UnknownNameError
-from elasticlib.events import _destinations, handlers
-from elasticlib.events import api as api_door
+from elasticlib.events import _destinations
 
 
 class Kept(logging.Handler):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from elasticlib import metrics
+from elasticlib.elastic.metrics import api
 from elasticlib.errors import ConfigError
-from elasticlib.metrics import _streams, api
+from elasticlib.metrics import _streams
 
 
 class Kept(metrics.MetricHandler):

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from elasticlib._untrusted import LARGEST, line, lines
-from elasticlib.rendezvous._messages import (
+from elasticlib.rendezvous.protocol._messages import (
     EPOCH_BITS,
     LAST_EPOCH,
     Beat,

@@ -13,10 +13,10 @@ import pytest
 
 from elasticlib.errors import ConfigError, ProcessFailure, SpecError
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.multiprocessing import RunProcsResult
 from elasticlib.spec import LaunchConfig, LogsDest, WorkerSpec
 from elasticlib.state import RunResult, WorkerState
 from elasticlib.utils._dataclasses import DataclassView
+from elasticlib.workers import RunProcsResult
 
 SPEC = WorkerSpec("trainer", 2, None, entrypoint="x.py", args=("-v",), max_restarts=1)
 FAILED = RunResult(WorkerState.FAILED, {}, {1: ProcessFailure(1, 9, 3, "", message="m", timestamp=2.0)})

@@ -16,11 +16,11 @@ import pytest
 from attrs import evolve
 
 from elasticlib.errors import root_cause
-from elasticlib.workers import _ending
 from elasticlib.workers._failure import explain, failed, failure_of, original_exception, user_part
-from elasticlib.workers._process import Exit
-from elasticlib.workers._report import Report, of_exception
-from elasticlib.workers._results import pack_exception
+from elasticlib.workers._launch import Exit
+from elasticlib.workers.child import _ending
+from elasticlib.workers.child._report import Report, of_exception
+from elasticlib.workers.child._results import pack_exception
 
 ERROR = Report("error", b"", "ValueError", "ValueError: bad", "Traceback\nValueError: bad", 1234.5)
 END = Exit(1, 77, 1, False, None, "", "")

@@ -262,7 +262,7 @@ if __name__ == "__main__":
 
 WORKER = """
 import os, sys
-from elasticlib.workers import _child, _results
+from elasticlib.workers.child import _child, _results
 memory = os.memfd_create("function")
 os.write(memory, sys.stdin.buffer.read())
 order = {"main_file": None, "function": memory, "definitions": None, "sources": {}}

@@ -1,0 +1,233 @@
+"""
+What an agent tells of its own work: each step is measured here and becomes a record.
+
+Rules of this file: it measures and tells, and decides nothing; steps have the names of torch's methods. A worker that
+was started is told to have ended exactly once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypeVar
+
+from elasticlib import events, metrics, records
+from elasticlib._clock import Clock
+from elasticlib.errors import ProcessFailure
+from elasticlib.metrics._profiling import MEASURED
+from elasticlib.rendezvous._names import host_name
+from elasticlib.rendezvous._open import Rendezvous
+from elasticlib.rendezvous.protocol._messages import Seat
+from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
+
+_AGENT = "SimpleElasticAgent"
+T = TypeVar("T")
+
+
+class Chronicle:
+    """
+    Tells *sink*, and whoever reads its events and metrics, what happens to *group*, with durations of *clock*.
+
+    Metrics go to *metric_handler*, or to the handler that the program has for agents by then.
+    Raises `UnknownNameError` for an event log handler of the group's spec that is not known.
+    """
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        run_id: str,
+        sink: records.Sink,
+        clock: Clock,
+        metric_handler: metrics.MetricHandler | None = None,
+    ) -> None:
+        self._group = group
+        self._run_id = run_id
+        as_events = events.sinks(self._facts, group.spec.event_log_handler)
+        self.sink = self._sink = records.fan_out(sink, *as_events, metrics.MetricSink(group.spec.role, metric_handler))
+        """All of them as one; any thread may use it, and none of them raises."""
+        self._total = 0.0
+        self._clock = clock
+        self._seeking: float | None = None
+        """Since when a seat is waited for."""
+        self._beginning: float | None = None
+        """Since when workers are to be started: since the wish for a seat."""
+        self._again: float | None = None
+        """Since when workers that ran are to be replaced."""
+        self._runs = False
+        """Whether workers were told to have started, and not yet to have ended."""
+        self._result: RunResult | None = None
+
+    # The way to a round.
+
+    def sought(self, node: str) -> None:
+        """A seat was asked for."""
+        self._seeking = self._beginning = self._clock()
+        if self._again is None and self._group.round >= 0:
+            self._again = self._beginning
+        self._sink(records.SeatSought(node))
+
+    def seated(self, seat: Seat) -> None:
+        """A seat was taken."""
+        waited, self._seeking = self._since(self._seeking), None
+        sizes = (seat.group_rank, seat.group_world_size, seat.world_size)
+        master = f"{seat.master_addresses[0]}:{seat.master_port}"
+        self._sink(records.SeatTaken(seat.round, *sizes, seat.restart_count, master, seat.why, waited))
+
+    @contextlib.contextmanager
+    def ranking(self) -> Iterator[None]:
+        """While entered, the seat becomes ranks."""
+        begun = self._clock()
+        yield
+        ranks = tuple(worker.global_rank for worker in self._group.workers)
+        self._sink(records.RanksAssigned(self._group.round, ranks, self._since(begun)))
+
+    def started(self, seat: Seat, pids: dict[int, int]) -> None:
+        """All workers were started."""
+        group = self._group
+        self._runs = True
+        master = f"{group.master_addr}:{group.master_port}"
+        sizes = (seat.group_rank, seat.group_world_size, seat.world_size)
+        counts = (seat.restart_count, seat.max_restarts)
+        self._sink(records.RoundStarted(seat.round, *sizes, *counts, master, pids, seat.why))
+        for worker in self._there():
+            self._sink(records.WorkerStarted(_place(worker)))
+        self._done(True)
+
+    # While it lasts.
+
+    def measured(self, hook: Callable[..., T], *args: Any) -> T:
+        """What *hook* returns; how long it took is told, unless it does so itself (`metrics.prof`)."""
+        if getattr(hook, MEASURED, False):
+            return hook(*args)
+        begun, succeeded = self._clock(), False
+        try:
+            result = hook(*args)
+            succeeded = True
+            return result
+        finally:
+            name = getattr(hook, "__qualname__", type(hook).__qualname__)
+            self._sink(records.StepDone(name, self._since(begun), succeeded))
+
+    @contextlib.contextmanager
+    def timed(self, state: str) -> Iterator[None]:
+        """While entered, the agent is in *state*; how long, is told, however the block ends."""
+        begun = self._clock()
+        try:
+            yield
+        finally:
+            self._sink(records.StateTimed(state, self._since(begun)))
+
+    def seen(self, result: RunResult) -> None:
+        """The workers were looked at."""
+        spec = self._group.spec
+        left = max(0, spec.max_restarts - self._group.restart_count)
+        self._sink(records.WorkersSeen(result.state.value, left))
+        if result.state is WorkerState.SUCCEEDED:
+            self._ended(None)
+
+    def stopping(self) -> None:
+        """Workers are about to be stopped."""
+        self._again = self._clock()
+
+    def stopped(self, failures: Mapping[int, ProcessFailure]) -> None:
+        """No worker is left; *failures*, by global rank, are those that failed by themselves."""
+        self._ended(failures)
+
+    # The end.
+
+    def over(self, result: RunResult) -> RunResult:
+        """The run has this result."""
+        self._result = result
+        return result
+
+    @contextlib.contextmanager
+    def run(self) -> Iterator[None]:
+        """For the length of a run: how it ended is told when nothing of it is left."""
+        begun = self._clock()
+        self._total, self._result = 0.0, None
+        try:
+            yield
+        except BaseException as error:
+            self._run_ended(begun, error)
+            raise
+        self._run_ended(begun, None)
+
+    def concluded(self, error: BaseException | None) -> None:
+        """The caller of the run knows now whether the agent did its work."""
+        if error is None:
+            self._sink(records.AgentSucceeded())
+        else:
+            self._sink(records.AgentFailed("".join(traceback.format_exception(error))))
+
+    def last_event(self, state: str, raw_error: str | None = None) -> events.Event:
+        """The agent's event *state*, after its run."""
+        group = self._group
+        place = (group.group_rank, group.group_world_size, group.restart_count, int(self._total))
+        return events.status_event(self._facts(), events.Standing(*place), state, raw_error=raw_error, now=time.time())
+
+    def _facts(self) -> events.JobFacts:
+        spec = self._group.spec
+        handler: Any = spec.rdzv_handler
+        backend = handler.backend if isinstance(handler, Rendezvous) else str(handler.get_backend())
+        return events.JobFacts(self._run_id, spec.role, backend, spec.get_entrypoint_name(), host_name(spec.local_addr))
+
+    def _run_ended(self, begun: float, error: BaseException | None) -> None:
+        self._ended({})  # of workers that are not told to have ended, the agent's end was the end
+        if self._seeking is not None:
+            self._missed(error)
+        elif self._beginning is not None:
+            self._done(False)
+        self._again = None
+        self._total = self._since(begun)
+        spec, group = self._group.spec, self._group
+        outcome: Literal["SUCCEEDED", "FAILED", "RAISED"] = "RAISED"
+        if error is None and self._result is not None:
+            outcome = "FAILED" if self._result.is_failed() else "SUCCEEDED"
+        self._sink(records.RunEnded(outcome, group.restart_count, spec.max_restarts, self._total))
+        if error is None or isinstance(error, Exception):
+            self._sink(records.StepDone(f"{_AGENT}.run", self._total, error is None))
+
+    def _missed(self, error: BaseException | None) -> None:
+        waited, self._seeking = self._since(self._seeking), None
+        if error is None:
+            self._sink(records.SeatMissed("the job ended without this node", waited))
+        else:
+            trace = "".join(traceback.format_exception(error))
+            self._sink(records.SeatMissed(str(error) or type(error).__name__, waited, trace))
+        self._done(False)
+
+    def _done(self, succeeded: bool) -> None:
+        """Workers were started, or never will be."""
+        self._sink(records.StepDone(f"{_AGENT}._initialize_workers", self._since(self._beginning), succeeded))
+        if self._again is not None:
+            self._sink(records.StepDone(f"{_AGENT}._restart_workers", self._since(self._again), succeeded))
+        self._beginning = self._again = None
+
+    def _ended(self, failures: Mapping[int, ProcessFailure] | None) -> None:
+        """None: all workers succeeded."""
+        if not self._runs:
+            return
+        self._runs = False
+        for worker in self._there():
+            place, failure = _place(worker), (failures or {}).get(worker.global_rank)
+            if failures is None:
+                self._sink(records.WorkerEnded(place, "SUCCEEDED"))
+            elif failure is None:
+                self._sink(records.WorkerEnded(place, "TERMINATED"))
+            else:
+                self._sink(records.WorkerEnded(place, "FAILED", failure))
+
+    def _there(self) -> list[Worker]:
+        """Those that were started: a signal may have come before any was."""
+        return [worker for worker in self._group.workers if worker.id is not None]
+
+    def _since(self, begun: float | None) -> float:
+        return 0.0 if begun is None else self._clock() - begun
+
+
+def _place(worker: Worker) -> records.WorkerPlace:
+    return records.WorkerPlace(
+        worker.local_rank, worker.global_rank, worker.role_rank, worker.role_world_size, worker.id
+    )

@@ -1,0 +1,58 @@
+"""
+The legacy command ``python -m elasticlib.launch``: `run` with ``--use-env``, and a ``--local-rank`` for the script.
+
+Rules of this file: it adds an option and an argument to `run`, nothing else. (torch: ``torch.distributed.launch``)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import warnings
+from collections.abc import Sequence
+
+from elasticlib import run
+from elasticlib.cli._parser import Parser
+from elasticlib.errors import ConfigError
+
+PROG = "python -m elasticlib.launch"
+
+
+def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
+    """The namespace of `run.parse_args`, with ``use_env``. (torch: ``torch.distributed.launch.parse_args``)"""
+    parser = Parser(prog=PROG)
+    parser.add_argument(
+        "--use-env",
+        "--use_env",
+        action="store_true",
+        help="leave the local rank to the variable LOCAL_RANK: no --local-rank=N for the script (default: off)",
+    )
+    return parser.parse_args(args)
+
+
+def launch(args: argparse.Namespace) -> None:
+    """
+    Run what `parse_args` read, to its end. Raises `ConfigError`, and what `elastic_launch` raises.
+
+    (torch: ``torch.distributed.launch.launch``)
+    """
+    if not args.use_env:
+        if args.no_python:
+            raise ConfigError("--no-python without --use-env: a program takes no --local-rank, add --use-env")
+        args = argparse.Namespace(**vars(args))
+        args.training_script_args = ["--local-rank=${local_rank}", *args.training_script_args]
+    run.launch(args, os.environ)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run a command line to its end, as `run.main` does. (torch: ``torch.distributed.launch.main``)"""
+    warnings.warn(
+        "elasticlib.launch as a command is deprecated: use elasticrun, and read LOCAL_RANK where the script takes "
+        "--local-rank",
+        FutureWarning,
+        stacklevel=2,
+    )
+    run.carry_out(lambda: launch(parse_args(args)), whole_program=args is None)
+
+
+__all__ = ["launch", "main", "parse_args"]

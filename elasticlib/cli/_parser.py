@@ -1,0 +1,224 @@
+"""
+From a command line and ``PET_*`` variables to a namespace with torch's names.
+
+Rules of this file: the options are the rows of `_cli_options`; every value is read once, so that a bad one is refused
+under the name by which it was given; what stands after the script is the script's, to the letter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from elasticlib.cli._options import NOTES, NUMA_MODES, OPTIONS, Option
+from elasticlib.errors import ConfigError
+from elasticlib.spec import START_METHODS, WAITS
+
+PROG = "elasticrun"
+ROWS = [option for rows in OPTIONS.values() for option in rows]
+SHELLS = ("bash", "zsh", "tcsh")
+"""Those that every version of ``shtab`` makes completions for."""
+_WORDS = {"start_method": START_METHODS, "wait_for": WAITS, "numa_binding": NUMA_MODES}
+"""What a shell may complete the values of options to."""
+GIVEN = "_given"
+"""Name in a namespace of {value's name: option or variable that gave it}."""
+_WITHOUT_VARIABLE = " and ".join(row.long for row in ROWS if not row.environment)
+
+
+class _Read(argparse.Action):
+    """Reads an option by its row, and notes that it was given."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, row: Option, **settings: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0 if row.is_flag else None, **settings)
+        self._row = row
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        text = "1" if self._row.is_flag else values
+        setattr(namespace, self.dest, _held(self._row, text, self._row.long))
+        setattr(namespace, GIVEN, {**getattr(namespace, GIVEN, {}), self.dest: self._row.long})
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a completion script for a shell, made from the parser by the package ``shtab``, and ends the program."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            import shtab  # only here: it is an optional package
+        except ImportError:
+            self._check(values, SHELLS)
+            parser.exit(1, "--print-completion needs the package shtab: pip install shtab\n")
+        self._check(values, shtab.SUPPORTED_SHELLS)
+        parser.prog = PROG  # the command that is completed, whatever this program was started as
+        for action in parser._actions:
+            action.choices = _WORDS.get(action.dest)
+            if action.dest == "training_script":
+                action.help, action.complete = "the script", shtab.FILE  # type: ignore[attr-defined]
+        print(shtab.complete(parser, shell=values))
+        parser.exit()
+
+    def _check(self, shell: str, known: Sequence[str]) -> None:
+        if shell not in known:
+            raise argparse.ArgumentError(self, f"invalid choice: {shell!r} (choose from {', '.join(known)})")
+
+
+class Parser(argparse.ArgumentParser):
+    """
+    An argparse parser of the launcher's options, to which options may be added as to any other.
+
+    Its namespace has torch's names and kinds of values (``nnodes``, ``rdzv_conf`` and the like as text), with
+    ``training_script`` and ``training_script_args``. *environ* gives ``PET_*`` defaults; None takes the process'
+    own. Raises `ConfigError` when a command line is parsed whose values, or variables, cannot be read.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None, prog: str = PROG) -> None:
+        self._environ = environ
+        super().__init__(
+            prog=prog,
+            usage=f"{prog} [options] script [arguments of the script]",
+            description="Starts N workers of a distributed PyTorch job, watches them and restarts them when one fails.",
+            epilog="Each long option may be written with underscores or cut short, and takes its default from "
+            f"PET_<NAME>, as in PET_MAX_RESTARTS=3 ({_WITHOUT_VARIABLE} do not).",
+        )
+        for title, rows in OPTIONS.items():
+            group = self.add_argument_group(title, NOTES.get(title))
+            for row in rows:
+                default = "off" if row.is_flag else row.default or row.unset
+                text = f"{row.help} (default: {default})".replace("%", "%%")
+                shown = None if row.is_flag else row.metavar or row.dest.upper()
+                settings: dict[str, Any] = {"action": _Read, "row": row, "dest": row.dest, "metavar": shown}
+                group.add_argument(*row.short, row.long, help=text, default=self._default(row), **settings)
+                if (twin := f"--{row.dest}") != row.long:
+                    group.add_argument(twin, help=argparse.SUPPRESS, default=argparse.SUPPRESS, **settings)
+        self.add_argument(
+            "--print-completion",
+            action=_PrintCompletion,
+            metavar="SHELL",
+            default=argparse.SUPPRESS,
+            help=f"print a completion script for a shell ({', '.join(SHELLS)} ...; needs the package shtab) and exit",
+        )
+        self.add_argument(
+            "--print_completion", action=_PrintCompletion, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+        self.add_argument("training_script", metavar="script", help=argparse.SUPPRESS)
+        self.add_argument("training_script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    def _default(self, row: Option) -> Any:
+        """What the namespace holds when the option is not given; a variable that cannot be read waits for a parse."""
+        try:
+            return _held(row, *self._unless_given(row))
+        except ConfigError:
+            return _held(row, row.default, row.long)
+
+    def _unless_given(self, row: Option) -> tuple[str | None, str]:
+        """Text of an option that is not on the command line, and what it is given by."""
+        environ = os.environ if self._environ is None else self._environ
+        if row.environment and row.variable in environ:
+            return environ[row.variable], row.variable
+        return row.default, row.long
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As `argparse.ArgumentParser.parse_known_args`; ends the program where no script is named."""
+        options, rest = self._part(sys.argv[1:] if args is None else list(args))
+        # A script must stand here for argparse; whether there is one is seen below, after the options.
+        found, unknown = super().parse_known_args([*options, "--", "-"], namespace)
+        if not rest:
+            self.error("the script is missing: give a file, a module after -m, or a program after --no-python")
+        found.training_script, *found.training_script_args = rest
+        given: dict[str, str] = getattr(found, GIVEN, {})
+        for row in ROWS:
+            if row.dest not in given:
+                text, source = self._unless_given(row)
+                setattr(found, row.dest, _held(row, text, source))
+                if source == row.variable:
+                    given = {**given, row.dest: source}
+        setattr(found, GIVEN, given)
+        return found, unknown
+
+    def _part(self, args: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Part the options, spelled in full, from the script and what follows it."""
+        options: list[str] = []
+        rest = list(args)
+        while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+            name, equals, value = rest.pop(0).partition("=")
+            action = self._named(name)
+            if action is not None and name.startswith("--"):
+                name = name if name in action.option_strings else _full(action, name)
+            options.append(name + equals + value)
+            if action is not None and not equals:
+                count = _taken(action, rest)
+                options += rest[:count]
+                del rest[:count]
+        return options, rest[1:] if rest and rest[0] == "--" else rest
+
+    def _named(self, name: str) -> argparse.Action | None:
+        """The one option that *name* means, whole or cut short, with dashes or underscores; None if there is none."""
+        known = self._option_string_actions
+        if name in known or not name.startswith("--"):
+            return known.get(name)
+        dashed = name.replace("_", "-")
+        found = {
+            action.dest: action
+            for text, action in known.items()
+            if text.startswith("--") and text.replace("_", "-").startswith(dashed)
+        }
+        whole = [action for action in found.values() if dashed in _dashed(action)]
+        return whole[0] if whole else next(iter(found.values())) if len(found) == 1 else None
+
+
+def _dashed(action: argparse.Action) -> list[str]:
+    return [text.replace("_", "-") for text in action.option_strings]
+
+
+def _full(action: argparse.Action, name: str) -> str:
+    """The whole option that *name* is short for, among the spellings of *action*."""
+    dashed = name.replace("_", "-")
+    return next(text for text in action.option_strings if text.replace("_", "-").startswith(dashed))
+
+
+def _taken(action: argparse.Action, rest: Sequence[str]) -> int:
+    """How many words after the option are its own."""
+    values = next((index for index, word in enumerate(rest) if word.startswith("-")), len(rest))
+    if action.nargs is None:
+        return 1
+    if isinstance(action.nargs, int):
+        return action.nargs
+    return min(values, 1) if action.nargs == argparse.OPTIONAL else values
+
+
+def _held(row: Option, text: str | None, source: str) -> Any:
+    """What torch's namespace holds for *text*. Raises `ConfigError` that names *source*."""
+    value = row.value(text, source)
+    return text if row.is_kept_as_text else value
+
+
+def values_of(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
+    """
+    Every option's value by name, and by what option or variable it was given, from torch's or our namespace.
+
+    What *args* lacks has its default. Raises `ConfigError` for a value that cannot be read.
+    """
+    given: dict[str, str] = getattr(args, GIVEN, {})
+    return {row.dest: _value(row, getattr(args, row.dest, row.default), given) for row in ROWS}, given
+
+
+def _value(row: Option, held: Any, given: Mapping[str, str]) -> Any:
+    if held is None or (not isinstance(held, str) and not row.is_kept_as_text):
+        return held
+    return row.value(str(held), given.get(row.dest, row.long))

@@ -1,0 +1,206 @@
+"""
+From the values of the options to what is to be launched.
+
+Rules of this file: `_cli_parser` has read the values, their limits are the business of `spec.py`; what has no effect is
+named in a warning, and what contradicts itself is refused. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from elasticlib.cli._options import NUMA_MODES
+from elasticlib.cli._parser import values_of
+from elasticlib.errors import ConfigError, SpecError
+from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs
+
+log = logging.getLogger("elasticlib.run")
+
+
+class Script(str):
+    """The path of a Python script, spelled as it was typed: it becomes the script's ``sys.argv[0]``."""
+
+    __slots__ = ()
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+
+@frozen
+class Request:
+    """What the command line asks for."""
+
+    config: LaunchConfig
+    entrypoint: Entrypoint
+    args: tuple[str, ...]
+    given: Mapping[str, str]
+    """By what option or variable a value was given, by the value's name."""
+
+
+def request_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Request:
+    """What a namespace of `parse_args` asks for. Raises `ConfigError` for a value that breaks a rule."""
+    values, given = values_of(args)
+    try:
+        config = _config(values, given, environ)
+    except ConfigError as e:
+        raise by_source(e, given) from e
+    script = args.training_script
+    as_script = values["run_path"] or not (values["module"] or values["no_python"])
+    return Request(config, Script(script) if as_script else script, tuple(args.training_script_args), given)
+
+
+def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> LaunchConfig:
+    min_nodes, max_nodes = values["nnodes"]
+    if not 0 < min_nodes <= max_nodes:
+        raise SpecError(f"nnodes={min_nodes}:{max_nodes} is no range of nodes: give MIN:MAX with 1 <= MIN <= MAX")
+    start_method = values["start_method"]
+    variable = given.get("start_method", "PET_START_METHOD")
+    if start_method not in START_METHODS and variable == "PET_START_METHOD":
+        log.warning("%s=%r is unknown and ignored: forkserver is used", variable, start_method)
+        start_method = "forkserver"
+    config = LaunchConfig(
+        min_nodes,
+        1 if values["standalone"] and min_nodes == 1 else max_nodes,  # nobody else can come
+        values["nproc_per_node"],
+        logs_specs=_logs_specs(values),
+        role=values["role"],
+        max_restarts=values["max_restarts"],
+        monitor_interval=values["monitor_interval"],
+        start_method=start_method,
+        log_line_prefix_template=values["log_line_prefix_template"]
+        or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        signals_to_handle=values["signals_to_handle"],
+        shutdown_timeout=values["shutdown_timeout"],
+        exit_timeout=values["exit_timeout"],
+        module=values["module"] and not values["run_path"],
+        no_python=values["no_python"] and not values["run_path"],
+        preload=values["preload"],
+        local_addr=values["local_addr"],
+        wait_for=values["wait_for"],
+        event_log_handler=values["event_log_handler"],
+        duplicate_stdout_filters=values["duplicate_stdout_filters"] or None,
+        duplicate_stderr_filters=values["duplicate_stderr_filters"] or None,
+        numa_options=_numa_options(values["numa_binding"]),
+        virtual_local_rank=values["virtual_local_rank"],
+        worker_server=values["worker_server"],
+        **_rendezvous(values, given),
+    )
+    if "preload" in given and config.preload and (config.start_method == "spawn" or config.no_python):
+        raise ConfigError(
+            f"{given['preload']}: modules are imported ahead only for Python that is not started by spawn: leave it out"
+        )
+    return config
+
+
+def by_source(error: ConfigError, given: Mapping[str, str]) -> ConfigError:
+    """*error*, of the same kind, with the option or variable that was given in place of the field's name."""
+    name, mark, rest = str(error).partition("=")
+    name = _FIELDS.get(name, name)
+    if not mark or name not in given:
+        return error
+    kind = type(error) if error.args == (str(error),) else ConfigError
+    return kind(f"{given[name]}={rest}")
+
+
+_FIELDS = {
+    "run_id": "rdzv_id",
+    "rdzv_configs": "rdzv_conf",
+    "numa_options": "numa_binding",
+}
+"""Fields that go by another name on the command line."""
+
+
+def _logs_specs(values: Mapping[str, Any]) -> LogsSpecs:
+    """Where the output goes, by the class of a plug-in where one is named."""
+    kind: Callable[..., LogsSpecs] = DefaultLogsSpecs
+    if values["logs_specs"] is not None:
+        from elasticlib.logs import _plugins  # only here: it reads the metadata of all that is installed
+
+        kind = _plugins.load(values["logs_specs"])
+    return kind(
+        log_dir=values["log_dir"] or None,
+        redirects=values["redirects"],
+        tee=values["tee"],
+        local_ranks_filter=values["local_ranks_filter"],
+    )
+
+
+def _numa_options(mode: str | None) -> object | None:
+    if mode is None:
+        return None
+    if mode not in NUMA_MODES:
+        raise ConfigError(f"numa_binding={mode!r} is unknown: give one of {', '.join(NUMA_MODES)}")
+    from elasticlib.numa import AffinityMode, NumaOptions
+
+    return NumaOptions(AffinityMode(mode))
+
+
+_OF_SEVERAL_NODES = (
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
+    *("node_rank", "master_addr", "master_port", "wait_for"),
+)
+
+
+def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """Which nodes meet where, as fields of the configuration. Raises `ConfigError` for a contradiction."""
+    if values["standalone"]:
+        least, most = values["nnodes"]
+        standalone, nodes = given.get("standalone", "--standalone"), given.get("nnodes", "--nnodes")
+        if least != 1:
+            raise ConfigError(
+                f"{standalone} and {nodes} exclude each other: a private rendezvous has one node; leave one of them out"
+            )
+        if most != 1:
+            log.warning("%s: this job stays at one node of %s=%d:%d", standalone, nodes, least, most)
+        idle = [given[name] for name in _OF_SEVERAL_NODES if name in given]
+        if idle:
+            log.warning("without effect beside %s, which is one node alone: %s", standalone, ", ".join(idle))
+        return {"run_id": str(uuid.uuid4())}
+    backend, endpoint = values["rdzv_backend"], values["rdzv_endpoint"].strip()
+    fields = {"rdzv_backend": backend, "rdzv_configs": values["rdzv_conf"], "run_id": values["rdzv_id"]}
+    if backend != "static":
+        for name in ("node_rank", "master_addr", "master_port"):
+            if name in given and not (name == "node_rank" and values[name] == 0):
+                log.warning("%s is ignored: it has a meaning for --rdzv-backend static alone", given[name])
+        return {**fields, "rdzv_endpoint": endpoint}
+    if address := _master(values, given, endpoint):
+        return {**fields, "rdzv_endpoint": address, "node_rank": values["node_rank"]}
+    if values["node_rank"] != 0:
+        log.warning("%s is ignored: a job of one node has no other place", given.get("node_rank", "node_rank"))
+    if "rdzv_id" not in given:
+        fields["run_id"] = str(uuid.uuid4())
+    return {**fields, "rdzv_backend": "c10d"}
+
+
+def _master(values: Mapping[str, Any], given: Mapping[str, str], endpoint: str) -> str:
+    """Where node 0 of a static job is, as HOST:PORT; empty for one node that was told no port."""
+    host, port = values["master_addr"], values["master_port"]
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    if endpoint:
+        there, _, number = endpoint.rpartition(":")
+        for name, told, known in (("master_addr", host, there), ("master_port", str(port), number)):
+            if name in given and told != known:
+                log.warning(
+                    "%s is ignored: %s %r is what counts",
+                    *(f"{given[name]} {values[name]!r}", given.get("rdzv_endpoint", "rdzv_endpoint"), endpoint),
+                )
+        return endpoint
+    if port is not None and not 0 <= port < 65536:
+        raise ConfigError(f"master_port={port} must be a port, from 0 (a free one) to 65535")
+    address = f"{host}:{29500 if port is None else port}"
+    least, most = values["nnodes"]
+    if port is None and most == 1:
+        return ""
+    if most > 1 and least <= most and host == _LOOPBACK and "master_addr" not in given:
+        log.warning("--master-addr is not given: only nodes on this machine can find %s", address)
+    return address
+
+
+_LOOPBACK = "127.0.0.1"

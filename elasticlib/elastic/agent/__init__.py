@@ -1,0 +1,1 @@
+"""Re-export: ``torch.distributed.elastic.agent``."""

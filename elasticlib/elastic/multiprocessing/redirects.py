@@ -1,0 +1,7 @@
+"""Re-export: ``torch.distributed.elastic.multiprocessing.redirects``."""
+
+from __future__ import annotations
+
+from elasticlib.logs._redirects import get_libc, redirect, redirect_stderr, redirect_stdout
+
+__all__ = ["get_libc", "redirect", "redirect_stderr", "redirect_stdout"]

@@ -1,0 +1,18 @@
+"""
+The name under which torch's users know the store over etcd: a door that imports torch only when it is used.
+
+(torch: ``torch.distributed.elastic.rendezvous.etcd_store``)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticlib import _lazy
+
+if TYPE_CHECKING:
+    from elasticlib.rendezvous.handlers._etcd_store import EtcdStore
+
+__all__ = ["EtcdStore"]
+
+__getattr__, __dir__ = _lazy.names(__name__, {"elasticlib.rendezvous.handlers._etcd_store": __all__})

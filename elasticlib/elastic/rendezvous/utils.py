@@ -1,0 +1,11 @@
+"""
+The name under which torch's users know `parse_rendezvous_endpoint`: a door only.
+
+(torch: ``torch.distributed.elastic.rendezvous.utils``)
+"""
+
+from __future__ import annotations
+
+from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint
+
+__all__ = ["parse_rendezvous_endpoint"]

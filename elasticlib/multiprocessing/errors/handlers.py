@@ -1,5 +1,0 @@
-"""The door for ``torch.distributed.elastic.multiprocessing.errors.handlers``."""
-
-from elasticlib.workers.record import get_error_handler
-
-__all__ = ["get_error_handler"]

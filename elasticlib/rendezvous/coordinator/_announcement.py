@@ -1,0 +1,35 @@
+"""
+What the coordinator says to whoever comes: which job this is, and that it lives. Pure.
+
+Rules of this file: data only; where it lies and how it is signed is the server's business.
+"""
+
+from __future__ import annotations
+
+from elasticlib.rendezvous.coordinator._state import Rules
+from elasticlib.rendezvous.protocol._messages import EPOCH_BITS, Hello, Missed, Pulse, Terms
+from elasticlib.rendezvous.protocol._timing import TICK
+
+
+def hello(run_id: str, nonce: str, name: str, rules: Rules, *, signed: bool) -> Hello:
+    """The greeting of the node *name*, which coordinates."""
+    terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
+    return Hello(run_id, nonce, name, terms, rules.heartbeat, signed)
+
+
+def number(last: int, served: float, heartbeat: float) -> int:
+    """Of the next pulse: the ticks of *served* seconds, so that two pulses tell how much time lies between them."""
+    return max(last + 1, int(served / (heartbeat * TICK)) if heartbeat else 0)
+
+
+def count(epoch: int, number: int) -> int:
+    """Of pulse *number* of that epoch: above all of the epochs before."""
+    return (epoch << EPOCH_BITS) + number
+
+
+def pulse(
+    nonce: str, epoch: int, number: int, status: str, remark: str, waiting: int, over: str, missed: tuple[Missed, ...]
+) -> Pulse:
+    """Pulse *number* of that epoch; a successor's count must be above ours, whatever it is."""
+    told = f"{status}; {remark}" if status and remark else status
+    return Pulse(nonce, count(epoch, number), told, waiting, over, missed)

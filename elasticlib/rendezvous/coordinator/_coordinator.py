@@ -1,0 +1,400 @@
+"""
+Who is in a round, when it starts and ends and why, and how the job ends. Pure.
+
+    gathering --seal--> running --failure within budget, arrival, leave, loss--> gathering
+                           |----all succeeded----------------------------------> over
+                           '----failure, no budget--> closing --all stopped----> over
+
+Rules of this file: `step` is a function of state, event and time; time is the coordinator's monotonic
+seconds. A sealed round's seats never change. Each decision says why. Letters that repeat, or that speak of
+an older round, change nothing; a letter that is missing ends the job, for nobody knows what it said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from attrs import evolve
+from typing_extensions import assert_never
+
+from elasticlib.rendezvous.coordinator import _places
+from elasticlib.rendezvous.coordinator._ending import (
+    asks,
+    describe,
+    end_for_losses,
+    end_round,
+    finish,
+    root_cause,
+    spend,
+    worth_keeping,
+)
+from elasticlib.rendezvous.coordinator._liveness import (
+    asks_anew,
+    boxes,
+    give_up,
+    given_up,
+    heard_again,
+    listen_again,
+    look,
+    missed,
+    next_loss,
+)
+from elasticlib.rendezvous.coordinator._past import heard_of, remembering
+from elasticlib.rendezvous.coordinator._sealing import gather, status
+from elasticlib.rendezvous.coordinator._state import (
+    AGENT_GONE,
+    Action,
+    Beats,
+    Cause,
+    Entry,
+    Event,
+    Outcome,
+    Received,
+    Round,
+    Send,
+    State,
+    WakeAt,
+)
+from elasticlib.rendezvous.protocol._exchange import box_name
+from elasticlib.rendezvous.protocol._messages import (
+    Bye,
+    Close,
+    Failed,
+    Final,
+    GivenUp,
+    Join,
+    Leave,
+    Stopped,
+    Succeeded,
+    Terms,
+)
+
+__all__ = ["abandon", "asks_again", "boxes", "given_up", "missed", "next_loss", "status", "step"]
+
+SILENT = "silent for {:g} s"
+"""Why a node is lost whose beats stay away."""
+
+
+def step(state: State, event: Event, now: float) -> Outcome:
+    """What *event* changes, and what to do about it; *now* never goes back."""
+    actions: tuple[Action, ...] = ()
+    if isinstance(event, Received):
+        node, heard = event.report.node, state.heard.get(event.report.node, 0)
+        if not heard and not isinstance(event.report, (Join, Close)):
+            return _settle(state, now)  # a node that nobody knows any more: of thousands, the oldest are forgotten
+        state = heard_of(state, node)
+        # Of a node that is not known, it may be forgotten that the letters before came.
+        if event.seq > heard + 1 and (heard or not state.past.horizon):
+            state, actions = abandon(state, f"letter {heard + 1} of node {node} was destroyed: {event.seq} came next")
+        if event.seq > heard:
+            state, more = _hear(evolve(state, heard={**state.heard, node: event.seq}), event, now)
+            actions += more
+        if not heard:  # also of those who are refused, or go again, while one round runs for days
+            state = remembering(state, event.pulse)
+    elif isinstance(event, Beats):
+        state, actions = _count(state, event.counts, now)
+    state, more = _settle(state, now)
+    return state, actions + more
+
+
+def abandon(state: State, why: str, kind: str = "closed") -> Outcome:
+    """End the job for everybody at once, without a failed worker as its cause."""
+    return finish(state, Final(False, why, kind=kind)) if state.final is None else (state, ())
+
+
+def asks_again(state: State, node: str, now: float) -> Outcome:
+    """
+    A *node* says again that it asked for a seat: it may wait for an answer that got lost, or work in a former round.
+
+    Whoever took the coordination over does not know whom the last one gave up: it listens to them.
+    """
+    seq = state.heard.get(node)
+    if seq is None:
+        return state, ()
+    if state.final is not None:
+        return state, (Send(box_name(node, seq), node, _last_word(state, state.final, node)),)
+    return listen_again(state, node, box_name(node, seq), now), ()
+
+
+def _hear(state: State, event: Received, now: float) -> Outcome:
+    report = event.report
+    if isinstance(report, Join):
+        return _join(state, report, event.seq, now)
+    if state.final is not None or isinstance(report, Bye):
+        return state, ()
+    if isinstance(report, Close):
+        return abandon(state, f"node {report.node} closed the job: {report.why}")
+    if isinstance(report, Leave):
+        return _leave(state, report, now)
+    current = state.round
+    if current is None or report.round != current.number or report.node not in current.entries:
+        return state, ()
+    if report.node in current.succeeded:
+        return state, ()
+    match report:
+        case Succeeded(node=node):
+            succeeded, stopped = current.succeeded | {node}, current.stopped - {node}
+            return evolve(state, round=evolve(current, succeeded=succeeded, stopped=stopped)), ()
+        case Failed() | Stopped():
+            return _lose_workers(state, current, report, now)
+    assert_never(report)
+
+
+# Who comes.
+
+
+def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
+    node, current = report.node, state.round
+    entry = Entry(node, box_name(node, seq), seq, report.descriptor, came=now, arrived=now)
+    state = asks_anew(state, node)
+    if state.final is not None:
+        return state, (Send(entry.box, node, _last_word(state, state.final, node)),)
+    known = _known(state, node)
+    if known is not None:
+        entry = evolve(entry, arrived=known.arrived, exits=known.exits, free_at=known.free_at)
+    refusal = _refusal(state, report) or (None if known is not None else _places.refusal(state, entry, now))
+    if refusal:
+        state, actions = _part(state, node, refusal)
+        return state, (Send(entry.box, node, Final(False, refusal, kind="refused")), *actions)
+    if known is None:
+        state, entry = _places.arrived(state, entry, now)
+    if node in state.waiting:
+        waiting = {other: its for other, its in state.waiting.items() if other != node}
+    else:
+        waiting = dict(state.waiting)
+    waiting[node] = entry
+    state = evolve(state, waiting=waiting, last_join=now)
+    if current is None:
+        return state, ()
+    if node in current.entries and node not in current.stopped and node not in current.succeeded:
+        # A node that asks for a seat has no worker left, whatever it said before.
+        current = evolve(current, stopped=current.stopped | {node})
+        state = evolve(state, round=current)
+    if current.end is not None or node in current.succeeded:
+        return state, ()
+    if node in current.entries:
+        return end_round(state, current, f"node {node} came anew", restart=True)
+    return (state, ()) if entry.free_at > now else _let_in(state, current, node)
+
+
+def _let_in(state: State, current: Round, node: str) -> Outcome:
+    """End the round that runs for a newcomer, if there is room."""
+    # Work that a node has finished is not thrown away for an arrival: who comes then waits for the end.
+    if len(current.entries) < state.rules.max_nodes and not current.succeeded:
+        return end_round(state, current, f"node {node} joins", restart=True)
+    return state, ()
+
+
+def _known(state: State, node: str) -> Entry | None:
+    """The node as it is there now; None for one that is not."""
+    current = state.round
+    seated = current.entries.get(node) if current is not None and node not in current.left else None
+    return state.waiting.get(node) or seated
+
+
+def _last_word(state: State, final: Final, node: str) -> Final:
+    """How the job ended, for one who asks for a seat thereafter: its own verdict, or that it comes too late."""
+    current = state.round
+    if node in state.waiting:
+        return final
+    if current is not None and (node in current.entries.keys() - current.left.keys() or node in current.succeeded):
+        return final
+    return Final(False, f"the job had ended: {final.why}", kind="closed")
+
+
+def _refusal(state: State, report: Join) -> str | None:
+    rules, node, index = state.rules, report.node, report.descriptor.index
+    asked, ours = report.terms, Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
+    if asked is not None and asked != ours:
+        told = f"node {node} was told {_terms(asked)}, but this job runs with {_terms(ours)}"
+        return f"{told}: tell all nodes the same, or give another job another id"
+    role, work = report.descriptor.role, report.descriptor.work
+    # One of them tells for all: each was compared when it came.
+    peer = next((each for each in _present(state) if each.descriptor.role == role and each.descriptor.work), None)
+    if peer is not None and work and peer.descriptor.work != work:
+        return (
+            f"node {node} runs {work!r}, but node {peer.node} of this job runs {peer.descriptor.work!r} in the same "
+            f"role {role!r}: if these are two jobs, give each an id of its own (--rdzv-id)"
+        )
+    if not rules.fixed_places:
+        return None
+    places = f"0 to {rules.max_nodes - 1}"
+    if index is None:
+        return f"node {node} has no node rank, and each node of this job needs one, from {places}"
+    if index >= rules.max_nodes:
+        return f"node rank {index} of node {node} is out of range: {rules.max_nodes} nodes have the ranks {places}"
+    for other in _present(state):
+        if other.descriptor.index == index and other.node != node:
+            return f"node rank {index} was given twice: node {other.node} has it, and node {node} asks for it"
+    return None
+
+
+def _terms(terms: Terms) -> str:
+    return f"{terms.min_nodes} to {terms.max_nodes} nodes and {terms.max_restarts} restarts"
+
+
+def _present(state: State) -> Iterator[Entry]:
+    yield from state.waiting.values()
+    if state.round is not None:
+        yield from (entry for entry in state.round.entries.values() if entry.node not in state.round.left)
+
+
+# Who goes.
+
+
+def _leave(state: State, report: Leave, now: float) -> Outcome:
+    node, current = report.node, state.round
+    entry = state.waiting.get(node)
+    seated = current is not None and node in current.entries
+    if entry is None and current is not None and seated and (node not in current.left or node in current.lost):
+        entry = current.entries[node]
+    still_runs = current is not None and seated and report.round == current.number
+    by_itself = not report.why.startswith(AGENT_GONE)
+    if entry is not None:
+        disturbs = by_itself and _disturbs(current, node)
+        state = _places.left(state, entry, report.why, now) if disturbs else _places.gone(state, (entry,))
+    state, actions = _part(state, node, report.why, still_runs=still_runs, by_itself=by_itself)
+    if entry is None:
+        return state, actions
+    final = Final(False, f"node {node} left: {report.why}", kind="left")
+    goodbye = Send(entry.box, node, final)
+    current = state.round
+    at_work = current is not None and current.end is None and (not seated or node in current.succeeded)
+    closing = current is not None and current.end is not None and not current.end.restart
+    nobody = not state.waiting and (current is None or len(current.left) == len(current.entries))
+    if by_itself and nobody and not at_work and not closing:
+        state, actions = finish(state, final)
+    return state, (goodbye, *actions)
+
+
+def _disturbs(current: Round | None, node: str) -> bool:
+    """Whether others lose time because the node goes by itself."""
+    if current is None:
+        return True
+    if current.succeeded or node in current.lost:
+        return False
+    return current.end is not None or node in current.entries
+
+
+def _part(state: State, node: str, why: str, *, still_runs: bool = False, by_itself: bool = True) -> Outcome:
+    """A node goes: strike it out; a round that runs with it ends."""
+    if node in state.waiting:
+        state = evolve(state, waiting={other: its for other, its in state.waiting.items() if other != node})
+    current = state.round
+    if current is None or node not in current.entries:
+        return state, ()
+    if not still_runs and node not in current.stopped and node not in current.succeeded:
+        current = evolve(current, stopped=current.stopped | {node})
+    known = node in current.left
+    if not known:
+        lost = current.lost if by_itself else current.lost | {node}
+        reason = f"left: {why}" if by_itself else f"lost: {why}"
+        current = evolve(current, left={**current.left, node: reason}, lost=lost)
+    state = evolve(state, round=current)
+    if known or current.end is not None or node in current.succeeded:
+        return state, ()
+    if by_itself:
+        return end_round(state, current, f"node {node} left: {why}", restart=True)
+    return end_for_losses(state, current, {node: why})
+
+
+def _count(state: State, counts: Mapping[str, int], now: float) -> Outcome:
+    if state.final is not None or not state.rules.heartbeat:
+        return state, ()
+    state, back = heard_again(state, counts)
+    told = tuple(Send(box, node, GivenUp(SILENT.format(state.rules.heartbeat))) for node, box in back)
+    state, actions = _lose(*look(state, counts, now))
+    return state, told + actions
+
+
+def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
+    current, why = state.round, SILENT.format(state.rules.heartbeat)
+    if current is not None and (current.end is None or not current.end.restart):
+        # A node that has succeeded owes nothing more to this round: its verdict waits for it.
+        silent = tuple(node for node in silent if node in state.waiting or node not in current.succeeded)
+    if not silent:
+        return state, ()
+    entries = [entry for node in silent if (entry := _known(state, node)) is not None]
+    told = _tell_given_up(entries, why)
+    state = _places.gone(state, entries)
+    waiting = {node: entry for node, entry in state.waiting.items() if node not in silent}
+    state = evolve(give_up(state, silent), waiting=waiting)
+    if current is None:
+        return state, told
+    seated = [node for node in silent if node in current.entries]
+    gone = [node for node in seated if node not in current.left]
+    current = evolve(
+        current,
+        stopped=current.stopped.union(seated) - current.succeeded,
+        left={**current.left, **dict.fromkeys(gone, f"lost: {why}")},
+        lost=current.lost.union(gone),
+    )
+    state = evolve(state, round=current)
+    missed = {node: why for node in gone if node not in current.succeeded}
+    if current.end is not None or not missed:
+        return state, told
+    state, actions = end_for_losses(state, current, missed)
+    return state, told + actions
+
+
+def _tell_given_up(entries: Iterable[Entry], why: str) -> tuple[Action, ...]:
+    """At once, as they may live, and only their beats be destroyed: they are heard when somebody lets them be."""
+    return tuple(Send(entry.box, entry.node, GivenUp(why)) for entry in entries)
+
+
+def _lose_workers(state: State, current: Round, report: Failed | Stopped, now: float) -> Outcome:
+    causes = {(cause.node, cause.note.rank): cause for cause in current.causes}
+    for note in report.failures:
+        known = causes.get((report.node, note.rank))
+        # The later note is the more complete one; the time of a failure is that of its first note.
+        at = now - note.age if known is None else min(known.at, now - note.age)
+        causes[report.node, note.rank] = Cause(at, report.node, note)
+    found = tuple(causes.values())
+    current = evolve(current, causes=worth_keeping(found))
+    if isinstance(report, Stopped):
+        current = evolve(current, stopped=current.stopped | {report.node})
+    state = evolve(state, round=current)
+    if current.end is not None:
+        return state, ()
+    if isinstance(report, Stopped) and not report.failures:
+        return end_round(state, current, f"node {report.node} stopped its workers", restart=True)
+    fatal = any(cause.note.fatal for cause in found)
+    return spend(state, current, describe(report.node, root_cause(current.causes)), fatal=fatal)
+
+
+# What follows.
+
+
+def _settle(state: State, now: float) -> Outcome:
+    """What the state itself calls for, whichever event led to it."""
+    current = state.round
+    if state.final is not None:
+        return state, ()
+    if current is None:
+        return gather(state, now)
+    if len(current.succeeded) == len(current.entries):
+        why = f"all {len(current.entries)} nodes succeeded in round {current.number}"
+        return finish(state, Final(True, why, round=current.number))
+    if current.end is None:
+        return _look_at_pauses(state, current, now)
+    if current.end.restart:
+        return gather(state, now)
+    # Who left with workers at work is not waited for: nobody takes their ranks any more.
+    on_their_own = sum(node not in current.stopped and node not in current.succeeded for node in current.left)
+    gone = len(current.stopped) + len(current.succeeded) + on_their_own == len(current.entries)
+    (state, actions), more = asks(state, current, gone=gone)
+    if more or not gone:
+        return state, actions
+    root = root_cause(current.causes)
+    node, note = (root.node, root.note) if root else (None, None)
+    return finish(state, Final(False, current.end.why, node, note))
+
+
+def _look_at_pauses(state: State, current: Round, now: float) -> Outcome:
+    """A newcomer whose pause is over is let in now."""
+    for node in _places.rested(state, now):
+        state, actions = _let_in(state, current, node)
+        if actions:
+            return state, actions
+    wake = _places.next_free(state, now)
+    return state, () if wake is None else (WakeAt(wake),)

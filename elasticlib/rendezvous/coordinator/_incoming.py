@@ -1,0 +1,88 @@
+"""
+What nodes write, checked as the coordinator reads it: letters and beats. Pure.
+
+Rules of this file: what cannot be read, is too long or is not from where it says it is, is refused with a line for
+people, and is nothing else. Of the beats of a box the one with the highest count holds: a lower one is of the past,
+whoever wrote it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TypeVar
+
+from attrs import Factory, define
+from typing_extensions import Self
+
+from elasticlib._untrusted import Refusals
+from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous.coordinator._past import doubt
+from elasticlib.rendezvous.coordinator._state import State
+from elasticlib.rendezvous.protocol._codec import Place
+from elasticlib.rendezvous.protocol._exchange import beat_key, key_place, report_place
+from elasticlib.rendezvous.protocol._messages import Beat, Letter, Message, decode
+from elasticlib.rendezvous.protocol._operations import Log, refuse
+from elasticlib.rendezvous.protocol._shortening import LETTER
+
+_Kind = TypeVar("_Kind", Beat, Letter)
+
+
+@define
+class Incoming:
+    """The letters and beats of one job."""
+
+    run_id: str = ""
+    key: bytes | None = None
+    _refusals: Refusals = Factory(Refusals)
+    _latest: dict[str, Beat] = Factory(dict)
+    """By box."""
+
+    def copy(self) -> Self:
+        """The same, to be changed apart."""
+        return type(self)(self.run_id, self.key, self._refusals, dict(self._latest))
+
+    def letter(self, data: bytes, nonce: str, state: State, now: float) -> tuple[Letter | None, tuple[Log, ...]]:
+        """The letter that *data* holds, if it does; *nonce* is that of this beginning of the job, of that *state*."""
+
+        def place(message: Message) -> str:  # whom it is from must be known to check that it is from them
+            if not isinstance(message, Letter):
+                raise ValueError(f"a node may not post a {type(message).__name__}")
+            return report_place(self.run_id, nonce, message.report.node, message.seq)
+
+        if len(data) > LETTER:
+            error = f"the inbox holds {len(data):,} bytes, and no letter has more than {LETTER:,}"
+            return None, self._refuse("report", error, now)
+        letter, said = self._decode(Letter, "report", data, place, now)
+        if letter is not None and (why := doubt(state, letter.report)):
+            return None, self._refuse("report", why, now)
+        return letter, said
+
+    def beat(self, box: str, data: bytes | None, nonce: str, now: float) -> tuple[Beat | None, tuple[Log, ...]]:
+        """The beat that *data* holds, or the one that is known already if this one is older."""
+        if data is None:
+            return None, ()
+        beat, said = self._decode(Beat, "beat", data, key_place(self.run_id, nonce, beat_key(box)), now)
+        known = self._latest.get(box)
+        if beat is not None and (known is None or beat.count >= known.count):
+            self._latest[box] = beat
+        return None if beat is None else self._latest[box], said
+
+    def counts(self, boxes: Collection[str]) -> dict[str, int]:
+        """How often each of them beat; beats of others are forgotten."""
+        self._latest = {box: self._latest[box] for box in boxes if box in self._latest}
+        return {box: beat.count for box, beat in self._latest.items()}
+
+    def _decode(
+        self, kind: type[_Kind], name: str, data: bytes, place: Place, now: float
+    ) -> tuple[_Kind | None, tuple[Log, ...]]:
+        try:
+            message = decode(data, self.key, place)
+        except RendezvousStateError as error:
+            return None, self._refuse(name, error, now)
+        if not isinstance(message, kind):
+            return None, self._refuse(name, f"a {type(message).__name__} lies where a {kind.__name__} should", now)
+        return message, ()
+
+    def _refuse(self, name: str, why: object, now: float) -> tuple[Log, ...]:
+        self._refusals, said = refuse(self._refusals, name, why, now)
+        return said

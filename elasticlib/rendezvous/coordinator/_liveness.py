@@ -1,0 +1,132 @@
+"""
+Who is silent. Pure.
+
+Rules of this file: counters are compared, never clocks of two hosts: a node whose count grows lives, and the
+coordinator times with its own clock how long one has not. A count that is lower than before is a beat of the
+past which somebody wrote again. A coordinator that did not look for a while was paused itself, or is new: it blames
+nobody for what it did not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from attrs import evolve
+
+from elasticlib.rendezvous.coordinator._state import Entry, Sighting, State
+from elasticlib.rendezvous.protocol._messages import Missed
+
+MISSED = 0.45
+"""
+Share of the heartbeat time for which no beat of a node came, whose beats are missed.
+
+Between two beats lie 0.3 of it, and the coordinator looks after each 0.1. A node hears of it with its next beat or
+the one after it, at 0.9 of that time at the latest, and has workers that are to be gone by the end of it.
+"""
+MOST_MISSED = 32
+"""Nodes whose beats are said to be missed, in every pulse."""
+REMEMBERED = 64
+"""Nodes that were given up and are still listened to."""
+
+
+def boxes(state: State) -> Mapping[str, str]:
+    """
+    The box of each node whose beats count.
+
+    These are all that wait or are in the round, but for those that were lost; a node that leaves counts until
+    its workers are gone.
+    """
+    return {node: entry.box for node, entry in _watched(state).items()}
+
+
+def _watched(state: State) -> Mapping[str, Entry]:
+    found = dict(state.waiting)
+    current = state.round
+    if current is not None:
+        for node, entry in current.entries.items():
+            if node not in current.left or (node not in current.stopped and node not in current.succeeded):
+                found.setdefault(node, entry)
+    return found
+
+
+def given_up(state: State) -> Mapping[str, str]:
+    """The box of each node that was lost, and is told so if it is heard again."""
+    return {node: sighting.box for node, sighting in state.watch.given_up.items()}
+
+
+def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tuple[str, ...]]:
+    """What the beats tell: the nodes that were silent for longer than they may be."""
+    watch, patience = state.watch, state.rules.heartbeat
+    was_away = watch.at is None or now - watch.at > patience / 2
+    sightings: dict[str, Sighting] = {}
+    silent = []
+    for node, entry in _watched(state).items():
+        known, count = watch.sightings.get(node), counts.get(entry.box)
+        old = known if known is not None and known.box == entry.box else Sighting(entry.box, None, entry.came)
+        if count is not None and (old.count is None or count > old.count):
+            sightings[node] = Sighting(entry.box, count, now)
+        elif was_away:
+            sightings[node] = evolve(old, at=now)
+        else:
+            sightings[node] = old
+            if now - old.at >= patience:
+                silent.append(node)
+    return evolve(state, watch=evolve(watch, sightings=sightings, at=now)), tuple(silent)
+
+
+def give_up(state: State, silent: Iterable[str]) -> State:
+    """These nodes are lost; they are listened to, in case they are heard again."""
+    return _listen(state, {node: state.watch.sightings[node] for node in silent})
+
+
+def listen_again(state: State, node: str, box: str, now: float) -> State:
+    """The *node* has no part in the job any more; should it beat there, it is told so."""
+    if node in state.watch.given_up or node in _watched(state):
+        return state
+    return _listen(state, {node: Sighting(box, None, now)})
+
+
+def _listen(state: State, lost: Mapping[str, Sighting]) -> State:
+    every = {**state.watch.given_up, **lost}
+    return evolve(state, watch=evolve(state.watch, given_up=dict(list(every.items())[-REMEMBERED:])))
+
+
+def heard_again(state: State, counts: Mapping[str, int]) -> tuple[State, tuple[tuple[str, str], ...]]:
+    """Nodes that were given up and beat on, each with its box; they are told once."""
+    lost = state.watch.given_up
+    back = {
+        node: seen.box
+        for node, seen in lost.items()
+        if (count := counts.get(seen.box)) is not None and (seen.count is None or count > seen.count)
+    }
+    if not back:
+        return state, ()
+    rest = {node: seen for node, seen in lost.items() if node not in back}
+    return evolve(state, watch=evolve(state.watch, given_up=rest)), tuple(back.items())
+
+
+def asks_anew(state: State, node: str) -> State:
+    """A node that was given up has a part in the job again."""
+    if node not in state.watch.given_up:
+        return state
+    rest = {other: seen for other, seen in state.watch.given_up.items() if other != node}
+    return evolve(state, watch=evolve(state.watch, given_up=rest))
+
+
+def missed(state: State) -> tuple[Missed, ...]:
+    """The nodes whose beats were missed when they were last read, those who will be lost first."""
+    watch = state.watch
+    if watch.at is None:
+        return ()
+    since = watch.at - MISSED * state.rules.heartbeat
+    late = sorted((seen.at, node) for node, seen in watch.sightings.items() if seen.at <= since)
+    return tuple(Missed(node, watch.sightings[node].count or 0) for _, node in late[:MOST_MISSED])
+
+
+def next_loss(state: State) -> float | None:
+    """When the next node will have been silent for too long, if it goes on so; None if nobody may be lost."""
+    watch, patience = state.watch, state.rules.heartbeat
+    if not patience or watch.at is None or state.final is not None:
+        return None
+    times = (sighting.at + patience for sighting in watch.sightings.values())
+    return min((time for time in times if time > watch.at), default=None)

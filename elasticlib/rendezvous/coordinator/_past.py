@@ -1,0 +1,56 @@
+"""
+Nodes that are gone: how long their names are remembered, and what guards those that are not. Pure.
+
+A letter that was handled is known by its node's name and its number, so that whoever writes it again changes nothing;
+but a job may replace its nodes for ever, and cannot remember all of them. So each node says with its `Join` which
+pulse of the coordinator it has seen. One of a node that nobody knows is new only if it has seen a later pulse than
+those could who were forgotten.
+
+Rules of this file: names are forgotten by generations. The nodes that are gone at one moment are the elders; when as
+many others are gone, too, the elders are forgotten that were not heard again, and whatever they wrote was written
+before the pulse of that moment. A newcomer is wrongly taken for one of them only if as many come and go between its
+reading of the pulse and the reading of its letter; it says it again, with a later pulse.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from elasticlib.rendezvous.coordinator._state import Past, State
+from elasticlib.rendezvous.protocol._messages import Join, Report
+
+REMEMBERED = 4096
+"""Nodes of the past whose letters are still told from new ones, about: two generations."""
+
+
+def remembering(state: State, pulse: int) -> State:
+    """
+    Without the oldest of the nodes that are gone, where there are too many.
+
+    *pulse* is the count of the last one that a node can have read; 0: there are none.
+    """
+    past, seated = state.past, {} if state.round is None else state.round.entries
+    # Mostly the numbers tell: this is asked at each join.
+    if len(state.heard) <= len(past.elders) + REMEMBERED // 2 + len(state.waiting) + len(seated):
+        return state
+    heard = {node: seq for node, seq in state.heard.items() if node not in past.elders}
+    gone = frozenset(node for node in heard if node not in state.waiting and node not in seated)
+    horizon = past.pulse if past.elders else past.horizon
+    return evolve(state, heard=heard, past=Past(gone, pulse, horizon))
+
+
+def heard_of(state: State, node: str) -> State:
+    """The node has said something: it is none of the elders."""
+    past = state.past
+    return evolve(state, past=evolve(past, elders=past.elders - {node})) if node in past.elders else state
+
+
+def doubt(state: State, report: Report) -> str:
+    """Why the report may be one of a node that was forgotten, for people; empty: it is none."""
+    horizon = state.past.horizon
+    if not isinstance(report, Join) or report.node in state.heard or not horizon or report.pulse > horizon:
+        return ""
+    return (
+        f"node {report.node} is not known, and asks for a seat as one that saw pulse {report.pulse} last: nodes are "
+        f"forgotten that saw pulse {horizon}, and this may be an old letter of theirs that somebody wrote again"
+    )

@@ -1,0 +1,185 @@
+"""
+When a round is sealed, and with whom. Pure.
+
+Rules of this file: nobody is seated while a worker of an earlier round may run. Who is known to come back is
+waited for: seated without them, the others would be stopped again when they come. Once all who stayed are
+back, nothing is waited for but the least number of nodes. Spares wait without limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from attrs import evolve
+
+from elasticlib.rendezvous.coordinator._ending import finish, losses_after
+from elasticlib.rendezvous.coordinator._places import next_free, pauses, ready, refused
+from elasticlib.rendezvous.coordinator._ranks import assign, order
+from elasticlib.rendezvous.coordinator._state import (
+    Action,
+    ClearStore,
+    Entry,
+    Outcome,
+    Round,
+    Send,
+    State,
+    WakeAt,
+    named,
+)
+from elasticlib.rendezvous.protocol._messages import Final
+
+
+def gather(state: State, now: float) -> Outcome:
+    """Seat those who wait, if it is time; else say when it will be."""
+    rules, current = state.rules, state.round
+    if current is not None and current.has_workers:
+        return state, ()
+    if state.gathering_since is None:
+        state = evolve(state, gathering_since=now)
+    if now < state.opens_at:
+        return state, (WakeAt(state.opens_at),)
+    deadline = _deadline(state, now)
+    there = ready(state, now)
+    if len(there) < rules.min_nodes and now >= deadline:
+        there = state.waiting
+    present = len(there)
+    if present < rules.min_nodes:
+        if rules.join_timeout == 0 and current is not None and _reachable(state) < rules.min_nodes:
+            return _give_up(state, "are left", "; with a join_timeout of 0 nobody is replaced")
+        if now < deadline:
+            return state, (_wake(state, deadline, now),)
+        return _give_up(state, f"came in {rules.patience:g} s", "")
+    if _is_anyone_coming(state):
+        if now < deadline:
+            return state, (WakeAt(deadline),)
+        absent = named(coming(state))
+        return seal(state, f"{present} nodes are there; {absent} did not return in {rules.patience:g} s", there)
+    if present >= rules.max_nodes:
+        return seal(state, f"all {rules.max_nodes} nodes are there", there)
+    if current is not None and len(current.left) < len(current.entries):
+        return seal(state, f"all nodes that stayed after round {current.number} are back, {present} are there", there)
+    due = _due(state, deadline)
+    if now < due:
+        return state, (_wake(state, due, now),)
+    return seal(state, _why_now(state, present, now), there)
+
+
+def _wake(state: State, due: float, now: float) -> WakeAt:
+    """At *due*, or when a node that pauses is there."""
+    free = next_free(state, now)
+    return WakeAt(due if free is None else min(due, free))
+
+
+def seal(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
+    """Give seats to those who are *there*: first to those who had one, then in the order in which they came."""
+    rules, current = state.rules, state.round
+    last = () if current is None else tuple(current.entries)
+    stayed = frozenset() if current is None else current.entries.keys() - current.left.keys()
+    by_claim = sorted(there, key=lambda node: node not in stayed)  # stable
+    chosen = {node: state.waiting[node].descriptor for node in by_claim[: rules.max_nodes]}
+    nodes = order(chosen, last)
+    number = current.number + 1 if current is not None else 0
+    seats = assign([chosen[node] for node in nodes], number, state.restarts, rules.max_restarts, why)
+    entries = {node: _rested(state.waiting[node]) for node in nodes}
+    rest = {node: entry for node, entry in state.waiting.items() if node not in entries}
+    losses = state.losses if current is None else losses_after(state.losses, current)
+    state = evolve(state, waiting=rest, losses=losses, gathering_since=None)
+    state = evolve(state, round=Round(number, entries, seats), pausing=state.pausing & rest.keys())
+    first: tuple[Action, ...] = (ClearStore(),) if rules.shared_store and number > 0 else ()
+    sends = zip(entries.values(), seats, strict=True)
+    return state, first + tuple(Send(entry.box, entry.node, seat) for entry, seat in sends)
+
+
+def _rested(entry: Entry) -> Entry:
+    return evolve(entry, free_at=0.0) if entry.free_at else entry
+
+
+def status(state: State, now: float) -> str:
+    """For whom the job waits and for how long, or what spares wait for; empty when nobody waits."""
+    rules, current, present = state.rules, state.round, len(state.waiting)
+    if state.final is not None or (current is not None and current.end is None and not present):
+        return ""
+    pausing = pauses(state, now)
+    if current is not None and current.end is None:
+        return pausing or _why_no_seat(current, rules.max_nodes)
+    if current is not None and current.has_workers:
+        running = current.entries.keys() - current.stopped - current.succeeded
+        return f"round {current.number} has ended; its workers still stop on {named(running)}"
+    if current is not None and current.end is not None and not current.end.restart:
+        return ""
+    deadline = _deadline(state, now)
+    there = f"nodes are there ({named(state.waiting)})" + (f"; {pausing}" if pausing else "")
+    if present < rules.min_nodes:
+        return f"{present} of at least {rules.min_nodes} {there}; {max(0.0, deadline - now):.0f} s left"
+    if _is_anyone_coming(state):
+        return f"{present} {there}; {named(coming(state))} will come back; {max(0.0, deadline - now):.0f} s left"
+    left = max(0.0, _due(state, deadline) - now)
+    return f"{present} of at most {rules.max_nodes} {there}; they start in {left:.0f} s if nobody else comes"
+
+
+def _why_no_seat(current: Round, most: int) -> str:
+    if len(current.entries) < most:
+        why = f"round {current.number} is about to end well on {named(current.entries)}"
+        return f"{why}; this node takes part in the next one, if there is one"
+    why = f"round {current.number} runs with all {most} nodes that it may have ({named(current.entries)})"
+    return f"{why}; this node is a spare: it takes the place of one that goes"
+
+
+def coming(state: State) -> frozenset[str]:
+    """Nodes of the last round that are alive and have not asked for a seat yet."""
+    current = state.round
+    if current is None:
+        return frozenset()
+    return frozenset(node for node in current.entries if node not in current.left and node not in state.waiting)
+
+
+def _is_anyone_coming(state: State) -> bool:
+    current = state.round
+    if current is None:
+        return False
+    # Mostly the numbers tell: this is asked at each join, and must not cost a walk through all nodes then.
+    if len(current.entries) - len(current.left) > len(state.waiting):
+        return True
+    return any(node not in current.left and node not in state.waiting for node in current.entries)
+
+
+def _reachable(state: State) -> int:
+    """How many nodes there are, with those that are coming back."""
+    return len(state.waiting) + len(coming(state))
+
+
+def _deadline(state: State, now: float) -> float:
+    return (now if state.gathering_since is None else state.gathering_since) + state.rules.patience
+
+
+def _due(state: State, deadline: float) -> float:
+    """When enough nodes start without more of them."""
+    match state.rules.wait_for:
+        case "min":
+            return -math.inf
+        case "max":
+            return deadline
+    return min(state.last_join + state.rules.last_call, deadline)
+
+
+def _why_now(state: State, present: int, now: float) -> str:
+    rules = state.rules
+    match rules.wait_for:
+        case "min":
+            return f"{present} nodes are there, {rules.min_nodes} are enough"
+        case "max":
+            return f"{present} of {rules.max_nodes} nodes came in {rules.patience:g} s"
+    return f"{present} nodes are there and no other came for {now - state.last_join:.3g} s"
+
+
+def _give_up(state: State, how: str, note: str) -> Outcome:
+    current, rules = state.round, state.rules
+    why = f"{len(state.waiting)} of at least {rules.min_nodes} nodes {how} ({named(state.waiting)})"
+    if current is not None:
+        missing = current.entries.keys() - state.waiting.keys()
+        if missing:
+            why += f"; missing of round {current.number}: {named(missing, current.left)}"
+    if without_seats := refused(state):
+        why += f"; no seat is given any more to {without_seats}"
+    return finish(state, Final(False, why + note, kind="timeout"))

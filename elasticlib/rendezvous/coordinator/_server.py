@@ -1,0 +1,388 @@
+"""
+The coordinator as the store sees it: what it reads and writes, and in which order. Pure.
+
+    Load --> Save --> greeting --> Receive --> (Read beats) --> Save, Write, greeting, Discard --> Receive --> ...
+
+What was decided is in the journal, where there is one, before anybody is told: whoever takes over tells it again.
+
+Rules of this file: no decision is made here (`_coordinator` does); `Server.step` is a function of the server, an
+event and the time: it returns the next server and what is to be done. A thread (`_host`) and the simulated cluster
+drive the same object. Times are this node's monotonic seconds, and only differences count.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import define, evolve, field
+from typing_extensions import Self, assert_never
+
+from elasticlib._times import soonest
+from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous.coordinator import _announcement as greeting
+from elasticlib.rendezvous.coordinator import _coordinator, _state
+from elasticlib.rendezvous.coordinator import _server_events as events
+from elasticlib.rendezvous.coordinator._ending import in_brief
+from elasticlib.rendezvous.coordinator._garbage import Garbage
+from elasticlib.rendezvous.coordinator._handover import ADVICE, Handover, read_handover, write_handover
+from elasticlib.rendezvous.coordinator._incoming import Incoming
+from elasticlib.rendezvous.coordinator._missing import Missing
+from elasticlib.rendezvous.coordinator._outbox import Mail, referring
+from elasticlib.rendezvous.coordinator._state import Beats, ClearStore, Received, Send, State, Tick, WakeAt
+from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Posted, beat_key, box_name, key_place
+from elasticlib.rendezvous.protocol._messages import LAST_EPOCH, Beat, Bye, Final, Join, Leave, Message, encode, sealed
+from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous.protocol._progress import Seen
+from elasticlib.rendezvous.protocol._timing import INTERVAL
+
+LOOK = 0.1
+"""Share of the heartbeat time between two readings of all beats."""
+_SHORTEST_LOOK = 0.01
+REFUSALS = 2
+"""Of the document, by the store, before there is nothing more to leave out of it."""
+
+
+@define(eq=False, repr=False)
+class Server:
+    """The coordinator of one job, for one term of office."""
+
+    run_id: str
+    name: str
+    """The node that coordinates."""
+    key: bytes | None
+    nonce: str
+    """Of this beginning of the job; a successor goes on with it."""
+    state: State
+    journaled: bool = False
+    """Whether another node may take the coordination over."""
+    remark: str = ""
+    """What may explain that nobody comes."""
+    seen: Seen = field(factory=Seen)
+    """What this node knows of the job as one of those who take part in it."""
+    logic: Any = _coordinator
+    """What decides: a module or object with the coordinator's functions."""
+    stopped: bool = False
+    refused: int = 0
+    """How often the store would not take the document."""
+    _epoch: int = 0
+    _mail: Mail = field(factory=Mail)
+    _interval: float = 0.0
+    _receives: bool = False
+    _posted: tuple[Posted, ...] = ()
+    """What came, and is to be forgotten once what followed from it is written."""
+    _reads: tuple[tuple[str, str], ...] = ()
+    """The nodes and their boxes whose beats are being read."""
+    _began: float = 0.0
+    _greet_at: float = 0.0
+    _look_at: float = 0.0
+    _pulses: int = 0
+    _wake_at: float | None = None
+    _dirty: bool = False
+    _abandon: events.Abandon | None = None
+    _leaver: str | None = None
+    """The node that had the job abandoned because it goes."""
+    _missing: Missing = field(factory=Missing)
+    _garbage: Garbage = field(factory=Garbage)
+    _litter: tuple[str, ...] = ()
+    _incoming: Incoming = field(init=False)
+    _leave_by: float | None = None
+    _over: str = ""
+    """Why the job ended, where it is not known any more who is to be told."""
+    _told_at: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        self._incoming = Incoming(self.run_id, self.key)
+
+    def begin(self, now: float) -> tuple[Self, tuple[events.Action, ...]]:
+        """Start to coordinate."""
+        after, out = self._copy(), list[events.Action]()
+        after._interval = self.state.rules.heartbeat * INTERVAL
+        after._began = after._greet_at = after._look_at = now
+        if after.journaled:
+            out.append(events.Load())
+        else:
+            after._open(now, out)
+        return after, tuple(out)
+
+    def step(self, event: events.Event, now: float) -> tuple[Self, tuple[events.Action, ...]]:
+        """The server after *event*, and what is to be done, in order; *now* never goes back."""
+        after, out = self._copy(), list[events.Action]()
+        if not self.stopped:
+            after._hear(event, now, out)
+        return after, tuple(out)
+
+    def is_over(self) -> bool:
+        """Whether the job has ended."""
+        return self.state.final is not None
+
+    def _copy(self) -> Self:
+        after = copy.copy(self)
+        after._mail, after._missing, after._garbage = self._mail.copy(), self._missing.copy(), self._garbage.copy()
+        after._incoming = self._incoming.copy()
+        return after
+
+    def _hear(self, event: events.Event, now: float, out: list[events.Action]) -> None:
+        match event:
+            case events.Loaded(data):
+                self._take_over(data, now, out)
+            case events.Destroyed(why):
+                self._forget_all(why, now, out)
+            case events.Arrived(entries):
+                self._receives = False
+                self._turn(entries, now, out)
+            case events.Heard(found):
+                self._listen(found, now, out)
+                self._conclude(now, out)
+            case events.Abandon():
+                self._abandon = event
+                self._interrupt(out)
+            case events.Close(linger):
+                if self._leave_by is None:
+                    self._leave_by = now + linger
+                    self._interrupt(out)
+            case events.Unsaved(why, undone):
+                self._save_less(why, undone, now, out)
+            case events.Broke(why):
+                self._receives = False
+                self._follow(self.logic.abandon(self.state, why), now, out)
+                self._conclude(now, out)
+            case _:
+                assert_never(event)
+
+    def _interrupt(self, out: list[events.Action]) -> None:
+        if self._receives:
+            out.append(events.Interrupt())
+
+    # Its life: one turn after the other.
+
+    def _open(self, now: float, out: list[events.Action]) -> None:
+        self._step(Tick(), now, out)
+        self._commit(now, out)
+        self._greet(now, out)
+        self._rest(now, out)
+
+    def _turn(self, entries: Sequence[Posted], now: float, out: list[events.Action]) -> None:
+        self._posted = tuple(entries)
+        for entry in entries:
+            self._read(entry, now, out)
+        if self._abandon is not None:
+            self._leaver, why, self._abandon = self._abandon.leaver or self._leaver, self._abandon.why, None
+            self._follow(self.logic.abandon(self.state, why), now, out)
+        if self._leaver is not None:  # whatever of it still comes in, it does not wait for the answer
+            self._mail.part(self._leaver)
+        if self._wake_at is not None and now >= self._wake_at:
+            self._step(Tick(), now, out)
+        if self._interval and now >= self._look_at:
+            self._ask_for_beats(out)
+        else:
+            self._conclude(now, out)
+
+    def _ask_for_beats(self, out: list[events.Action]) -> None:
+        here, lost = self.logic.boxes(self.state), self.logic.given_up(self.state)
+        self._reads = (*here.items(), *((node, box) for node, box in lost.items() if node not in here))
+        out.append(Read(tuple(beat_key(box) for _, box in self._reads)))
+
+    def _conclude(self, now: float, out: list[events.Action]) -> None:
+        self._commit(now, out)
+        if self._interval and now >= self._greet_at:
+            self._greet(now, out)
+        if self._posted:
+            out.append(Discard(self._posted))
+            self._posted = ()
+        if self._litter:
+            out.append(Delete(self._litter))
+            self._litter = ()
+        self._rest(now, out)
+
+    def _rest(self, now: float, out: list[events.Action]) -> None:
+        if self._is_done(now):
+            if self.journaled and self.is_over():
+                out.append(events.Purge())
+            self.stopped = True
+            out.append(events.Stop())
+            return
+        times = [self._wake_at, self._leave_by]
+        if self._interval:
+            times += [self._look_at, self._greet_at]
+        due = now if self._abandon is not None else soonest(*times)
+        self._receives = True
+        out.append(Receive(None if due is None else max(0.0, due - now)))
+
+    def _is_done(self, now: float) -> bool:
+        if self._leave_by is None:
+            return False
+        return now >= self._leave_by or not (self._mail.unparted or self._abandon or now < self._told_at)
+
+    # What comes in.
+
+    def _read(self, entry: Posted, now: float, out: list[events.Action]) -> None:
+        if not entry.data:
+            return
+        letter, said = self._incoming.letter(entry.data, self.nonce, self.state, now)
+        out += said
+        if letter is None:
+            return
+        if isinstance(join := letter.report, Join):
+            if letter.seq > self.state.heard.get(join.node, 0):
+                self._welcome(join, box_name(join.node, letter.seq), now, out)
+            elif self.state.final is None or not self._mail.box_of(join.node):
+                self._follow(self.logic.asks_again(self.state, join.node, now), now, out)
+        pulse = greeting.count(self._epoch, self._pulses) if self._interval else 0
+        self._step(Received(letter.seq, letter.report, pulse), now, out)
+        if isinstance(letter.report, (Bye, Leave)):  # who leaves does not wait for the answer
+            self._mail.part(letter.report.node)
+
+    def _welcome(self, join: Join, box: str, now: float, out: list[events.Action]) -> None:
+        number = -1 if self.state.round is None else self.state.round.number
+        if forgotten := Seen(self.nonce, join.epoch, join.round).beyond(self._epoch, number):
+            self._set_back(f"node {join.node} has seen {forgotten}", now, out)
+        self._mail.opened(join.node, box)
+        self._garbage.opened(join.node, box)
+
+    def _listen(self, found: Sequence[bytes | None], now: float, out: list[events.Action]) -> None:
+        here = self.logic.boxes(self.state)
+        for (node, box), data in zip(self._reads, found, strict=True):
+            beat, said = self._incoming.beat(box, data, self.nonce, now)
+            out += said
+            if beat is not None and node in here:
+                self._heed(node, box, beat, now, out)
+            elif beat is not None:
+                self._mail.catch_up(node, box, beat.read)
+        silent = self.logic.given_up(self.state).keys(), self.logic.missed(self.state)
+        counts = self._incoming.counts([box for _, box in self._reads])
+        self._step(Beats(counts), now, out)
+        if silent != (self.logic.given_up(self.state).keys(), self.logic.missed(self.state)):
+            self._greet_at = now  # by the pulse a node that sleeps sees for how long, and another that it is not heard
+        self._garbage.bury(self._mail, counts, now, self.state.rules.heartbeat)
+        # Once a beat says that a notice was not read for longer than a beat takes, the store has lost it.
+        self._mail.remind(now, 2 * self._interval)
+        self._litter = self._garbage.clear_up(self._mail, set(here), self.state, now)
+        self._missing.retain(set(here))
+        # Often enough that a silent node is noticed soon after its time is over: who comes later is lost later.
+        self._look_at = now + self.state.rules.heartbeat * LOOK
+        if (loss := self.logic.next_loss(self.state)) is not None:
+            self._look_at = min(self._look_at, max(loss, now + _SHORTEST_LOOK))
+
+    def _heed(self, node: str, box: str, beat: Beat, now: float, out: list[events.Action]) -> None:
+        """What a beat tells besides that its node lives."""
+        self._mail.note(box, beat.read)
+        if beat.read:
+            self._garbage.has_read(node, box)
+        number = self._missing.look(node, beat.said, self.state.heard.get(node, 0), now, self.state.rules.heartbeat)
+        if number is not None:
+            self._abandon = events.Abandon(f"message {number} of node {node} was removed from the store unread{ADVICE}")
+        told = self._mail.next_index(box)
+        if self.journaled and beat.read > told and not self._mail.is_parted(node, box, self.state):
+            self._mail.catch_up(node, box, beat.read)
+            if self.state.final is not None:
+                self._follow((self.state, (Send(box, node, self.state.final),)), now, out)
+            self._set_back(f"node {node} has read {beat.read} notices, but it remembers {told}", now, out)
+
+    # What goes out.
+
+    def _step(self, event: _state.Event, now: float, out: list[events.Action]) -> None:
+        self._wake_at = None
+        self._follow(self.logic.step(self.state, event, now), now, out)
+
+    def _follow(self, outcome: tuple[State, Sequence[_state.Action]], now: float, out: list[events.Action]) -> None:
+        state, actions = outcome
+        if self.journaled:
+            self._dirty = self._dirty or state != self.state  # signs of life alone make no difference
+        self.state = state
+        for action in actions:
+            match action:
+                case Send(box=box, node=node, notice=notice):
+                    if isinstance(notice, Final) and notice.kind == "timeout" and self.remark:
+                        notice = evolve(notice, why=f"{notice.why}; {self.remark}")
+                    self._garbage.opened(node, box, self._mail.add(box, node, notice, now))
+                case WakeAt(when=when):
+                    self._wake_at = when
+                case ClearStore():
+                    self._commit(now, out)
+                    out.append(ClearForeign())
+                case _:
+                    assert_never(action)
+
+    def _commit(self, now: float, out: list[events.Action]) -> None:
+        if self.refused:
+            self.state = in_brief(self.state)
+            self._mail.shorten()
+        due = self._mail.due()
+        if self.journaled and (due or self._dirty):
+            out.append(events.Save(self._document(now)))
+        self._dirty = False
+        if due:
+            out.append(Write(sealed(referring(due), self.key, lambda key: key_place(self.run_id, self.nonce, key))))
+            self._mail.written(keep=bool(self._interval))
+
+    def _greet(self, now: float, out: list[events.Action]) -> None:
+        """Say who we are and that we live; again and again, in case somebody removed or scribbled on it."""
+        self._pulses = greeting.number(self._pulses, now - self._began, self.state.rules.heartbeat)
+        self._greet_at = now + self._interval
+        status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
+        hello = greeting.hello(self.run_id, self.nonce, self.name, self.state.rules, signed=self.key is not None)
+        told = status, self.remark, waiting, self._over, self.logic.missed(self.state)
+        pulse = greeting.pulse(self.nonce, self._epoch, self._pulses, *told)
+        out.append(Write({HELLO: self._sign(hello, HELLO, ""), PULSE: self._sign(pulse, PULSE, self.nonce)}))
+
+    def _sign(self, message: Message, key: str, nonce: str) -> bytes:
+        return encode(message, self.key, key_place(self.run_id, nonce, key))
+
+    # For whoever takes over.
+
+    def _save_less(self, why: str, undone: Sequence[events.Action], now: float, out: list[events.Action]) -> None:
+        """The store is there, and does not take the document: keep less; then end the job, and say why."""
+        self.refused += 1
+        if self.refused >= REFUSALS:
+            self._follow(self.logic.abandon(self.state, f"the store refused the job's state: {why}"), now, out)
+        self._dirty = True  # of what was to be saved this is the latest; what was to follow follows now
+        self._commit(now, out)
+        out += [action for action in undone if not isinstance(action, events.Save)]
+
+    def _document(self, now: float) -> bytes:
+        memory = Handover(self.nonce, self._epoch, self.state, self._mail, self._garbage)
+        return write_handover(memory, self.run_id, self.key, now)
+
+    def _take_over(self, data: bytes | None, now: float, out: list[events.Action]) -> None:
+        if data is not None or self.seen.nonce:
+            try:
+                last = read_handover(data, self.run_id, self.key, now)
+            except RendezvousStateError as error:
+                self._forget_all(str(error), now, out)
+                return
+            self.nonce, self._epoch, self.state = last.nonce, last.epoch + 1, last.state
+            self._mail, self._garbage = last.mail, last.garbage
+            self._garbage.know(self.logic.boxes(self.state), self._mail)
+            if self.seen.nonce == last.nonce and (forgotten := self.seen.beyond(last.epoch, last.round)):
+                # Above what nodes have seen, so that they hear how it ends.
+                self._epoch = max(self._epoch, min(self.seen.epoch + 1, LAST_EPOCH))
+                self._set_back(f"node {self.name} has seen {forgotten}", now, out)
+        self._save_and_open(now, out)
+
+    def _set_back(self, why: str, now: float, out: list[events.Action]) -> None:
+        """Somebody put an old memory in the place of ours: what was decided since would be decided again."""
+        self._end(f"the job's saved state was set back: {why}", now, out)
+
+    def _forget_all(self, why: str, now: float, out: list[events.Action]) -> None:
+        self.state, self.nonce = State(self.state.rules), self.seen.nonce or self.nonce
+        self._epoch = min(self.seen.epoch + 1, LAST_EPOCH)
+        self._end(f"the job's saved state was destroyed: {why}", now, out)
+        self._save_and_open(now, out)
+
+    def _end(self, why: str, now: float, out: list[events.Action]) -> None:
+        """End the job for nodes that may be in it without being known here: the pulse says it to everybody."""
+        why += ADVICE
+        out.append(Log("error", f"job {self.run_id!r}: {why}"))
+        self._over, self._told_at, self._greet_at = why, now + self.state.rules.heartbeat, now
+        self._follow(self.logic.abandon(self.state, why), now, out)
+
+    def _save_and_open(self, now: float, out: list[events.Action]) -> None:
+        """From now on nothing of a former holder is accepted."""
+        if self._interval and self._epoch:
+            out.append(events.Save(self._document(now)))
+            self._ask_for_beats(out)  # before anything is decided: who lives may have seen more than is known here
+        else:
+            self._dirty = True
+            self._open(now, out)

@@ -1,0 +1,288 @@
+"""
+What the coordinator knows, what it hears and what it may do: data alone. Pure.
+
+Rules of this file: nothing is changed in place, mappings included; time is the coordinator's monotonic
+seconds. Texts that name many nodes name the first few.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+from attrs import Attribute, Factory, field, frozen
+
+from elasticlib._untrusted import LONGEST_TIME
+from elasticlib.errors import ConfigError
+from elasticlib.rendezvous.coordinator._ranks import natural_key
+from elasticlib.rendezvous.protocol._messages import Descriptor, FailureNote, Final, Report, RoundEnd, Seat, Told
+
+FIRST_PATIENCE = 600.0
+"""Seconds that nodes wait for others where a `join_timeout` of 0 forbids to wait for replacements only."""
+AGENT_GONE = "its agent"
+"""A `Leave` whose reason begins so was posted for an agent that can speak no more: it counts as a loss."""
+MOST_NAMES = 16
+
+
+def _count(least: int) -> Callable[[object, Attribute[int], int], None]:
+    def check(_: object, attribute: Attribute[int], value: int) -> None:
+        if type(value) is not int or value < least:
+            raise ConfigError(f"{attribute.name}={value!r:.80}: give a whole number, {least} or more")
+
+    return check
+
+
+def _seconds(_: object, attribute: Attribute[float], value: float) -> None:
+    if type(value) not in (int, float) or not 0 <= value <= LONGEST_TIME:
+        raise ConfigError(f"{attribute.name}={value!r:.80}: give a number of seconds, 0 or more")
+
+
+def _whom(_: object, attribute: Attribute[str], value: str) -> None:
+    if value not in ("quiet", "min", "max"):
+        raise ConfigError(f"{attribute.name}={value!r:.80}: give 'quiet', 'min' or 'max'")
+
+
+@frozen
+class Rules:
+    """What the job asked for; raises a `ConfigError` for a value that breaks its rule."""
+
+    min_nodes: int = field(default=1, validator=_count(1))
+    max_nodes: int = field(default=1, validator=_count(1))
+    max_restarts: int = field(default=3, validator=_count(0))
+    """Restarts after worker failures, counted over the whole job and all its nodes."""
+    last_call: float = field(default=30.0, validator=_seconds)
+    """Seconds without a new join after which a round below `max_nodes` starts, if `wait_for` is ``quiet``."""
+    join_timeout: float = field(default=600.0, validator=_seconds)
+    """
+    Seconds that too few nodes wait for others, from when nothing of the last round runs any more.
+
+    With 0 nobody waits for a replacement: once too few nodes are left, the job ends. The nodes of the first
+    round, and those that come back after a failure, are then waited for as by default, for 600 s.
+    """
+    heartbeat: float = field(default=0.0, validator=_seconds)
+    """Seconds without a new beat after which a node is lost; 0: no node is ever thought lost."""
+    wait_for: str = field(default="quiet", validator=_whom)
+    """For whom a first round waits between min and max: for ``max`` until `join_timeout`, for ``min``, or
+    until it is ``quiet``."""
+    fixed_places: bool = field(default=False)
+    """Each node brings its group rank, and a round needs all of them."""
+    shared_store: bool = False
+    """Workers use the coordinator's own store: it is cleared of their keys between two rounds."""
+
+    @max_nodes.validator
+    def _not_below_min(self, _: object, value: int) -> None:
+        if value < self.min_nodes:
+            raise ConfigError(f"max_nodes={value} is below min_nodes={self.min_nodes}: raise max_nodes")
+
+    @fixed_places.validator
+    def _needs_all(self, _: object, value: bool) -> None:
+        if value and self.min_nodes != self.max_nodes:
+            raise ConfigError(
+                f"fixed_places=True needs one number of nodes, not {self.min_nodes} to {self.max_nodes}: "
+                "give min_nodes and max_nodes the same value"
+            )
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a gathering may take."""
+        return self.join_timeout or FIRST_PATIENCE
+
+
+# Events: what happened.
+
+
+@frozen
+class Received:
+    """A node's letter number *seq*; its letters are numbered from 1 without a gap."""
+
+    seq: int
+    report: Report
+    pulse: int = 0
+    """Count of the coordinator's last pulse before it; 0: it has none that count."""
+
+
+@frozen
+class Beats:
+    """The beats were read: the count of each box that has one."""
+
+    counts: Mapping[str, int]
+
+
+@frozen
+class Tick:
+    """Time has passed."""
+
+
+# Actions: what the shell must do now, in this order.
+
+
+@frozen
+class Send:
+    """Tell a node, in the box that its latest `Join` opened."""
+
+    box: str
+    node: str
+    notice: Told
+
+
+@frozen
+class WakeAt:
+    """Step again at *when* if nothing comes before; a step without one waits for the next event."""
+
+    when: float
+
+
+@frozen
+class ClearStore:
+    """Delete the keys that workers of the last round left in the shared store: none of them runs any more."""
+
+
+Event: TypeAlias = Received | Beats | Tick
+Action: TypeAlias = Send | WakeAt | ClearStore
+
+
+@frozen
+class Exits:
+    """Exits in a row that the nodes at a place made by themselves, without having done any work."""
+
+    times: int
+    at: float
+    """When the last one was."""
+    why: str
+
+
+@frozen
+class Entry:
+    """A node that asked for a seat, in its letter *seq*; the answers go to *box*."""
+
+    node: str
+    box: str
+    seq: int
+    descriptor: Descriptor
+    came: float = field(default=0.0, eq=False)
+    """When it asked, in the coordinator's seconds: a sign of life."""
+    arrived: float = field(default=0.0, eq=False)
+    """When it asked for the first time."""
+    exits: Exits | None = None
+    """What those who had its place before it did; None: nothing that counts."""
+    free_at: float = 0.0
+    """When it may have a seat at the earliest: a node that comes and goes pauses."""
+
+
+@frozen
+class Cause:
+    """A failure and when it happened, in the coordinator's seconds."""
+
+    at: float
+    node: str
+    note: FailureNote
+
+
+@frozen
+class Round:
+    """A sealed round: `entries` and `seats` stay as they are; the rest tells how far it came."""
+
+    number: int
+    entries: Mapping[str, Entry]
+    """By node, in the order of group ranks."""
+    seats: tuple[Seat, ...]
+    succeeded: frozenset[str] = frozenset()
+    stopped: frozenset[str] = frozenset()
+    """Nodes that have no worker of this round any more and did not succeed."""
+    left: Mapping[str, str] = Factory(dict)
+    """Nodes that went or were lost, each with the reason."""
+    lost: frozenset[str] = frozenset()
+    """Those of `left` that did not go by their own will."""
+    causes: tuple[Cause, ...] = ()
+    asked: frozenset[str] = field(default=frozenset(), eq=False)
+    """Nodes that were asked for the rest of their failures; whoever takes over asks again."""
+    end: RoundEnd | None = None
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether workers of this round may still run: nobody may be seated before they are gone."""
+        return len(self.stopped) + len(self.succeeded) < len(self.entries)
+
+
+@frozen
+class Sighting:
+    """The last beat that was seen of a node."""
+
+    box: str
+    count: int | None
+    """None: it has joined and not beaten yet."""
+    at: float
+    """When the coordinator saw that it had changed."""
+
+
+@frozen
+class Watch:
+    """Who was seen when; a new coordinator begins without."""
+
+    sightings: Mapping[str, Sighting] = Factory(dict)
+    given_up: Mapping[str, Sighting] = Factory(dict)
+    """Nodes that were lost and have not asked anew, the latest ones; one that is heard again is told so."""
+    at: float | None = None
+    """When beats were last read."""
+
+
+@frozen
+class Past:
+    """Nodes that are gone: those that are forgotten next, and what guards those that are."""
+
+    elders: frozenset[str] = frozenset()
+    """Nodes that were gone at one moment, and were not heard since."""
+    pulse: int = 0
+    """Count of the last pulse before that moment."""
+    horizon: int = 0
+    """Nodes that have seen no later pulse than this may be forgotten; 0: no node is."""
+
+
+@frozen
+class State:
+    """All that the coordinator knows. Two states are equal that differ in signs of life alone."""
+
+    rules: Rules
+    heard: Mapping[str, int] = Factory(dict)
+    """Number of the last letter of each node that was handled, in the order of their first."""
+    past: Past = field(factory=Past)
+    waiting: Mapping[str, Entry] = Factory(dict)
+    """Nodes without a seat, in the order in which they came."""
+    round: Round | None = None
+    """The round that runs, or the last one that did."""
+    restarts: int = 0
+    losses: Mapping[str, int] = Factory(dict)
+    """For each host, how many of its rounds running had lost it when the present one began."""
+    exits: Mapping[str, tuple[Exits, ...]] = Factory(dict)
+    """By place, of agents that are gone from there and that no other one has followed."""
+    pausing: frozenset[str] = field(default=frozenset(), eq=False)
+    """Nodes that had to pause when they came, at least those that still wait."""
+    gathering_since: float | None = None
+    last_join: float = 0.0
+    opens_at: float = field(default=0.0, eq=False)
+    """Until then nobody gets a seat: nodes may be at work of whom this memory knows nothing."""
+    final: Final | None = None
+    watch: Watch = field(factory=Watch, eq=False)
+
+
+Outcome: TypeAlias = tuple[State, tuple[Action, ...]]
+
+
+def host_of(node: str) -> str:
+    """The host part of a node's name."""
+    return node.partition("/")[0]
+
+
+def named(nodes: Iterable[str], reasons: Mapping[str, str] | None = None) -> str:
+    """The nodes as a text for people, by host where that tells them apart, each with its reason if it has one."""
+    known = sorted(nodes, key=natural_key)
+    on_host = Counter(host_of(node) for node in known)
+    texts = []
+    for node in known[:MOST_NAMES]:
+        why = (reasons or {}).get(node)
+        name = host_of(node) if on_host[host_of(node)] == 1 else node
+        texts.append(f"{name} ({why})" if why else name)
+    if len(known) > MOST_NAMES:
+        texts.append(f"and {len(known) - MOST_NAMES} more")
+    return ", ".join(texts) or "none"

@@ -1,0 +1,164 @@
+"""
+A job's shared state in a torch store.
+
+Rules of this file: each write has a mark of its own, so that two writers of the same state are told apart. Who hosts
+the store is found out as for any job, see `c10d`.
+
+(torch: ``torch.distributed.elastic.rendezvous.c10d_rendezvous_backend``)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import os
+import tempfile
+import time
+import uuid
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous import _options
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._names import node_name
+from elasticlib.rendezvous.handlers._base import RendezvousParameters
+from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT
+from elasticlib.rendezvous.protocol._exchange import RequestRefusedError
+from elasticlib.rendezvous.stores._state_backend import RendezvousBackend, Token
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+_log = logging.getLogger("elasticlib")
+
+_READ_TIMEOUT = 60.0
+_LONGEST = 8 * 1024 * 1024
+_AGAIN = 0.1
+"""Seconds between two attempts to find the store."""
+_ABSENT = b"?"
+"""Expected of a key that is absent, it is stored nowhere and comes back."""
+
+
+class C10dRendezvousBackend(RendezvousBackend):
+    """The state of job *run_id* in *store*, which must be able to ``compare_set``."""
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        """Raises `ConfigError` (a ``ValueError``) for a store that is none, and an empty *run_id*."""
+        if not callable(getattr(store, "compare_set", None)):
+            raise ConfigError(f"store={store!r} has no method compare_set: give one of torch's stores")
+        if not isinstance(run_id, str) or not run_id:
+            raise ConfigError(f"run_id={run_id!r}: a state belongs to a job with a name")
+        self._store = store
+        self._key = f"elasticlib/state/{run_id}"
+
+    @property
+    def name(self) -> str:
+        """``c10d``"""
+        return "c10d"
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """The state and its token; None when there is none yet."""
+        return _read(self._swap(_ABSENT, _ABSENT))
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        """Write *state* over that of *token*, or the first state; what is there then, and whether that is this one."""
+        value = base64.b64encode(state) + b"." + uuid.uuid4().hex.encode()
+        if len(value) > _LONGEST:
+            why = f"a state of {len(state):,} bytes is more than a store of torch takes: {_LONGEST:,} bytes as base64"
+            raise RequestRefusedError(why, True)
+        expected = b"" if token is None else token
+        found = self._swap(expected, value) if isinstance(expected, bytes) else self._swap(_ABSENT, _ABSENT)
+        if found == expected and token is not None and self._swap(_ABSENT, _ABSENT) == _ABSENT:
+            return None  # the state of the token was deleted
+        current = _read(found)
+        return None if current is None else (*current, found == value)
+
+    def _swap(self, expected: bytes, value: bytes) -> bytes:
+        try:
+            texts = (each.decode("ascii", "replace") for each in (expected, value))
+            return bytes(self._store.compare_set(self._key, *texts))
+        except (ValueError, RuntimeError, TimeoutError) as error:
+            why = f"the store of the shared state failed: {error}".splitlines()[0]
+            raise RendezvousConnectionError(why) from error
+
+
+def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
+    """
+    The shared state of ``params.run_id``, and the store that holds it: opened here, or connected to.
+
+    Of the options it reads ``store_type`` (``tcp`` or ``file``: then the endpoint is a path, or a temporary file
+    where it is empty), ``is_host`` (else whoever has the endpoint's address opens the store) and ``read_timeout``
+    (seconds for finding the store, and for its own waits; 60). A server ends with the last reference to the store.
+
+    Raises `ConfigError` (a ``ValueError``) for options that cannot work, `RendezvousConnectionError` when the store
+    is not there in time. (torch: ``torch.distributed.elastic.rendezvous.c10d_rendezvous_backend.create_backend``)
+    """
+    options = _options.read("c10d", params.config)
+    for why in options.idle:
+        _log.warning(why)
+    limit = float(options.others.get("read_timeout", _READ_TIMEOUT))
+    if options.store_type == "file":
+        store = _file_store(params.endpoint)
+    else:
+        job = Job.of(
+            options,
+            run_id=params.run_id,
+            node=node_name(params.local_addr),
+            backend="c10d",
+            endpoint=params.endpoint,
+            nodes=(params.min_nodes, params.max_nodes),
+            wait_for="quiet",
+            node_rank=None,
+            token=None,
+            local_addr=params.local_addr,
+        )
+        store = _tcp_store(job, limit)
+    store.set_timeout(timedelta(seconds=limit))
+    return C10dRendezvousBackend(store, params.run_id), store
+
+
+def _tcp_store(job: Job, limit: float) -> Any:
+    from elasticlib.rendezvous.stores._c10d import C10dBackend
+
+    backend = C10dBackend(job)
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            if backend.serve(deadline):
+                return backend.server
+            exchange = backend.dial(max(deadline - time.monotonic(), _AGAIN))
+            return exchange.store  # type: ignore[attr-defined]
+        except RendezvousConnectionError as error:
+            if time.monotonic() >= deadline:
+                raise RendezvousConnectionError(f"{error}; given up after read_timeout={limit:g} s") from error
+            time.sleep(_AGAIN)  # nobody can tell when its host comes
+
+
+def _file_store(endpoint: str) -> Any:
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    path = endpoint
+    if not path:
+        handle, path = tempfile.mkstemp(prefix="elasticlib_")
+        os.close(handle)
+    try:
+        return FileStore(path, -1)
+    except (ValueError, RuntimeError) as error:
+        raise RendezvousConnectionError(f"endpoint={path!r} is no file that a store can be in: {error}") from error
+
+
+def _read(value: bytes) -> tuple[bytes, Token] | None:
+    if value in (_ABSENT, b""):
+        return None
+    text, dot, _ = value.partition(b".")
+    try:
+        if not dot:
+            raise ValueError("its mark is missing")
+        return base64.b64decode(text, validate=True), value
+    except (ValueError, binascii.Error) as error:
+        raise RendezvousStateError(f"the store holds {value[:80]!r}, which is no state: {error}") from error
+
+
+__all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]

@@ -1,0 +1,360 @@
+"""
+Our rendezvous for code that calls a handler itself, with torch's methods.
+
+Rules of this file: a node is one place in the round, with one slot. A process of its own speaks with the others
+(`_remote`), so that this program may be as busy as it likes. One thread takes what the coordinator says and only
+notes it; the caller's threads read the notes. Nothing is contacted before the first call that needs to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from attrs import evolve
+
+from elasticlib._clock import monotonic
+from elasticlib._programs import start_thread
+from elasticlib._wire import wait_readable
+from elasticlib.errors import (
+    ConfigError,
+    ElasticError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._membership import Membership, Talk, Word
+from elasticlib.rendezvous._names import node_name
+from elasticlib.rendezvous.handlers import _round_store
+from elasticlib.rendezvous.handlers._base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from elasticlib.rendezvous.node._runtime import backend_of
+from elasticlib.rendezvous.protocol._messages import ContactLost, Final, RoundEnd, Seat
+from elasticlib.rendezvous.sidecar._client import RemoteMember
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+ROLE = "default"
+NO_SHARING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+STILLNESS = 1.0
+"""Share of the heartbeat time for which no thread of this program may run before its node's beats rest."""
+
+_log = logging.getLogger("elasticlib")
+
+
+class Connect(Protocol):
+    """Makes a node of a job; `RemoteMember` does, with a process that keeps the contact."""
+
+    def __call__(self, job: Job, *, stillness: float | None = None) -> Talk: ...
+
+
+class CoordinatedHandler(RendezvousHandler):
+    """
+    One node of *job*, by torch's contract; fit for several threads, though one round is waited for at a time.
+
+    Differs from torch's handlers where those fail: each round has a store of its own; a peer that is lost,
+    leaves or asks for a new round makes `num_nodes_waiting` positive on all others; spares do not count there.
+    With back end ``static`` nobody closes the job: `set_closed` does nothing and `is_closed` is never true.
+
+    The first call that needs the others starts a process that keeps the contact; it ends with this program. A
+    program that stands still for twice the heartbeat time is lost to the others.
+
+    Raises `ConfigError` for a job that cannot work.
+    """
+
+    def __init__(self, job: Job, connect: Connect = RemoteMember, check: Callable[[Job], object] = backend_of) -> None:
+        self.job = job
+        check(job)  # says here and now what cannot work
+        self._connect = connect
+        self._member: Talk | None = None
+        self._lent: Talk | None = None
+        self._turned = threading.Condition()
+        self._seeking = threading.Lock()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._listener: threading.Thread | None = None
+        self._stores: list[Store] = []
+        self._closing = False
+        # What the coordinator said:
+        self._seat: Seat | None = None
+        self._ended = False
+        self._final: Final | None = None
+        self._error: ElasticError | None = None
+        # What was said to it:
+        self._seeks = False
+        self._closed = False
+
+    def get_backend(self) -> str:
+        """The back end's name, such as ``c10d``."""
+        return self.job.backend
+
+    def get_run_id(self) -> str:
+        """The job's id."""
+        return self.job.run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the workers may use the round's store; no where ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE`` is 1."""
+        return os.environ.get(NO_SHARING) != "1"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """
+        Wait for the next round and return this node's place in it. No worker of it may run any more.
+
+        A spare waits until a place is free. Raises as the base class says, and `ConfigError` where the store cannot
+        be used as was asked for.
+        """
+        with self._seeking:
+            while True:
+                seat = self._next_seat()
+                try:
+                    return self._info(seat)
+                except RendezvousConnectionError:
+                    # Group rank 0 died between its seat and now; the coordinator will say so.
+                    if not self._comes(lambda: self._ended, self.job.heartbeat):
+                        raise
+
+    def is_closed(self) -> bool:
+        """Whether the job is known to be over."""
+        with self._turned:
+            if self._fixed:
+                return False
+            if not self._closed and self._final is None:
+                self._check()
+            return self._closed or self._final is not None
+
+    def set_closed(self) -> None:
+        """
+        End the job for all nodes, and return when the coordinator has said so.
+
+        Raises `RendezvousTimeoutError` when it does not within ``close_timeout`` seconds. While an agent has this
+        node's place, that agent gets the answer.
+        """
+        if self._fixed:
+            return
+        why = f"node {self.job.node} closed it"
+        with self._turned:
+            if self._final is not None or self._error is not None:
+                self._closed = True
+                self._check()
+                return
+            if self._lent is not None:
+                self._closed = True
+                with contextlib.suppress(RendezvousClosedError):  # the agent is done
+                    self._lent.end_job(why)
+                return
+            member = self._open()
+            known = self._seeks or self._seat is not None
+            member.end_job(why)
+            if not known:
+                member.join(1, ROLE)  # whoever never asked for a seat gets no answer
+        if not self._comes(lambda: self._final is not None, self.job.close_timeout):
+            raise RendezvousTimeoutError(
+                f"job {self.job.run_id!r} was not closed in {self.job.close_timeout:g} s: "
+                "nobody who coordinates it answers"
+            )
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """
+        How many nodes wait for a new round, this one's peers among them; 0 while the present round goes on.
+
+        Nodes that wait for a place to become free are not counted: a new round would not seat them.
+        """
+        with self._turned:
+            if self._closed or self._final is not None:
+                return 0
+            self._check()
+            if self._member is None or self._seat is None or not self._ended:
+                return 0
+            return max(1, self._member.waiting())
+
+    def shutdown(self) -> bool:
+        """
+        Close the job for all and free everything; False, with a warning in the log, when nobody heard it.
+
+        With back end ``static`` this node's part is reported as done instead, and the others go on.
+        """
+        heard = True
+        try:
+            if self._fixed:
+                self._part()
+            elif self._final is None:
+                self.set_closed()
+        except ElasticError as error:
+            _log.warning("job %r: closing the rendezvous failed: %s", self.job.run_id, error)
+            heard = self._fixed
+        self._release()
+        return heard
+
+    @contextlib.contextmanager
+    def lend(self, max_restarts: int, local_addr: str | None = None) -> Iterator[Membership]:
+        """
+        This node's place in the job, for an agent: it takes part itself, and asks the handler nothing.
+
+        For the others that is a new node each time. How the job ended, the handler knows afterwards. Raises
+        `ConfigError` when the place is taken, and as `next_rendezvous` when the job is over.
+        """
+        with self._turned:
+            self._check_open()
+            if self._member is not None:
+                raise ConfigError(f"this handler of job {self.job.run_id!r} is in use: give the agent a new one")
+            address = local_addr or self.job.local_addr
+            job = evolve(self.job, node=node_name(address), local_addr=address, max_restarts=max_restarts)
+            member = self._lent = self._connect(job)
+        try:
+            yield member
+        finally:
+            member.close()
+            with self._turned:
+                self._lent = None
+                if member.final is not None and member.final.kind != "left":  # without us, the job goes on
+                    self._final = member.final
+
+    # Below the methods of the contract.
+
+    @property
+    def _fixed(self) -> bool:
+        return self.job.backend == "static"
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise RendezvousClosedError(f"this handler of job {self.job.run_id!r} was shut down: make a new one")
+        if self._final is not None:
+            raise _reason(self._final, self.job)
+        if self._lent is not None:
+            raise ConfigError(f"an agent has the place of this handler of job {self.job.run_id!r}: make a new one")
+
+    def _open(self) -> Talk:
+        with self._turned:
+            self._check_open()
+            if self._member is None:
+                member = self._member = self._connect(self.job, stillness=STILLNESS)
+                self._listener = threading.Thread(
+                    target=self._listen, args=(member,), name="elasticlib-handler", daemon=True
+                )
+                start_thread(self._listener)
+            return self._member
+
+    def _next_seat(self) -> Seat:
+        member = self._open()
+        with self._turned:
+            old, self._seat, self._ended = self._seat, None, False
+            self._stores.clear()
+            if old is not None:
+                member.stopped(old.round)
+            member.join(1, ROLE)
+            self._seeks = True
+            try:
+                while (seat := self._given()) is None:
+                    self._check_open()
+                    self._check()
+                    if self._ended:  # cut off meanwhile: the others may have crossed us off their list
+                        self._ended = False
+                        member.join(1, ROLE)
+                    self._turned.wait()
+                return seat
+            finally:
+                self._seeks = False
+
+    def _given(self) -> Seat | None:
+        return self._seat
+
+    def _info(self, seat: Seat) -> RendezvousInfo:
+        assert self._member is not None, "it gave the seat"
+        listener = self._member.listener() if seat.group_rank == 0 else None
+        if listener is not None:
+            address = seat.master_addresses[0]
+            whole = _round_store.serve(listener, _own_address(listener, address))
+        else:
+            whole, address = _round_store.reach(seat.master_addresses, seat.master_port)
+        self._stores.append(whole)
+        store = _round_store.apart(whole, self.job.run_id, seat.round)
+        where = RendezvousStoreInfo(address, seat.master_port)
+        if not self.use_agent_store:
+            where = RendezvousStoreInfo.build(seat.group_rank, store, address)
+        return RendezvousInfo(store, seat.group_rank, seat.group_world_size, where)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _comes(self, condition: Callable[[], bool], limit: float) -> bool:
+        """Whether *condition* became true within *limit* seconds; raises what ended the conversation before."""
+        deadline = monotonic() + limit
+        with self._turned:
+            while not condition():
+                self._check()
+                if (left := deadline - monotonic()) <= 0 or self._final is not None:
+                    return False
+                self._turned.wait(left)
+            return True
+
+    def _listen(self, member: Talk) -> None:
+        while not self._closing:
+            wait_readable([member, self._wake], member.patience())
+            try:
+                words = member.take()
+            except (ElasticError, OSError) as error:
+                broken = RendezvousError(f"the rendezvous of this node broke: {error}")
+                with self._turned:
+                    self._error = error if isinstance(error, ElasticError) else broken
+                    self._turned.notify_all()
+                return
+            with self._turned:
+                for word in words:
+                    self._note(word)
+                self._turned.notify_all()
+
+    def _note(self, word: Word) -> None:
+        if isinstance(word, Seat):
+            self._seat, self._ended = word, False
+        elif isinstance(word, Final):
+            self._final = word
+        elif isinstance(word, ContactLost):
+            self._ended = True
+        elif isinstance(word, RoundEnd) and self._seat is not None and word.round == self._seat.round:
+            self._ended = True
+
+    def _part(self) -> None:
+        """Report this node's work as done; while the store of the others lives here, give them time to finish."""
+        if self._member is None or self._seat is None or self._ended:
+            return
+        self._member.succeeded(self._seat.round)
+        if self.job.node_rank == 0:
+            self._comes(lambda: self._final is not None, self.job.close_timeout)
+
+    def _release(self) -> None:
+        with self._turned:
+            if self._closing:
+                return
+            self._closing = self._closed = True
+            self._turned.notify_all()
+        os.eventfd_write(self._wake, 1)
+        if self._listener is not None:
+            self._listener.join()
+        if self._member is not None:
+            self._member.close()
+        self._stores.clear()
+        os.close(self._wake)
+
+
+def _own_address(listener: socket.socket, address: str) -> str:
+    """Where this process reaches what listens on *listener*: no name needs to be resolved for that."""
+    host = str(listener.getsockname()[0])
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host) or address
+
+
+def _reason(final: Final, job: Job) -> RendezvousError:
+    if final.succeeded:
+        return RendezvousGracefulExitError(f"job {job.run_id!r} ended well without this node: {final.why}")
+    if final.kind == "timeout":
+        return RendezvousTimeoutError(final.why)
+    return RendezvousClosedError(f"job {job.run_id!r} is over: {final.why}")

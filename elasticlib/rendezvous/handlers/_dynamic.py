@@ -1,0 +1,280 @@
+"""
+The rendezvous of nodes that meet in one shared state, whatever holds it.
+
+Rules of this file: names, order of arguments and meaning are torch's; times are ``timedelta`` here, because they are
+there, and seconds everywhere below. (torch: ``torch.distributed.elastic.rendezvous.dynamic_rendezvous``)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from attrs import Attribute, evolve, field, frozen
+
+from elasticlib._untrusted import LONGEST_TIME
+from elasticlib.errors import ConfigError
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._membership import Talk
+from elasticlib.rendezvous._names import node_name
+from elasticlib.rendezvous._options import (
+    CLOSE_TIMEOUT,
+    JOIN_TIMEOUT,
+    KEEP_ALIVE_ATTEMPTS,
+    KEEP_ALIVE_INTERVAL,
+    LAST_CALL,
+)
+from elasticlib.rendezvous.handlers._base import RendezvousInfo, RendezvousParameters, check_nodes
+from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
+from elasticlib.rendezvous.handlers._in_program import connect_here
+from elasticlib.rendezvous.handlers._round_store import apart
+from elasticlib.rendezvous.net._binding import outward_address
+from elasticlib.rendezvous.net._endpoint import is_loopback
+from elasticlib.rendezvous.protocol._messages import Seat
+from elasticlib.rendezvous.stores._state_backend import RendezvousBackend
+from elasticlib.spec import TOKEN_VARIABLE
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+_log = logging.getLogger("elasticlib")
+_HEARTBEAT = 5.0
+
+
+def _else(seconds: float, value: timedelta | None) -> timedelta:
+    return timedelta(seconds=seconds) if value is None else value
+
+
+def _above_zero(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(value, timedelta) or value <= timedelta(0):
+        raise ConfigError(f"{attribute.name}={value!r} must be a timedelta above 0, such as timedelta(seconds=30)")
+
+
+@frozen(eq=False, init=False)
+class RendezvousTimeout:
+    """How long the parts of a rendezvous may take."""
+
+    join: timedelta = field(validator=_above_zero)
+    """For finding the others and a seat together; 600 s."""
+    last_call: timedelta = field(validator=_above_zero)
+    """Without newcomers before a round below its maximum starts; 30 s. torch counts from the minimum's arrival."""
+    close: timedelta = field(validator=_above_zero)
+    """For `set_closed` and `shutdown`; 30 s."""
+    heartbeat: timedelta = field(validator=_above_zero)
+    """For one heartbeat to get through; 5 s. No node is lost by a shorter silence."""
+
+    def __init__(
+        self,
+        join: timedelta | None = None,
+        last_call: timedelta | None = None,
+        close: timedelta | None = None,
+        heartbeat: timedelta | None = None,
+    ) -> None:
+        """None takes the default. Raises `ConfigError` (a ``ValueError``) for a time that is not above 0."""
+        self.__attrs_init__(
+            _else(JOIN_TIMEOUT, join),
+            _else(LAST_CALL, last_call),
+            _else(CLOSE_TIMEOUT, close),
+            _else(_HEARTBEAT, heartbeat),
+        )
+
+
+@frozen(eq=False)
+class RendezvousSettings:
+    """What a `DynamicRendezvousHandler` goes by."""
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    timeout: RendezvousTimeout
+    keep_alive_interval: timedelta
+    """Between two heartbeats, in torch's terms; elasticlib's nodes beat as often as their silence limit needs."""
+    keep_alive_max_attempt: int
+    """Times the interval is the silence after which a node is lost."""
+    cas_backoff_max_seconds: float = 0.0
+    """torch's limit of the time between a failed write and the next; no effect here, where no node repeats a write."""
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a sign of life after which a node is lost."""
+        alive = self.keep_alive_interval * self.keep_alive_max_attempt
+        return max(alive, self.timeout.heartbeat).total_seconds()
+
+
+class DynamicRendezvousHandler(CoordinatedHandler):
+    """
+    One node of the job whose nodes meet in the state that a `RendezvousBackend` holds; made by `from_backend`.
+
+    Whoever holds the coordination writes what all agree upon into the state; when it dies another node takes over.
+    Differs from torch's as `CoordinatedHandler` says. In place of a pickled object the state holds JSON, so nodes of
+    torch and of elasticlib cannot share one. The contact is kept by threads of this program: a program that stands
+    still for the length of the silence limit is lost to the others.
+    """
+
+    def __init__(
+        self, settings: RendezvousSettings, store: Store, backend: RendezvousBackend, local_addr: str | None = None
+    ) -> None:
+        """Better made by `from_backend`; raises as that does. Nothing is contacted yet."""
+        _check(settings, backend)
+        self._settings = settings
+        self._store = store
+        self._holder = backend
+        super().__init__(_job(settings, backend, local_addr), self._connect_here, lambda job: None)
+
+    @classmethod
+    def from_backend(
+        cls,
+        run_id: str,
+        store: Store,
+        backend: RendezvousBackend,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: int = int(KEEP_ALIVE_INTERVAL),
+        keep_alive_max_attempt: int = KEEP_ALIVE_ATTEMPTS,
+        cas_backoff_max_seconds: float = 0.0,
+    ) -> DynamicRendezvousHandler:
+        """
+        The handler of a node of job *run_id*, which takes part by *backend*.
+
+        *store* is what `next_rendezvous` gives back, with keys of the round alone; *local_addr* is where peers
+        reach this machine. *keep_alive_interval* is in seconds, *cas_backoff_max_seconds* has no effect.
+
+        Raises `ConfigError` (a ``ValueError``) for an empty *run_id*, ``min_nodes < 1``, ``max_nodes < min_nodes``,
+        times that are not above 0, and whatever is not of the type that is asked for.
+        """
+        settings = RendezvousSettings(
+            run_id,
+            min_nodes,
+            max_nodes,
+            RendezvousTimeout() if timeout is None else timeout,
+            _seconds("keep_alive_interval", keep_alive_interval),
+            keep_alive_max_attempt,
+            cas_backoff_max_seconds,
+        )
+        return cls(settings, store, backend, local_addr)
+
+    @property
+    def settings(self) -> RendezvousSettings:
+        """What it goes by."""
+        return self._settings
+
+    def _connect_here(self, job: Job, *, stillness: float | None = None) -> Talk:
+        del stillness  # a program's threads stand still together
+        return connect_here(job, self._holder, _address_beside(self._store))
+
+    def _info(self, seat: Seat) -> RendezvousInfo:
+        info = super()._info(seat)
+        return evolve(info, store=apart(self._store, self.job.run_id, seat.round))
+
+
+def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
+    """
+    The handler of *params*, which takes part by *backend* and gives *store* back.
+
+    Of the options it reads ``join_timeout``, ``last_call_timeout``, ``close_timeout``, ``heartbeat_timeout``,
+    ``keep_alive_interval`` (all whole seconds), ``keep_alive_max_attempt`` and ``cas_backoff_max_seconds``. Raises as
+    `DynamicRendezvousHandler.from_backend`.
+    """
+    limits = RendezvousTimeout(*(_limit(params, name) for name in ("join", "last_call", "close", "heartbeat")))
+    interval = params.get_as_int("keep_alive_interval")
+    attempts = params.get_as_int("keep_alive_max_attempt")
+    return DynamicRendezvousHandler.from_backend(
+        params.run_id,
+        store,
+        backend,
+        params.min_nodes,
+        params.max_nodes,
+        params.local_addr,
+        limits,
+        int(KEEP_ALIVE_INTERVAL) if interval is None else interval,
+        KEEP_ALIVE_ATTEMPTS if attempts is None else attempts,
+        _backoff(params.get("cas_backoff_max_seconds", 0.0)),
+    )
+
+
+def _limit(params: RendezvousParameters, name: str) -> timedelta | None:
+    seconds = params.get_as_int(f"{name}_timeout")
+    if seconds is None:
+        return None
+    if seconds <= 0:
+        raise ConfigError(f"{name}_timeout={seconds} must be a number of seconds above 0")
+    return timedelta(seconds=seconds)
+
+
+def _check(settings: RendezvousSettings, backend: RendezvousBackend) -> None:
+    if not isinstance(settings.run_id, str) or not settings.run_id:
+        raise ConfigError(
+            f"run_id={settings.run_id!r}: nodes find each other by the job's id: give the same one to all"
+        )
+    check_nodes(settings.min_nodes, settings.max_nodes)
+    if not isinstance(settings.timeout, RendezvousTimeout):
+        raise ConfigError(f"timeout={settings.timeout!r} must be a RendezvousTimeout, or None for its defaults")
+    _check_keep_alive(settings.keep_alive_interval, settings.keep_alive_max_attempt)
+    if _backoff(settings.cas_backoff_max_seconds):
+        _log.warning(
+            "cas_backoff_max_seconds=%s has no effect: no node repeats a write here", settings.cas_backoff_max_seconds
+        )
+    if missing := [name for name in ("name", "get_state", "set_state") if not hasattr(backend, name)]:
+        raise ConfigError(f"backend={backend!r} is no RendezvousBackend: it has no {', '.join(missing)}")
+    if backend.name == "static":
+        raise ConfigError("a back end called 'static' would mean nodes with given ranks: let its name be another one")
+
+
+def _backoff(value: Any) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"cas_backoff_max_seconds={value!r} must be a finite number of seconds, 0 or more")
+    return seconds
+
+
+def _check_keep_alive(interval: object, attempts: object) -> None:
+    if not isinstance(interval, timedelta) or interval <= timedelta(0):
+        raise ConfigError(f"keep_alive_interval={_spelled(interval)} must be above 0 seconds, as a timedelta")
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+        raise ConfigError(f"keep_alive_max_attempt={attempts!r} must be a whole number of at least 1")
+
+
+def _spelled(interval: object) -> str:
+    return str(interval) if isinstance(interval, timedelta) else repr(interval)
+
+
+def _seconds(name: str, value: object) -> timedelta:
+    """So many seconds; raises `ConfigError` where that is no time."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        with suppress(ValueError, OverflowError):  # what is no number, and what lasts for ever
+            return timedelta(seconds=value)
+    raise ConfigError(f"{name}={value!r} must be a number of seconds above 0")
+
+
+def _job(settings: RendezvousSettings, backend: RendezvousBackend, local_addr: str | None) -> Job:
+    return Job(
+        run_id=settings.run_id,
+        node=node_name(local_addr),
+        backend=backend.name,
+        endpoint=type(backend).__name__,
+        min_nodes=settings.min_nodes,
+        max_nodes=settings.max_nodes,
+        token=os.environ.get(TOKEN_VARIABLE) or None,
+        local_addr=local_addr,
+        join_timeout=min(settings.timeout.join.total_seconds(), LONGEST_TIME),
+        last_call=min(settings.timeout.last_call.total_seconds(), LONGEST_TIME),
+        heartbeat=min(settings.silence, LONGEST_TIME),
+        close_timeout=min(settings.timeout.close.total_seconds(), LONGEST_TIME),
+    )
+
+
+def _address_beside(store: Any) -> str | None:
+    """Where peers reach this machine that use *store*, too: loopback where the store is there; None for loopback."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = getattr(store, "host", None)
+    return None if isinstance(host, str) and is_loopback(host) else outward_address()

@@ -1,0 +1,84 @@
+"""
+torch's `Store` over etcd, for code that was written against ``torch.distributed.elastic``'s.
+
+Rules of this file: it imports torch, so it is imported by whoever uses the class, by way of `etcd_store`. elasticlib's
+own workers never use it: their store is a TCPStore.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Sequence
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from elasticlib.rendezvous.stores._keys import Item, Keys, component
+
+_TIMEOUT = datetime.timedelta(seconds=300)
+_SLICE = 20.0
+
+
+class EtcdStore(Store):
+    """Keys and values below *prefix*. (torch: ``torch.distributed.elastic.rendezvous.etcd_store.EtcdStore``)"""
+
+    timeout: datetime.timedelta
+    """How long `get` and `wait` wait; torch's part of the store keeps it."""
+
+    def __init__(self, etcd_client: Keys, etcd_store_prefix: str, timeout: datetime.timedelta | None = None) -> None:
+        """*timeout*: how long `get` and `wait` wait for a key."""
+        super().__init__()
+        self.client = etcd_client
+        self.prefix = "/" + etcd_store_prefix.strip("/")
+        self.set_timeout(_TIMEOUT if timeout is None else timeout)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write the value."""
+        self.client.write({self._path(key): value.encode() if isinstance(value, str) else bytes(value)})
+
+    def get(self, key: str) -> bytes:
+        """The value, once it is there; raises LookupError after the store's timeout."""
+        (item,) = self._await([key], self.timeout)
+        return item.data
+
+    def add(self, key: str, num: int) -> int:
+        """Add to a number that starts at 0; returns the sum."""
+        path = self._path(key)
+        while True:
+            (item,), _ = self.client.read([path])
+            total = int(item.data) + int(num) if item is not None else int(num)
+            if self.client.swap(path, str(total).encode(), 0 if item is None else item.version) is not None:
+                return total
+
+    def wait(self, keys: Sequence[str], override_timeout: datetime.timedelta | None = None) -> None:
+        """Return once all keys are there; raises LookupError after the timeout."""
+        self._await(keys, self.timeout if override_timeout is None else override_timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there now."""
+        items, _ = self.client.read([self._path(key) for key in keys])
+        return None not in items
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """How long `get` and `wait` wait from now on; ``timeout`` says it."""
+        super().set_timeout(timeout)  # torch's part has it, and so do stores that are built upon this one
+
+    def _path(self, key: str) -> str:
+        return f"{self.prefix}/{component(key)}"
+
+    def _await(self, keys: Sequence[str], limit: datetime.timedelta) -> list[Item]:
+        paths = [self._path(key) for key in keys]
+        deadline = time.monotonic() + limit.total_seconds()
+        while True:
+            items, version = self.client.read(paths)
+            missing = [index for index, item in enumerate(items) if item is None]
+            if not missing:
+                return [item for item in items if item is not None]
+            left = deadline - time.monotonic()
+            if left <= 0:
+                names = ", ".join(repr(keys[index]) for index in missing[:5])
+                raise LookupError(f"{names} did not come within {limit.total_seconds():.3g} s")
+            self.client.changed(paths[missing[0]], version, min(left, _SLICE))
+
+
+EtcdStore.__module__ = "elasticlib.elastic.rendezvous.etcd_store"  # where torch's users look for it

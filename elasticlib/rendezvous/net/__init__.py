@@ -1,0 +1,1 @@
+"""Endpoints and addresses: parsing, resolving, dialling, binding."""

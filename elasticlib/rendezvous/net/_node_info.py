@@ -1,0 +1,106 @@
+"""
+What a node brings to a round: a bound socket for the workers' store, and the addresses where it is reached.
+
+Rules of this file: a new socket for each round; loopback where all the job is on this machine. Where it is
+not, the socket listens on all interfaces, since peers may reach this machine by any of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Callable
+
+from attrs import define, frozen
+
+from elasticlib._programs import own
+from elasticlib._wire import room_for
+from elasticlib.rendezvous.protocol._messages import Descriptor
+
+LOOPBACK = "127.0.0.1"
+_BACKLOG = 2048
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR
+_GLOBAL_SCOPE = "00"
+
+
+@define(eq=False)
+class BoundOffer:
+    """Binds a socket for each round; `address` tells how peers reach this machine, once that is known."""
+
+    address: Callable[[], str] = lambda: LOOPBACK
+    port: int = 0
+    """Port to bind; 0 for any."""
+    index: int | None = None
+    hosts: Callable[[], bool] = lambda: False
+    """Whether the job's store lives here."""
+    work: str = ""
+    """What the workers run."""
+    _listener: socket.socket | None = None
+
+    def describe(self, slots: int, role: str) -> Descriptor:
+        """Bind a socket for the next round and say where it is."""
+        self._drop()
+        with room_for(4):  # a caller whose own files fill its limit goes on to the next round all the same
+            first = self.address()
+            self._listener, others = _listen(first, self.port)
+        port = self._listener.getsockname()[1]
+        return Descriptor(slots, role, (first, *others), port, self.index, self.hosts(), self.work)
+
+    def listener(self) -> socket.socket | None:
+        """The socket that was bound last, once."""
+        listener, self._listener = self._listener, None
+        return listener
+
+    def _drop(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+@frozen
+class FixedOffer:
+    """Where the job's own store serves the workers, too: nothing is bound."""
+
+    address: str
+    port: Callable[[], int]
+    index: int | None
+    hosts: Callable[[], bool]
+    work: str = ""
+
+    def describe(self, slots: int, role: str) -> Descriptor:
+        """The same for each round."""
+        return Descriptor(slots, role, (self.address,), self.port(), self.index, self.hosts(), self.work)
+
+    def listener(self) -> socket.socket | None:
+        """Nothing."""
+        return None
+
+
+def _listen(address: str, port: int) -> tuple[socket.socket, tuple[str, ...]]:
+    """A listening socket for *address*, and the other addresses that it serves."""
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(address).is_loopback:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            return own(socket.create_server((address, port), family=family, backlog=_BACKLOG)), ()
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    everywhere = own(socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual))
+    return everywhere, tuple(other for other in own_addresses(ipv6=dual) if other != address)
+
+
+def own_addresses(*, ipv6: bool) -> list[str]:
+    """Addresses of this machine's interfaces, IPv4 first, without loopback and link-local ones."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                answer = fcntl.ioctl(sock, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    if ipv6:
+        with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as table:
+            rows = [line.split() for line in table]
+            found += [str(ipaddress.ip_address(bytes.fromhex(row[0]))) for row in rows if row[3] == _GLOBAL_SCOPE]
+    return [each for each in found if not ipaddress.ip_address(each).is_loopback]

@@ -1,0 +1,85 @@
+"""
+Numeric addresses of a host, within a time limit.
+
+Rules of this file: the resolver of the C library knows no time limit, so names are looked up in a process
+that can be killed. That process does without `QUIET_LOOKUPS`, which whoever hosts a store sets for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from attrs import frozen
+
+from elasticlib.errors import RendezvousConnectionError
+from elasticlib.rendezvous.net._endpoint import address_of
+
+QUIET_LOOKUPS = "attempts:0"
+"""Value of RES_OPTIONS with which a process asks no name server: a TCPStore asks for its peers' names, in vain."""
+
+_LOOKUP = """
+import json, socket, sys
+try:
+    found = socket.getaddrinfo(sys.argv[1], int(sys.argv[2]), type=socket.SOCK_STREAM)
+except (socket.gaierror, UnicodeError) as error:
+    print(json.dumps(getattr(error, "strerror", None) or str(error)))
+else:
+    print(json.dumps([[int(family), *place] for family, _, _, _, place in found]))
+"""
+
+
+@frozen
+class Address:
+    """One place where a host can be reached."""
+
+    family: int
+    """``socket.AF_INET`` or ``socket.AF_INET6``."""
+    host: str
+    """Numeric; with ``%zone`` where one is needed."""
+
+    def place(self, port: int) -> tuple[Any, ...]:
+        """The address with a port, as the socket module wants it."""
+        if self.family != socket.AF_INET6:
+            return self.host, port
+        flags = socket.AI_NUMERICHOST  # no look-up: this only splits the zone off
+        return socket.getaddrinfo(self.host, port, self.family, socket.SOCK_STREAM, flags=flags)[0][4]
+
+
+def resolve(host: str, port: int, timeout: float) -> list[Address]:
+    """
+    Addresses of *host*, in the order of preference, at least one.
+
+    Raises `RendezvousConnectionError` when there is none, or when that is not known after *timeout* seconds.
+    """
+    address = address_of(host)
+    if address is not None:
+        return [Address(socket.AF_INET6 if address.version == 6 else socket.AF_INET, host)]
+    if host.lower() == "localhost":  # the same on every machine, hence the same for all who meet there
+        return [Address(socket.AF_INET, "127.0.0.1"), Address(socket.AF_INET6, "::1")]
+    command = [sys.executable, "-I", "-S", "-c", _LOOKUP, host, str(port)]
+    environment = {name: value for name, value in os.environ.items() if (name, value) != ("RES_OPTIONS", QUIET_LOOKUPS)}
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=max(timeout, 0.1)
+        )
+    except subprocess.TimeoutExpired as error:
+        why = f"name not found: {host!r}: the name server did not answer within {timeout:.1f} s"
+        raise RendezvousConnectionError(why) from error
+    except OSError as error:
+        raise RendezvousConnectionError(f"name not found: {host!r}: no process can be started: {error}") from error
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        answer = f"the look-up ended with exit status {done.returncode}"
+    if isinstance(answer, str):
+        raise RendezvousConnectionError(f"name not found: {host!r}: {answer}")
+    return list(dict.fromkeys(_address(*place) for place in answer))
+
+
+def _address(family: int, host: str, port: int, flow: int = 0, zone: int = 0) -> Address:
+    return Address(family, f"{host}%{zone}" if zone and "%" not in host else host)

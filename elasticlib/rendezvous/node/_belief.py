@@ -1,0 +1,121 @@
+"""
+What a node believes of what lies in the store. Pure.
+
+Rules of this file: bytes come in, and a message goes out that is of this job, of its coordinator and of the place
+where it lay, or a `RendezvousStateError` that says why not.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from elasticlib._untrusted import parse, shown
+from elasticlib.errors import RendezvousClosedError, RendezvousStateError
+from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE, beat_key, key_place, report_place
+from elasticlib.rendezvous.protocol._messages import (
+    VERSION,
+    Beat,
+    Failed,
+    Final,
+    Hello,
+    Letter,
+    Pulse,
+    Report,
+    Seat,
+    Told,
+    decode,
+    encode,
+)
+from elasticlib.rendezvous.protocol._shortening import refers
+
+DOUBT = 3.0
+"""Seconds for which a greeting that cannot be ours may be someone's scribble; a coordinator renews its own."""
+LOOK_AGAIN = 0.1
+"""Seconds until a greeting in doubt is read again."""
+
+
+@frozen
+class Belief:
+    """By what a node tells its own job and coordinator from others, and how it makes itself known to them."""
+
+    run_id: str
+    node: str
+    key: bytes | None
+    nonce: str = ""
+    """The coordinator's, once its greeting was read."""
+
+    def hello(self, data: bytes) -> Hello:
+        """The greeting; raises `RendezvousClosedError` when the job that this node was in is not there any more."""
+        try:
+            hello = decode(data, self.key, key_place(self.run_id, "", HELLO))
+        except RendezvousStateError as error:
+            raise RendezvousStateError(_doubt(data, self.key, error)) from error
+        if not isinstance(hello, Hello) or hello.run_id != self.run_id:
+            raise RendezvousStateError(f"where the greeting of job {self.run_id!r} should be is {data[:80]!r}")
+        if self.nonce and hello.nonce != self.nonce:
+            raise self.begun_anew(f" on {hello.host}")
+        return hello
+
+    def begun_anew(self, where: str = "") -> RendezvousClosedError:
+        """Why this node has no part in the job any more."""
+        return RendezvousClosedError(f"job {self.run_id!r} has begun anew{where}: our part of it is over")
+
+    def pulse(self, data: bytes | None) -> tuple[Pulse | None, str]:
+        """The coordinator's heartbeat; or None, and why what lies there is none that can be believed."""
+        if data is None:
+            return None, "the store answers, but no heartbeat of the job's coordinator is there"
+        try:
+            pulse = decode(data, self.key, key_place(self.run_id, self.nonce, PULSE))
+        except RendezvousStateError as error:
+            return None, f"the heartbeat of the job's coordinator was overwritten: {error}"
+        # Another beginning of the job has a pulse, too: only a token's signature would tell it from ours.
+        if not isinstance(pulse, Pulse) or pulse.nonce != self.nonce:
+            return None, "the heartbeat in the store is not that of this job's coordinator"
+        return pulse, ""
+
+    def notice(self, key: str, data: bytes, last: int = -1) -> Told:
+        """The notice that lay at *key*; *last* is the last round in which this node had a seat."""
+        message = decode(data, self.key, key_place(self.run_id, self.nonce, key))
+        if not isinstance(message, Told):
+            raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
+        if isinstance(message, Seat) and message.round <= last:
+            raise RendezvousStateError(f"{key} holds a seat in round {message.round}, and round {last} had come before")
+        return message
+
+    def whole(self, final: Final, data: bytes | None) -> Final:
+        """The end with its whole root cause, where *data* is that; the few lines of it that it came with where not."""
+        try:
+            found = decode(data or b"", self.key, key_place(self.run_id, self.nonce, CAUSE))
+        except RendezvousStateError:
+            return final
+        if not isinstance(found, Failed) or len(found.failures) != 1:
+            return final
+        whole = evolve(final, root_node=found.node, root=found.failures[0])
+        return whole if refers(whole) == final else final
+
+    def letter(self, seq: int, report: Report) -> bytes:
+        """A report of this node, as the coordinator wants it."""
+        return encode(Letter(seq, report), self.key, report_place(self.run_id, self.nonce, self.node, seq))
+
+    def beat(self, box: str, beat: Beat) -> bytes:
+        """A beat of this node."""
+        return encode(beat, self.key, key_place(self.run_id, self.nonce, beat_key(box)))
+
+
+def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
+    """Why this greeting is not for us, as clear as can be."""
+    try:
+        body = parse(data)
+        version, signed = body.get("v"), body.get("mac") is not None
+    except (ValueError, AttributeError):
+        return str(error)
+    if version != VERSION:
+        told = f"the job's coordinator speaks version {shown(version)} of our language, this node version {VERSION}"
+        return f"{told}: install the same elasticlib on all nodes"
+    if signed and key is None:
+        return "the job runs with a token, and this node has none: give it the same token (ELASTICLIB_TOKEN)"
+    if not signed and key is not None:
+        return "this node has a token, and the job runs without one: give all nodes the same token, or none"
+    if signed:
+        return "this node's token is not the job's: give all nodes the same token (ELASTICLIB_TOKEN)"
+    return str(error)

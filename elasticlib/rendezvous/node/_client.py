@@ -1,0 +1,280 @@
+"""
+One node's side of the rendezvous: the threads and descriptors around a `Session`, which decides everything.
+
+Rules of this file: the owner's calls only step the session, so that no silent store can hold the owner up; whoever
+steps it holds `turned`, and does at once what the session asks. No call under that lock can block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from typing_extensions import Self, assert_never
+
+from elasticlib._clock import Clock, monotonic
+from elasticlib.errors import RendezvousClosedError, RendezvousError, RendezvousStateError, StartError
+from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous.node import _session_events as events
+from elasticlib.rendezvous.node._belief import Belief
+from elasticlib.rendezvous.node._connection import Connection, Dial
+from elasticlib.rendezvous.node._reports import Reporter
+from elasticlib.rendezvous.node._session import Session
+from elasticlib.rendezvous.node._session_liveness import Limits, Tick
+from elasticlib.rendezvous.protocol._messages import (
+    Close,
+    Descriptor,
+    Final,
+    Join,
+    Leave,
+    Report,
+    Seat,
+    Terms,
+    decode,
+    encode,
+)
+from elasticlib.rendezvous.protocol._operations import Log
+from elasticlib.rendezvous.protocol._progress import Seen
+from elasticlib.rendezvous.protocol._shortening import LETTER
+
+_log = logging.getLogger("elasticlib")
+
+_LONGEST_JOIN = LETTER // 8
+_PARTING = 1.0
+"""Seconds that `close` waits for a store which does not answer."""
+
+
+class Offer(Protocol):
+    """What this node brings to a round."""
+
+    def describe(self, slots: int, role: str) -> Descriptor:
+        """Bind what a round needs; called in a thread of its own, once contact is there."""
+
+    def listener(self) -> socket.socket | None:
+        """What was bound for the last descriptor, now the caller's own; None when there is nothing."""
+
+
+class Member(Reporter):
+    """
+    The node called *node*, as it speaks with the coordinator of job *run_id*; fulfils `Membership`.
+
+    Nothing is contacted before `start`: *dial* is called in a thread, and may use whoever made the member.
+    Each report raises `RendezvousClosedError` after `close`.
+    """
+
+    def __init__(
+        self,
+        dial: Dial,
+        node: str,
+        offer: Offer,
+        *,
+        run_id: str = "",
+        terms: Terms | None = None,
+        key: bytes | None = None,
+        limits: Limits | None = None,
+        clock: Clock = monotonic,
+        on_leave: Callable[[str], bool] = lambda why: False,
+        where: str = "",
+    ) -> None:
+        self.node = node
+        self.round: int | None = None
+        """The round of the last seat."""
+        self.final: Final | None = None
+        """How this node's part in the job ended, once `take` has told it."""
+        self._dial = dial
+        self._offer = offer
+        self._clock = clock
+        self._on_leave = on_leave
+        self.turned = threading.Condition(threading.RLock())
+        self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._connection: Connection | None = None
+        belief = Belief(run_id, node, key)
+        self._session, self._first = Session.begin(belief, limits or Limits(), clock(), terms, where)
+
+    def start(self) -> Self:
+        """Begin to seek the job; once. Returns the member itself."""
+        with self.turned:
+            self._perform(self._first)
+        return self
+
+    # Reports.
+
+    def join(self, slots: int, role: str) -> None:
+        """Ask for a seat in the next round. No worker of this node may run any more."""
+        self._say(events.Seek(slots, role), "a Join")
+
+    def leave(self, why: str, round: int | None = None) -> None:
+        """
+        Say as soon as it is known that this node goes and starts no worker any more; `Final` answers.
+
+        Give the *round* if workers of it still run, and say `stopped` when they are gone: until then
+        nobody takes their place. A node that never joined is unknown and gets no answer.
+        """
+        if not self._on_leave(why):
+            self._report(Leave(self.node, why, round))
+
+    def end_job(self, why: str) -> None:
+        """End the job for everybody; `Final` answers."""
+        self._report(Close(self.node, why))
+
+    def hold(self, held: bool) -> None:
+        """Let this node's beats rest, so that the others think it lost, or take them up again."""
+        self.tell(events.Hold(held))
+
+    def fail(self, error: RendezvousError) -> None:
+        """Let `take` raise *error*: this node's part is over. From any thread."""
+        self.tell(events.Refused(None, error))
+
+    def guard(self, handle: int) -> None:
+        """Nothing: in the agent's own process, nobody else could act when the agent cannot."""
+
+    # What comes.
+
+    def listener(self) -> socket.socket | None:
+        """The bound socket for the worker store of a round in which this node has group rank 0."""
+        return self._offer.listener()
+
+    def waiting(self) -> int:
+        """How many nodes wait for a seat while a round runs, as of the last beat."""
+        return self._session.spares
+
+    def seen(self) -> Seen:
+        """How far this node knows the job to have come."""
+        return self._session.seen
+
+    def is_over(self) -> bool:
+        """Whether `Final` came."""
+        return self.final is not None
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `take` has something; it is closed by `close`."""
+        return self._ready
+
+    def patience(self) -> float | None:
+        """Seconds until `take` wants to be called though nothing is readable."""
+        return self._until(self._session.wake_at())
+
+    def kill_in(self) -> float | None:
+        """Seconds until workers that still run here must be killed; None: no need that can be foreseen."""
+        when = self._session.kill_at()
+        return None if when is None else when - self._clock()
+
+    def take(self) -> list[Word]:
+        """
+        What came, oldest first; never blocks.
+
+        Raises `RendezvousNotFoundError` when the job was not found in time, `RendezvousConnectionError` when
+        contact was lost for good, and `RendezvousStateError` or `RendezvousClosedError` when the job is not
+        this node's, `ConfigError` when the store cannot be used in the way that was asked for.
+        """
+        with self.turned:
+            if self._session.closed:
+                return []
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._ready)
+            self.tell(Tick())
+            self._session, words = self._session.take()
+            error = None if self._session.final is not None else self._session.error
+            if error is not None and words:
+                os.eventfd_write(self._ready, 1)
+        for word in words:
+            if isinstance(word, Seat):
+                self.round = word.round
+            if isinstance(word, Final):
+                self.final = word
+        if error is not None and not words:
+            raise error
+        return list(words)
+
+    def close(self) -> None:
+        """Send what waits to be sent, end the watch, close `fileno`. Says nothing more to the others."""
+        with self.turned:
+            if self._session.closed:
+                return
+            self.tell(events.Close())
+            connection = self._connection
+        if connection is not None:
+            connection.join(_PARTING)
+        if (listener := self._offer.listener()) is not None:
+            listener.close()
+        with self.turned:
+            if connection is not None:
+                connection.abandon()
+            os.close(self._ready)
+            self._ready = -1
+            self.turned.notify_all()
+
+    # What connections want.
+
+    def tell(self, event: events.Event) -> None:
+        """Let the session know of it, and do what it asks for."""
+        with self.turned:
+            news = (len(self._session.words), self._session.error)
+            wakes = self._session.speaks_at()
+            self._session, actions = self._session.step(event, self._clock())
+            self._perform(actions)
+            if self._ready >= 0 and news != (len(self._session.words), self._session.error):
+                os.eventfd_write(self._ready, 1)
+            if actions or wakes != self._session.speaks_at():
+                self.turned.notify_all()  # a connection has something to do, or something else to wait for
+
+    def describe(self, slots: int, role: str) -> Descriptor:
+        """What this node brings to a round; raises `RendezvousStateError` for what it may not say."""
+        descriptor = self._offer.describe(slots, role)
+        join = Join(self.node, descriptor, None)
+        _checked(join)
+        if (size := len(encode(join))) > _LONGEST_JOIN:
+            why = f"what node {self.node} says of itself has {size:,} bytes, and may have {_LONGEST_JOIN:,}"
+            raise RendezvousStateError(f"{why}: shorten the name of its role, or of what it runs")
+        return descriptor
+
+    def idle(self) -> float | None:
+        """Seconds until the lane that speaks is to look for work by itself."""
+        return self._until(self._session.speaks_at())
+
+    def _until(self, when: float | None) -> float | None:
+        return None if when is None else max(0.0, when - self._clock())
+
+    def _report(self, report: Report) -> None:
+        self._say(events.Tell(_checked(report)), type(report).__name__)
+
+    def _say(self, event: events.Event, what: str) -> None:
+        with self.turned:
+            if self._session.closed:
+                raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {what:.60} comes too late")
+            self.tell(event)
+
+    def _perform(self, actions: tuple[events.Action, ...]) -> None:
+        for action in actions:
+            try:
+                self._do(action)
+            except StartError as error:
+                self.tell(events.Refused(None, error))
+
+    def _do(self, action: events.Action) -> None:
+        match action:
+            case events.Connect(number, limit):
+                if self._connection is not None:
+                    self._connection.abandon()
+                self._connection = Connection(number, self, self._dial, limit)
+                self._connection.start()
+            case events.Ask():
+                assert self._connection is not None
+                self._connection.ask(action)
+            case events.Disconnect():
+                if self._connection is not None:
+                    self._connection.end()
+            case Log(level, text):
+                _log.log(logging.getLevelName(level.upper()), text)
+            case _:
+                assert_never(action)
+
+
+def _checked(report: Report) -> Report:
+    decode(encode(report))  # what this node may not say is its own error, here and now, and nobody else's
+    return report

@@ -1,0 +1,164 @@
+"""
+One connection of a node to its job's store: a thread for each of its two lanes.
+
+Rules of this file: the threads perform what they are asked and tell what came of it; they decide nothing. A
+connection that was given up ends when its last call returns, which in a frozen store may take minutes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from attrs import define, field
+
+from elasticlib._programs import start_thread
+from elasticlib.errors import (
+    ConfigError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+    StartError,
+)
+from elasticlib.rendezvous.net._dial import RefusedError
+from elasticlib.rendezvous.node._session_events import (
+    Answer,
+    Ask,
+    Connected,
+    Denied,
+    Describe,
+    Event,
+    Lane,
+    Lost,
+    Refused,
+)
+from elasticlib.rendezvous.node._session_liveness import Tick
+from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
+from elasticlib.rendezvous.protocol._messages import Descriptor
+from elasticlib.rendezvous.protocol._operations import perform
+
+_log = logging.getLogger("elasticlib")
+
+Dial: TypeAlias = Callable[[float], Exchange]
+"""One attempt to connect, of about so many seconds; raises `RendezvousConnectionError`."""
+
+
+class Desk(Protocol):
+    """Whoever wants the connection."""
+
+    turned: threading.Condition
+    """Held by whoever calls a connection; notified when there is something to do."""
+
+    def tell(self, event: Event) -> None:
+        """Something happened; called without `turned`."""
+
+    def describe(self, slots: int, role: str) -> Descriptor:
+        """What this node brings to a round."""
+
+    def idle(self) -> float | None:
+        """Seconds until the lane that speaks is to look for work by itself. Call with `turned` held."""
+
+
+@define(eq=False)
+class Connection:
+    """A connection from its first attempt to its end; `start` it once."""
+
+    number: int
+    desk: Desk
+    dial: Dial
+    limit: float
+    """Seconds for the attempt to connect."""
+    _work: dict[Lane, Ask] = field(factory=dict)
+    _ending: bool = False
+    _watch: Exchange | None = None
+    _exchange: Exchange | None = None
+    _threads: list[threading.Thread] = field(factory=list)
+
+    def start(self) -> None:
+        """Begin to connect. Raises `StartError` when no thread can be started."""
+        self._run(self._speak, "elasticlib-member")
+
+    def ask(self, ask: Ask) -> None:
+        """Have it done, unless this connection was given up. Call with `turned` held; raises `StartError`."""
+        if self._ending:
+            return
+        self._work[ask.lane] = ask
+        if ask.lane is Lane.WATCH and self._watch is None and len(self._threads) == 1:
+            self._run(self._listen, "elasticlib-notices")
+
+    def end(self) -> None:
+        """Do what was asked, and no more. Call with `turned` held."""
+        self._ending = True
+
+    def abandon(self) -> None:
+        """Give it up; never blocks. Call with `turned` held."""
+        self._ending = True
+        self._work.clear()
+        if self._watch is not None:
+            self._watch.close()
+
+    def join(self, patience: float) -> None:
+        """Wait until the threads have ended, at most *patience* seconds for each."""
+        for thread in self._threads:
+            thread.join(patience)
+
+    def _run(self, work: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
+        start_thread(thread)
+        self._threads.append(thread)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except RendezvousConnectionError as error:
+            self.desk.tell(Lost(self.number, str(error), isinstance(error, RefusedError)))
+        except (RendezvousError, ConfigError, StartError) as error:
+            self.desk.tell(Refused(self.number, error))
+        except Exception as error:
+            _log.exception("a thread of the rendezvous broke")
+            self.desk.tell(Refused(self.number, RendezvousStateError(f"the rendezvous broke: {error!r}")))
+
+    def _speak(self) -> None:
+        exchange = self._exchange = self.dial(self.limit)
+        try:
+            self.desk.tell(Connected(self.number))
+            self._serve(Lane.SPEAK, exchange)
+        finally:
+            exchange.close()
+
+    def _listen(self) -> None:
+        assert self._exchange is not None
+        exchange = self._watch = self._exchange.clone()
+        try:
+            self._serve(Lane.WATCH, exchange)
+        finally:
+            exchange.close()
+
+    def _serve(self, lane: Lane, exchange: Exchange) -> None:
+        while (ask := self._next(lane)) is not None:
+            self.desk.tell(self._done(ask, exchange))
+
+    def _done(self, ask: Ask, exchange: Exchange) -> Event:
+        what = ask.operation
+        if isinstance(what, Describe):
+            return Answer(self.number, ask.number, self.desk.describe(what.slots, what.role))
+        try:
+            return Answer(self.number, ask.number, perform(exchange, what))
+        except RequestRefusedError as error:
+            return Denied(self.number, ask.number, str(error), error.too_large)
+
+    def _next(self, lane: Lane) -> Ask | None:
+        """What is to be done on the lane, once there is something; None at the end."""
+        while True:
+            with self.desk.turned:
+                if (ask := self._work.pop(lane, None)) is not None:
+                    return ask
+                if self._ending:
+                    return None
+                idle = self.desk.idle() if lane is Lane.SPEAK else None
+                if idle is None or idle > 0:
+                    self.desk.turned.wait(idle)
+                    continue
+            self.desk.tell(Tick())

@@ -1,0 +1,195 @@
+"""
+Runs the coordinator: a thread that performs what a `Server` asks for and tells it what came of that.
+
+Rules of this file: nothing is decided here. One thread does all the work; whoever else has something to say steps
+the server under a lock that is never held while a store is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+
+from elasticlib._clock import Clock, monotonic
+from elasticlib._programs import start_thread
+from elasticlib.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError, StartError
+from elasticlib.rendezvous.coordinator._server import REFUSALS, Server
+from elasticlib.rendezvous.coordinator._server_events import (
+    Abandon,
+    Action,
+    Arrived,
+    Broke,
+    Close,
+    Destroyed,
+    Event,
+    Heard,
+    Interrupt,
+    Load,
+    Loaded,
+    Purge,
+    Save,
+    Stop,
+    Unsaved,
+)
+from elasticlib.rendezvous.coordinator._state import Rules, State
+from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
+from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, perform
+from elasticlib.rendezvous.protocol._progress import Seen
+from elasticlib.rendezvous.stores._state_log import Journal, LeadershipLost
+
+_log = logging.getLogger("elasticlib")
+
+_STOPPING = 1.0
+"""Seconds that `Host.close` waits for a turn to end; a store that hangs never lets it."""
+
+
+class Host:
+    """The coordinator of one job, at work on *exchange*: `run` in a thread of the caller's, or `start`."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        rules: Rules,
+        *,
+        run_id: str = "",
+        name: str = "",
+        key: bytes | None = None,
+        clock: Clock = monotonic,
+        journal: Journal | None = None,
+        remark: str = "",
+        seen: Seen | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._wakes = exchange.clone()
+        self._waking = threading.Lock()
+        self._clock = clock
+        self._run_id = run_id
+        self._journal = journal
+        self._stepping = threading.Lock()
+        nonce = uuid.uuid4().hex
+        self._server = Server(run_id, name, key, nonce, State(rules), journal is not None, remark, seen or Seen())
+        self._thread: threading.Thread | None = None
+        self._done = threading.Event()
+
+    def start(self) -> None:
+        """Begin to answer, in a thread of its own; once in the life of a host."""
+        self._thread = threading.Thread(target=self.run, name="elasticlib-coordinator", daemon=True)
+        start_thread(self._thread)
+
+    def abandon(self, why: str, leaver: str | None = None) -> None:
+        """End the job for everybody, *leaver* needs no answer; may be called from any thread."""
+        self._tell(Abandon(why, leaver))
+
+    def close(self, linger: float = 0.0) -> None:
+        """
+        Stop answering and end the thread, once all nodes have read how the job ended.
+
+        Waits *linger* seconds for that at the most. Nodes that were told nothing yet are not told.
+        """
+        self._tell(Close(linger))
+        self._done.wait(linger + _STOPPING)
+        if self._thread is not None:
+            self._thread.join(0.1)
+
+    def is_over(self) -> bool:
+        """Whether the job has ended."""
+        return self._server.is_over()
+
+    def run(self) -> None:
+        """
+        Answer until `close`, or until the lead is lost.
+
+        Raises `LeadershipLost` when another node coordinates now, `RendezvousConnectionError` when the store
+        is gone, `RequestRefusedError` when it takes not even the end of the job: then nothing more was written.
+        """
+        try:
+            try:
+                with self._stepping:
+                    self._server, actions = self._server.begin(self._clock())
+                self._work(actions)
+            except (LeadershipLost, RendezvousConnectionError):
+                raise
+            except Exception as error:
+                _log.exception("the coordinator of job %r broke", self._run_id)
+                self._work(self._step(Broke(f"the coordinator broke: {error!r}")))
+        except RendezvousError as error:
+            if self._thread is None and isinstance(
+                error, (LeadershipLost, RendezvousConnectionError, RequestRefusedError)
+            ):
+                raise
+            _log.warning("the coordinator of job %r stops: %s", self._run_id, error)
+        finally:
+            self._done.set()
+            self._wakes.close()
+            self._exchange.close()
+
+    def _work(self, actions: tuple[Action, ...]) -> None:
+        while actions:
+            came: Event | None = None
+            for index, action in enumerate(actions):
+                try:
+                    came = self._do(action)
+                except RequestRefusedError as error:
+                    if not isinstance(action, Save) or self._server.refused >= REFUSALS:
+                        raise
+                    came = Unsaved(str(error), actions[index + 1 :])
+                    break
+            actions = () if came is None else self._step(came)
+
+    def _do(self, action: Action) -> Event | None:
+        """Do it; what came of it, where somebody waits for that."""
+        match action:
+            case Receive():
+                return Arrived(self._exchange.receive(action.timeout))
+            case Read():
+                return Heard(self._exchange.read(action.keys))
+            case Load():
+                return self._load()
+            case Save(data):
+                assert self._journal is not None
+                self._journal.save(data)
+            case Purge():
+                assert self._journal is not None
+                self._journal.purge()
+            case Interrupt():
+                self._wake()
+            case Log(level, text):
+                _log.log(logging.getLevelName(level.upper()), text)
+            case Stop():
+                pass
+            case _:
+                perform(self._exchange, action)
+        return None
+
+    def _load(self) -> Event:
+        assert self._journal is not None
+        try:
+            return Loaded(self._journal.load())
+        except RendezvousStateError as error:
+            return Destroyed(str(error))
+
+    def _step(self, event: Event) -> tuple[Action, ...]:
+        with self._stepping:
+            self._server, actions = self._server.step(event, self._clock())
+            return actions
+
+    def _tell(self, event: Event) -> None:
+        """For any thread: what is to be done at once is done by another one."""
+        for action in self._step(event):
+            self._do(action)
+
+    def _wake(self) -> None:
+        """End the wait for the inbox; a store that hangs holds up nobody but a thread for this alone."""
+
+        def post() -> None:
+            with self._waking:  # one thread at a time uses a connection
+                try:
+                    self._wakes.post(b"")
+                except RendezvousError as error:
+                    _log.debug("the coordinator could not be woken: %s", error)
+
+        try:
+            start_thread(threading.Thread(target=post, name="elasticlib-wake", daemon=True))
+        except StartError:
+            post()  # there is room for no more

@@ -1,0 +1,60 @@
+"""
+A node's own beats, and what the coordinator says of them. Pure.
+
+Rules of this file: a beat that the store acknowledged, and that the coordinator still misses when it should long have
+read it, was destroyed in between; this node's own clock tells how long that is.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+from typing_extensions import Self
+
+from elasticlib.rendezvous.protocol._messages import Pulse
+
+_SEEN_BY = 0.25
+"""Share of the heartbeat time in which a beat that is in the store is read, and the pulse says so."""
+_UNANSWERED = frozenset(4 * 2**times for times in range(20))
+"""Beats without a seat after which the wish for one may have been removed from the store."""
+_KEPT = 4
+
+
+@frozen
+class OwnBeats:
+    """By default, those of a node that has not beaten yet."""
+
+    count: int = 0
+    unanswered: int = 0
+    """Since the last wish for a seat."""
+    acknowledged: tuple[tuple[int, float], ...] = ()
+    """The last ones that are in the store since then, each with the time when it was sent."""
+
+    def wished(self) -> Self:
+        """A new box is opened, in which there is no beat."""
+        return evolve(self, unanswered=0, acknowledged=())
+
+    def next(self) -> Self:
+        """One more goes out."""
+        return evolve(self, count=self.count + 1, unanswered=self.unanswered + 1)
+
+    def acked(self, sent: float) -> Self:
+        """The last one, which was sent then, is in the store."""
+        return evolve(self, acknowledged=(*self.acknowledged[1 - _KEPT :], (self.count, sent)))
+
+    def is_late(self) -> bool:
+        """Whether an answer to the wish should long have come, and it is time to say so."""
+        return self.unanswered in _UNANSWERED
+
+    def are_destroyed(self, pulse: Pulse, node: str, heartbeat: float, known: int, asked: float) -> bool:
+        """
+        Whether *pulse*, which was *asked* for then, misses beats of this *node* that are in the store.
+
+        One whose count is not above that of the pulse *known* before is old, and says nothing.
+        """
+        if pulse.count <= known:
+            return False
+        last = next((each.count for each in pulse.missed if each.node == node), None)
+        if last is None or not self.acknowledged:
+            return False
+        before = asked - _SEEN_BY * heartbeat
+        return any(count > last and sent <= before for count, sent in self.acknowledged)

@@ -1,0 +1,291 @@
+"""
+One node's whole share in a job's rendezvous: its member, and whatever of the job lives on this node.
+
+Rules of this file: wiring only. In c10d whoever can bind the endpoint hosts the store, and the store's host
+coordinates; in etcd whoever holds the lease does, and any node may be next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from typing import Any
+
+from elasticlib._clock import Clock, monotonic
+from elasticlib._programs import start_thread
+from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._membership import STAYS
+from elasticlib.rendezvous.net._dial import RefusedError
+from elasticlib.rendezvous.net._node_info import LOOPBACK, BoundOffer, FixedOffer
+from elasticlib.rendezvous.node._client import Member
+from elasticlib.rendezvous.node._coordinator_host import Host
+from elasticlib.rendezvous.node._session_liveness import Limits
+from elasticlib.rendezvous.protocol._exchange import Exchange
+from elasticlib.rendezvous.protocol._messages import key_of
+from elasticlib.rendezvous.protocol._shortening import SHORT, cut
+from elasticlib.rendezvous.stores._state_log import Journal, LeadershipLost
+
+_log = logging.getLogger("elasticlib")
+
+_MOST_NAMES = 8
+_AGAIN = 0.5
+_RESIGNING = 2.0
+"""Seconds that `Station.close` waits until this node's candidate has resigned."""
+
+
+def backend_of(job: Job) -> Any:
+    """What carries *job*; nothing is contacted. Raises `ConfigError` for a job that cannot work."""
+    if job.backend.startswith("etcd"):
+        from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
+
+        return EtcdBackend(job)
+    from elasticlib.rendezvous.stores._c10d import C10dBackend
+
+    return C10dBackend(job)
+
+
+def _named(run_id: str) -> str:
+    """The id of another job, for people: anybody may have written it."""
+    return repr(cut(run_id, SHORT, 0.75))
+
+
+class Station:
+    """
+    The node's share of *job*: `member` speaks for it from `start` on. `close` it when done.
+
+    Raises `ConfigError` for a job that cannot work; nothing is connected before `start`.
+    """
+
+    member: Member
+
+    def __init__(self, job: Job, clock: Clock = monotonic, backend: Any = None) -> None:
+        """*backend* carries the job, such that any node may coordinate it; None: what the job names."""
+        self.job = job
+        self._clock = clock
+        self._key = key_of(job.token) if job.token else None
+        self._began = clock()
+        self._met = False
+        self._host: Host | None = None
+        self._candidate: Any = None
+        self._served: str | None = None
+        """Id of the job whose store this one is a guest in; empty where that job has ended; None: in its own."""
+        self._closing = False
+        self._witnessed = False
+        """Whether the others were told why this node goes."""
+        self._leads = False
+        self._pause = threading.Event()
+        self._lock = threading.Lock()
+        self._moves = backend is not None or job.backend.startswith("etcd")
+        self._backend = backend_of(job) if backend is None else backend
+
+    def prepare(self) -> None:
+        """Import what takes long, in this thread and without a time limit; nothing is contacted."""
+        if not self._moves:
+            self._backend.prepare()
+
+    def start(self) -> None:
+        """Begin to seek the job."""
+        job = self.job
+        self._began = self._clock()
+        self.member = Member(
+            self._dial_etcd if self._moves else self._dial_c10d,
+            job.node,
+            self._offer(),
+            run_id=job.run_id,
+            terms=job.terms,
+            key=self._key,
+            limits=Limits(job.rules.patience, job.reconnect_timeout, 0.0, moves=self._moves),
+            clock=self._clock,
+            on_leave=self._left,
+            where=f"{job.backend} at {job.endpoint}",
+        )
+        self.member.start()  # only now: its threads call this station, which speaks by it
+
+    @property
+    def hosts_store(self) -> bool:
+        """Whether the job ends with this node."""
+        return self._host is not None and self._candidate is None
+
+    def witness(self, why: str, workers_gone: bool) -> None:
+        """The agent is dead: say so in its place."""
+        self._witnessed = True
+        with contextlib.suppress(RendezvousError):
+            self.member.leave(why, None if workers_gone else self.member.round)
+
+    def close(self, linger: float) -> None:
+        """
+        Say goodbye if that was not done, wait *linger* s for others to read the end, free everything.
+
+        Whatever the store does, that is over five seconds later: what hangs in it is left behind with its thread.
+        """
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        # Said once: a second word, which knows of no workers, would have others take their ranks.
+        if not self.member.is_over() and not self._witnessed:
+            with contextlib.suppress(RendezvousError):
+                self.member.leave("its agent went without a word")
+        self.member.close()
+        if self._host is not None:
+            self._host.close(linger)
+            if self.hosts_store and self._host.is_over():
+                self._backend.forget_job()
+                if not self._witnessed:
+                    self._backend.stay(self.job.store_linger, self._tell_stay, self._pause)
+        if self._candidate is not None:
+            self._candidate.close(_RESIGNING)
+        self._pause.set()
+        self._backend.close()
+
+    def _tell_stay(self, guests: list[str]) -> None:
+        names = ", ".join(map(_named, guests[:_MOST_NAMES]))
+        names += f" and {more} more" if (more := len(guests) - _MOST_NAMES) > 0 else ""
+        limit = self.job.store_linger
+        final = self.member.final
+        how = "has ended" if final is None or final.succeeded else "has failed"
+        what = f"job {self.job.run_id!r} {how}; node {self.job.node}, which hosts the store at {self.job.endpoint},"
+        why = f"stays for job{'s' * (len(guests) > 1)} {names}, which also {'use' if len(guests) > 1 else 'uses'} it"
+        # Whoever waits for this process must know how long that may be.
+        _log.warning("%s %s: %g s at most (store_linger), or until Ctrl-C", what, why, limit, extra={STAYS: limit})
+
+    def _offer(self) -> BoundOffer | FixedOffer:
+        job = self.job
+        if job.backend == "static":
+            host, port = self._backend.host_and_port()
+            return FixedOffer(host, lambda: int(port), job.node_rank, lambda: job.node_rank == 0, job.work)
+        return BoundOffer(self._address, index=job.node_rank, hosts=lambda: self.hosts_store, work=job.work)
+
+    def _address(self) -> str:
+        if self.job.local_addr:
+            return self.job.local_addr
+        # Where all workers are on this node, nobody else is to reach their store.
+        return LOOPBACK if self.job.max_nodes == 1 else self._backend.address() or LOOPBACK
+
+    def _left(self, why: str) -> bool:
+        """Whether the job must end because this node goes."""
+        self._witnessed = True
+        if not self.hosts_store:
+            return False
+        assert self._host is not None
+        # After the job's end, too: this node is not to be waited for.
+        self._host.abandon(f"node {self.job.node}, which hosts the job's store, left: {why}", self.job.node)
+        return True
+
+    def _new_host(self, exchange: Exchange, journal: Journal | None = None, remark: str = "") -> Host:
+        job = self.job
+        return Host(
+            exchange,
+            job.rules,
+            run_id=job.run_id,
+            name=job.node,
+            key=self._key,
+            clock=self._clock,
+            journal=journal,
+            remark=remark,
+            seen=self.member.seen(),
+        )
+
+    def _attempt(self, timeout: float) -> Exchange:
+        exchange: Exchange = self._backend.dial(float(self.job.options.get("read_timeout", timeout)))
+        return exchange
+
+    # c10d
+
+    def _dial_c10d(self, timeout: float) -> Exchange:
+        """Connect; before the first contact, become the store's host if this machine is it."""
+        backend = self._backend
+        if not self._met and not self._host and backend.serve(self._began + self.job.rules.patience):
+            own = self._attempt(timeout)
+            self._coordinate(backend.coordinating(own))
+            own.close()
+        try:
+            exchange = self._attempt(timeout)
+        except RefusedError as error:
+            if self._served is None:
+                raise
+            owner = f"of job {_named(self._served)}" if self._served else "of a job that has ended"
+            raise RefusedError(f"{error}; it was the store {owner}, in which this job was a guest") from error
+        # The store of another job on this endpoint serves this one as well: the first who comes coordinates.
+        job, served = self.job, backend.served_run(exchange)
+        if self._host is None and not self._met and served != job.run_id:
+            self._served = served
+            if backend.claim(exchange):
+                owner = f"the store at {job.endpoint} was opened for job {_named(served)}" if served else ""
+                remark = f"{owner}, this is job {job.run_id!r}: is its id right?" if served else ""
+                self._coordinate(backend.coordinating(exchange), remark)
+        self._met = True
+        return exchange
+
+    def _coordinate(self, exchange: Exchange, remark: str = "") -> None:
+        with self._lock:
+            if self._closing:
+                raise RendezvousConnectionError("the rendezvous was closed while it connected")
+            host = self._host = self._new_host(exchange, remark=remark)
+            start_thread(threading.Thread(target=self._serve, args=(host,), name="elasticlib-coordinator", daemon=True))
+
+    def _serve(self, host: Host) -> None:
+        try:
+            host.run()
+        except LeadershipLost as error:
+            why = f"node {self.job.node} coordinates job {self.job.run_id!r} no more: {error}"
+            _log.warning("%s", why)
+            self.member.fail(RendezvousClosedError(why))
+        except RendezvousError as error:
+            _log.warning("the coordinator of job %r stops: %s", self.job.run_id, error)
+
+    # etcd
+
+    def _dial_etcd(self, timeout: float) -> Exchange:
+        exchange = self._attempt(timeout)
+        with self._lock:
+            if self._candidate is None and not self._closing:
+                self._candidate = self._backend.candidate(self.job.node, self._elected, self._voted_out)
+                self._candidate.start()
+        return exchange
+
+    def _elected(self, journal: Journal) -> None:
+        try:
+            over = self.member.is_over() and journal.load() is None
+        except RendezvousError:
+            raise
+        except Exception as error:
+            self._broke(error)
+            raise
+        if over:
+            raise RendezvousClosedError(f"job {self.job.run_id!r} is over, and nobody is left to be told")
+        self._leads = True
+        start_thread(threading.Thread(target=self._lead, args=(journal,), name="elasticlib-coordinator", daemon=True))
+
+    def _voted_out(self, why: str) -> None:
+        self._leads = False
+        _log.warning("node %s coordinates job %r no more: %s", self.job.node, self.job.run_id, why)
+
+    def _broke(self, error: Exception) -> None:
+        """Nobody is to wait for a coordinator that is not coming: this node ends, and says why."""
+        why = f"node {self.job.node} could not coordinate job {self.job.run_id!r}: {type(error).__name__}: {error}"
+        broken = RendezvousError(why)
+        broken.__cause__ = error
+        self.member.fail(broken)
+
+    def _lead(self, journal: Journal) -> None:
+        """Coordinate for as long as the term lasts."""
+        while self._leads and not self._closing:
+            try:
+                host = self._new_host(journal.exchange(), journal)
+                self._host = host
+                host.run()
+                return
+            except LeadershipLost as error:
+                journal.lose(str(error))
+                _log.info("node %s coordinates no more: %s", self.job.node, error)
+                return
+            except RendezvousConnectionError as error:
+                _log.warning("the coordinator of job %r begins again: %s", self.job.run_id, error)
+                self._pause.wait(_AGAIN)
+            except Exception as error:
+                _log.exception("the coordinator of job %r broke", self.job.run_id)
+                self._broke(error)
+                return

@@ -1,0 +1,398 @@
+"""
+One node's session with its job: what it asks of the store and what it makes of the answers. Pure.
+
+A connection has two lanes, each with one operation at a time: one speaks (greeting, letters, beats), one watches
+for the next notice in this node's box. A connection that was given up is not heard any more; what was asked of it
+and matters is asked of the next one again, since letters carry numbers.
+
+Rules of this file: `Session.step` is a function of the session, an event and the time: it returns the next session
+and what is to be done, and has no clock, no thread and no store. Threads (`_member`) and the simulated cluster drive
+the same object. Times are this node's monotonic seconds, and only differences count.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from attrs import define, evolve, field
+from typing_extensions import Self, assert_never
+
+from elasticlib import errors
+from elasticlib._times import soonest
+from elasticlib._untrusted import Refusals
+from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous.node import _session_events as events
+from elasticlib.rendezvous.node import _session_liveness
+from elasticlib.rendezvous.node._belief import DOUBT, LOOK_AGAIN, Belief
+from elasticlib.rendezvous.node._lanes import GREETING, SLICE, Asked, Lanes, Task
+from elasticlib.rendezvous.node._mailbox import WAKE, Box
+from elasticlib.rendezvous.node._outbox import Outbox, Written
+from elasticlib.rendezvous.node._own_heartbeats import OwnBeats
+from elasticlib.rendezvous.node._session_liveness import NO_PULSE, Contact, Limits, Tick
+from elasticlib.rendezvous.node._waiting import Waiting, search
+from elasticlib.rendezvous.protocol import _messages as messages
+from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE, beat_key, box_name
+from elasticlib.rendezvous.protocol._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write, refuse
+from elasticlib.rendezvous.protocol._progress import Seen
+from elasticlib.rendezvous.protocol._timing import GRACE, INTERVAL
+
+
+@define(eq=False, repr=False)
+class Session:
+    """All that one node knows of its job. `take` what came for its agent."""
+
+    belief: Belief
+    contact: Contact
+    terms: messages.Terms | None = None
+    where: str = ""  # the store's place, for people
+    words: tuple[Word, ...] = ()
+    """What came for the agent, and was not taken yet."""
+    final: messages.Final | None = None
+    error: events.Unmendable | None = None  # what ended this node's part
+    closed: bool = False
+    parted: bool = False  # closed, and everything that could be sent was sent
+    spares: int = 0  # nodes that wait for a seat, as the coordinator says
+    status: str = ""
+    """For whom the job waits, as the coordinator says."""
+    seen: Seen = field(factory=Seen)
+    """How far this node knows the job to have come."""
+    _host: str = ""
+    # What outlives a connection: letters to send, the box to read, and how far both have come.
+    _outbox: Outbox = field(factory=Outbox)
+    _box: Box = field(factory=Box)
+    _beats: OwnBeats = field(factory=OwnBeats)
+    _held: bool = False
+    _waiting: Waiting | None = None  # for a seat
+    # The connection.
+    _connection: int = 0
+    _connected: bool = False
+    _greeted: bool = False
+    _lanes: Lanes = field(factory=Lanes)
+    _greet_at: float | None = None
+    _doubted: float | None = None
+    _beat_at: float = 0.0
+    _awaited: str | None = None
+    _ending: messages.Final | None = None  # while its whole root cause is being read
+    _refusals: Refusals = field(factory=Refusals)
+
+    @classmethod
+    def begin(
+        cls, belief: Belief, limits: Limits, now: float, terms: messages.Terms | None = None, where: str = ""
+    ) -> tuple[Session, tuple[events.Action, ...]]:
+        """A node that knows nobody yet."""
+        contact, actions = _session_liveness.begin(limits, now)
+        session, out = cls(belief, contact, terms, where), list[events.Action]()
+        session._obey(actions, now, out)
+        return session, tuple(out)
+
+    def step(self, event: events.Event, now: float) -> tuple[Self, tuple[events.Action, ...]]:
+        """The session after *event*, and what is to be done; *now* never goes back."""
+        after, out = copy.copy(self), list[events.Action]()
+        # What came while this node stood still is judged by what it knows now, not by what it knew then.
+        after._judge(Tick(), now, out)
+        after._hear(event, now, out)
+        after._go_on(now, out)
+        after._complain(now, out)
+        return after, tuple(out)
+
+    def take(self) -> tuple[Self, tuple[Word, ...]]:
+        """The session without what came, and that, oldest first. Take a `step` before: time may have passed."""
+        after = copy.copy(self)
+        after.words = ()
+        return after, tuple(map(self._in_time, self.words))
+
+    def wake_at(self) -> float | None:
+        """When a `Tick` is wanted, whoever brings it; None: not at all."""
+        contact = None if self.final or self.error or self.closed else _session_liveness.wake_at(self.contact)
+        return soonest(contact, None if self._waiting is None else self._waiting.due_at())
+
+    def speaks_at(self) -> float | None:
+        """When the lane that speaks wants a `Tick`; None: not before something happens."""
+        if not self._lanes.is_free(events.Lane.SPEAK) or not self._connected or self.closed:
+            return None
+        return self._greet_at if not self._greeted else self._beat_at if self._may_beat() else None
+
+    def kill_at(self) -> float | None:
+        """When workers that still run here must be killed; None: there is no need that can be foreseen."""
+        return None if self.final is not None else _session_liveness.kill_at(self.contact)
+
+    # What happened.
+
+    def _hear(self, event: events.Event, now: float, out: list[events.Action]) -> None:
+        if getattr(event, "connection", None) not in (None, self._connection):
+            return  # of a connection that was given up
+        match event:
+            case events.Connected():
+                self._connected = True
+            case events.Lost(_, why, gone):
+                if not self.parted:
+                    self._disconnected()
+                    self.status = ""
+                    self._judge(_session_liveness.Broken(why, gone), now, out)
+                    if self.closed:
+                        self._part(out)
+            case events.Answer(_, number, result):
+                self._lanes, asked = self._lanes.answered(number)
+                if asked is not None:
+                    self._answered(asked, result, now, out)
+            case events.Denied(_, number):
+                self._lanes, asked = self._lanes.answered(number)
+                is_letter = asked is not None and asked.task is Task.POST
+                self._outbox, error = self._outbox.denied(event, is_letter, self.belief.node)
+                if error is not None:
+                    self._fail(error, out)
+            case events.Refused(_, error):
+                self._fail(error, out)
+            case events.Seek(slots, role):
+                self._seek(events.Describe(slots, role), now)
+            case events.Tell(report):
+                self._outbox = self._outbox.add(report)
+            case events.Hold(held):
+                self._held, self._beat_at = held, self._beat_at if held else now
+            case events.Close():
+                self.closed = True
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+
+    def _seek(self, wish: events.Describe, now: float) -> None:
+        self._outbox = self._outbox.add(wish)
+        self._box = self._box.opened(box_name(self.belief.node, self._outbox.wish), self.seen.epoch)
+        # What came before and was not taken speaks of a seat that this node does not want any more.
+        self.words = tuple(word for word in self.words if not isinstance(word, (messages.Seat, messages.RoundEnd)))
+        self._waiting, self.contact, self._beats = (
+            Waiting(now),
+            _session_liveness.wish(self.contact),
+            self._beats.wished(),
+        )
+
+    def _judge(self, event: _session_liveness.Event, now: float, out: list[events.Action]) -> None:
+        if self.final is None and self.error is None and not self.closed:
+            self.contact, actions = _session_liveness.step(self.contact, event, now)
+            self._obey(actions, now, out)
+
+    def _obey(self, actions: tuple[_session_liveness.Action, ...], now: float, out: list[events.Action]) -> None:
+        for action in actions:
+            match action:
+                case _session_liveness.Connect():
+                    self._disconnected()
+                    self._connection += 1
+                    out.append(events.Connect(self._connection, _session_liveness.attempt_of(self.contact)))
+                case _session_liveness.Fence(why, grace):
+                    self._stop(why, grace)
+                case _session_liveness.GiveUp(why, closed, gone):
+                    # Nobody coordinates the job any more: its store is gone, or the one who does is cut off here.
+                    if gone or (closed and not self.contact.limits.moves and self._host == self.belief.node):
+                        self.words += (messages.StoreGone(why),)
+                    kind = errors.RendezvousConnectionError if closed else errors.RendezvousNotFoundError
+                    place = search(self.where, self._host if self.contact.met else "", self.status)
+                    self.error = kind(f"node {self.belief.node}, job {self.belief.run_id!r}{place}: {why}")
+
+    def _stop(self, why: str, grace: float) -> None:
+        """Others may have this node's seat by now, and one that was not taken yet is none any more."""
+        self.words = (
+            *(word for word in self.words if not isinstance(word, messages.Seat)),
+            messages.ContactLost(why, grace),
+        )
+
+    def _disconnected(self) -> None:
+        self._connected = self._greeted = False
+        self._greet_at = self._doubted = self._awaited = None
+        self._beat_at, self._lanes = 0.0, self._lanes.cleared()
+
+    def _fail(self, error: events.Unmendable, out: list[events.Action]) -> None:
+        self.error = self.error or error
+        if not self._greeted:
+            out.append(events.Disconnect(self._connection))
+            self._disconnected()
+
+    # What was answered.
+
+    def _answered(
+        self, asked: Asked, result: Result | messages.Descriptor, now: float, out: list[events.Action]
+    ) -> None:
+        match asked.task, result:
+            case Task.FIND, True:
+                self._ask(events.Lane.SPEAK, Task.GREET, Read((HELLO, PULSE)), now, out)
+            case Task.FIND, _:
+                self.status = "the store answers, but nobody coordinates this job yet"
+            case Task.GREET, [data, pulse]:
+                self._greet(data or b"", pulse, now, out)
+            case Task.DESCRIBE, messages.Descriptor():
+                join = messages.Join(
+                    self.belief.node, result, self.terms, self.seen.round, self.seen.epoch, self.seen.pulse
+                )
+                self._outbox = self._outbox.described(asked.seq, join)
+            case Task.POST, _:
+                self._outbox = self._outbox.done(asked.seq)
+                if asked.seq == self._outbox.wish and not self._beats.unanswered:
+                    self._beat_at = now
+                    self._judge(_session_liveness.Acknowledged(asked.sent), now, out)
+            case Task.BEAT, _:
+                self._ask(events.Lane.SPEAK, Task.PULSE, Read((PULSE,)), now, out, sent=asked.sent)
+            case ((Task.PULSE | Task.LISTEN), [pulse]):
+                self._feel(pulse, asked, now, out)
+            case Task.AWAIT, found:
+                self._awaited = None
+                if found:
+                    self._ask(events.Lane.WATCH, Task.NOTICE, Read((asked.key,)), now, out, key=asked.key)
+            case Task.NOTICE, [bytes() as data]:
+                self._notice(asked.key, data, now, out)
+            case Task.CAUSE, [cause] if self._ending is not None:
+                whole = self.belief.whole(self._ending, cause)
+                if cause is not None and whole is self._ending:
+                    self._refuse("root cause", "it is not what the job's end speaks of", now, out)
+                self._deliver(asked.key, whole, now, out)
+            case Task.FORGET, _:
+                self._box = self._box.cleared(asked.seq)
+
+    def _greet(self, data: bytes, pulse: bytes | None, now: float, out: list[events.Action]) -> None:
+        try:
+            hello = self.belief.hello(data)
+        except errors.RendezvousClosedError as error:
+            self._fail(error, out)
+        except errors.RendezvousStateError as error:
+            self._doubted = now if self._doubted is None else self._doubted
+            self.status, self._greet_at = str(error), now + LOOK_AGAIN
+            if now > self._doubted + DOUBT:
+                self._fail(error, out)
+        else:
+            self.belief = evolve(self.belief, nonce=hello.nonce)
+            self.seen = self.seen.greeted(hello.nonce, self.belief.pulse(pulse)[0])
+            self._host, self._greeted, self.status = hello.host, True, ""
+            self._judge(_session_liveness.Greeted(hello.heartbeat), now, out)
+
+    def _feel(self, raw: bytes | None, asked: Asked, now: float, out: list[events.Action]) -> None:
+        heartbeat, sent, (pulse, doubt) = self.contact.limits.heartbeat, asked.sent, self.belief.pulse(raw)
+        if pulse is None and raw is not None:
+            self._refuse("coordinator's heartbeat", doubt, now, out)
+        if pulse is not None:
+            # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
+            self.status, self.spares = pulse.status if self._beats.acknowledged else "", pulse.waiting
+            self._beats = self._beats.acked(sent) if asked.task is Task.PULSE else self._beats
+            if pulse.epoch > self.seen.epoch and self.final is None:
+                self._outbox = self._outbox.again(self.seen)  # whoever took over may have been given an old memory
+            if self._beats.are_destroyed(pulse, self.belief.node, heartbeat, self.contact.pulse, sent):
+                self._judge(_session_liveness.Unheard(), now, out)
+            self.seen = self.seen.felt(pulse)
+            if pulse.over:
+                self._fail(errors.RendezvousClosedError(f"job {self.belief.run_id!r} has ended: {pulse.over}"), out)
+        if asked.task is Task.PULSE:
+            count = NO_PULSE if pulse is None else pulse.count
+            self._judge(_session_liveness.Acknowledged(sent, count, doubt), now, out)
+
+    def _notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
+        notice = None
+        try:
+            notice = None if data == WAKE else self.belief.notice(key, data, self.seen.round)
+        except errors.RendezvousStateError as error:
+            self._refuse("notice", error, now, out)
+        if isinstance(notice, messages.Final) and notice.root is not None and notice.root.cut:
+            self._ending = notice
+            self._ask(events.Lane.WATCH, Task.CAUSE, Read((CAUSE,)), now, out, key=key)
+        else:
+            self._deliver(key, notice, now, out)
+
+    def _refuse(self, kind: str, why: object, now: float, out: list[events.Action]) -> None:
+        self._refusals, said = refuse(self._refusals, kind, why, now)
+        out += said
+
+    def _deliver(self, key: str, notice: messages.Told | None, now: float, out: list[events.Action]) -> None:
+        if notice is not None and key == self._next_key():  # an earlier box speaks of a round that is done with
+            self._box = self._box.further()
+            self._believe(notice)
+        left = self._box.deletable()
+        self._ask(events.Lane.WATCH, Task.FORGET, Delete((key, *left)), now, out, seq=len(left))
+
+    def _believe(self, notice: messages.Told) -> None:
+        self.seen = self.seen.told(notice)
+        if isinstance(notice, messages.GivenUp):
+            self._stop(f"the job has given this node up: {notice.why}", GRACE * self.contact.limits.heartbeat)
+        elif isinstance(notice, messages.Elaborate):
+            self._outbox = self._outbox.elaborate(notice.round, self.belief.node)
+        else:
+            self.words += (self._in_time(notice),)
+            self._waiting = self._waiting if isinstance(notice, messages.RoundEnd) else None
+        if isinstance(notice, messages.Final):
+            self.final = notice
+            self._outbox = self._outbox.add(messages.Bye(self.belief.node))
+
+    def _in_time(self, word: Word) -> Word:
+        """The word itself, if it is not a seat that others may have by now."""
+        if not isinstance(word, messages.Seat) or self.final is not None or not self.contact.fenced:
+            return word
+        why = f"the seat in round {word.round} came while contact was lost"
+        return messages.ContactLost(why, GRACE * self.contact.limits.heartbeat)
+
+    # What comes next.
+
+    def _go_on(self, now: float, out: list[events.Action]) -> None:
+        if self.closed and not (self._greeted or self.parted or (self.contact.trying and self._outbox.next)):
+            self._part(out)
+        if not self._connected or self.parted:
+            return
+        if self._lanes.is_free(events.Lane.SPEAK):
+            self._speak(now, out)
+        if self._lanes.is_free(events.Lane.WATCH) and self._greeted and (key := self._next_key()) is not None:
+            self._awaited = key
+            self._ask(events.Lane.WATCH, Task.AWAIT, Wait(key, SLICE), now, out, key=key)
+
+    def _speak(self, now: float, out: list[events.Action]) -> None:
+        if not self._greeted:
+            if self._greet_at is None or now >= self._greet_at:
+                self._ask(events.Lane.SPEAK, Task.FIND, Wait(HELLO, GREETING), now, out)
+        elif self._awaited is not None and self._awaited != self._next_key():
+            key, self._awaited = self._awaited, None
+            self._ask(events.Lane.SPEAK, Task.WAKE, Write({key: WAKE}), now, out)
+        elif (letter := self._outbox.next) is not None:
+            self._send(letter, now, out)
+        elif self.closed:
+            self._part(out)
+        elif self._may_beat() and now >= self._beat_at:
+            self._beat(now, out)
+
+    def _send(self, letter: Written, now: float, out: list[events.Action]) -> None:
+        seq, what = letter.seq, letter.what
+        if isinstance(what, events.Describe):
+            self._ask(events.Lane.SPEAK, Task.DESCRIBE, what, now, out, seq=seq)
+            return
+        self._outbox = self._outbox.sent(seq, now)
+        sent = (self._outbox.wish_sent or now) if seq == self._outbox.wish else now
+        self._ask(events.Lane.SPEAK, Task.POST, Post(self.belief.letter(seq, what)), now, out, seq=seq, sent=sent)
+
+    def _may_beat(self) -> bool:
+        return self.contact.limits.heartbeat > 0 and self._outbox.has_wished and not self.closed
+
+    def _beat(self, now: float, out: list[events.Action]) -> None:
+        self._beat_at = now + INTERVAL * self.contact.limits.heartbeat
+        if self._held:  # what the coordinator says is heard all the same
+            self._ask(events.Lane.SPEAK, Task.LISTEN, Read((PULSE,)), now, out)
+            return
+        self._beats = self._beats.next()
+        if self._waiting is not None and self._beats.is_late():
+            self._outbox = self._outbox.again(self.seen)
+        beat = self.belief.beat(self._box.name, messages.Beat(self._beats.count, self._box.read, self._outbox.said))
+        self._ask(events.Lane.SPEAK, Task.BEAT, Write({beat_key(self._box.name): beat}), now, out)
+
+    def _next_key(self) -> str | None:
+        done = self.closed or (self.final is not None and self._box.read > 0)
+        return None if done else self._box.next_key
+
+    def _ask(
+        self, lane: events.Lane, task: Task, what: Operation | events.Describe, now: float, out: list[events.Action],
+        *, key: str = "", seq: int = 0, sent: float | None = None,
+    ) -> None:  # fmt: skip
+        self._lanes = self._lanes.ask(lane, task, now if sent is None else sent, key, seq)
+        out.append(events.Ask(self._connection, lane, self._lanes.count, what))
+
+    def _part(self, out: list[events.Action]) -> None:
+        self.parted = True
+        out.append(events.Disconnect(self._connection))
+
+    def _complain(self, now: float, out: list[events.Action]) -> None:
+        """Say that nothing has come for long, and why."""
+        if self._waiting is not None and now >= self._waiting.due_at():
+            why = self.status or _session_liveness.search(self.contact, now)
+            self._waiting, said = self._waiting.complain(self.belief.node, self.belief.run_id, why, now)
+            out.append(Log("warning", said))

@@ -1,0 +1,142 @@
+"""
+What happens to a node's session, and what a session has its shell do. Pure.
+
+Rules of this file: data only. A connection has two lanes, and each carries one operation at a time.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeAlias
+
+from attrs import frozen
+
+from elasticlib.errors import ConfigError, RendezvousError, StartError
+from elasticlib.rendezvous.node._session_liveness import Tick
+from elasticlib.rendezvous.protocol._messages import Descriptor, Report
+from elasticlib.rendezvous.protocol._operations import Log, Operation, Result
+
+Unmendable: TypeAlias = RendezvousError | ConfigError | StartError
+"""What ends a node's part: no further attempt helps."""
+
+
+class Lane(enum.Enum):
+    """Which of a connection's two lanes."""
+
+    SPEAK = "speak"
+    WATCH = "watch"
+
+
+# Events: what happened.
+
+
+@frozen
+class Connected:
+    """The connection of this number is there."""
+
+    connection: int
+
+
+@frozen
+class Lost:
+    """It could not be made, or it broke. *gone*: nobody listens there any more."""
+
+    connection: int
+    why: str
+    gone: bool = False
+
+
+@frozen
+class Answer:
+    """What came of operation *number*."""
+
+    connection: int
+    number: int
+    result: Result | Descriptor = None
+
+
+@frozen
+class Refused:
+    """Something that no further attempt can mend; *connection* None: it has to do with no connection."""
+
+    connection: int | None
+    error: Unmendable
+
+
+@frozen
+class Denied:
+    """The store will not do operation *number*; the connection goes on."""
+
+    connection: int
+    number: int
+    why: str
+    too_large: bool
+
+
+@frozen
+class Seek:
+    """The agent wants a seat in the next round; no worker of this node runs any more."""
+
+    slots: int
+    role: str
+
+
+@frozen
+class Tell:
+    """The agent has something to say to the coordinator."""
+
+    report: Report
+
+
+@frozen
+class Hold:
+    """Beats shall rest, or go on."""
+
+    held: bool
+
+
+@frozen
+class Close:
+    """Send what waits to be sent, and part."""
+
+
+Event: TypeAlias = Connected | Lost | Answer | Refused | Denied | Seek | Tell | Hold | Close | Tick
+
+
+# Actions: what the shell must do.
+
+
+@frozen
+class Connect:
+    """Give up every other connection and try this one, for about *limit* seconds."""
+
+    connection: int
+    limit: float
+
+
+@frozen
+class Describe:
+    """Say what this node brings to the next round. Answer: its `Descriptor`."""
+
+    slots: int
+    role: str
+
+
+@frozen
+class Ask:
+    """Perform an operation on a lane of the connection; its `Answer` carries *number*."""
+
+    connection: int
+    lane: Lane
+    number: int
+    operation: Operation | Describe
+
+
+@frozen
+class Disconnect:
+    """Nothing more will be asked of this connection."""
+
+    connection: int
+
+
+Action: TypeAlias = Connect | Ask | Disconnect | Log

@@ -1,0 +1,344 @@
+"""
+Whether one node still has contact with its job, and what to do when it has not. Pure.
+
+    SEEKING --greeted--> LIVE --silence, or a broken connection--> SEEKING --greeted--> ...
+       '--- no greeting in time, or the host is gone --> OVER
+
+Self-fencing: the coordinator gives the ranks of a node away `heartbeat` seconds after it last saw the
+node's beat change. A beat that the store acknowledged was seen no earlier than it was sent. So whoever
+stops its workers within `heartbeat` seconds after it *sent* its last acknowledged beat can never work
+beside its successors, whatever the network does in between and whatever the clocks of others say.
+
+A machine that sleeps does not see that time has passed. So the coordinator's pulse counts time: when it has
+gone on by about `heartbeat` seconds between two beats that were acknowledged one after the other, this node may
+have been given up, and stops its workers at once.
+
+Rules of this file: `step` is a function of state, event and time; times are this node's monotonic
+seconds, and only differences count.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+from attrs import evolve, frozen
+from typing_extensions import assert_never
+
+from elasticlib.rendezvous.protocol._messages import EPOCH_BITS
+from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL, KILL, TICK
+
+SLEPT = 19
+"""
+Growth of the pulse between two beats which says that this node may have been given up.
+
+That takes the whole heartbeat time, after which the pulse is written at once: at least 20. A node with two beats less
+than `FENCE` apart has read the first pulse when it was at most an `INTERVAL` old: at most 18.
+"""
+ATTEMPT = 5.0
+"""Seconds for one attempt to connect."""
+NO_PULSE = -1
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_REFUSALS = 4
+"""Refused connections in a row, after contact, that say: the host's process is gone."""
+
+
+@frozen
+class Limits:
+    """Seconds; all but `join_timeout` begin to count once contact was there."""
+
+    join_timeout: float = 600.0
+    """For finding the store, connecting and the coordinator's greeting together."""
+    reconnect_timeout: float = 60.0
+    heartbeat: float = 0.0
+    """0: nobody is ever thought lost."""
+    moves: bool = False
+    """Whether another node may take the coordination over; its silence is no reason to stop then."""
+
+
+@frozen
+class Greeted:
+    """Connected, and the coordinator's greeting was read."""
+
+    heartbeat: float
+
+
+@frozen
+class Acknowledged:
+    """What was sent at *sent* is in the store; *pulse* is the coordinator's count, where it was looked for."""
+
+    sent: float
+    pulse: int | None = None
+    """`NO_PULSE` where none was found."""
+    doubt: str = ""
+    """Why none was."""
+
+
+@frozen
+class Unheard:
+    """The store acknowledges this node's beats, and the coordinator says that they do not come to it."""
+
+
+@frozen
+class Broken:
+    """An attempt to connect failed, or a connection broke. *gone*: nobody listens there any more."""
+
+    why: str
+    gone: bool = False
+
+
+@frozen
+class Tick:
+    """Time has passed."""
+
+
+Event: TypeAlias = Greeted | Acknowledged | Unheard | Broken | Tick
+
+
+@frozen
+class Connect:
+    """Give the present connection up, if there is one, and try a new one."""
+
+
+@frozen
+class Fence:
+    """Stop the workers within *grace* seconds."""
+
+    why: str
+    grace: float
+
+
+@frozen
+class GiveUp:
+    """This node's part is over. *closed*: the job's host is gone; else it was not found in time."""
+
+    why: str
+    closed: bool
+    gone: bool = False
+    """Whether the store's process is known to have ended."""
+
+
+Action: TypeAlias = Connect | Fence | GiveUp
+
+
+@frozen
+class Contact:
+    """All that a node knows about its contact."""
+
+    limits: Limits
+    began: float
+    """When it began to seek: at its start, or when contact was lost."""
+    met: bool = False
+    """Whether there was contact ever."""
+    live: bool = False
+    trying: bool = False
+    """Whether an attempt is on its way."""
+    acknowledged: float = 0.0
+    """When the last thing was sent that the store acknowledged."""
+    pulse: int = NO_PULSE
+    pulse_at: float = 0.0
+    quiet_since: float | None = None
+    """Since when the store acknowledges beats and the coordinator's pulse stands still; None while it grows."""
+    doubt: str = ""
+    """Why the last beats do not count, although the store acknowledged them."""
+    fenced: bool = False
+    compares: bool = False
+    """Whether the last pulse was read with a beat of the present wish for a seat."""
+    doomed_at: float | None = None
+    """When workers of a node that slept must be killed."""
+    trouble: str = "the first attempt is not over yet"
+    refusals: int = 0
+    pause: float = _FIRST_PAUSE
+    try_at: float = 0.0
+    over: bool = False
+
+
+Outcome: TypeAlias = tuple[Contact, tuple[Action, ...]]
+
+
+def begin(limits: Limits, now: float) -> Outcome:
+    """A node that knows nobody yet."""
+    return evolve(Contact(limits, began=now, try_at=now), trying=True), (Connect(),)
+
+
+def step(contact: Contact, event: Event, now: float) -> Outcome:
+    """What *event* changes, and what to do about it; *now* never goes back."""
+    if contact.over:
+        return contact, ()
+    match event:
+        case Greeted(heartbeat):
+            contact = evolve(
+                contact,
+                limits=evolve(contact.limits, heartbeat=heartbeat),
+                met=True,
+                live=True,
+                trying=False,
+                refusals=0,
+                pause=_FIRST_PAUSE,
+                began=now,
+                pulse_at=now,
+                acknowledged=contact.acknowledged if contact.met else now,
+            )
+        case Acknowledged(sent, pulse, doubt):
+            # What an abandoned connection still acknowledges is as true as anything else.
+            slept = _slept(contact, pulse)
+            # Whoever hides the pulse, or puts an older one there, does the same with beats that are in the store.
+            if pulse is None or (pulse != NO_PULSE and pulse >= contact.pulse):
+                contact = evolve(contact, acknowledged=max(sent, contact.acknowledged), doubt="")
+            else:
+                contact = evolve(contact, doubt=doubt or "the heartbeat of the job's coordinator is an old one")
+            if pulse is not None:
+                contact = evolve(contact, compares=True)
+            if pulse is not None and pulse > contact.pulse:
+                contact = evolve(contact, pulse=pulse, pulse_at=now, quiet_since=None)
+            elif pulse is not None and contact.limits.heartbeat:
+                # Judged by beats alone: one that did not beat for a while has seen nothing.
+                contact = evolve(contact, quiet_since=now if contact.quiet_since is None else contact.quiet_since)
+                if now >= _silent_at(contact):
+                    quiet = now - (contact.quiet_since or now)
+                    why = f"the store answers, but nobody has coordinated the job for {quiet:.3g} s"
+                    return evolve(contact, over=True), (GiveUp(why, True),)
+            if slept and not contact.fenced:
+                return _wake(contact, slept, now)
+            if contact.live and now < _fence_at(contact):
+                contact = evolve(contact, fenced=False)
+        case Unheard():
+            if not contact.fenced and contact.doomed_at is None:
+                grace = GRACE * contact.limits.heartbeat
+                why = "somebody removes this node's heartbeats from the store: soon others take its ranks"
+                return evolve(contact, doomed_at=now + grace), (Fence(why, grace),)
+        case Broken(why, gone):
+            contact = _broken(contact, why, gone, now)
+        case Tick():
+            pass
+        case _:
+            assert_never(event)
+    return _settle(contact, now)
+
+
+def wish(contact: Contact) -> Contact:
+    """No worker of this node runs any more, and it asks for a seat: what was before does not matter."""
+    return evolve(contact, compares=False, doomed_at=None)
+
+
+def wake_at(contact: Contact) -> float | None:
+    """When `step` wants a `Tick` at the latest."""
+    if contact.over:
+        return None
+    times = [] if contact.live else [_deadline(contact)]
+    if not contact.live and not contact.trying:
+        times.append(contact.try_at)
+    if contact.met and contact.limits.heartbeat and not contact.fenced:
+        times.append(_fence_at(contact))
+    elif contact.live and contact.limits.heartbeat:
+        times.append(_doubt_at(contact))
+    return min(times, default=None)
+
+
+def attempt_of(contact: Contact) -> float:
+    """Seconds for one attempt to connect: after a loss of contact there are fewer to lose."""
+    heartbeat = contact.limits.heartbeat
+    return min(ATTEMPT, max(1.0, INTERVAL * heartbeat)) if heartbeat else ATTEMPT
+
+
+def search_ends_at(contact: Contact) -> float | None:
+    """When the search is given up; None while there is contact."""
+    return None if contact.live else _deadline(contact)
+
+
+def search(contact: Contact, now: float) -> str:
+    """What hinders the search and how long it may take yet, for people; empty while there is contact."""
+    end = search_ends_at(contact)
+    return "" if end is None else f"{contact.trouble}; {max(0.0, end - now):.0f} s left"
+
+
+def kill_at(contact: Contact) -> float | None:
+    """When workers that still run here must be killed, whoever else has been told."""
+    if not contact.met or not contact.limits.heartbeat:
+        return None
+    limit = contact.acknowledged + KILL * contact.limits.heartbeat
+    return limit if contact.doomed_at is None else min(limit, contact.doomed_at)
+
+
+def _slept(contact: Contact, pulse: int | None) -> int:
+    """By how much the coordinator's time has gone on more than this node's can have; 0: not so."""
+    if pulse is None or pulse <= contact.pulse or not contact.compares or not contact.limits.heartbeat:
+        return 0  # one that is not there, or of the past: somebody put it there
+    # A new coordinator counts anew, and gives every node a full heartbeat time.
+    same = pulse >> EPOCH_BITS == contact.pulse >> EPOCH_BITS
+    grown = pulse - contact.pulse if same else pulse & ((1 << EPOCH_BITS) - 1)
+    return grown if grown >= SLEPT else 0
+
+
+def _wake(contact: Contact, slept: int, now: float) -> Outcome:
+    heartbeat = contact.limits.heartbeat
+    passed = f"{slept * TICK * heartbeat:.3g} s of the job's time"
+    why = f"{passed} went by between two beats of this node, as if it had slept: others may have its ranks"
+    contact = evolve(contact, compares=False, doomed_at=now + (KILL - FENCE) * heartbeat)
+    contact, actions = _settle(contact, now)
+    return contact, (Fence(why, GRACE * heartbeat), *actions)
+
+
+def _fence_at(contact: Contact) -> float:
+    beats = contact.acknowledged + FENCE * contact.limits.heartbeat
+    # Two clocks of one interval each lie between two pulses that are seen: this limit is the wider one.
+    return beats if contact.limits.moves else min(beats, contact.pulse_at + contact.limits.heartbeat)
+
+
+def _doubt_at(contact: Contact) -> float:
+    """When contact that came back, and acknowledged nothing since, is sought anew."""
+    return contact.began + FENCE * contact.limits.heartbeat
+
+
+def _silent_at(contact: Contact) -> float:
+    """When a coordinator whose pulse stands still, though its store answers, is given up."""
+    quiet = math.inf if contact.quiet_since is None else contact.quiet_since
+    return quiet + contact.limits.heartbeat + contact.limits.reconnect_timeout
+
+
+def _deadline(contact: Contact) -> float:
+    limits = contact.limits
+    return contact.began + (limits.reconnect_timeout if contact.met else limits.join_timeout)
+
+
+def _broken(contact: Contact, why: str, gone: bool, now: float) -> Contact:
+    first = contact.live
+    return evolve(
+        contact,
+        live=False,
+        trying=False,
+        began=now if first else contact.began,
+        trouble=why,
+        refusals=contact.refusals + 1 if gone else 0,
+        # The first attempt after a loss comes at once: most often only this one connection broke.
+        try_at=now if first else now + contact.pause,
+        pause=_FIRST_PAUSE if first else min(2 * contact.pause, _LONGEST_PAUSE),
+    )
+
+
+def _settle(contact: Contact, now: float) -> Outcome:
+    actions: list[Action] = []
+    heartbeat = contact.limits.heartbeat
+    if contact.met and heartbeat and not contact.fenced and now >= _fence_at(contact):
+        silent = now - min(contact.acknowledged, contact.pulse_at)
+        live = f"{contact.doubt} ({silent:.3g} s)" if contact.doubt else f"nobody answered for {silent:.3g} s"
+        why = live if contact.live else contact.trouble
+        actions.append(Fence(f"contact with the job is lost: {why}", GRACE * heartbeat))
+        contact = evolve(contact, fenced=True, trouble=why)
+        if contact.live:  # a frozen store answers no call on the old connection, but perhaps on a new one
+            contact = evolve(contact, live=False, began=now, try_at=now)
+    elif contact.live and contact.fenced and heartbeat and now >= _doubt_at(contact):
+        contact = evolve(contact, live=False, began=now, try_at=now)
+    if not contact.live:
+        sought = now - contact.began
+        if contact.met and contact.refusals >= _REFUSALS and not contact.limits.moves:
+            why = f"the host of the job's store is gone: {contact.trouble}"
+            return evolve(contact, over=True), (*actions, GiveUp(why, True, gone=True))
+        if now >= _deadline(contact):
+            lost = "contact with the job was lost" if contact.met else "the job was not found"
+            why = f"{lost}, and {sought:.3g} s of trying did not help: {contact.trouble}"
+            return evolve(contact, over=True), (*actions, GiveUp(why, contact.met))
+        if not contact.trying and now >= contact.try_at:
+            contact = evolve(contact, trying=True)
+            actions.append(Connect())
+    return contact, tuple(actions)

@@ -1,0 +1,376 @@
+"""
+What nodes and coordinator say to each other, and how it looks on the wire. Pure.
+
+Rules of this file: a message is a small frozen class; its fields, as annotated, are its wire format and say what
+they take. The wire is JSON with ``"v": 1`` and sorted keys. `decode` trusts nothing: whatever is not exactly a
+message of this version is a `RendezvousStateError`. No wall clock travels: times are ages in seconds.
+
+With a key, a message carries an HMAC-SHA256 over its body and its *place*: a text that names the job, the
+coordinator's nonce and the one spot where this message belongs, so that a copy is worth nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from attrs import field, frozen
+from attrs.validators import and_, ge, le, lt, min_len, optional
+
+from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous.protocol._codec import Code, Codec, Lines, Name, Place, mac, mac_of, write
+
+VERSION = 1
+MOST_SLOTS = 1_000_000
+"""Workers on one node: more processes than a kernel has."""
+EPOCH_BITS = 32
+"""Of a pulse's count, those below its coordinator's epoch."""
+LAST_EPOCH = (1 << 30) - 1
+"""More often no coordination is taken over; such pulses are numbers that every reader takes."""
+
+
+@frozen
+class Descriptor:
+    """What a node offers to one round."""
+
+    slots: int = field(validator=and_(ge(1), le(MOST_SLOTS)))
+    """Workers that it will run."""
+    role: str
+    addresses: tuple[str, ...] = field(validator=min_len(1))
+    """Where peers reach this node, best first."""
+    store_port: int = field(validator=and_(ge(0), le(65535)))
+    """Port that this node has bound for the round's worker store, in case it becomes group rank 0."""
+    index: int | None = field(default=None, validator=optional(ge(0)))
+    """Place in the order of ranks, where the user or a scheduler fixed one."""
+    hosts: bool = False
+    """Whether the job's store lives on this node: without fixed places it comes first."""
+    work: str = ""
+    """What its workers run, for telling two jobs of one name apart."""
+
+
+@frozen
+class FailureNote:
+    """One worker that failed, as far as peers need to know."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    exitcode: int
+    """Exit status; ``-n`` when signal ``n`` ended the worker."""
+    message: Lines = ""
+    exception_type: str = ""
+    traceback: Lines = ""
+    hint: Lines = ""
+    secondary: bool = False
+    """True for a lost connection to a peer: most likely a consequence of another failure."""
+    age: float = field(default=0.0, validator=ge(0))
+    """Seconds between the failure and the sending of this note."""
+    fatal: bool = False
+    """True where a restart would only meet it again: the job ends, whatever restarts are left."""
+    cut: bool = False
+    """True where texts were left out, and more of them can be had: from its node, or where the root cause lies."""
+
+
+@frozen
+class Terms:
+    """What all nodes of a job must have been told alike."""
+
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+
+
+@frozen
+class Join:
+    """To the coordinator: this node has no running worker and asks for a seat."""
+
+    node: Name
+    descriptor: Descriptor
+    terms: Terms | None = None
+    """Checked against the coordinator's own, where given."""
+    round: int = field(default=-1, validator=ge(-1))
+    """The last round in which this node had a seat; -1: none."""
+    epoch: int = field(default=0, validator=and_(ge(0), le(LAST_EPOCH)))
+    """The latest coordinator's of which it heard: one that remembers less was given an old memory."""
+    pulse: int = field(default=0, validator=ge(0))
+    """Count of the latest pulse that it has read, so that an old letter is told from a new node's; 0: none."""
+
+
+@frozen
+class Failed:
+    """To the coordinator, at once: workers of this node failed; others may still run."""
+
+    node: Name
+    round: int
+    failures: tuple[FailureNote, ...]
+
+
+@frozen
+class Stopped:
+    """To the coordinator: all workers of this node are gone; `failures` has all that `Failed` had not said before."""
+
+    node: Name
+    round: int
+    failures: tuple[FailureNote, ...]
+
+
+@frozen
+class Succeeded:
+    """To the coordinator: all workers of this node ended well."""
+
+    node: Name
+    round: int
+
+
+@frozen
+class Leave:
+    """To the coordinator, at once: this node will not come back, nor start a worker any more."""
+
+    node: Name
+    why: str
+    round: int | None = None
+    """Round whose workers still run here, and whose `Stopped` will follow; None when none runs."""
+
+
+@frozen
+class Seat:
+    """To one node: its place in a round. Ranks of its workers are `rank_base` + local rank."""
+
+    round: int = field(validator=ge(0))
+    group_rank: int = field(validator=ge(0))
+    group_world_size: int
+    rank_base: int = field(validator=ge(0))
+    world_size: int
+    role_rank_base: int = field(validator=ge(0))
+    role_world_size: int
+    restart_count: int = field(validator=ge(0))
+    """Restarts that the whole job has used up so far."""
+    max_restarts: int = field(validator=ge(0))
+    master_addresses: tuple[str, ...] = field(validator=min_len(1))
+    """Addresses of group rank 0, best first."""
+    master_port: int = field(validator=and_(ge(0), le(65535)))
+    why: str
+    """What made the round start."""
+
+    def __attrs_post_init__(self) -> None:
+        for own, all_of_them in (
+            (self.group_rank, self.group_world_size),
+            (self.rank_base, self.world_size),
+            (self.role_rank_base, self.role_world_size),
+        ):
+            if own >= all_of_them:
+                raise ValueError(f"a place {own} of {all_of_them} is none")
+
+
+@frozen
+class RoundEnd:
+    """To every node of a round: stop the workers; then join again if `restart`, else wait for `Final`."""
+
+    round: int
+    why: str
+    restart: bool
+
+
+@frozen
+class GivenUp:
+    """To a node that is heard again after it was counted as lost: it has no part in the job until it asks anew."""
+
+    why: str
+
+
+@frozen
+class Elaborate:
+    """To a node, by its session answered: a failure of its workers is the root cause; say all that a letter holds."""
+
+    round: int
+
+
+@frozen
+class Final:
+    """To a node: the job is over for it. `root` is the failure that came first anywhere, if one decided."""
+
+    succeeded: bool
+    why: str
+    root_node: Name | None = None
+    root: FailureNote | None = None
+    kind: str = "failed"
+    """Sort of an end without success: ``failed`` (workers), ``timeout`` (too few nodes), ``closed`` (the job had
+    ended, or was ended from outside), ``refused`` (this node may not take part), ``left`` (it said so itself)."""
+    round: int | None = None
+    """The round that succeeded, whose results are the job's."""
+
+
+@frozen
+class Bye:
+    """To the coordinator: this node has read its `Final`; it needs the store no more."""
+
+    node: Name
+
+
+@frozen
+class Close:
+    """To the coordinator: end the job for everybody."""
+
+    node: Name
+    why: str
+
+
+@frozen
+class Letter:
+    """A report in its envelope. Letters of a node are numbered from 1; the same number is the same letter."""
+
+    seq: int = field(validator=ge(1))
+    report: Report
+
+
+@frozen
+class Hello:
+    """The coordinator's greeting, for whoever comes: which job this is, and how it is run."""
+
+    run_id: Code
+    nonce: Code
+    """Random, made anew when a job begins; kept when another node takes the coordination over."""
+    host: str
+    """Who coordinates, for people."""
+    terms: Terms
+    heartbeat: float = field(validator=ge(0))
+    """Seconds of silence after which a node is lost; 0: no node is ever thought lost."""
+    signed: bool = False
+    """Whether all messages of this job carry a MAC."""
+
+
+@frozen
+class Missed:
+    """A node whose beats come no more to the coordinator, and the last one that came."""
+
+    node: Name
+    count: int = field(validator=ge(0))
+    """0: none came."""
+
+
+@frozen
+class Pulse:
+    """The coordinator lives: `count` grows, by one for each `TICK` of the heartbeat time and each pulse."""
+
+    nonce: Code
+    """Of the beginning of the job that it coordinates."""
+    count: int = field(validator=and_(ge(0), lt((LAST_EPOCH + 1) << EPOCH_BITS)))
+    status: str = ""
+    """For whom the job waits, for people; empty while it runs."""
+    waiting: int = field(default=0, validator=ge(0))
+    """Nodes that wait for a seat while a round runs."""
+    over: str = ""
+    """Why the job ended, where the coordinator may not know any more who is to be told."""
+    missed: tuple[Missed, ...] = ()
+    """Some of the nodes that will soon be lost: one that beats knows by it that its beats are destroyed."""
+
+    @property
+    def epoch(self) -> int:
+        """How often the coordination had been taken over."""
+        return self.count >> EPOCH_BITS
+
+
+@frozen
+class Beat:
+    """A node lives: `count` grows with each beat of the box."""
+
+    count: int = field(validator=ge(0))
+    read: int = field(default=0, validator=ge(0))
+    """Notices of this box that were read; the coordinator writes again what was not."""
+    said: int = field(default=0, validator=ge(0))
+    """Number of the last letter that this node wrote."""
+
+
+@frozen
+class ContactLost:
+    """
+    To an agent, by its own node: nobody has acknowledged this node for too long; soon others take its ranks.
+
+    Stop the workers within *grace* seconds, then ask for a seat again; contact is sought meanwhile.
+    """
+
+    why: str
+    grace: float
+
+
+@frozen
+class StoreGone:
+    """To an agent, by its own node: nobody coordinates the job any more, nor will. The error that says so follows."""
+
+    why: str
+
+
+Report: TypeAlias = Join | Failed | Stopped | Succeeded | Leave | Bye | Close
+"""What nodes tell the coordinator."""
+
+Notice: TypeAlias = Seat | RoundEnd | Final
+"""What the coordinator tells nodes."""
+
+Told: TypeAlias = Notice | GivenUp | Elaborate
+"""Besides, what is meant for a node's session, and not for its agent."""
+
+Message: TypeAlias = Report | Told | Letter | Hello | Pulse | Beat
+
+_CLASSES: dict[str, type[Any]] = {
+    "join": Join,
+    "failed": Failed,
+    "stopped": Stopped,
+    "succeeded": Succeeded,
+    "leave": Leave,
+    "bye": Bye,
+    "close": Close,
+    "letter": Letter,
+    "hello": Hello,
+    "pulse": Pulse,
+    "beat": Beat,
+    "seat": Seat,
+    "end": RoundEnd,
+    "given up": GivenUp,
+    "elaborate": Elaborate,
+    "final": Final,
+}
+_REPORTS = ("join", "failed", "stopped", "succeeded", "leave", "bye", "close")
+_CODEC = Codec(VERSION, _CLASSES, (Descriptor, FailureNote, Terms, Missed), _REPORTS)
+
+
+def key_of(token: str) -> bytes:
+    """The key that a job's token stands for."""
+    return hashlib.sha256(b"elasticlib job token\0" + token.encode()).digest()
+
+
+def encode(message: Message, key: bytes | None = None, place: str = "") -> bytes:
+    """The message as canonical ASCII JSON; with a *key*, signed for its *place*."""
+    body = _CODEC.plain(message)
+    if key is not None:
+        body["mac"] = mac(body, key, place)
+    return write(body)
+
+
+def sealed(messages: Mapping[str, Message], key: bytes | None, place_of: Callable[[str], str]) -> dict[str, bytes]:
+    """All of them, encoded each for the place of its key; what many say alike is put into words once."""
+    bodies: dict[int, dict[str, Any]] = {}
+    plain: dict[int, bytes] = {}
+    found = {}
+    for name, message in messages.items():
+        if id(message) not in bodies:
+            bodies[id(message)] = _CODEC.plain(message)
+            plain[id(message)] = write(bodies[id(message)])
+        data = plain[id(message)]
+        found[name] = data if key is None else write(bodies[id(message)] | {"mac": mac_of(data, key, place_of(name))})
+    return found
+
+
+def decode(data: bytes, key: bytes | None = None, place: Place = "") -> Message:
+    """
+    The message that *data* holds; raises `RendezvousStateError` for anything else.
+
+    With a *key*, a message that was not signed with it for this *place* is refused; without one, a signed
+    message is. Texts of it are for people, and safe to be shown; names are such as can be written anywhere.
+    """
+    try:
+        message: Message = _CODEC.read(data, key, place)
+        return message
+    except ValueError as error:
+        why = f"the store holds {data[:80]!r}, which is no message of this job: {error}"
+        raise RendezvousStateError(why) from error

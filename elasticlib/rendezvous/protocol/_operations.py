@@ -1,0 +1,112 @@
+"""
+What the protocol asks of a store, as data: the contract of `Exchange`, one class for each call.
+
+Rules of this file: an operation says what it needs and nothing of why; `perform` does one, and is all that a real
+store and a pure object of the protocol have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from attrs import frozen
+from typing_extensions import assert_never
+
+from elasticlib._untrusted import Refusals
+from elasticlib.rendezvous.protocol._exchange import Exchange, Posted
+
+
+@frozen
+class Post:
+    """Append an entry to the inbox. Answer: None."""
+
+    data: bytes
+
+
+@frozen
+class Write:
+    """Write all values. Answer: None."""
+
+    values: Mapping[str, bytes]
+
+
+@frozen
+class Read:
+    """Read the keys. Answer: a value or None for each."""
+
+    keys: tuple[str, ...]
+
+
+@frozen
+class Wait:
+    """Block until the key is there, *timeout* seconds at most. Answer: whether it was."""
+
+    key: str
+    timeout: float
+
+
+@frozen
+class Delete:
+    """Forget the keys. Answer: None."""
+
+    keys: tuple[str, ...]
+
+
+@frozen
+class Receive:
+    """Wait for entries of the inbox, *timeout* seconds at most (None: for ever). Answer: the entries."""
+
+    timeout: float | None
+
+
+@frozen
+class Discard:
+    """Forget entries that were received. Answer: None."""
+
+    entries: Sequence[Posted]
+
+
+@frozen
+class ClearForeign:
+    """Where workers share the store: delete every key of theirs. Answer: None."""
+
+
+@frozen
+class Log:
+    """Not of a store: a line for people; *level* as in `logging`: ``"warning"``, ``"error"``."""
+
+    level: str
+    text: str
+
+
+def refuse(refusals: Refusals, kind: str, why: object, now: float) -> tuple[Refusals, tuple[Log, ...]]:
+    """Count what was refused; the line for it, unless there were many of this *kind* lately."""
+    refusals, said = refusals.refuse(kind, f"a {kind} was refused: {why}", now)
+    return refusals, () if said is None else (Log("warning", said),)
+
+
+Operation: TypeAlias = Post | Write | Read | Wait | Delete | Discard | ClearForeign
+Result: TypeAlias = bool | list[bytes | None] | None
+
+
+def perform(exchange: Exchange, operation: Operation) -> Result:
+    """Do it; raises what the exchange raises."""
+    match operation:
+        case Post(data):
+            exchange.post(data)
+        case Write(values):
+            exchange.write(values)
+        case Read(keys):
+            return exchange.read(keys)
+        case Wait(key, timeout):
+            return exchange.wait(key, timeout)
+        case Delete(keys):
+            exchange.delete(keys)
+        case Discard(entries):
+            exchange.discard(entries)
+        case ClearForeign():
+            exchange.clear_foreign()
+        case _:
+            assert_never(operation)
+    return None

@@ -1,0 +1,47 @@
+"""
+How far a node knows its job to have come: by that it notices a coordinator whose memory was set back. Pure.
+
+Rules of this file: what was seen only grows, as long as the job does not begin anew.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+from typing_extensions import Self
+
+from elasticlib.rendezvous.protocol._messages import Pulse, Seat, Told
+
+
+@frozen
+class Seen:
+    """By default, that of a node which knows nothing yet."""
+
+    nonce: str = ""
+    """Of the beginning of the job that it speaks of."""
+    epoch: int = 0
+    """How often the coordination had been taken over."""
+    round: int = -1
+    """The last round in which the node had a seat."""
+    pulse: int = 0
+    """Count of the coordinator's latest pulse."""
+
+    def greeted(self, nonce: str, pulse: Pulse | None) -> Self:
+        """With the job that this is, and the pulse that lay beside the greeting."""
+        # Not its epoch: that of a new coordinator is noticed where all follows that must.
+        return evolve(self, nonce=nonce, pulse=self.pulse if pulse is None else max(self.pulse, pulse.count))
+
+    def felt(self, pulse: Pulse) -> Self:
+        """After a pulse of the coordinator."""
+        return evolve(self, epoch=max(self.epoch, pulse.epoch), pulse=max(self.pulse, pulse.count))
+
+    def told(self, notice: Told) -> Self:
+        """After a notice of the coordinator."""
+        return evolve(self, round=notice.round) if isinstance(notice, Seat) else self
+
+    def beyond(self, epoch: int, round: int) -> str:
+        """What a coordinator that remembers no more than that has forgotten, for people; empty: nothing."""
+        if self.round > round:
+            return f"round {self.round}, but it remembers {f'round {round} as the last' if round >= 0 else 'none'}"
+        if self.epoch > epoch:
+            return f"its term {self.epoch}, but it remembers term {epoch} as the last"
+        return ""

@@ -1,0 +1,382 @@
+"""
+The rendezvous process: one node's share in a job, apart from its launcher (which holds a `_remote.RemoteMember`).
+
+It keeps the contact while the launcher may be busy; lets the node count as lost when the launcher stands
+still; kills the foreman, and with it all workers, when they outlive the contact; and when the launcher dies it
+says so to the others. It ends with the launcher, seconds later at most.
+
+Rules of this file: one thread speaks with the launcher, and waits for everything at once; whatever the
+launcher said is taken in before it is judged by its silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+from attrs import Factory, define, field
+
+from elasticlib._clock import Clock, monotonic
+from elasticlib._lease import Lease
+from elasticlib._programs import CHANNEL_FD, wake_with_parent
+from elasticlib._times import soonest
+from elasticlib._wire import Channel, HasDescriptor, Message, wait_readable
+from elasticlib.errors import ElasticError
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._membership import STAYS, Talk
+from elasticlib.rendezvous.protocol._messages import (
+    Close,
+    ContactLost,
+    Failed,
+    Final,
+    Leave,
+    Seat,
+    Stopped,
+    StoreGone,
+    Succeeded,
+    decode,
+    encode,
+)
+from elasticlib.rendezvous.sidecar._watch import SILENCE, Vigil
+
+_DEATH_LIMIT = 5
+"""Seconds from the launcher's death until this process is gone, come what may."""
+_OWN_END = 1.0
+"""Seconds that a dead launcher's workers get to end by themselves: their guardian sees to it."""
+_GOODBYE = 1.0
+
+
+class Seated(Talk, Protocol):
+    """A member that can be kept from beating, and knows when workers must be dead."""
+
+    def hold(self, held: bool) -> None:
+        """Let this node's beats rest, or take them up again."""
+
+    def kill_in(self) -> float | None:
+        """Seconds until workers that still run here must be killed; None: no need that can be foreseen."""
+
+
+class Share(Protocol):
+    """What this process keeps for its node: a `Station`."""
+
+    def prepare(self) -> None:
+        """Import what takes long; nothing is contacted."""
+
+    def start(self) -> None:
+        """Begin to seek the job; there is a `member` from then on."""
+
+    @property
+    def member(self) -> Seated: ...
+
+    def witness(self, why: str, workers_gone: bool) -> None:
+        """The agent is dead: say so in its place."""
+
+    def close(self, linger: float) -> None:
+        """Part from the job."""
+
+
+@define
+class Guarded:
+    """The process whose death ends all workers of this node."""
+
+    handle: int | None = None
+    """pidfd"""
+
+    def hold(self, handle: int) -> None:
+        """Guard the process of the pidfd *handle*, which is this object's from now on."""
+        self.forget()
+        self.handle = handle
+
+    def kill(self) -> None:
+        """Have all workers die now."""
+        if self.handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+
+    def outlast(self, limit: float) -> bool:
+        """Whether it is gone, after *limit* seconds at most."""
+        return self.handle is not None and bool(wait_readable([self.handle], limit))
+
+    def forget(self) -> None:
+        """Guard nothing."""
+        if self.handle is not None:
+            os.close(self.handle)
+            self.handle = None
+
+
+class LogLines(logging.Handler):
+    """What is logged here, in any thread, until it is sent to where people see it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._lines: deque[Message] = deque()
+        self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the line."""
+        line: Message = {"op": "log", "level": record.levelno, "text": self.format(record)}
+        if hasattr(record, STAYS):
+            line[STAYS] = getattr(record, STAYS)
+        self._lines.append(line)
+        os.eventfd_write(self._ready, 1)
+
+    def fileno(self) -> int:
+        """Readable while lines wait."""
+        return self._ready
+
+    def take(self) -> list[Message]:
+        """The lines that wait, oldest first."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._ready)
+        return [self._lines.popleft() for _ in range(len(self._lines))]
+
+
+@define(eq=False)
+class Pump:
+    """Carries words between the launcher's *channel* and the node's *share* until one of them is done."""
+
+    channel: Channel
+    share: Share
+    heartbeat: float
+    lines: LogLines
+    launcher: int
+    """pidfd; a child of the launcher's may hold a copy of the channel after its death."""
+    lease: Lease
+    """For others who can end the workers, in case this process is stopped."""
+    clock: Clock = monotonic
+    guarded: Guarded = Factory(Guarded)
+    vigil: Vigil = field(init=False)
+    stillness: float = SILENCE
+    _broken: bool = False
+    _waiting: int = 0
+    """Nodes that wait for a seat, as the launcher was told."""
+
+    def run(self) -> bool:
+        """Work until the launcher says goodbye (True) or has died (False)."""
+        self.begin()
+        while (said_goodbye := self.step(self.patience())) is None:
+            pass
+        return said_goodbye
+
+    def begin(self) -> None:
+        """Tell the launcher that this process is there."""
+        self.vigil = Vigil(self.heartbeat, self.clock(), self.clock(), self.stillness)
+        self.channel.send({"op": "alive"})
+
+    def step(self, patience: float | None) -> bool | None:
+        """Wait *patience* seconds for whatever comes, and act; whether the launcher said goodbye, None if it lives."""
+        watched: list[int | HasDescriptor] = [self.channel, self.lines, self.launcher]
+        watched += [] if self._broken else [self.share.member]
+        ready = wait_readable(watched, patience)
+        while wait_readable([self.channel], 0):
+            received = self.channel.receive()
+            if received is None:
+                return False
+            if received[0]["op"] == "close":
+                return True
+            self._obey(*received)
+        if self.launcher in ready:
+            return False
+        self._renew_lease()
+        self._judge()
+        self._pass_on()
+        self._judge()  # what was passed on may say that contact is lost, and workers have no time left
+        if self.vigil.due:
+            self.guarded.kill()
+        return None
+
+    def patience(self) -> float | None:
+        """Seconds until `step` has something to do though nothing comes."""
+        wake, now = self.vigil.wake_at(self._kill_at()), self.clock()
+        due = soonest(None if wake is None else wake - now, None if self._broken else self.share.member.patience())
+        return None if due is None else max(0.0, due)
+
+    def say_lines(self) -> None:
+        """Send what was logged to where people see it."""
+        for line in self.lines.take():
+            if not self.vigil.held:  # nobody reads; what is said while nobody reads must not fill the channel
+                self.channel.send(line)
+
+    def outlast(self, limit: float) -> bool:
+        """Whether no worker is left, after *limit* seconds at most."""
+        return not self.vigil.running or self.guarded.outlast(limit)
+
+    # From the launcher.
+
+    def _obey(self, message: Message, descriptors: list[int]) -> None:
+        member, now = self.share.member, self.clock()
+        self.vigil = self.vigil.said(now)
+        match message["op"]:
+            case "join":
+                self.vigil = self.vigil.wished(message["wish"])
+                member.join(message["slots"], message["role"])
+            case "guard":
+                self.guarded.hold(*descriptors)
+            case "report":
+                self._report(message["report"])
+            case "alive":
+                self.vigil, answers = self.vigil.answer(now)
+                if answers:
+                    self.channel.send({"op": "alive"})
+
+    def _report(self, text: str) -> None:
+        member = self.share.member
+        match decode(text.encode()):
+            case Failed(round=number, failures=failures):
+                member.failed(number, failures)
+            case Stopped(round=number, failures=failures):
+                self.vigil = self.vigil.gone()
+                member.stopped(number, failures)
+            case Succeeded(round=number):
+                self.vigil = self.vigil.gone()
+                member.succeeded(number)
+            case Leave(why=why, round=number):
+                member.leave(why, number)
+            case Close(why=why):
+                member.end_job(why)
+
+    # To the launcher.
+
+    def _pass_on(self) -> None:
+        self.say_lines()
+        if self._broken:
+            return
+        try:
+            words = self.share.member.take()
+        except Exception as error:
+            self._broken = True
+            self.channel.send(told(error))
+            return
+        for word in words:
+            if isinstance(word, ContactLost):
+                self.channel.send({"op": "lost", "why": word.why, "grace": word.grace})
+            elif isinstance(word, StoreGone):
+                self.channel.send({"op": "gone", "why": word.why})
+            else:
+                self._tell(word)
+        if not self.vigil.held and (waiting := self.share.member.waiting()) != self._waiting:
+            self._waiting = waiting
+            self.channel.send({"op": "waiting", "count": waiting})
+
+    def _tell(self, notice: Seat | Final | object) -> None:
+        text = encode(notice).decode("ascii")  # type: ignore[arg-type]
+        message: Message = {"op": "notice", "notice": text, "wish": self.vigil.wish}
+        listener = None
+        if isinstance(notice, Seat):
+            self.vigil = self.vigil.seated()
+            self._renew_lease()
+            listener = self.share.member.listener() if notice.group_rank == 0 else None
+        if listener is None:
+            self.channel.send(message)
+            return
+        with listener:
+            self.channel.send(message, (listener.fileno(),))
+
+    # What nobody else can do in time.
+
+    def _judge(self) -> None:
+        held = self.vigil.held
+        self.vigil = self.vigil.judge(self.clock(), self._kill_at())
+        if self.vigil.held is not held:
+            self.share.member.hold(self.vigil.held)
+
+    def _renew_lease(self) -> None:
+        end = self.vigil.lease_end(self._kill_at())
+        if end is not None:
+            self.lease.renew(end)
+
+    def _kill_at(self) -> float | None:
+        left = self.share.member.kill_in()
+        return None if left is None else self.clock() + left
+
+
+def told(error: Exception) -> Message:
+    """The frame for an error that ends this node's part."""
+    if isinstance(error, ElasticError):
+        return {"op": "error", "kind": type(error).__name__, "text": str(error)}
+    return {"op": "error", "kind": "", "text": f"the rendezvous process failed: {type(error).__name__}: {error}"}
+
+
+def _open(job: Job) -> Share:
+    from elasticlib.rendezvous.node._runtime import Station
+
+    return Station(job)
+
+
+def main(make: Callable[[Job], Share] = _open) -> NoReturn:
+    """Be the rendezvous process of the parent, whose channel is descriptor `CHANNEL_FD`."""
+    parent = os.getppid()
+    # What a scheduler sends to every process of the job is for the launcher, which then parts in order.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.set_inheritable(CHANNEL_FD, False)
+    channel = Channel.adopt(CHANNEL_FD)
+    try:
+        wake_with_parent()
+        launcher = os.pidfd_open(parent)
+        first = channel.receive()
+        if first is None or os.getppid() != parent:
+            os._exit(1)
+        job = Job(**first[0]["job"])
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a store has a connection of each node's
+        lines = LogLines()
+        logger = logging.getLogger("elasticlib")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(lines)
+        share = make(job)
+        # Before the first word: loading a library keeps all threads here from running, and the launcher allows a
+        # process that has not begun more time than one that falls silent.
+        share.prepare()
+        share.start()
+        pump = Pump(channel, share, job.heartbeat, lines, launcher, Lease(*first[1]))
+        if (stillness := first[0]["stillness"]) is not None:
+            pump.stillness = stillness
+        if pump.run():
+            _part(pump, job.close_timeout)
+        else:
+            _bear_witness(pump)
+    except Exception as error:
+        channel.send(told(error))
+        os._exit(1)
+    os._exit(0)
+
+
+def _part(pump: Pump, linger: float) -> None:
+    """Wait for others to read the end, and to end, but not for longer than the launcher lives."""
+    parted = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def part() -> None:
+        try:
+            pump.share.close(linger)
+        finally:
+            os.eventfd_write(parted, 1)
+
+    threading.Thread(target=part, daemon=True).start()
+    ready: set[int] = set()
+    while not ready & {parted, pump.launcher}:
+        ready = wait_readable([parted, pump.launcher, pump.lines], None)
+        pump.say_lines()
+    if parted not in ready:
+        signal.alarm(_DEATH_LIMIT)
+        wait_readable([parted], _GOODBYE)
+
+
+def _bear_witness(pump: Pump) -> None:
+    """The launcher is dead: see its workers end, and say so in its place."""
+    signal.alarm(_DEATH_LIMIT)
+    gone = pump.outlast(_OWN_END)
+    if not gone:
+        pump.guarded.kill()
+        gone = pump.outlast(_OWN_END)
+    pump.share.witness("its agent died", gone)
+    pump.share.close(_GOODBYE)

@@ -1,0 +1,397 @@
+"""
+The launcher's handle of its rendezvous process: what `_process` does over there, as a `Membership` here.
+
+The store's library blocks when the store is silent, and a launcher may freeze or die; so a process of its own
+keeps the contact, ends workers that nobody else can end in time, and says goodbye for a launcher that died.
+
+Rules of this file: no call of the agent's blocks: what does not go at once is sent by a thread, which also says
+from time to time that this launcher lives. Without an answer from the process this node counts as cut off, as
+with a silent store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections import deque
+
+from elasticlib import errors
+from elasticlib._clock import Clock, monotonic
+from elasticlib._lease import Lease
+from elasticlib._programs import BOOT, Link, own, spawn, start_thread
+from elasticlib._wire import Channel, HasDescriptor, Message, room_for, takes_more, wait_readable
+from elasticlib.errors import (
+    ElasticError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._membership import STAYS, Word
+from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
+from elasticlib.rendezvous.node._reports import Reporter
+from elasticlib.rendezvous.protocol._messages import (
+    Close,
+    ContactLost,
+    Final,
+    Leave,
+    Report,
+    RoundEnd,
+    Seat,
+    StoreGone,
+    decode,
+    encode,
+)
+from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL
+from elasticlib.spec import TOKEN_VARIABLE
+
+_log = logging.getLogger("elasticlib")
+
+ALIVE = 0.04
+"""Share of the heartbeat time between two signs of life to the rendezvous process; at most a second."""
+_ENDING = 6.0
+"""Seconds beyond the job's own time for parting, after which the process is killed."""
+_SEND_LIMIT = 5
+_SHORT = 16_000
+"""Characters of a report that are sent from the agent's own thread."""
+_BIRTH = 600.0
+"""Seconds for the first word of the process, where the job names no join time."""
+_TELL_EVERY = 5.0
+"""Seconds after which a process that has not begun is spoken of for the first time; then twice as long, and so on."""
+
+_IMPORTING = "`import torch` takes so long here (a cold disk?), or the machine is busy; no other node was asked yet"
+
+_PROGRAM = (
+    BOOT
+    + "import json; from elasticlib._programs import close_all_but; close_all_but({0, 1, 2, 3}); "
+    + "p += [f for f in json.loads(sys.argv.pop()) if f not in p]; "
+    + "from elasticlib.rendezvous.sidecar._bridge import main; main()"
+)
+
+
+class RemoteMember(Reporter):
+    """
+    This node's place in *job*, kept by a process of its own that starts now; fulfils `Membership`.
+
+    This program counts as standing still, and its node's beats rest, when no thread of it runs for a tenth of the
+    heartbeat time, or *stillness* times the heartbeat time where that is given: for a program that supervises
+    no workers, whatever keeps its other threads from running does not make it dead.
+
+    Raises `StartError` when the process cannot be started; what it finds wrong later comes from `take`.
+    """
+
+    def __init__(
+        self, job: Job, *, stillness: float | None = None, program: str = _PROGRAM, clock: Clock = monotonic
+    ) -> None:
+        self.node = job.node
+        self._run_id = job.run_id
+        self.final: Final | None = None
+        """How this node's part in the job ended, once `take` has told it."""
+        self._heartbeat = job.heartbeat
+        self._parting = job.close_timeout
+        self._clock = clock
+        self._owner = os.getpid()
+        self._answer_limit = (FENCE - INTERVAL / 2 + (stillness or 0.0)) * job.heartbeat
+        """Seconds within which the process answers, though this program stood still meanwhile. Shorter than what it
+        allows its store: its last beat may be as old as the interval between two when it falls silent."""
+        self._waiting = 0
+        self._wishes = 0
+        """How often a seat was asked for: an answer to an earlier wish is none any more."""
+        self._listener: socket.socket | None = None
+        self._error: ElasticError | None = None
+        self._mute = False
+        """Whether the process was found to be silent, and the agent was told."""
+        self._mute_since = 0.0
+        self._reconnect_limit = job.reconnect_timeout
+        self._gone = False
+        self._closed = False
+        self._stays = False
+        """Whether the process stays for other jobs, though this one has ended."""
+        ours, theirs = Channel.pair()
+        # The thread that sends must not wait for ever for a process that was stopped.
+        ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_LIMIT, 0))
+        self._link = Link(ours)
+        path = json.dumps([os.path.abspath(folder) for folder in sys.path if folder])
+        try:
+            self._child = spawn([sys.executable, "-c", program, path], _environment(), theirs.fileno())
+        except BaseException:
+            self._link.close()
+            raise
+        finally:
+            theirs.close()
+        self._heard = self._born = clock()
+        self._tell_after = _TELL_EVERY
+        self._begun = False
+        """Whether the process has said anything: its imports take a while."""
+        self._birth_limit = job.join_timeout or _BIRTH
+        self._turned = threading.Condition()
+        first = {"op": "job", "job": job.plain(), "stillness": stillness}
+        self._lease = Lease()
+        self._letters: deque[tuple[Message, tuple[int, ...]]] = deque([(first, (os.dup(self._lease.fileno()),))])
+        """With descriptors that are closed when they are sent."""
+        self._sending = True
+        """Whether the thread has something in hand: what comes then must wait for its turn."""
+        self._sender = threading.Thread(target=self._send, name="elasticlib-rendezvous", daemon=True)
+        try:
+            start_thread(self._sender)
+        except BaseException:
+            self._link.close()
+            self._lease.close()
+            self._child.wait(0.0)
+            raise
+
+    # Reports.
+
+    def join(self, slots: int, role: str) -> None:
+        """Ask for a seat in the next round, for *slots* workers. No worker of this node may run any more."""
+        self._wishes += 1
+        self._say({"op": "join", "slots": slots, "role": role, "wish": self._wishes})
+
+    def leave(self, why: str, round: int | None = None) -> None:
+        """Say that this node goes; with the *round* if workers of it still run (`stopped` follows then)."""
+        self._report(Leave(self.node, why, round))
+
+    def end_job(self, why: str) -> None:
+        """End the job for everybody; `Final` answers."""
+        self._report(Close(self.node, why))
+
+    def guard(self, handle: int) -> Lease | None:
+        """Give a pidfd, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
+        with room_for(1):
+            self._say({"op": "guard"}, os.dup(handle))
+        return self._lease if self._heartbeat else None
+
+    def _report(self, report: Report) -> None:
+        text = encode(report).decode("ascii")
+        decode(text.encode())  # what this node may not say is its own error, here and now
+        self._say({"op": "report", "report": text})
+
+    def _say(self, letter: Message, *descriptors: int) -> None:
+        if self._closed:
+            raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {letter['op']!r} comes too late")
+        with self._turned:
+            if self._sending or self._letters or len(letter.get("report", "")) > _SHORT or not takes_more(self._link):
+                self._letters.append((letter, descriptors))
+                self._turned.notify()
+            else:
+                self._post(letter, descriptors)  # at once: this launcher may be stopped before its thread runs again
+
+    def _send(self) -> None:
+        interval = min(1.0, ALIVE * self._heartbeat) if self._heartbeat else None
+        while True:
+            with self._turned:
+                self._sending = False
+                if not self._letters and not self._closed:
+                    self._turned.wait(interval)
+                letter, descriptors = self._letters.popleft() if self._letters else (None, ())
+                if letter is None and self._closed:
+                    return
+                self._sending = True
+            try:
+                if not self._post(letter or {"op": "alive"}, descriptors):
+                    return
+            except OSError:
+                return  # stopped for so long that nothing goes in any more: `take` hears nothing and says so
+
+    def _post(self, letter: Message, descriptors: tuple[int, ...]) -> bool:
+        try:
+            return self._link.send(letter, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    # What comes.
+
+    def listener(self) -> socket.socket | None:
+        """The bound socket for the worker store of a round in which this node has group rank 0."""
+        found, self._listener = self._listener, None
+        return found
+
+    def waiting(self) -> int:
+        """How many nodes wait for a seat while a round runs, as of the last beat."""
+        return self._waiting
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `take` has something; -1 once closed."""
+        return self._link.fileno()
+
+    def patience(self) -> float | None:
+        """Seconds until `take` wants to be called though nothing is readable."""
+        if self._error is not None:
+            return 0.0
+        deadline = self._deadline()
+        if deadline is not None and not self._begun and not self._mute:
+            deadline = min(deadline, self._born + self._tell_after)
+        return None if deadline is None else max(0.0, deadline - self._clock())
+
+    def take(self) -> list[Word]:
+        """
+        What came, oldest first; never blocks.
+
+        Raises what ended this node's part over there; `RendezvousConnectionError` when the process ended.
+        """
+        if self._closed:
+            return []
+        words: list[Word] = []
+        while not self._gone and wait_readable([self._link], 0):
+            try:
+                received = self._link.receive()
+            except OSError as error:  # of a seat's socket, for which no descriptor is free
+                self._error = RendezvousError(f"node {self.node}: no seat can be taken: {error}")
+                break
+            if received is None:
+                self._lose_process(words)
+            else:
+                self._heard, self._begun, self._mute = self._clock(), True, False
+                words += self._hear(*received)
+        if (deadline := self._deadline()) is not None and self._clock() >= deadline:
+            words += self._note_silence()
+        self._tell_of_birth()
+        if self._error is not None and not words:
+            raise self._error
+        return words
+
+    def _deadline(self) -> float | None:
+        """When the process should have said something."""
+        if self._gone or self._error is not None:
+            return None
+        if self._mute:
+            return self._mute_since + self._reconnect_limit
+        if not self._begun:
+            return self._heard + self._birth_limit
+        return self._heard + self._answer_limit if self._heartbeat else None
+
+    def _note_silence(self) -> list[Word]:
+        if self._mute:
+            why = f"its rendezvous process has not answered for {self._reconnect_limit:g} s more"
+            self._error = RendezvousConnectionError(f"node {self.node}: contact with the job was lost, and {why}")
+            return []
+        self._mute, self._mute_since = True, self._clock()
+        if self._begun:
+            return [self._cut_off("the rendezvous process of this node does not answer")]
+        why = f"its rendezvous process did not begin within {self._birth_limit:g} s: {_IMPORTING}"
+        self._error = RendezvousTimeoutError(f"node {self.node}: {why}")
+        return []
+
+    def _tell_of_birth(self) -> None:
+        waited = self._clock() - self._born
+        if self._begun or self._gone or self._error is not None or waited < self._tell_after:
+            return
+        self._tell_after = 2 * waited
+        what = f"node {self.node} has waited {waited:.0f} s for job {self._run_id!r}"
+        _log.warning("%s: %s; %.0f s left", what, _IMPORTING, self._birth_limit - waited)
+
+    def _cut_off(self, why: str) -> ContactLost:
+        return ContactLost(f"contact with the job is lost: {why}", GRACE * self._heartbeat)
+
+    def _lose_process(self, words: list[Word]) -> None:
+        self._gone = True
+        self._child.wait(1.0)
+        if self._error is None:
+            why = "the rendezvous process of this node ended unexpectedly (killed from outside, or out of memory)"
+            words.append(self._cut_off(why))
+            self._error = RendezvousConnectionError(f"node {self.node}: {why}")
+
+    def _hear(self, message: Message, descriptors: list[int]) -> list[Word]:
+        match message["op"]:
+            case "notice":
+                notice = decode(message["notice"].encode())
+                assert isinstance(notice, (Seat, RoundEnd, Final))
+                if descriptors:
+                    self._drop_listener()
+                    self._listener = own(socket.socket(fileno=descriptors[0]))
+                if message["wish"] != self._wishes and not isinstance(notice, Final):
+                    self._drop_listener()
+                    return []
+                if isinstance(notice, Final):
+                    self.final = notice
+                return [notice]
+            case "waiting":
+                self._waiting = message["count"]
+            case "lost":
+                return [ContactLost(message["why"], message["grace"])]
+            case "gone":
+                return [StoreGone(message["why"])]
+            case "error":
+                self._error = _rebuilt(message["kind"], message["text"])
+            case "log":
+                _log.log(message["level"], "%s", message["text"])
+        return []
+
+    def _drop_listener(self) -> None:
+        if (listener := self.listener()) is not None:
+            listener.close()
+
+    def close(self) -> None:
+        """
+        Part from the job, and return when the process has ended.
+
+        Where the job's store lives on this node, that is when the others have read how the job ended, or after
+        the job's `close_timeout`; and when other jobs in that store have ended, too, or after the job's
+        `store_linger`. A Ctrl-C ends that last wait, and nothing else.
+        """
+        if self._closed or os.getpid() != self._owner:
+            return
+        self._drop_listener()
+        # A process that does not hear us, or has given its error, has nothing to part from.
+        parts = self._sender.is_alive() and not self._mute and self._error is None
+        with self._turned:
+            self._letters.append(({"op": "close"}, ()))
+            self._closed = True
+            self._turned.notify()
+        try:
+            if not self._gone:
+                self._see_it_end(self._parting + _ENDING if parts else _ENDING)
+        except BaseException as error:  # the operator does not want to wait
+            self._child.wait(0.0)
+            if not (self._stays and isinstance(error, KeyboardInterrupt)):
+                raise
+        finally:
+            self._gone = True
+            self._sender.join(_SEND_LIMIT + 1)
+            self._link.close()
+            self._lease.close()
+
+    def _see_it_end(self, limit: float) -> None:
+        """Reap the process, killed if it has not ended after *limit* s, or when the time is over that it stays."""
+        self._child.send(signal.SIGCONT)
+        deadline, hears = monotonic() + limit, True
+        while hears or not self._child.ends(0.0):
+            sources: list[HasDescriptor] = [self._child, *([self._link] if hears else [])]
+            ready = wait_readable(sources, max(0.0, deadline - monotonic()))
+            if not ready:
+                break
+            if hears and self._link.fileno() in ready:
+                received = self._link.receive()
+                hears = received is not None
+                if received is not None:
+                    if stays := received[0].get(STAYS):  # before people read of it, and press Ctrl-C
+                        self._stays, deadline = True, monotonic() + stays + _ENDING
+                    self._hear(*received)
+            elif self._child.fileno() in ready:
+                break
+        self._drop_listener()
+        self._child.wait(0.0)
+
+
+def _environment() -> dict[str, str]:
+    # A store's server looks up the name of every peer, for its log only: that must cost no time.
+    # The job's token goes through the channel, and to no program that is started from there.
+    inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    return {**inherited, "RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def _rebuilt(kind: str, text: str) -> ElasticError:
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, (RendezvousError, errors.ConfigError, errors.StartError)):
+        with contextlib.suppress(TypeError):
+            return found(text)
+    return RendezvousError(text)

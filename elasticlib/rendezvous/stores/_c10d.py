@@ -1,0 +1,398 @@
+"""
+Jobs that meet in a store of torch: a TCPStore that one of the nodes hosts, or a FileStore on one machine.
+
+Rules of this file: torch is imported where it is needed only. A TCPStore is given numeric addresses, a socket that
+we bound, and a thread that may be left behind, because it looks names up and waits without limit.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, cast
+
+from attrs import Factory, define, field
+
+from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous.net._binding import (
+    ANYWHERE,
+    Elsewhere,
+    Taken,
+    bind_endpoint,
+    is_here,
+    listen,
+    outward_address,
+)
+from elasticlib.rendezvous.net._dial import Answer, Limited, RefusedError, probe
+from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
+from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS, Address, resolve
+from elasticlib.rendezvous.protocol._exchange import HELLO, Exchange
+from elasticlib.rendezvous.protocol._messages import key_of
+from elasticlib.rendezvous.stores._file_store import PolledFileStore, is_stale, sign
+from elasticlib.rendezvous.stores._guests import Claim, Guests, forget, wait_for_guests
+from elasticlib.rendezvous.stores._leader_exchange import greeting_of
+from elasticlib.rendezvous.stores._torch_store import CLAIMANT, SERVER, SERVES, Store, StoreExchange
+
+LOOK_UP = 10.0
+"""Seconds that the host's name may take to look up when it is to be decided who hosts the store."""
+START = 20.0
+"""Seconds for the start of a store, which takes a thousandth of that unless it looks names up."""
+CLONE = 10.0
+"""Seconds for one more connection to a store that has just answered."""
+ANNOUNCED = 3.0
+"""Seconds within which a hosting node has written whom it serves, however busy it is: who finds nothing then takes
+the store for one without a job, and coordinates its own there."""
+DESCRIPTORS = 1 << 20
+"""As many descriptors as anybody needs; the kernel's own limit may be a thousand times that."""
+PREDECESSOR = 10.0
+"""Seconds for which the store of a node that was killed may outlive it at most."""
+GREETING = 2.0
+"""Seconds for asking who hosts the store where this node should."""
+_FORGETTING = 2.0
+"""Seconds to reach the store once more, at the end."""
+STORE_LIMIT = timedelta(seconds=1)
+"""What a store waits where it cannot be told otherwise."""
+
+
+@define(eq=False)
+class C10dBackend:
+    """How one node reaches the store of its job, or hosts it."""
+
+    job: Job
+    name: str = field(init=False)
+    host: str = field(init=False)
+    port: int = field(init=False)
+    _path: str | None = field(init=False, default=None)
+    """The FileStore's file."""
+    _temporary: bool = field(init=False, default=False)
+    _word: str = field(init=False, factory=lambda: secrets.token_hex(8))
+    _server: Any = field(init=False, default=None)
+    """The TCPStore that serves, for as long as it lives."""
+    _inner: Address | None = field(init=False, default=None)
+    """Where this very process reaches its server."""
+    _local: str | None = field(init=False, default=None)
+    _taken_since: float | None = field(init=False, default=None)
+    """When this node, which must host the store, first found somebody else in its place."""
+    _attempts: dict[tuple[str, int], Limited[StoreExchange]] = field(init=False, default=Factory(dict))
+    _claim: Claim = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.name = self.job.backend
+        own = [sign()] if self.job.store_type == "file" else []
+        word = b" ".join([*own, secrets.token_hex(16).encode()])
+        self._claim = Claim(self.job.run_id, self.job.heartbeat, word, self._key)
+        self.host, self.port = "localhost", 0
+        if self.job.store_type == "file":
+            if not self.job.endpoint and self.job.max_nodes > 1:
+                why = "store_type='file' needs the path of a file that all nodes see"
+                raise ConfigError(f"rdzv_endpoint='' names no file: {why}")
+            if self.job.is_host is not None:
+                raise ConfigError(f"is_host={self.job.is_host} has no meaning with store_type='file': leave it out")
+            self._path = self.job.endpoint or None
+        elif self.job.store_type == "tcp":
+            self.host, self.port = parse_rendezvous_endpoint(self.job.endpoint, DEFAULT_PORT)
+        else:
+            raise ConfigError(f"store_type={self.job.store_type!r} is none of 'tcp' and 'file'")
+
+    @property
+    def endpoint(self) -> str:
+        """Where the store is, with the true port once it is bound."""
+        return self._path or "" if self.job.store_type == "file" else spell(self.host, self.port)
+
+    @property
+    def server(self) -> Any:
+        """The TCPStore that this process hosts; None where it does not."""
+        return self._server
+
+    def prepare(self) -> None:
+        """
+        Import torch, however long a cold disk takes for that: no store is to be judged by it.
+
+        `serve` and `dial` do it too, before their own time begins.
+        """
+        # A node that has bound the endpoint looks like a store that does not answer: torch comes before that.
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: F401
+
+    def serve(self, deadline: float) -> bool:
+        """
+        Become the store's host if this machine is it; whether this process hosts it now.
+
+        Raises `RendezvousConnectionError` where a later try may succeed (the name is not known yet, the port is
+        taken), `ConfigError` where none can. *deadline* is monotonic.
+        """
+        if self._server is not None:
+            return True
+        if self.job.store_type == "file" or self._must_host is False:
+            return False
+        self.prepare()
+        addresses = resolve(self.host, self.port, min(LOOK_UP, deadline - time.monotonic()))
+        bound = bind_endpoint(self.host, self.port, addresses, alone=self.job.max_nodes == 1)
+        if isinstance(bound, socket.socket):
+            self._start(bound, addresses)
+            return True
+        if not self._must_host:
+            return False
+        if isinstance(bound, Elsewhere):
+            # The endpoint may still lead here: a forwarded port, a service's address.
+            self._serve_behind(bound, addresses, deadline)
+            return True
+        raise self._taken(bound, addresses)
+
+    def dial(self, timeout: float) -> Exchange:
+        """One attempt to reach the store, for about *timeout* s; `RendezvousConnectionError` says what was wrong."""
+        self.prepare()
+        if self.job.store_type == "file":
+            return self._open_file()
+        return self._dial_store(timeout)
+
+    def _dial_store(self, timeout: float) -> StoreExchange:
+        deadline = time.monotonic() + timeout
+        if self.port == 0:
+            raise ConfigError(f"rdzv_endpoint={self.job.endpoint!r} has port 0: no other node could find the store")
+        if self._inner is not None:
+            answer = probe(self.host, self.port, [self._inner], timeout)
+        else:
+            addresses = resolve(self.host, self.port, timeout)
+            answer = probe(self.host, self.port, addresses, deadline - time.monotonic())
+        exchange = self._talk(answer, deadline)
+        self._local = answer.local
+        return exchange
+
+    def address(self) -> str | None:
+        """After a dial: address of this machine that peers should use; None where that is not known."""
+        if self._local and is_loopback(self._local) and self.job.store_type != "file" and not is_loopback(self.host):
+            return outward_address()  # the host's own way to its store is shorter than that of its peers
+        return self._local
+
+    def host_and_port(self) -> tuple[str, int]:
+        """The endpoint's parts, with the true port once it is bound."""
+        return self.host, self.port
+
+    def served_run(self, exchange: Exchange) -> str | None:
+        """Run id of the job whose node hosts the store; None for a store that no job serves."""
+        return exchange.served_run if isinstance(exchange, StoreExchange) else None
+
+    def claim(self, exchange: Exchange) -> bool:
+        """
+        Whether this node is to coordinate its job on a store that serves another one, or none: the first that asks.
+
+        So is the next one when that node was silent for two heartbeats; raises `RendezvousConnectionError` until
+        that is known. Raises `RendezvousClosedError` for a file in which a job has ended.
+        """
+        assert isinstance(exchange, StoreExchange)
+        if not isinstance(exchange.store, PolledFileStore):
+            return self._claim.take(exchange) or self._claim.take_over(exchange)
+        claimant = exchange.replace(CLAIMANT, b"", self._claim.word)
+        if claimant != self._claim.word and is_stale(claimant):
+            raise exchange.store.ended()
+        return claimant == self._claim.word
+
+    def coordinating(self, exchange: Exchange) -> Exchange:
+        """A new connection for the coordinator of a job that this node has claimed, or hosts the store of."""
+        assert isinstance(exchange, StoreExchange)
+        return self._claim.coordinating(exchange, hosts=self._server is not None)
+
+    def forget_job(self) -> None:
+        """Make the job's id free for the next one, now that this one is over for all, in a store that outlives it."""
+        if self.job.store_type == "file" and self._path:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
+        elif self._server is None:
+            with suppress(RendezvousConnectionError):
+                self._claim.give_up(self._dial_store(_FORGETTING))
+
+    def stay(self, limit: float, tell: Callable[[list[str]], None], gone: threading.Event) -> None:
+        """
+        Where other jobs live in the store that this process hosts, wait until they have ended, at most *limit* s.
+
+        Who they are is told before the wait, if there is any; *gone* ends it. This job is over: its id is free.
+        """
+        if self._server is None or self.job.store_type == "file":
+            return
+
+        def settle(living: list[str]) -> None:
+            self._server.set(SERVES, "")
+            forget(exchange)
+            tell(living)
+
+        with suppress(RendezvousConnectionError):
+            exchange = self._dial_store(_FORGETTING)
+            wait_for_guests(Guests(exchange.clone()), limit, settle, gone)
+
+    def close(self) -> None:
+        """End the server, if there is one; may come twice."""
+        self._server = self._inner = None
+        if self._temporary and self._path:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    @property
+    def _key(self) -> bytes | None:
+        return key_of(self.job.token) if self.job.token else None
+
+    @property
+    def _must_host(self) -> bool | None:
+        if self.job.is_host is None and self.job.backend == "static":
+            return self.job.node_rank == 0
+        return self.job.is_host
+
+    @property
+    def _reason(self) -> str:
+        """Why this node must host the store, as the user put it."""
+        return "node_rank=0" if self.job.backend == "static" else "is_host=1"
+
+    def _taken(self, bound: Taken, addresses: list[Address]) -> RendezvousConnectionError | ConfigError:
+        """The error for a node that must host and cannot: final once a predecessor of this node would be gone."""
+        now = time.monotonic()
+        self._taken_since = now if self._taken_since is None else self._taken_since
+        other = self._present_host(addresses)
+        if other is None:
+            why = f"another node of the job was given {self._reason} too, or another program uses the port"
+            return RendezvousConnectionError(f"{self._reason}, but {bound.why}: {why}")
+        why = f"{self._reason} was given twice: node {other} hosts job {self.job.run_id!r} there already, and "
+        why += f"node {self.job.node} is to host it as well"
+        return ConfigError(why) if now >= self._taken_since + PREDECESSOR else RendezvousConnectionError(why)
+
+    def _present_host(self, addresses: list[Address]) -> str | None:
+        """Name of the node that hosts this very job at the endpoint; None where that cannot be found out."""
+        limit = time.monotonic() + GREETING
+        with suppress(RendezvousConnectionError, RendezvousStateError):
+            exchange = self._talk(probe(self.host, self.port, addresses, GREETING), limit)
+            try:
+                [data] = exchange.read([HELLO])
+            finally:
+                exchange.close()
+            hello = greeting_of(data, self.job.run_id, self._key)
+            return hello.host if hello is not None else None
+        return None
+
+    def _serve_behind(self, elsewhere: Elsewhere, addresses: list[Address], deadline: float) -> None:
+        bound = listen(ANYWHERE, self.port)
+        if isinstance(bound, Taken):
+            raise self._taken(bound, addresses)
+        if isinstance(bound, Elsewhere) or self.port == 0:
+            raise ConfigError(f"{self._reason}, but {elsewhere.why}")
+        self._start(bound, [])
+        limit = min(time.monotonic() + 3.0, deadline)
+        with suppress(RendezvousConnectionError):
+            found = self._talk(probe(self.host, self.port, addresses, limit - time.monotonic()), limit)
+            word = found.root(SERVER, 1.0)
+            found.close()
+            if word == self._word.encode():
+                return
+        self.close()
+        raise ConfigError(
+            f"{self._reason}, but {elsewhere.why}, nor does a connection to it lead here: "
+            f"give {self._reason} to the node at {spell(self.host, self.port)} alone, or mend the endpoint"
+        )
+
+    def _start(self, listener: socket.socket, addresses: list[Address]) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        here, self.port = listener.getsockname()[:2]
+        self._inner = Address(listener.family, here)
+        if here in ("::", "0.0.0.0"):
+            known = [each for each in addresses if not is_loopback(each.host) and is_here(each)]
+            self._inner = known[0] if known else Address(socket.AF_INET, "127.0.0.1")
+        where, word, run_id = self._inner.host, self._word, self.job.run_id
+
+        def start() -> Any:
+            with listener:
+                server = _server(TCPStore, where, self.port, listener)
+            server.set(SERVER, word)
+            server.set(SERVES, run_id)
+            server.check([SERVES])
+            return server
+
+        try:
+            self._server = Limited[Any]().run(start, START)
+        except TimeoutError as error:
+            self._inner = None
+            why = f"a name server of this machine is silent, and RES_OPTIONS={QUIET_LOOKUPS} is not set"
+            raise RendezvousConnectionError(
+                f"the store at {self.endpoint} did not start in {START:.0f} s: {why}"
+            ) from error
+
+    def _talk(self, answer: Answer, deadline: float) -> StoreExchange:
+        host, port, where = answer.address.host, self.port, spell(self.host, self.port)
+
+        limit = max(deadline - time.monotonic(), 0.1)
+
+        def connect(timeout: float) -> Store:
+            return _client(host, port, where, timeout)
+
+        def clone() -> Store:
+            try:
+                return Limited[Store]().run(lambda: connect(CLONE), CLONE)
+            except TimeoutError as error:
+                raise RendezvousConnectionError(f"the store at {where} does not answer any more") from error
+
+        def talk() -> StoreExchange:
+            exchange = StoreExchange(connect(limit), clone, self.job.run_id, where)
+            announced = exchange.root(SERVES, ANNOUNCED)
+            exchange.served_run = None if announced is None else announced.decode(errors="replace")
+            return exchange
+
+        try:
+            return self._attempts.setdefault((host, port), Limited()).run(talk, limit)
+        except TimeoutError as error:
+            why = "another program listens there, or the store's process is stopped"
+            raise RendezvousConnectionError(f"{where} ({host}) answers, but is no store: {why}") from error
+
+    def _open_file(self) -> StoreExchange:
+        if self._path is None:
+            handle, self._path = tempfile.mkstemp(prefix="elasticlib_")
+            os.close(handle)
+            self._temporary = True
+        path = self._path
+        self._local = "127.0.0.1"
+        return StoreExchange(PolledFileStore.open(path), lambda: PolledFileStore.open(path), self.job.run_id, path)
+
+
+def _server(make: Any, host: str, port: int, listener: socket.socket) -> Any:
+    """A TCPStore that serves on *listener* and owns it from then on."""
+    facts = {
+        "world_size": None,
+        "is_master": True,
+        "timeout": timedelta(seconds=10),
+        "wait_for_workers": False,
+    }
+    handle = os.dup(listener.fileno())
+    try:
+        try:
+            return make(host, port, master_listen_fd=handle, use_libuv=True, **facts)
+        except RuntimeError as error:
+            if "libuv" not in str(error):
+                raise
+            return make(host, port, master_listen_fd=handle, use_libuv=False, **facts)
+    except RuntimeError as error:
+        raise RendezvousConnectionError(f"the store at {spell(host, port)} did not start: {error}") from error
+
+
+def _client(host: str, port: int, where: str, limit: float) -> Store:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    once = timedelta(seconds=max(1.0, limit / 2))  # it tries twice
+    try:
+        store = TCPStore(host, port, world_size=None, is_master=False, timeout=once, wait_for_workers=False)
+    except RuntimeError as error:
+        what = str(error).partition("\n")[0]
+        raise RendezvousConnectionError(f"{where} ({host}) answers, but is no store: {what}") from error
+    store.set_timeout(STORE_LIMIT)
+    return cast(Store, store)
+
+
+__all__ = ["DEFAULT_PORT", "C10dBackend", "RefusedError"]

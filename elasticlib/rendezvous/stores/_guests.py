@@ -1,0 +1,262 @@
+"""
+Jobs that are guests in the store of another one: how a guest is claimed and announced, and how its host sees it live.
+
+Rules of this file: whatever stands in the store may be a stranger's, and costs nothing but a wait that is bounded. A
+guest lives while its coordinator's pulse changes, whatever it says: that may be signed with another job's token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from attrs import Factory, define, field, frozen
+
+from elasticlib._clock import Clock, monotonic
+from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE
+from elasticlib.rendezvous.stores._leader_exchange import LeaderExchange, count_of, greeting_of
+from elasticlib.rendezvous.stores._torch_store import CLAIMANT, SERVES, StoreExchange
+
+SILENT = 2.0
+"""Heartbeats without a sign of life after which a guest's coordinator is taken for dead."""
+MOST = 1000
+"""Guests that are looked at, at one time."""
+_NOBODY = ""
+"""What stands for a job's id in the keys of the store itself: no job has that one."""
+_FOLDER = "guests"
+_ANSWER = 1.0
+"""Seconds that a coordinator which lives takes to answer at most, unless it is very busy: then it is asked again."""
+_LOOK = 0.25
+"""Seconds between two looks at whether guests still live."""
+_HALF = re.compile("[\ud800-\udfff]")
+_LONGEST = 1e6
+"""Seconds that a guest may call its heartbeat time at most."""
+
+_Answer = TypeVar("_Answer")
+
+
+@define(eq=False)
+class Claim:
+    """How one node of job *run_id* comes to coordinate it in a store that serves another one."""
+
+    run_id: str
+    heartbeat: float
+    word: bytes
+    """Unlike that of any other node."""
+    key: bytes | None = None
+    """With which the job's coordinator signs."""
+    clock: Clock = monotonic
+    _number: int | None = field(default=None, init=False)
+    """Under which the guest is announced."""
+    _first: int = field(default=1, init=False)
+    _silent: tuple[bytes, float] | None = field(default=None, init=False)
+    """The claimant that was found silent first, and when."""
+    _pulse: tuple[str, int] = field(default=("", -1), init=False)
+    """The coordinator that greeted when it was looked for last, and how far its pulse had come."""
+
+    def take(self, exchange: StoreExchange) -> bool:
+        """Whether this node is the first one to claim the job."""
+        [hello] = exchange.read([HELLO])
+        if hello is not None or exchange.replace(CLAIMANT, b"", self.word) != self.word:
+            return False
+        self._announce(exchange)
+        return True
+
+    def take_over(self, exchange: StoreExchange) -> bool:
+        """
+        Whether the claimant was silent for two heartbeats, and this node has its place now; False while it lives.
+
+        Raises `RendezvousConnectionError` while that is not known: try again.
+        """
+        if self._lives(exchange):
+            self._silent = None
+            return False
+        [claimant] = exchange.read([CLAIMANT])
+        now = self.clock()
+        if self._silent is None or self._silent[0] != (claimant or b""):
+            self._silent = (claimant or b"", now)
+        left = self._silent[1] + SILENT * self.heartbeat - now
+        if left > 0:
+            why = "the node that coordinated it is silent: dead, or standing still"
+            raise RendezvousConnectionError(
+                f"job {self.run_id!r} is there, but {why}; in {left:.1f} s it can be begun anew"
+            )
+        first = exchange.count("inbox") + 1  # what was posted until now was for the one that is dead
+        if exchange.replace(CLAIMANT, self._silent[0], self.word) != self.word:
+            self._silent = None
+            raise RendezvousConnectionError(f"another node has just begun job {self.run_id!r} anew")
+        self._first = first
+        self._announce(exchange)
+        return True
+
+    def coordinating(self, exchange: StoreExchange, *, hosts: bool = False) -> LeaderExchange:
+        """A new connection for the coordinator, which can write as long as the job is this node's."""
+        made = exchange.clone()
+        facts = made.store, made._open, made._run_id, made.where, made.served_run
+        again = {SERVES: self.run_id.encode()} if hosts else {}
+        if self._number is not None:
+            again[exchange.of(_NOBODY).full_key(f"{_FOLDER}/{self._number}")] = self._announcement()
+        return LeaderExchange(*facts, claim=self.word, key=self.key, again=again, hosts=hosts, first=self._first)
+
+    def give_up(self, exchange: StoreExchange) -> None:
+        """The job is over, and its id is free for the next one."""
+        if self._number is not None:
+            exchange.of(_NOBODY).delete([f"{_FOLDER}/{self._number}"])
+        if exchange.read([CLAIMANT]) == [self.word]:  # else another node has begun it anew
+            forget(exchange)
+
+    def _lives(self, exchange: StoreExchange) -> bool:
+        """
+        Whether somebody coordinates the job. A greeting is written before the inbox is emptied, and anybody can do
+        that: whoever finds one that is not for this node joins, and ends with the reason.
+        """
+        answers = exchange.answers(_ANSWER)
+        data, pulse = exchange.read([HELLO, PULSE])
+        if answers and data is not None:
+            return True
+        if (hello := greeting_of(data, self.run_id, self.key)) is None:
+            return False
+        (nonce, before), count = self._pulse, count_of(pulse, hello, self.key)
+        self._pulse = hello.nonce, count
+        return nonce == hello.nonce and count > before >= 0
+
+    def _announce(self, exchange: StoreExchange) -> None:
+        self._number = exchange.of(_NOBODY).append(_FOLDER, self._announcement())
+
+    def _announcement(self) -> bytes:
+        return json.dumps({"run_id": self.run_id, "heartbeat": self.heartbeat}).encode("ascii")
+
+
+def forget(exchange: StoreExchange) -> None:
+    """Delete what tells a job that is over from one that never was."""
+    exchange.delete([HELLO, PULSE, CAUSE, "inbox", CLAIMANT])
+
+
+@frozen
+class _Guest:
+    run_id: str
+    heartbeat: float
+
+
+@define
+class _Seen:
+    guest: _Guest
+    pulse: bytes | None
+    since: float
+    """When the pulse was found to be that."""
+
+
+@define(eq=False)
+class Guests:
+    """The other jobs in the store behind *exchange*, as its host sees them."""
+
+    _exchange: StoreExchange
+    _clock: Clock = monotonic
+    _known: dict[int, _Seen] = Factory(dict)
+    """Those that live, or may, by the number of their announcement."""
+
+    def living(self) -> list[str]:
+        """
+        The ids of those that live, or may: call it again and again, a pulse that stands still tells the dead.
+
+        Raises `RendezvousConnectionError` once the store itself is gone.
+        """
+        while True:
+            announced, more = self._look()
+            living = set()
+            for number, seen in sorted(self._known.items()):
+                if self._lives(seen, number in announced):
+                    living.add(seen.guest.run_id)
+                else:
+                    del self._known[number]
+                    if number in announced:  # if it only stood still, it announces itself again
+                        self._remove(number)
+            if living or not more:
+                return sorted(living)
+
+    def _look(self) -> tuple[set[int], bool]:
+        """Learn of new guests; which of those that are known are announced, and whether there was no room for more."""
+        numbers = self._ask(_NOBODY, _numbers)
+        if numbers is None:
+            return set(self._known), False
+        known = self._entries([number for number in numbers if number in self._known])
+        new = [number for number in numbers if number not in self._known]
+        for start in range(0, len(new), MOST):
+            for number, data in self._entries(new[start : start + MOST]).items():
+                guest = _read(data)
+                if guest is None or not self._exchange.of(guest.run_id).takes(PULSE):
+                    self._remove(number)
+                elif len(self._known) == MOST:
+                    return set(known), True
+                else:
+                    self._known[number] = _Seen(guest, None, self._clock())
+                    known[number] = data
+        return set(known), False
+
+    def _entries(self, numbers: list[int]) -> dict[int, bytes]:
+        """The announcements that are there."""
+        keys = [f"{_FOLDER}/{number}" for number in numbers]
+        found = self._ask(_NOBODY, lambda store: store.read(keys))
+        if found is None:  # not known: whoever was there is
+            return {number: b"" for number in numbers if number in self._known}
+        return {number: data for number, data in zip(numbers, found, strict=True) if data is not None}
+
+    def _remove(self, number: int) -> None:
+        self._ask(_NOBODY, lambda store: store.delete([f"{_FOLDER}/{number}"]))
+
+    def _lives(self, seen: _Seen, announced: bool) -> bool:
+        found = self._ask(seen.guest.run_id, lambda store: store.read([PULSE]))
+        if found is not None:
+            if found == [None] and not announced:
+                return False  # it has ended, and said so
+            if found != [seen.pulse]:
+                [seen.pulse], seen.since = found, self._clock()
+        return self._clock() < seen.since + SILENT * seen.guest.heartbeat
+
+    def _ask(self, run_id: str, what: Callable[[StoreExchange], _Answer]) -> _Answer | None:
+        """What the store says to a question of that job; None where it ends the connection for it."""
+        try:
+            return what(self._exchange.of(run_id))
+        except RendezvousConnectionError:
+            self._exchange = self._exchange.clone()
+            return None
+
+
+def wait_for_guests(
+    guests: Guests, limit: float, tell: Callable[[list[str]], None], gone: threading.Event, clock: Clock = monotonic
+) -> None:
+    """Wait until no guest lives, at most *limit* s; who they are is told before, if there is any; *gone* ends it."""
+    deadline, told = clock() + limit, False
+    while (living := guests.living()) and clock() < deadline and not gone.wait(_LOOK * told):
+        if not told:
+            tell(living)
+        told = True
+
+
+def _numbers(store: StoreExchange) -> list[int]:
+    """Of the announcements in the store."""
+    try:
+        return store.numbers(_FOLDER)
+    except RendezvousStateError:  # it does not tell its keys
+        last = 0
+        with suppress(RendezvousStateError):
+            last = store.count(_FOLDER)
+        return [*range(1, MOST + 1), *range(max(MOST, last - MOST) + 1, last + 1)]
+
+
+def _read(data: bytes | None) -> _Guest | None:
+    """The guest that announced itself so; None for what is no announcement."""
+    try:
+        body: Any = json.loads(data or b"")
+        run_id, heartbeat = body["run_id"], body["heartbeat"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not isinstance(run_id, str) or type(heartbeat) not in (int, float) or not 0 < heartbeat <= _LONGEST:
+        return None
+    # No id of a job holds half of a character, and no key could.
+    return None if not run_id or _HALF.search(run_id) else _Guest(run_id, heartbeat)

@@ -1,0 +1,97 @@
+"""
+The connection by which one node writes as a job's coordinator, in a store that anybody can write.
+
+Rules of this file: who coordinates is what a greeting says that is of this job, signed where there is a token. What
+bears no signature is written again: a stranger's scribble on it costs a wait, and another coordinator one an end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import define, evolve, field
+
+from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, key_place
+from elasticlib.rendezvous.protocol._messages import Hello, Pulse, decode
+from elasticlib.rendezvous.protocol._shortening import line
+from elasticlib.rendezvous.stores._state_log import LeadershipLost
+from elasticlib.rendezvous.stores._torch_store import CLAIMANT, StoreExchange
+
+
+def greeting_of(data: bytes | None, run_id: str, key: bytes | None) -> Hello | None:
+    """The greeting of a coordinator of this job; None for anything else."""
+    try:
+        hello = decode(data or b"", key, key_place(run_id, "", HELLO))
+    except RendezvousStateError:
+        return None
+    if not isinstance(hello, Hello) or hello.run_id != run_id:
+        return None
+    return evolve(hello, host=line(hello.host))
+
+
+def count_of(data: bytes | None, hello: Hello, key: bytes | None) -> int:
+    """How far the pulse of the coordinator that greets so has come; -1 where *data* is no pulse of it."""
+    try:
+        pulse = decode(data or b"", key, key_place(hello.run_id, hello.nonce, PULSE))
+    except RendezvousStateError:
+        return -1
+    return pulse.count if isinstance(pulse, Pulse) and pulse.nonce == hello.nonce else -1
+
+
+@define(eq=False)
+class LeaderExchange(StoreExchange):
+    """As `StoreExchange`; `write` raises `LeadershipLost` once another node coordinates the job."""
+
+    claim: bytes = field(kw_only=True)
+    """What stands as the job's `CLAIMANT` while it is this node's."""
+    key: bytes | None = field(default=None, kw_only=True)
+    hosts: bool = field(default=False, kw_only=True)
+    """Whether this node hosts the store: nobody can have begun and ended the job without it."""
+    again: Mapping[str, bytes] = field(factory=dict, kw_only=True)
+    """What else tells of the coordinator, by its place in the store: written anew with each greeting."""
+    _greeted: bytes | None = field(init=False, default=None)
+    """Our greeting, once it was written."""
+    _rival: tuple[str, int] = field(init=False, default=("", -1))
+    """Another coordinator of the job, and how far its pulse had come when it was seen last."""
+
+    def write(self, values: Mapping[str, bytes]) -> None:
+        """Write all values, wake all who wait for their keys."""
+        hello = values.get(HELLO)
+        if hello is not None:
+            self._look_for_rival()
+        self._hold_claim()
+        if hello is not None:
+            with self._speaking() as store:
+                for key, data in self.again.items():
+                    store.set(key, data)  # what is written next is acknowledged after it
+        super().write(values)
+        self._greeted = hello or self._greeted
+
+    def _hold_claim(self) -> None:
+        [claimant] = self.read([CLAIMANT])
+        if claimant == self.claim:
+            return
+        if not self._may_claim(claimant) or self.replace(CLAIMANT, claimant or b"", self.claim) != self.claim:
+            raise LeadershipLost(f"job {self._run_id!r} was taken for dead, and begun anew by another node")
+
+    def _may_claim(self, claimant: bytes | None) -> bool:
+        """Whether the claim is not there because of a stranger: a node that begins the job anew greets at once."""
+        if self._greeted is None:
+            return claimant is None
+        [hello] = self.read([HELLO])
+        return hello == self._greeted or (hello is None and self.hosts)
+
+    def _look_for_rival(self) -> None:
+        """
+        An older greeting may be written again by anybody, and the one of a dead coordinator stands there: whoever
+        coordinates goes on with its pulse. Of two the one that sees that first stops, before it writes again.
+        """
+        data, pulse = self.read([HELLO, PULSE])
+        if data == self._greeted or (hello := greeting_of(data, self._run_id, self.key)) is None:
+            return
+        nonce, before = self._rival
+        count = count_of(pulse, hello, self.key)
+        if nonce == hello.nonce and count > before >= 0:
+            raise LeadershipLost(f"node {hello.host} coordinates it as well")
+        self._rival = hello.nonce, count

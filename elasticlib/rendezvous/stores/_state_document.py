@@ -1,0 +1,123 @@
+"""
+Keys and values in one text that is written whole. Pure.
+
+    {"v": 1, "rev": 7, "keys": {path: [data, version, born]}, "held": {path: [ttl, renewals]}}
+
+Rules of this file: a document never changes, each change makes another one; *rev* counts changes, and is the version
+of what a change wrote. Plain ASCII stays readable, other bytes are base64 in a list.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Set
+from typing import Any
+
+from attrs import evolve, frozen
+
+from elasticlib import _untrusted
+from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous.stores._keys import Item
+
+VERSION = 1
+
+
+@frozen
+class Held:
+    """A key that goes unless its holder renews it."""
+
+    ttl: float
+    """Seconds without a renewal after which others may take it."""
+    renewals: int
+
+
+@frozen
+class Document:
+    """All keys of one job."""
+
+    rev: int = 0
+    items: Mapping[str, Item] = {}
+    held: Mapping[str, Held] = {}
+
+    def put(self, values: Mapping[str, bytes]) -> Document:
+        """With these values, which all get one new version."""
+        rev = self.rev + 1
+        items = dict(self.items)
+        for path, data in values.items():
+            born = items[path].born if path in items else rev
+            items[path] = Item(path, data, rev, born)
+        return evolve(self, rev=rev, items=items)
+
+    def without(self, gone: Set[str]) -> Document:
+        """Without these keys."""
+        return evolve(self.hiding(gone), rev=self.rev + 1) if gone & self.items.keys() else self
+
+    def hiding(self, gone: Set[str]) -> Document:
+        """The same, as somebody sees it for whom these keys are gone; nothing was changed."""
+        items = {path: item for path, item in self.items.items() if path not in gone}
+        return Document(self.rev, items, {path: held for path, held in self.held.items() if path not in gone})
+
+    def hold(self, path: str, token: bytes, ttl: float) -> Document:
+        """With this key as one that was created now and is held."""
+        free = self.without({path}).put({path: token})
+        return evolve(free, held={**free.held, path: Held(ttl, 0)})
+
+    def renew(self, path: str) -> Document:
+        """With one renewal more of this key, which is held; its version stays."""
+        held = self.held[path]
+        return evolve(self, rev=self.rev + 1, held={**self.held, path: evolve(held, renewals=held.renewals + 1)})
+
+    def below(self, folder: str) -> set[str]:
+        """The paths of all keys in the folder, at any depth."""
+        return {path for path in self.items if path.startswith(f"{folder}/")}
+
+    def encode(self) -> bytes:
+        """As ASCII JSON."""
+        body = {
+            "v": VERSION,
+            "rev": self.rev,
+            "keys": {path: [_spelled(item.data), item.version, item.born] for path, item in self.items.items()},
+            "held": {path: [held.ttl, held.renewals] for path, held in self.held.items()},
+        }
+        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def decode_document(data: bytes) -> Document:
+    """The document that *data* holds; else a `RendezvousStateError`."""
+    try:
+        body = _untrusted.parse(data)
+        if body["v"] != VERSION:
+            raise ValueError(f"it has version {_untrusted.shown(body['v'])}, we speak {VERSION}")
+        items = {
+            path: Item(path, _read(text), _count(version), _count(born))
+            for path, (text, version, born) in body["keys"].items()
+        }
+        held = {path: Held(_seconds(ttl), _count(renewals)) for path, (ttl, renewals) in body["held"].items()}
+        if not held.keys() <= items.keys():
+            raise ValueError("a key is held that is not there")
+        return Document(_count(body["rev"]), items, held)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RendezvousStateError(f"the state {data[:80]!r} was not written by a job: {error!r}") from error
+
+
+def _spelled(data: bytes) -> str | list[str]:
+    return data.decode("ascii") if data.isascii() else [base64.b64encode(data).decode("ascii")]
+
+
+def _read(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode("ascii")
+    (text,) = value
+    return base64.b64decode(text, validate=True)
+
+
+def _count(value: Any) -> int:
+    return _untrusted.whole(value, 0)
+
+
+def _seconds(value: Any) -> float:
+    found = _untrusted.seconds(value)
+    if not found > 0:
+        raise ValueError(f"{_untrusted.shown(value)} should be seconds above 0")
+    return found

@@ -1,0 +1,279 @@
+"""
+Keys of a job in a `RendezvousBackend`: whatever can hold one state and compare before it sets carries a job.
+
+Rules of this file: every change is one conditional write of the whole state, so what must hold together does. The back
+end is called by one thread at a time. It cannot tell of changes: who waits looks again and again, the more seldom the
+longer nothing came, and one look serves all who wait.
+A state with fewer changes than one that was seen is not believed: it was put back by somebody, or read from a copy.
+A holder is gone when its renewals stand still for its time to live, by the clock of whoever looks.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from elasticlib._clock import Clock, monotonic
+from elasticlib.errors import RendezvousConnectionError, RendezvousError
+from elasticlib.rendezvous.stores._keys import Hold, Item
+from elasticlib.rendezvous.stores._state_backend import RendezvousBackend, Token
+from elasticlib.rendezvous.stores._state_document import Document, Held, decode_document
+from elasticlib.rendezvous.stores._state_log import LeadershipLost
+
+SHORTEST, LONGEST = 0.01, 1.0
+"""Bounds, in seconds, of the pause between two looks of one who waits."""
+_SHARED = 0.9
+"""Share of its pause for which one who waits is content with a look of somebody else's."""
+_REMEMBERED = 64
+"""Waits of which it is known how long nothing came."""
+_COLLISION = 0.005
+"""Seconds of the first pause after a write that another one forestalled, at most; twice that after the next one."""
+_COLLISIONS = 6
+
+_T = TypeVar("_T")
+
+
+class SharedState:
+    """The state as all connections of this program see it; each call may block for as long as *backend* does."""
+
+    def __init__(self, backend: RendezvousBackend, clock: Clock = monotonic, longest: float = LONGEST) -> None:
+        """*longest*: seconds of the pause between two looks where nothing has come for long."""
+        self.clock = clock
+        self.longest = longest
+        self.name = backend.name
+        self.turned = threading.Condition()
+        """Told of every change that this program makes or sees."""
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._data: bytes | None = None
+        self._token: Token | None = None
+        self._document = Document()
+        self._looked = -float("inf")
+        self._sightings: dict[str, tuple[Item, Held, float]] = {}
+        self._shown: tuple[bytes | None, frozenset[str]] = (None, frozenset())
+        self._views = 0
+        self._still: dict[tuple[str, bool], tuple[object, float]] = {}
+
+    def read(self, max_age: float = 0.0) -> tuple[Document, int]:
+        """
+        The state as it was at most *max_age* seconds ago, without keys whose holders are gone.
+
+        Besides, a number that grows when any of that changes: a holder goes though nobody writes.
+        """
+        with self._lock:
+            if self.clock() - self._looked > max_age or not max_age:
+                self._look()
+            return self._present(), self._views
+
+    def pause(self, path: str, folder: bool, part: object) -> float:
+        """
+        Seconds until one who waits for another *part* at *path* is to look again: as long as it was that one.
+
+        A wait that was cut short and taken up again is one wait.
+        """
+        now = self.clock()
+        with self._lock:
+            before, since = self._still.pop((path, folder), (part, now))
+            since = since if before == part else now
+            self._still[path, folder] = part, since
+            if len(self._still) > _REMEMBERED:
+                del self._still[next(iter(self._still))]
+        return min(max(now - since, SHORTEST), self.longest)
+
+    def change(self, step: Callable[[Document], tuple[Document, _T]]) -> _T:
+        """
+        Write what *step* makes of the present state, and return what it says besides.
+
+        It is called again when another node was faster. What it raises is raised, and nothing is written.
+        """
+        with self._lock:
+            collisions = 0
+            self._look()
+            while True:
+                before = self._present()
+                after, answer = step(before)
+                if after is before or self._write(after):
+                    return answer
+                collisions = min(collisions + 1, _COLLISIONS)
+                with self.turned:
+                    self.turned.wait(random.uniform(0.0, _COLLISION * 2**collisions))
+
+    def _look(self) -> None:
+        asked = self.clock()
+        self._take(_asked(self._backend.get_state))
+        self._looked = asked
+
+    def _write(self, document: Document) -> bool:
+        data = document.encode()
+        reply = _asked(lambda: self._backend.set_state(data, self._token))
+        self._take(None if reply is None else reply[:2])
+        return reply is not None and reply[2]
+
+    def _take(self, found: tuple[bytes, Token] | None) -> None:
+        data, token = (None, None) if found is None else found
+        if data is None or data != self._data:
+            document = Document() if data is None else decode_document(data)
+            if document.rev < self._document.rev:
+                # A copy that lags behind catches up; where somebody put an old state back, contact stays lost.
+                what = f"the state in {self.name} was set back from its change {self._document.rev} to {document.rev}"
+                raise RendezvousConnectionError(f"{what}: it is an old one")
+            self._document, self._data = document, data
+            with self.turned:
+                self.turned.notify_all()
+        self._token = token
+        self._sight()
+
+    def _sight(self) -> None:
+        now = self.clock()
+        seen = {}
+        for path, held in self._document.held.items():
+            item = self._document.items[path]
+            last = self._sightings.get(path)
+            seen[path] = last if last is not None and last[:2] == (item, held) else (item, held, now)
+        self._sightings = seen
+
+    def _present(self) -> Document:
+        now = self.clock()
+        gone = frozenset(path for path, (_, held, since) in self._sightings.items() if now - since > held.ttl)
+        if self._shown != (self._data, gone):
+            self._shown = (self._data, gone)
+            self._views += 1
+        return self._document.hiding(gone) if gone else self._document
+
+
+class StateKeys:
+    """`Keys` in a `SharedState`; a hold is checked in the same write, always."""
+
+    def __init__(self, state: SharedState) -> None:
+        self._all = state
+        self._interrupted = self._closed = False
+
+    @property
+    def _state(self) -> SharedState:
+        if self._closed:
+            raise RendezvousConnectionError(f"the connection to the state in {self._all.name} is closed")
+        return self._all
+
+    def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
+        document, view = self._state.read()
+        return [document.items.get(path) for path in paths], view
+
+    def write(self, values: Mapping[str, bytes], hold: Hold | None = None) -> None:
+        self._state.change(lambda document: (_held_by(document, hold).put(values), None))
+
+    def append(self, folder: str, data: bytes) -> None:
+        path = f"{folder}/{uuid.uuid4().hex}"
+        self._state.change(lambda document: (document.put({path: data}), None))
+
+    def entries(self, folder: str, after: int) -> tuple[list[Item], int]:
+        document, view = self._state.read()
+        found = [document.items[path] for path in document.below(folder)]
+        return sorted((item for item in found if item.born > after), key=lambda item: item.born), view
+
+    def swap(self, path: str, data: bytes, version: int, hold: Hold | None = None) -> int | None:
+        def step(document: Document) -> tuple[Document, int | None]:
+            item = document.items.get(path)
+            if (0 if item is None else item.version) != version or not _is_held(document, hold):
+                return document, None
+            after = document.put({path: data})
+            return after, after.rev
+
+        return self._state.change(step)
+
+    def delete(self, paths: Sequence[str], hold: Hold | None = None) -> None:
+        self._state.change(lambda document: (_held_by(document, hold).without(set(paths)), None))
+
+    def clear(self, folder: str, hold: Hold | None = None) -> None:
+        self._state.change(lambda document: (_held_by(document, hold).without(document.below(folder)), None))
+
+    def changed(self, path: str, since: int, timeout: float, folder: bool = False) -> None:
+        state = self._state
+        deadline = state.clock() + timeout
+        document, view = state.read(state.longest)
+        if view != since:
+            return  # of what came between nothing is known: whoever asks looks again
+        before = _part(document, path, folder)
+        while not self._interrupted and (left := deadline - state.clock()) > 0:
+            pause = state.pause(path, folder, before)
+            with state.turned:
+                if not self._interrupted:
+                    state.turned.wait(min(pause, left))
+            document, _ = state.read(_SHARED * pause)
+            if _part(document, path, folder) != before:
+                return
+
+    def seize(self, path: str, name: str, ttl: float) -> Hold | None:
+        token = f"{name}/{uuid.uuid4().hex[:8]}"
+
+        def step(document: Document) -> tuple[Document, Hold | None]:
+            if path in document.items:
+                return document, None
+            after = document.hold(path, token.encode(), ttl)
+            return after, Hold(path, token, after.rev, 0, ttl)
+
+        return self._state.change(step)
+
+    def renew(self, hold: Hold) -> bool:
+        def step(document: Document) -> tuple[Document, bool]:
+            ours = _is_held(document, hold)
+            return (document.renew(hold.path) if ours else document), ours
+
+        return self._state.change(step)
+
+    def holds(self, hold: Hold) -> bool:
+        return _is_held(self._state.read()[0], hold)
+
+    def release(self, hold: Hold) -> None:
+        def step(document: Document) -> tuple[Document, None]:
+            return (document.without({hold.path}) if _is_held(document, hold) else document), None
+
+        self._state.change(step)
+
+    def keep(self, folder: str) -> None:
+        """Nothing: the state stays for as long as its back end keeps it."""
+
+    def clone(self) -> StateKeys:
+        return StateKeys(self._all)
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        with self._all.turned:
+            self._all.turned.notify_all()
+
+    def close(self) -> None:
+        self._closed = True
+        self.interrupt()
+
+
+def _part(document: Document, path: str, folder: bool) -> object:
+    """What somebody sees who looks at the key, or at the keys in the folder."""
+    if folder:
+        return {(each, document.items[each].version) for each in document.below(path)}
+    item = document.items.get(path)
+    return None if item is None else item.version
+
+
+def _is_held(document: Document, hold: Hold | None) -> bool:
+    if hold is None:
+        return True
+    item = document.items.get(hold.path)
+    return item is not None and item.data == hold.token.encode()
+
+
+def _held_by(document: Document, hold: Hold | None) -> Document:
+    if not _is_held(document, hold):
+        raise LeadershipLost("another node coordinates by now")
+    return document
+
+
+def _asked(call: Callable[[], _T]) -> _T:
+    """The back end's answer; whatever it raises is one of the errors that a rendezvous knows."""
+    try:
+        return call()
+    except RendezvousError:
+        raise
+    except Exception as error:  # somebody else's code
+        raise RendezvousConnectionError(f"the back end failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,278 @@
+"""
+An exchange over a store of torch: TCPStore, or FileStore on one machine.
+
+Rules of this file: every call is one round trip or a few, and what it wrote is acknowledged when it returns. torch's
+exceptions end here. What strangers write under our keys is passed on as bytes, or is a `RendezvousStateError`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Protocol
+from urllib.parse import quote
+
+from attrs import define, evolve, field
+
+from elasticlib._clock import Clock, monotonic
+from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous.protocol._exchange import Posted, RequestRefusedError, parts
+from elasticlib.rendezvous.stores._counted_inbox import LATE, CountedInbox
+from elasticlib.rendezvous.stores._file_store import LATEST, SOONEST
+
+ROOT = "elasticlib/"
+"""What all our keys start with; workers that share the store use others."""
+SERVES = f"{ROOT}serves"
+"""Run id of the job whose node hosts the store."""
+SERVER = f"{ROOT}server"
+"""A random word that the hosting node made up."""
+CLAIMANT = "claimant"
+"""Who coordinates the job: a word of that process's own."""
+TOGETHER = 1000
+"""Keys in one request."""
+LONGEST_WAIT = 3600.0
+_BYTES = 128 * 1024
+"""Of values in one request that writes several: TCPStore's time for a request grows with the square of its length."""
+_LONGEST_VALUE, _LONGEST_KEY = 8 * 1024 * 1024, 8 * 1024 - 1
+"""Bytes that TCPStore takes; it resets the connection of whoever sends more, which looks like an outage."""
+
+_DIGITS = 20
+"""Of a counter at most: it has 64 bits."""
+_NUMBER = re.compile("[1-9][0-9]{0,17}")
+
+
+class Store(Protocol):
+    """What we use of torch's stores; values are bytes, whatever their stubs say."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+    def add(self, key: str, value: int) -> int: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def compare_set(self, key: str, expected_value: bytes, desired_value: bytes) -> bytes: ...
+    def delete_key(self, key: str) -> bool: ...
+    def multi_get(self, keys: list[str]) -> list[bytes]: ...
+    def multi_set(self, keys: list[str], values: list[bytes]) -> None: ...
+    def list_keys(self) -> list[str]: ...
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
+
+
+@define(eq=False)
+class StoreExchange:
+    """The contract is that of `Exchange`."""
+
+    store: Store | None
+    """The connection; None once it is closed or lost."""
+    _open: Callable[[], Store]
+    """Opens another connection, within a time limit; raises `RendezvousConnectionError`."""
+    _run_id: str
+    where: str
+    """The store's place, for people."""
+    served_run: str | None = None
+    """Run id of the job whose node hosts the store; None when nobody said."""
+    _clock: Clock = field(default=monotonic, kw_only=True)
+    first: int = field(default=1, kw_only=True)
+    """Number of the first inbox entry that is received: earlier ones were for somebody else."""
+    _inbox: CountedInbox = field(init=False)
+    _nothing: bytes = field(init=False, factory=lambda: secrets.token_bytes(16))
+    """Stands for an absent key; nobody can write it on purpose."""
+
+    def __attrs_post_init__(self) -> None:
+        self._inbox = CountedInbox(self._count, self._entries, self._wait_for_entry, clock=self._clock, next=self.first)
+
+    def add(self, key: str, n: int) -> int:
+        """Add *n* to a counter that starts at 0 and return the sum."""
+        with self._speaking() as store:
+            return store.add(self.full_key(key), n)
+
+    def post(self, data: bytes) -> None:
+        """Append an entry to the inbox."""
+        self._check({"inbox": data})
+        began = self._clock()
+        self.append("inbox", data)
+        if self._clock() - began > LATE / 2:
+            why = "took so long that nobody may look for this entry any more"
+            raise RendezvousConnectionError(f"the store at {self.where} {why}")
+
+    def answers(self, limit: float) -> bool:
+        """Whether somebody receives and discards an entry of the inbox within *limit* seconds."""
+        began = self._clock()
+        number, pause = self.append("inbox", b""), SOONEST
+        while self.read([f"inbox/{number}"]) != [None]:
+            if (left := began + limit - self._clock()) <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LATEST)
+        return True
+
+    def receive(self, timeout: float | None) -> Sequence[Posted]:
+        """Entries that this connection has not received yet, oldest first."""
+        return self._inbox.receive(timeout)
+
+    def discard(self, entries: Sequence[Posted]) -> None:
+        """Forget entries that were received."""
+        self.delete([f"inbox/{entry.number}" for entry in entries])
+
+    def write(self, values: Mapping[str, bytes]) -> None:
+        """Write all values, wake all who wait for their keys."""
+        self._check(values)
+        last = ""
+        with self._speaking() as store:
+            for part in parts(values, TOGETHER, _BYTES):
+                keys = [self.full_key(key) for key, _ in part]
+                store.multi_set(keys, [data for _, data in part])
+                last = keys[-1]
+            if last:
+                store.check([last])  # requests of a connection are served in order
+
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The value of each key; None for an absent one."""
+        full = [self.full_key(key) for key in keys]
+        with self._speaking() as store:
+            parts = (self._read(store, full[start : start + TOGETHER]) for start in range(0, len(full), TOGETHER))
+            return [value for part in parts for value in part]
+
+    def wait(self, key: str, timeout: float | None) -> bool:
+        """Block until the key is there; whether it was within *timeout* seconds."""
+        deadline = None if timeout is None else self._clock() + timeout
+        with self._speaking() as store:
+            while True:
+                left = LONGEST_WAIT if deadline is None else deadline - self._clock()
+                if left <= 0:
+                    return store.check([self.full_key(key)])
+                if self._wait(store, self.full_key(key), min(left, LONGEST_WAIT)):
+                    return True
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Forget the keys."""
+        with self._speaking() as store:
+            for key in keys:
+                store.delete_key(self.full_key(key))
+
+    def clear_foreign(self) -> None:
+        """Delete every key that is not of elasticlib."""
+        with self._speaking() as store:
+            for key in self._list(store):
+                if not key.startswith(ROOT):
+                    store.delete_key(key)
+
+    def replace(self, key: str, old: bytes, new: bytes) -> bytes:
+        """Write *new* if *old* is there, or nothing is and *old* is empty; what stands there afterwards."""
+        with self._speaking() as store:
+            return store.compare_set(self.full_key(key), old, new)
+
+    def append(self, folder: str, data: bytes) -> int:
+        """Leave *data* as the next entry of *folder*; its number."""
+        with self._speaking() as store:
+            number = store.add(self.full_key(folder), 1)
+            if number < 1:
+                raise RendezvousStateError(f"the {folder} counter was destroyed: it says {number}")
+            entry = self.full_key(f"{folder}/{number}")
+            store.set(entry, data)
+            store.check([entry])  # the acknowledgement; the entry itself may have been received by now
+            return number
+
+    def count(self, folder: str) -> int:
+        """The number of the last entry of *folder*; 0 where there never was one."""
+        [text] = self.read([folder])  # adding 0 to what is no number would break the connection
+        try:
+            if text and len(text) > _DIGITS:
+                raise ValueError("no counter has so many digits")
+            return int(text or b"0")
+        except ValueError as error:
+            raise RendezvousStateError(f"the {folder} counter was destroyed: it says {text!r:.80}") from error
+
+    def numbers(self, folder: str) -> list[int]:
+        """The numbers of all entries of *folder* that are there, whatever its counter says."""
+        prefix = self.full_key(f"{folder}/")
+        with self._speaking() as store:
+            found = (key[len(prefix) :] for key in self._list(store) if key.startswith(prefix))
+            return sorted(int(text) for text in found if _NUMBER.fullmatch(text))
+
+    def takes(self, key: str) -> bool:
+        """Whether the store has room for such a key: it ends the connection of whoever asks for a longer one."""
+        return len(self.full_key(key).encode()) <= _LONGEST_KEY
+
+    def of(self, run_id: str) -> StoreExchange:
+        """This very connection, for the keys of another job."""
+        return StoreExchange(self.store, self._open, run_id, self.where, self.served_run, clock=self._clock)
+
+    def clone(self) -> StoreExchange:
+        """Another connection to the same store."""
+        return evolve(self, store=self._open())
+
+    def close(self) -> None:
+        """Give the connection up; a thread that still waits in it keeps it until then."""
+        self.store = None
+
+    def root(self, key: str, timeout: float) -> bytes | None:
+        """The value of a key that belongs to no job, once it is there; None if that takes longer than *timeout* s."""
+        with self._speaking() as store:
+            return self._read_one(store, key) if self._wait(store, key, timeout) else None
+
+    def _check(self, values: Mapping[str, bytes]) -> None:
+        for key, data in values.items():
+            if len(data) > _LONGEST_VALUE or not self.takes(key):
+                asked = f"{len(data):,} bytes at {key:.80}"
+                most = f"{_LONGEST_VALUE:,} bytes at a key of {_LONGEST_KEY:,}"
+                raise RequestRefusedError(f"the store at {self.where} takes no {asked}: {most} are its limit", True)
+
+    def _list(self, store: Store) -> list[str]:
+        try:
+            return store.list_keys()
+        except UnicodeDecodeError as error:
+            raise RendezvousStateError(f"a stranger's key in the store at {self.where} is no text") from error
+
+    def full_key(self, key: str) -> str:
+        """Where the key of this job lies in the store."""
+        return f"{ROOT}{quote(self._run_id, safe='')}/{key}"
+
+    @contextmanager
+    def _speaking(self) -> Iterator[Store]:
+        if self.store is None:
+            raise RendezvousConnectionError(f"the connection to the store at {self.where} is closed")
+        try:
+            yield self.store
+        except (RuntimeError, OSError, ValueError) as error:
+            self.store = None
+            what = str(error).partition("\n")[0].partition("Exception raised from")[0]
+            raise RendezvousConnectionError(f"lost the store at {self.where}: {what}") from error
+
+    def _read(self, store: Store, keys: list[str]) -> list[bytes | None]:
+        """Most keys that are asked for are there: then two round trips do for all."""
+        from torch.distributed import DistStoreError
+
+        if len(keys) > 2 and store.check(keys):
+            # A key that is deleted meanwhile reads as empty, which no message is, or lets multi_get run into its limit.
+            with suppress(DistStoreError):
+                values = store.multi_get(keys)
+                return [value or self._read_one(store, key) for key, value in zip(keys, values, strict=True)]
+        if len(keys) < 4:
+            return [self._read_one(store, key) for key in keys]
+        middle = len(keys) // 2
+        return [*self._read(store, keys[:middle]), *self._read(store, keys[middle:])]
+
+    def _read_one(self, store: Store, key: str) -> bytes | None:
+        # Writes nothing: an absent key does not equal a text that is not empty. A plain get would block.
+        value = store.compare_set(key, self._nothing, self._nothing)
+        return None if value == self._nothing else value
+
+    def _wait(self, store: Store, key: str, timeout: float) -> bool:
+        from torch.distributed import DistStoreError
+
+        try:
+            store.wait([key], timedelta(milliseconds=max(1, int(timeout * 1000))))  # 0 would be for ever
+        except DistStoreError:
+            return False
+        return True
+
+    def _count(self) -> int:
+        return self.count("inbox")
+
+    def _entries(self, numbers: Sequence[int]) -> list[bytes | None]:
+        return self.read([f"inbox/{number}" for number in numbers])
+
+    def _wait_for_entry(self, number: int, timeout: float | None) -> bool:
+        return self.wait(f"inbox/{number}", timeout)

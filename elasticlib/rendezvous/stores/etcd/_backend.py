@@ -1,0 +1,196 @@
+"""
+The etcd back end: any node may go, the one that coordinates included.
+
+Rules of this file: a connection is made here, and errors are told apart here; values are checked when the back
+end is made, before anything waits. Nobody hosts anything: the servers are there before the job and after it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any
+
+from elasticlib.errors import ConfigError, RendezvousConnectionError
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint
+from elasticlib.rendezvous.net._resolver import resolve
+from elasticlib.rendezvous.stores._compare_and_set import EtcdExchange
+from elasticlib.rendezvous.stores._election import Candidate
+from elasticlib.rendezvous.stores._keys import Keys, component
+from elasticlib.rendezvous.stores._state_log import Journal
+from elasticlib.rendezvous.stores.etcd._http import Line, Site
+from elasticlib.rendezvous.stores.etcd._v2 import V2Keys
+from elasticlib.rendezvous.stores.etcd._v3 import Keeper, V3Keys
+
+DEFAULT_PORT = 2379
+DEFAULT_PREFIX = "/torchelastic/p2p"
+NAMES = ("etcd", "etcd-v2", "etcd-v3")
+_NO_V2 = "its v2 API is off; start etcd with --enable-v2 (up to 3.5), or use rdzv_backend='etcd-v3'"
+
+
+class EtcdBackend:
+    """
+    Makes connections for one job. ``etcd-v2`` and ``etcd-v3`` name the API; ``etcd`` takes v2 where the server
+    has it, else v3. The endpoint may name several servers, with commas: any one will do.
+    """
+
+    def __init__(self, job: Job) -> None:
+        if job.backend not in NAMES:
+            raise ConfigError(f"rdzv_backend={job.backend!r} is none of {', '.join(NAMES)}")
+        self.name = job.backend
+        self._heartbeat = job.heartbeat
+        self._endpoints = _endpoints(job.endpoint)
+        self._tls = _tls(job.options)
+        prefix = str(job.options.get("etcd_prefix", DEFAULT_PREFIX)).strip("/")
+        self._root = f"/{prefix}/job_{component(job.run_id)}".replace("//", "/")
+        self._limit = _limit(job)
+        self._address: str | None = None
+        self._keeper = Keeper()
+
+    def serve(self, deadline: float) -> bool:
+        """False: a job never hosts etcd."""
+        return False
+
+    def dial(self, timeout: float) -> EtcdExchange:
+        """
+        One attempt to reach one of the servers, within about *timeout* seconds.
+
+        Raises `RendezvousConnectionError`, or `ConfigError` where trying again is in vain.
+        """
+        return EtcdExchange(self.connect(timeout), self._root)
+
+    def connect(self, timeout: float) -> Keys:
+        """Like `dial`, for those who need more than an exchange."""
+        deadline = time.monotonic() + timeout
+        troubles = []
+        endpoints = self._endpoints
+        for number, (host, port) in enumerate(endpoints):
+            try:
+                addresses = resolve(host, port, self._share(deadline, len(endpoints) - number))
+            except RendezvousConnectionError as error:
+                troubles.append(str(error))
+                continue
+            for index, address in enumerate(addresses):
+                share = self._share(deadline, len(endpoints) - number + len(addresses) - index - 1)
+                try:
+                    keys = self._speak(Site(host, port, address.host, self._tls), share)
+                except RendezvousConnectionError as error:
+                    troubles.append(str(error))
+                    continue
+                self._address = _own_address(address.family, address.place(port))
+                self._endpoints = [(host, port), *endpoints[:number], *endpoints[number + 1 :]]
+                return keys
+        raise RendezvousConnectionError("etcd cannot be reached: " + "; ".join(dict.fromkeys(troubles)))
+
+    def address(self) -> str | None:
+        """This machine's address on the way to the server that answered last; None before that."""
+        return self._address
+
+    def candidate(
+        self,
+        name: str,
+        on_elected: Callable[[Journal], None],
+        on_lost: Callable[[str], None],
+        ttl: float | None = None,
+    ) -> Candidate:
+        """One who stands for the coordination of the job; *ttl* is half the heartbeat time, and 2 s at least."""
+        seconds = max(2.0, self._heartbeat / 2) if ttl is None else ttl
+        return Candidate(self.connect, self._root, name, seconds, on_elected, on_lost)
+
+    def close(self) -> None:
+        """Nothing: connections are closed by those who have them."""
+
+    @staticmethod
+    def _share(deadline: float, parts: int) -> float:
+        return max((deadline - time.monotonic()) / parts, 0.1)
+
+    def _speak(self, site: Site, limit: float) -> Keys:
+        line = Line(site, limit)
+        try:
+            version = self._version(line)
+            keys = self._keys(line, version)
+            keys.keep(self._root)
+            line.limit = self._limit
+            return keys
+        except BaseException:
+            line.close()
+            raise
+
+    def _version(self, line: Line) -> tuple[int, ...]:
+        reply = line.call("GET", "/version").json()
+        try:
+            return tuple(int(part) for part in reply["etcdserver"].split(".")[:2])
+        except (KeyError, AttributeError, ValueError):
+            why = f"{line.site.url} answers, but is no etcd: it says {str(reply)[:80]}"
+            raise RendezvousConnectionError(why) from None
+
+    def _keys(self, line: Line, version: tuple[int, ...]) -> Keys:
+        if self.name != "etcd-v3":
+            answer = line.call("GET", "/v2/keys/")
+            if answer.data.lstrip().startswith(b"{"):
+                return V2Keys(line)
+            if self.name == "etcd-v2":
+                raise ConfigError(f"rdzv_backend='etcd-v2': {line.site.url} is an etcd, but {_NO_V2}")
+        if version < (3, 3):
+            spoken = ".".join(map(str, version))
+            raise ConfigError(f"{line.site.url} is etcd {spoken}, whose v3 API this cannot use: 3.3 or later is needed")
+        return V3Keys(line, "/v3" if version >= (3, 4) else "/v3beta", self._keeper)
+
+
+def _endpoints(text: str) -> list[tuple[str, int]]:
+    endpoints = [parse_rendezvous_endpoint(part, DEFAULT_PORT) for part in text.split(",")]
+    for _, port in endpoints:
+        if port == 0:
+            raise ConfigError(f"rdzv_endpoint={text!r}: port 0 is no server's; etcd's own is {DEFAULT_PORT}")
+    return list(dict.fromkeys(endpoints))
+
+
+def _limit(job: Job) -> float:
+    """Seconds that one call may take: a silent server is to be noticed well before this node is thought lost."""
+    asked = float(job.options.get("read_timeout", 60.0))
+    return min(asked, max(2.0, job.heartbeat / 2)) if job.heartbeat else asked
+
+
+def _tls(options: Any) -> ssl.SSLContext | None:
+    files = {
+        name: options.get(name, options.get(other))
+        for name, other in (("ssl_cert", "cert"), ("ssl_cert_key", "key"), ("ca_cert", "cacert"))
+    }
+    for name, path in files.items():
+        if path is not None and not os.path.isfile(path):
+            raise ConfigError(f"{name}={path!r}: there is no such file")
+    protocol = options.get("protocol", "http")
+    if protocol not in ("http", "https"):
+        raise ConfigError(f"protocol={protocol!r} must be http or https")
+    given = [name for name, path in files.items() if path is not None]
+    if protocol == "http":
+        if given:
+            raise ConfigError(f"{given[0]} is given, but protocol is http: add protocol=https")
+        return None
+    if files["ssl_cert_key"] and not files["ssl_cert"]:
+        raise ConfigError(f"ssl_cert_key={files['ssl_cert_key']!r} is given without ssl_cert")
+    try:
+        context = ssl.create_default_context(cafile=files["ca_cert"])
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(f"ca_cert={files['ca_cert']!r} holds no certificate: {error}") from error
+    if files["ssl_cert"]:
+        try:
+            # Without a password's prompt: nobody is there to answer it.
+            context.load_cert_chain(files["ssl_cert"], files["ssl_cert_key"], password="")
+        except (ssl.SSLError, OSError) as error:
+            pair = f"ssl_cert={files['ssl_cert']!r} and ssl_cert_key={files['ssl_cert_key']!r}"
+            raise ConfigError(f"{pair} are no certificate and key of it: {error}") from error
+    return context
+
+
+def _own_address(family: int, place: tuple[Any, ...]) -> str | None:
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting it sends nothing
+        try:
+            probe.connect(place)
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])

@@ -1,0 +1,185 @@
+"""
+A private etcd server of one's own, for tests and for trying things out.
+
+Rules of this file: the server lives in a folder and on ports of its own, on loopback only, and dies with the
+program that started it, however that ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from typing import IO, Any
+
+from elasticlib.errors import ConfigError, RendezvousConnectionError, StartError
+from elasticlib.rendezvous.stores.etcd import _keeper
+from elasticlib.rendezvous.stores.etcd._http import Line, Site
+from elasticlib.rendezvous.stores.etcd._v3 import V3Keys
+from elasticlib.utils import get_socket_with_port
+
+_log = logging.getLogger("elasticlib")
+
+_HOST = "127.0.0.1"
+_CALL_LIMIT = 5.0
+_POLL = 0.02
+
+
+def find_etcd() -> str:
+    """The etcd program: `TORCHELASTIC_ETCD_BINARY_PATH`, else what PATH has; `ConfigError` if there is none."""
+    named = os.environ.get("TORCHELASTIC_ETCD_BINARY_PATH")
+    found = shutil.which(named or "etcd")
+    if found is None:
+        where = f"TORCHELASTIC_ETCD_BINARY_PATH={named!r} is no program" if named else "there is no etcd on the PATH"
+        raise ConfigError(f"{where}: install it, as with apt-get install etcd-server")
+    return found
+
+
+def find_free_port() -> socket.socket:
+    """A bound socket on a free port of this machine; close it before somebody else binds the port."""
+    return get_socket_with_port()
+
+
+def stop_etcd(subprocess: subprocess.Popen[bytes], data_dir: str | None = None) -> None:
+    """End a server that runs as *subprocess*, if it still does, and delete *data_dir* where that is given."""
+    if subprocess.poll() is None:
+        subprocess.terminate()
+        subprocess.wait()
+    if data_dir is not None:
+        shutil.rmtree(data_dir, ignore_errors=True)
+
+
+class EtcdServer:
+    """
+    One etcd process; `start` it, `stop` it, or use it in a ``with`` statement. (torch:
+    ``torch.distributed.elastic.rendezvous.etcd_server.EtcdServer``)
+    """
+
+    def __init__(self, data_dir: str | None = None, *, v2: bool = True) -> None:
+        """Data go to *data_dir*, which is kept, or to a temporary folder. *v2*: offer the v2 API, too."""
+        self._given_dir = data_dir
+        self._v2 = v2
+        self._port = -1
+        self._process: subprocess.Popen[bytes] | None = None
+        self._leash = -1
+        self._dir = ""
+
+    def __enter__(self) -> EtcdServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, timeout: float = 60, num_retries: int = 3, stderr: int | IO[Any] | None = None) -> None:
+        """
+        Return once it answers. A port that somebody else took meanwhile is worth *num_retries* more attempts.
+        Raises `ConfigError` when there is no etcd program, `StartError` when it does not get to work.
+        """
+        if self._process is not None:
+            _log.warning("this etcd server was started already: start() has no effect until it is stopped")
+            return
+        program = find_etcd()
+        deadline = time.monotonic() + timeout
+        why = ""
+        for _ in range(num_retries + 1):
+            why = self._attempt(program, deadline, stderr)
+            if not why:
+                atexit.register(self.stop)
+                return
+            self.stop()
+            if time.monotonic() >= deadline:
+                break
+        raise StartError(f"{program} does not get to work: {why}")
+
+    def stop(self) -> None:
+        """End the server and delete its temporary folder; may come twice."""
+        process, self._process = self._process, None
+        if self._leash >= 0:
+            os.close(self._leash)
+            self._leash = -1
+        if process is not None:
+            process.wait()
+        if self._dir and self._given_dir is None:
+            shutil.rmtree(self._dir, ignore_errors=True)
+        self._dir = ""
+        atexit.unregister(self.stop)
+
+    def get_host(self) -> str:
+        """Where it listens."""
+        return _HOST
+
+    def get_port(self) -> int:
+        """On which port; -1 before it was started."""
+        return self._port
+
+    def get_endpoint(self) -> str:
+        """``host:port``, as `rdzv_endpoint` wants it."""
+        return f"{_HOST}:{self._port}"
+
+    def get_client(self) -> V3Keys:
+        """A connection to its v3 keys, for one thread."""
+        return V3Keys(Line(Site(_HOST, self._port, _HOST), _CALL_LIMIT))
+
+    def _attempt(self, program: str, deadline: float, stderr: int | IO[Any] | None) -> str:
+        """Why it failed; empty when the server answers."""
+        self._dir = self._given_dir or tempfile.mkdtemp(prefix="elasticlib_etcd_")
+        self._port, peer = _free_ports()
+        client, peers = f"http://{_HOST}:{self._port}", f"http://{_HOST}:{peer}"
+        name = f"etcd-{uuid.uuid4().hex[:8]}"
+        command = [
+            *(program, "--name", name, "--data-dir", self._dir),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers),
+            *("--initial-cluster", f"{name}={peers}"),
+            *(("--enable-v2",) if self._v2 and _has_v2(program) else ()),
+        ]
+        held, self._leash = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", _keeper.__file__, str(held), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL if stderr is None else stderr,
+                pass_fds=(held,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(held)
+        while self._process.poll() is None:
+            if self._answers():
+                return ""
+            if time.monotonic() >= deadline:
+                return "it did not answer in time"
+            time.sleep(_POLL)
+        return f"it ended with exit status {self._process.returncode}; start(stderr=None) hides what it said"
+
+    def _answers(self) -> bool:
+        line = Line(Site(_HOST, self._port, _HOST), _CALL_LIMIT)
+        with contextlib.closing(line), contextlib.suppress(RendezvousConnectionError):
+            return line.call("GET", "/health").json().get("health") == "true"
+        return False
+
+
+def _has_v2(program: str) -> bool:
+    """The v2 API went with etcd 3.6, and its option, too."""
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"etcd Version: (\d+)\.(\d+)", done.stdout)
+    return found is not None and (int(found[1]), int(found[2])) < (3, 6)
+
+
+def _free_ports() -> tuple[int, int]:
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for sock in socks:
+            sock.bind((_HOST, 0))
+        return socks[0].getsockname()[1], socks[1].getsockname()[1]

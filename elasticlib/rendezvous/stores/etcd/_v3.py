@@ -1,0 +1,233 @@
+"""
+etcd's v3 API through its JSON gateway: transactions, leases, watches.
+
+Rules of this file: what must hold together is one transaction; a transaction has less than etcd's 128
+operations and 1.5 MiB. Bytes travel as base64, 64-bit numbers as text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import Factory, define
+
+from elasticlib.errors import RendezvousConnectionError
+from elasticlib.rendezvous.protocol._exchange import RequestRefusedError, parts
+from elasticlib.rendezvous.stores._keys import KEEP, RAISE, Hold, Item
+from elasticlib.rendezvous.stores._state_log import LeadershipLost
+from elasticlib.rendezvous.stores.etcd._http import Line, Site
+
+_NOT_FOUND = 5
+_OPERATIONS = 120
+_BYTES = 500_000
+"""Of values in one request: etcd takes 1.5 MiB of keys, values and names of fields, unless told otherwise."""
+_REFUSALS = {3: "invalid", 7: "denied", 8: "exhausted", 12: "unknown", 16: "unauthenticated"}
+"""Codes of answers that are the same however often is asked; others speak of a server in trouble."""
+_PASSING = "too many requests"
+_TOO_LARGE = ("too large", "larger than max")
+_ENTRIES = 2000
+"""That one look into a folder returns at most."""
+
+
+@define(eq=False)
+class Keeper:
+    """The lease under which all connections of one node write, so that any one of them keeps it alive."""
+
+    lock: threading.Lock = Factory(threading.Lock)
+    lease: int = 0
+    renewed: float = 0.0
+    seconds: float = KEEP
+    """Without renewal, after which the lease ends and its keys go."""
+
+
+class V3Keys:
+    """`Keys` by the v3 API."""
+
+    def __init__(self, line: Line, root: str = "/v3", keeper: Keeper | None = None) -> None:
+        self._line = line
+        self._root = root
+        self._keeper = keeper or Keeper()
+
+    @property
+    def site(self) -> Site:
+        """Where the server is."""
+        return self._line.site
+
+    def lasting(self, seconds: float) -> V3Keys:
+        """Another connection, whose keys stay for so long after its last writing, or two thirds of that at least."""
+        return V3Keys(Line(self._line.site, self._line.limit), self._root, Keeper(seconds=seconds))
+
+    def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
+        if len(paths) == 1:  # most often, and cheaper for both than a transaction
+            reply = self._call("/kv/range", {"key": _b64(paths[0])})
+            one = [_item(kv) for kv in reply.get("kvs", ())]
+            return [one[0] if one else None], _version(reply)
+        items: list[Item | None] = []
+        versions = []
+        for start in range(0, len(paths), _OPERATIONS):
+            ranges = [{"request_range": {"key": _b64(path)}} for path in paths[start : start + _OPERATIONS]]
+            reply = self._call("/kv/txn", {"success": ranges})
+            versions.append(_version(reply))
+            for response in reply.get("responses", ()):
+                found = [_item(kv) for kv in response["response_range"].get("kvs", ())]
+                items.append(found[0] if found else None)
+        return items, min(versions, default=0)
+
+    def write(self, values: Mapping[str, bytes], hold: Hold | None = None) -> None:
+        lease = str(self._lease())
+        for part in parts(values, _OPERATIONS, _BYTES):
+            puts = [{"request_put": {"key": _b64(key), "value": _b64(data), "lease": lease}} for key, data in part]
+            self._commit(puts, hold)
+
+    def append(self, folder: str, data: bytes) -> None:
+        self.write({f"{folder}/{uuid.uuid4().hex}": data, _bell(folder): b""})
+
+    def entries(self, folder: str, after: int) -> tuple[list[Item], int]:
+        query = {"min_create_revision": str(after + 1), "sort_order": "ASCEND", "sort_target": "CREATE"}
+        reply = self._call("/kv/range", _folder(folder) | query | {"limit": str(_ENTRIES)})
+        return [_item(kv) for kv in reply.get("kvs", ())], _version(reply)
+
+    def swap(self, path: str, data: bytes, version: int, hold: Hold | None = None) -> int | None:
+        put = {"request_put": {"key": _b64(path), "value": _b64(data), "lease": str(self._lease())}}
+        unchanged = {"key": _b64(path), "target": "MOD", "result": "EQUAL", "mod_revision": str(version)}
+        reply = self._call("/kv/txn", {"compare": [unchanged, *_still(hold)], "success": [put]})
+        return _version(reply) if reply.get("succeeded") else None
+
+    def delete(self, paths: Sequence[str], hold: Hold | None = None) -> None:
+        if len(paths) == 1 and hold is None:
+            self._call("/kv/deleterange", {"key": _b64(paths[0])})
+            return
+        for start in range(0, len(paths), _OPERATIONS):
+            part = paths[start : start + _OPERATIONS]
+            self._commit([{"request_delete_range": {"key": _b64(path)}} for path in part], hold)
+
+    def clear(self, folder: str, hold: Hold | None = None) -> None:
+        self._commit([{"request_delete_range": _folder(folder)}], hold)
+
+    def changed(self, path: str, since: int, timeout: float, folder: bool = False) -> None:
+        # Whoever watches a key is sent its value, too: that a folder grew is learnt from a key without one.
+        keys = {"key": _b64(_bell(path) if folder else path)}
+        body = json.dumps({"create_request": keys | {"start_revision": str(since + 1)}})
+        answer = self._line.listen("POST", f"{self._root}/watch", body, timeout, _is_event)
+        if answer is not None and answer.status != 200:
+            self._refuse("/watch", answer.json())
+
+    def seize(self, path: str, name: str, ttl: float) -> Hold | None:
+        granted = self._call("/lease/grant", {"TTL": str(math.ceil(ttl))})
+        lease = int(granted["ID"])
+        token = f"{name}/{uuid.uuid4().hex[:8]}"
+        put = {"request_put": {"key": _b64(path), "value": _b64(token.encode()), "lease": str(lease)}}
+        absent = {"key": _b64(path), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
+        reply = self._call("/kv/txn", {"compare": [absent], "success": [put]})
+        hold = Hold(path, token, _version(reply), lease, float(granted["TTL"]))
+        if reply.get("succeeded"):
+            return hold
+        self.release(hold)
+        return None
+
+    def renew(self, hold: Hold) -> bool:
+        return self._renew(hold.lease) and self.holds(hold)  # a lease goes on without the key that hung on it
+
+    def holds(self, hold: Hold) -> bool:
+        (item,), _ = self.read([hold.path])
+        return item is not None and item.born == hold.born
+
+    def release(self, hold: Hold) -> None:
+        # The one name of this call that servers from 3.3 on share. A lease that is gone is revoked already.
+        self._post("/kv/lease/revoke", {"ID": str(hold.lease)})
+
+    def keep(self, folder: str) -> None:
+        del folder  # keys hang on the lease that they were written with
+        self._lease()
+
+    def clone(self) -> V3Keys:
+        return V3Keys(Line(self._line.site, self._line.limit), self._root, self._keeper)
+
+    def interrupt(self) -> None:
+        self._line.interrupt()
+
+    def close(self) -> None:
+        self._line.close()
+
+    def _lease(self) -> int:
+        keeper = self._keeper
+        with keeper.lock:
+            now = time.monotonic()
+            if not keeper.lease or now - keeper.renewed > keeper.seconds / 3:
+                if not keeper.lease or not self._renew(keeper.lease):
+                    keeper.lease = int(self._call("/lease/grant", {"TTL": str(math.ceil(keeper.seconds))})["ID"])
+                keeper.renewed = now
+            return keeper.lease
+
+    def _renew(self, lease: int) -> bool:
+        result = self._call("/lease/keepalive", {"ID": str(lease)}).get("result", {})
+        return int(result.get("TTL", 0)) > 0
+
+    def _commit(self, operations: list[dict[str, Any]], hold: Hold | None) -> None:
+        reply = self._call("/kv/txn", {"compare": _still(hold), "success": operations})
+        if not reply.get("succeeded"):
+            raise LeadershipLost("another node coordinates by now: what this one wrote was turned down")
+
+    def _call(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+        status, reply = self._post(verb, body)
+        if status != 200 or "error" in reply:
+            self._refuse(verb, reply)
+        return reply
+
+    def _post(self, verb: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        answer = self._line.call("POST", self._root + verb, json.dumps(body))
+        return answer.status, answer.json()
+
+    def _refuse(self, verb: str, reply: dict[str, Any]) -> None:
+        if reply.get("code") == _NOT_FOUND:
+            self._keeper.lease = 0  # nothing else is looked for by its number: the next write gets a new one
+        why = str(reply.get("message") or reply.get("error") or reply)
+        said = f"etcd at {self._line.site.url} turned {verb} down: {why}"
+        if reply.get("code") in _REFUSALS and _PASSING not in why:
+            too_large = any(each in why for each in _TOO_LARGE)
+            raise RequestRefusedError(f"{said}; {RAISE}" if too_large else said, too_large)
+        raise RendezvousConnectionError(said)
+
+
+def _b64(data: bytes | str) -> str:
+    return base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
+
+
+def _bell(folder: str) -> str:
+    """The key that is written with each new one of the folder."""
+    return f"{folder}.grew"
+
+
+def _folder(folder: str) -> dict[str, str]:
+    return {"key": _b64(f"{folder}/"), "range_end": _b64(f"{folder}0")}  # "0" is the byte after "/"
+
+
+def _still(hold: Hold | None) -> list[dict[str, str]]:
+    if hold is None:
+        return []
+    return [{"key": _b64(hold.path), "target": "CREATE", "result": "EQUAL", "create_revision": str(hold.born)}]
+
+
+def _version(reply: dict[str, Any]) -> int:
+    return int(reply["header"]["revision"])
+
+
+def _item(kv: dict[str, Any]) -> Item:
+    path, data = (base64.b64decode(kv.get(name, "")) for name in ("key", "value"))
+    return Item(path.decode("utf-8", "replace"), data, int(kv["mod_revision"]), int(kv["create_revision"]))
+
+
+def _is_event(line: bytes) -> bool:
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return True
+    result = message.get("result") or {}
+    return bool("error" in message or result.get("events") or result.get("canceled"))

@@ -1,0 +1,194 @@
+"""
+How nodes that somebody else's handler brought together agree on seats, ends and the verdict, through its store.
+
+    elasticlib/call                    nonce of the present round, by its rank 0
+    elasticlib/<nonce>/offer/<rank>    what a node brings, and how far it knows the job to be
+    elasticlib/<nonce>/seat/<node>     its seat, written by rank 0
+    elasticlib/<nonce>/ends, ended     how many wanted to end the round; the first one's word
+    elasticlib/<nonce>/done, heard     nodes whose workers ended well; nodes that know how the job ended
+    elasticlib/<nonce>/gone/<rank>     after the last restart: what failed on that node, now that its workers are gone
+    elasticlib/<nonce>/final           the verdict of the node that ended the round
+
+Rules of this file: `set`, `get`, `add` and `check` are all that the store must have, and no call of it is left to
+wait for a key. The store may be the same for every round, with all that lies in it: what is read belongs to the
+nonce of this round, and a node follows the call whenever it changes.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from attrs import define, frozen
+
+from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous.coordinator._ranks import assign
+from elasticlib.rendezvous.protocol._messages import Final, Join, RoundEnd, Seat, Stopped, decode, encode
+from elasticlib.rendezvous.third_party._contract import ForeignStore
+
+T = TypeVar("T")
+
+_ROOT = "elasticlib"
+_CALL = f"{_ROOT}/call"
+_DIGITS = 18
+
+
+@frozen
+class Past:
+    """What a node knows of the job so far."""
+
+    round: int = -1
+    """Number of the last round in which it was."""
+    restarts: int = 0
+    """Restarts of the job, its own last wish among them."""
+    nonce: str = ""
+    """Of that last round."""
+
+
+@define
+class Agreement:
+    """One node's side of it, in the round in which it has *rank* of *size*."""
+
+    store: ForeignStore
+    rank: int
+    size: int
+    guard: Callable[[Callable[[], Any]], Any]
+    """Makes each call to the store, so that somebody notices one that does not return."""
+    nonce: str = ""
+    _assigned: bool = False
+
+    def meet(self, join: Join, past: Past, max_restarts: int) -> Seat | None:
+        """The seat of the node that asks by *join*, once there is one; to be called until then."""
+        if self.rank == 0:
+            self._call_round(join, past)
+            self._assigned = self._assigned or self._assign(max_restarts)
+        else:
+            self._follow(join, past)
+        seat = self._read_if_there(Seat, f"seat/{join.node}") if self.nonce else None
+        if seat is None:
+            return None
+        if (seat.group_rank, seat.group_world_size) != (self.rank, self.size):
+            raise RendezvousStateError(
+                f"node {join.node} has rank {self.rank} of {self.size} by its handler, but the seat that rank 0 wrote "
+                f"says {seat.group_rank} of {seat.group_world_size}"
+            )
+        return seat
+
+    def _call_round(self, join: Join, past: Past) -> None:
+        if not self.nonce:
+            self.nonce = uuid.uuid4().hex
+            self._bring(join, past)
+            self._store(_CALL, self.nonce.encode())
+
+    def _follow(self, join: Join, past: Past) -> None:
+        if not self._guarded(lambda: self.store.check([_CALL])):
+            return
+        nonce = bytes(self._guarded(lambda: self.store.get(_CALL))).decode(errors="replace")
+        if nonce not in (self.nonce, past.nonce):
+            self.nonce = nonce
+            self._bring(join, past)
+
+    def _bring(self, join: Join, past: Past) -> None:
+        self._set(f"offer/{self.rank}", f"{past.round} {past.restarts} ".encode() + encode(join))
+
+    def _assign(self, max_restarts: int) -> bool:
+        """Give all nodes their seats, once all offers are there; whether they were."""
+        keys = [f"offer/{rank}" for rank in range(self.size)]
+        if not self._there(keys):
+            return False
+        offers = [_offer(self._get(key)) for key in keys]
+        number = max(past.round for past, _ in offers) + 1
+        restarts = max(past.restarts for past, _ in offers)
+        why = f"all {self.size} nodes of the handler's round are there"
+        seats = assign([join.descriptor for _, join in offers], number, restarts, max_restarts, why)
+        for (_, join), seat in zip(offers, seats, strict=True):
+            self._set(f"seat/{join.node}", encode(seat))
+        return True
+
+    def end(self, word: RoundEnd) -> bool:
+        """Say that the round ends, and why; False when somebody else said so before."""
+        if self._add("ends", 1) != 1:
+            return False
+        self._set("ended", encode(word))
+        return True
+
+    def ended(self) -> RoundEnd | None:
+        """How the round ends; None while nobody has said that it does."""
+        return self._read_if_there(RoundEnd, "ended")
+
+    def testify(self, stopped: Stopped) -> None:
+        """Say that no worker is left here, and what failed."""
+        self._set(f"gone/{self.rank}", encode(stopped))
+
+    def testimony(self, rank: int) -> Stopped | None:
+        """What that node said; None while it has not."""
+        return self._read_if_there(Stopped, f"gone/{rank}")
+
+    def judge(self, final: Final) -> None:
+        """Say how the job ended; for the node whose `end` was the first."""
+        self._set("final", encode(final))
+
+    def verdict(self) -> Final | None:
+        """How the job ended; None while that is open."""
+        return self._read_if_there(Final, "final")
+
+    def count_done(self, one: int = 0) -> int:
+        """How many nodes' workers ended well, *one* more with this call."""
+        return self._add("done", one)
+
+    def count_heard(self, one: int = 0) -> int:
+        """How many nodes know how the job ended, *one* more with this call."""
+        return self._add("heard", one)
+
+    def _read_if_there(self, kind: type[T], key: str) -> T | None:
+        if not self._there([key]):
+            return None
+        message = decode(self._get(key))
+        if not isinstance(message, kind):
+            raise RendezvousStateError(f"{key} holds a {type(message).__name__} instead of a {kind.__name__}")
+        return message
+
+    def _key(self, key: str) -> str:
+        return f"{_ROOT}/{self.nonce}/{key}"
+
+    def _there(self, keys: Sequence[str]) -> bool:
+        return bool(self._guarded(lambda: self.store.check([self._key(key) for key in keys])))
+
+    def _get(self, key: str) -> bytes:
+        return bytes(self._guarded(lambda: self.store.get(self._key(key))))
+
+    def _set(self, key: str, value: bytes) -> None:
+        self._store(self._key(key), value)
+
+    def _store(self, key: str, value: bytes) -> None:
+        self._guarded(lambda: self.store.set(key, value))
+
+    def _add(self, key: str, amount: int) -> int:
+        return int(self._guarded(lambda: self.store.add(self._key(key), amount)))
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        try:
+            return self.guard(call)
+        except Exception as error:  # stores raise what they like
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise RendezvousConnectionError(f"the store that the rendezvous handler gave failed: {why}") from error
+
+
+def _count(text: bytes, least: int) -> int:
+    number = int(text) if len(text) <= _DIGITS else least - 1
+    if number < least:
+        raise ValueError(f"{text[:40]!r} counts nothing")
+    return number
+
+
+def _offer(data: bytes) -> tuple[Past, Join]:
+    try:
+        number, restarts, body = data.split(b" ", 2)
+        past = Past(_count(number, -1), _count(restarts, 0))
+    except ValueError:
+        raise RendezvousStateError(f"the store holds {data[:80]!r}, which is no offer of a node") from None
+    join = decode(body)
+    if not isinstance(join, Join):
+        raise RendezvousStateError(f"the store holds a {type(join).__name__} where a node's offer should be")
+    return past, join

@@ -1,0 +1,78 @@
+"""
+What is expected of somebody else's rendezvous handler, and what its errors mean.
+
+Rules of this file: a handler is known by its methods and an error by the names of its classes, so that nothing
+of torch's own launcher needs to be imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousError, RendezvousStateError
+from elasticlib.rendezvous.protocol._messages import Final
+
+METHODS = ("next_rendezvous", "is_closed", "set_closed", "num_nodes_waiting", "shutdown")
+
+
+class ForeignHandler(Protocol):
+    """What is called of a handler; `RendezvousHandler` has it, and torch's has."""
+
+    def next_rendezvous(self) -> Any:
+        """Wait for a round: an object with ``store``, ``rank``, ``world_size`` and ``bootstrap_store_info``."""
+
+    def num_nodes_waiting(self) -> int:
+        """How many nodes wait for a new round."""
+
+    def is_closed(self) -> bool:
+        """Whether the job is over."""
+
+    def shutdown(self) -> Any:
+        """Close the job for all."""
+
+
+class ForeignStore(Protocol):
+    """What is asked of a handler's store; torch's stores have it."""
+
+    def set(self, key: str, value: Any, /) -> Any:
+        """Write a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """The value of a key that is there."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a counter that starts at 0; the sum."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all keys are there."""
+
+
+def checked(handler: Any) -> ForeignHandler:
+    """The same handler; raises `ConfigError` when it is none."""
+    if missing := _missing(handler):
+        raise ConfigError(f"rdzv_handler={handler!r} is no rendezvous handler: it has no {', '.join(missing)}")
+    found: ForeignHandler = handler
+    return found
+
+
+def _missing(candidate: object) -> list[str]:
+    return [name for name in METHODS if not callable(getattr(candidate, name, None))]
+
+
+def meaning(error: Exception, handler: object) -> Final | RendezvousError:
+    """What an exception of a handler, known by the names of its classes, means for this node."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    text = str(error) or type(error).__name__
+    if "RendezvousGracefulExitError" in names:
+        return Final(True, text)
+    if "RendezvousClosedError" in names:
+        return Final(False, text, kind="closed")
+    if "RendezvousTimeoutError" in names:
+        return Final(False, text, kind="timeout")
+    if isinstance(error, RendezvousError):
+        return error
+    kinds = (RendezvousConnectionError, RendezvousStateError)
+    kind = next((each for each in kinds if each.__name__ in names), RendezvousError)
+    told = kind(f"{type(handler).__name__} raised {type(error).__name__}: {text}")
+    told.__cause__ = error
+    return told

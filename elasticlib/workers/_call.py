@@ -1,0 +1,192 @@
+"""
+The checks of a call that asks for processes, and the job that it makes.
+
+Rules of this file: nothing is started here; what cannot work is refused with the rank that it is about, and what the
+caller gave is copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import numbers
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import evolve, frozen
+
+from elasticlib import _rules
+from elasticlib.errors import ConfigError, EntrypointError, PicklingError
+from elasticlib.spec import START_METHODS, Entrypoint, WorkerSpec
+from elasticlib.workers import _environment, _machine, _packing, _start_spec
+
+logger = logging.getLogger(__name__)
+
+
+class LocalRanksError(ConfigError, RuntimeError):
+    """You get it when a mapping by local rank has other keys than 0 to n-1; a RuntimeError, as torch's."""
+
+
+class VariableError(ConfigError, TypeError):
+    """You get it when an environment variable of a worker is no text; a TypeError, as torch's."""
+
+
+class ArgumentError(ConfigError, TypeError):
+    """You get it when an argument is of a type that says nothing there; a TypeError, as Python's own."""
+
+
+class ProgramError(EntrypointError, FileNotFoundError):
+    """You get it when the program to run is not there or may not be run; a FileNotFoundError, as torch's."""
+
+
+def _check_ranks(name: str, by_rank: object, count: int) -> None:
+    if not isinstance(by_rank, Mapping):
+        raise ConfigError(f"{name}={by_rank!r} must be a dictionary by local rank, such as {{0: ..., 1: ...}}")
+    if set(by_rank) != set(range(count)):
+        raise LocalRanksError(
+            f"{name} has the local ranks {list(by_rank)}, and must have exactly those from 0 to {count - 1}: "
+            "args and envs need one entry for each process"
+        )
+
+
+def arguments(args: Mapping[int, Sequence[Any]]) -> dict[int, tuple[Any, ...]]:
+    """*args* by local rank, in order."""
+    _check_ranks("args", args, len(args) if isinstance(args, Mapping) else 1)
+    return {rank: _rules.arguments(f"args[{rank}]", args[rank]) for rank in range(len(args))}
+
+
+def variables(envs: Mapping[int, Mapping[str, str]], count: int) -> dict[int, dict[str, str]]:
+    """*envs* of *count* processes by local rank, in order."""
+    _check_ranks("envs", envs, count)
+    for rank, env in envs.items():
+        if not isinstance(env, Mapping):
+            raise VariableError(f"envs[{rank}]={env!r} must be a dictionary of environment variables; {{}} for none")
+        for name, value in env.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise VariableError(f"envs[{rank}] has {name!r}: {value!r}; names and values must be text")
+            if not name or "=" in name or "\0" in name + value:
+                raise ConfigError(f"envs[{rank}] has {name!r}: {value!r}, which no environment can hold")
+    return {rank: dict(envs[rank]) for rank in range(count)}
+
+
+def prefixes(name: object, given: object, count: int) -> dict[int, bytes]:
+    """What stands before the lines of each of *count* processes, by local rank: that of *given*, else their *name*."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ArgumentError(f"log_line_prefixes={given!r} must be a dictionary by local rank, such as {{0: '[0]:'}}")
+    texts = dict(given or {})
+    if strange := [rank for rank in texts if rank not in range(count)]:
+        logger.warning(
+            "log_line_prefixes names local rank%s %s, but there %s only: that has no effect",
+            "s" * (len(strange) > 1),
+            ", ".join(map(repr, strange)),
+            "is 0" if count == 1 else f"are 0 to {count - 1}",
+        )
+    for rank, text in texts.items():
+        if not isinstance(text, str):
+            raise ArgumentError(f"log_line_prefixes[{rank!r}]={text!r} must be text")
+    return {
+        rank: _encoded(f"log_line_prefixes[{rank}]", texts[rank])
+        if rank in texts
+        else _encoded("name", f"[{name}{rank}]:")
+        for rank in range(count)
+    }
+
+
+def _encoded(what: str, text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what}={text!r} cannot be written in UTF-8: give other text") from None
+
+
+def seconds(name: str, value: object) -> float:
+    """*value* as seconds, of any size and sign."""
+    if not isinstance(value, numbers.Real):
+        raise ArgumentError(f"{name}={value!r} must be a number of seconds")
+    if math.isnan(value):
+        raise ConfigError(f"{name}=nan is no time: give seconds, math.inf for no limit")
+    return float(value)
+
+
+def death_signal(value: object) -> int:
+    """The number of the signal *value*, by default SIGTERM, that asks processes to end."""
+    if not value:
+        return signal.SIGTERM
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ArgumentError(f"death_sig={value!r} must be a signal, such as signal.SIGTERM")
+    if value not in signal.valid_signals():
+        raise ConfigError(f"death_sig={value!r} must be a signal of this system, such as signal.SIGTERM")
+    return int(value)
+
+
+@frozen
+class Wishes:
+    """What holds for functions and programs alike."""
+
+    name: str
+    numa_options: object | None
+    stdout_filters: list[str] | None
+    stderr_filters: list[str] | None
+
+    def spec(self, entrypoint: Entrypoint, count: int, args: tuple[Any, ...], *, no_python: bool) -> WorkerSpec:
+        """The same for *count* workers. Raises `ConfigError` for a wish that cannot be fulfilled."""
+        return WorkerSpec(
+            str(self.name),
+            max(count, 1),  # for no worker at all there is nothing to say
+            None,
+            entrypoint=entrypoint,
+            args=args,
+            numa_options=self.numa_options,
+            duplicate_stdout_filters=self.stdout_filters,
+            duplicate_stderr_filters=self.stderr_filters,
+            no_python=no_python,
+        )
+
+
+def of_function(
+    function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]], wishes: Wishes, start_method: str
+) -> _start_spec.Job:
+    """The job whose workers call *function*, each with its own *args*."""
+    _rules.check_choice("start_method", start_method, START_METHODS)
+    if isinstance(function, (str, os.PathLike)) or not callable(function):
+        raise EntrypointError(f"entrypoint={function!r} is no callable: a program is given as text")
+    by_rank = tuple(args.values())
+    try:
+        job = _planned(wishes.spec(function, len(args), by_rank, no_python=False), start_method)
+    except PicklingError:
+        for rank, own in args.items():
+            try:
+                _packing.pack(function, own, {})
+            except PicklingError as error:  # it says which argument
+                raise PicklingError(f"local rank {rank}: {error}") from error
+        raise
+    job.common["args_by_rank"] = True
+    if job.call is not None:
+        job = evolve(job, call=lambda rank: function(*by_rank[rank]))
+    return job
+
+
+def of_program(program: str, args: Mapping[int, tuple[Any, ...]], wishes: Wishes) -> _start_spec.Job:
+    """The job whose workers are *program*; each order adds its own arguments to the command line."""
+    every = tuple(str(argument) for own in args.values() for argument in own)
+    try:
+        return _planned(wishes.spec(program, len(args), every, no_python=True), "forkserver")
+    except EntrypointError as error:
+        raise ProgramError(str(error)) from None
+
+
+def _planned(spec: WorkerSpec, start_method: str) -> _start_spec.Job:
+    environment = _environment.without_secrets(os.environ)
+    return _start_spec.plan(spec, start_method, environment, _thread_count(environment))
+
+
+def threads(env: Mapping[str, str]) -> dict[str, int]:
+    """What an order says of threads where the worker's own variables name a number; else the job's holds."""
+    return {"threads": _thread_count(env)} if _environment.THREADS in env else {}
+
+
+def _thread_count(environment: Mapping[str, str]) -> int:
+    # Nobody shares the CPUs out among these workers: each computes with all, as any program does.
+    return _environment.threads_per_worker(environment, _machine.cpus(), 1)

@@ -1,0 +1,396 @@
+"""
+A set of worker processes behind one handle: started together, waited for together, ended together.
+
+Rules of this file: a call that cannot work is refused before anything is started, a start that fails leaves
+no process, and one worker's failure ends all; the caller's mappings are copied, never changed. Any
+thread may wait or close; what is shared is touched under one lock, and nobody waits while holding it but
+the one who ends the set.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import Factory, define, evolve
+
+from elasticlib import _rules
+from elasticlib._times import soonest
+from elasticlib._wire import HasDescriptor, Message, wait_readable
+from elasticlib.errors import ConfigError, ProcessFailure, SpecError
+from elasticlib.logs import _streams
+from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs
+from elasticlib.utils._dataclasses import DataclassView
+from elasticlib.workers import _call, _signals, _start_spec
+from elasticlib.workers._launch import Exit
+from elasticlib.workers._processes import Processes
+from elasticlib.workers._subprocess_view import ProcessOfSet, ProcessView
+
+SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_GRACE = 30.0
+"""Seconds from SIGTERM to SIGKILL for the others, once a worker has failed."""
+_CONSOLE_PATIENCE = 5.0
+"""Seconds that the console gets to take the last lines; what it does not take by then follows when it does."""
+
+_running: set[PContext] = set()
+"""Sets that are at work: they run on where nobody keeps the handle."""
+
+
+@define
+class RunProcsResult(DataclassView):
+    """
+    How a set of processes ended, by local rank.
+
+    (torch: ``torch.distributed.elastic.multiprocessing.RunProcsResult``)
+    """
+
+    return_values: dict[int, Any] = Factory(dict)
+    """What functions returned, None for programs; empty unless all succeeded."""
+    failures: dict[int, ProcessFailure] = Factory(dict)
+    """All that failed by themselves, not those that were ended because of it."""
+    stdouts: dict[int, str] = Factory(dict)
+    """Paths of the log files, ``""`` for the console."""
+    stderrs: dict[int, str] = Factory(dict)
+
+    def is_failed(self) -> bool:
+        """Whether any process failed."""
+        return bool(self.failures)
+
+
+class PContext(abc.ABC):
+    """
+    A set of worker processes; `start_processes` makes and starts one.
+
+    (torch: ``torch.distributed.elastic.multiprocessing.PContext``.) Unlike torch's, workers never outlive this program,
+    signal handlers are put back when all has ended, and calls may come from any thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: Mapping[int, Sequence[Any]],
+        envs: Mapping[int, Mapping[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        *,
+        numa_options: object | None = None,
+    ) -> None:
+        self.name = name
+        self.entrypoint = entrypoint
+        self.args = _call.arguments(args)
+        self.nprocs = len(self.args)
+        self.envs = _call.variables(envs, self.nprocs)
+        _rules.check_logs_specs(logs_specs)
+        self._job = self._plan(_call.Wishes(name, numa_options, duplicate_stdout_filters, duplicate_stderr_filters))
+        self._prefixes = _call.prefixes(name, log_line_prefixes, self.nprocs)
+        given = {rank: env.pop(_streams.ERROR_FILE, "") for rank, env in self.envs.items()}
+        self._logs = _streams.Rounds(logs_specs)
+        dest = self._logs.reify(self.envs)
+        for rank, env in self.envs.items():
+            env[_streams.ERROR_FILE] = env[_streams.ERROR_FILE] or given[rank]
+        self.error_files = {rank: env[_streams.ERROR_FILE] for rank, env in self.envs.items()}
+        self._dest = evolve(dest, error_files=self.error_files)
+        self.stdouts = {rank: self._dest.stdouts.get(rank, "") for rank in range(self.nprocs)}
+        self.stderrs = {rank: self._dest.stderrs.get(rank, "") for rank in range(self.nprocs)}
+        duplicates = _streams.Duplicates(duplicate_stdout_filters, duplicate_stderr_filters)
+        self._processes = Processes(self._job, self.nprocs, duplicates=duplicates)
+        self._lock = threading.Lock()
+        self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes waits in other threads
+        weakref.finalize(self, os.close, self._ended)
+        self._doing = f"it ran the processes of {name!r}"
+        self._handled: tuple[signal.Signals, ...] = ()
+        self._handlers = _signals.Raising((), self._doing)
+        self._started = self._stopping = self._over = False
+        self._result: RunProcsResult | None = None
+
+    @abc.abstractmethod
+    def _plan(self, wishes: _call.Wishes) -> _start_spec.Job:
+        """What the workers have in common; raises whatever is wrong with the call."""
+
+    @abc.abstractmethod
+    def _order(self, rank: int) -> Message:
+        """What the worker *rank* has for itself."""
+
+    def start(self) -> None:
+        """
+        Start all processes. Raises `StartError` when they cannot be, and none is left then.
+
+        A second start is a `ConfigError` (a ``ValueError``). In the main thread the signals that the variable
+        ``TORCHELASTIC_SIGNALS_TO_HANDLE`` lists (TERM, INT, HUP, QUIT) raise `SignalException` from now on
+        (`LaunchInterrupted`, a ``KeyboardInterrupt``, for SIGINT), until all has ended. The processes run on then,
+        to be closed by you.
+        """
+        with self._lock:
+            if self._started or self._over:
+                done = "started" if self._started else "closed"
+                raise ConfigError(f"the processes of {self.name!r} were {done} already: make another set")
+            self._handled = _signals.parse(os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS))
+            self._handlers = _signals.Raising(self._handled, self._doing)
+            self._started = True
+            if not self.nprocs:
+                return  # as torch's: there is nothing to start, and the result is empty
+            try:
+                self._handlers.install()
+                orders = [self._order(rank) for rank in range(self.nprocs)]
+                with _signals.Signals(self._handled) as came:
+                    self._processes.start(0, orders, self._dest, self._prefixes, interrupt=came.fileno())
+                    self._raise(came)
+            except BaseException:
+                self._started = False
+                self._let_go()
+                self._handlers.remove()
+                raise
+            _running.add(self)
+
+    def pids(self) -> dict[int, int]:
+        """The process ids by local rank; empty before the start."""
+        return dict(self._processes.pids)
+
+    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
+        """
+        The result once all processes have succeeded, or any has failed and all are gone; None before that.
+
+        It waits up to *timeout* seconds, not at all for 0, and for ever below 0. *period* is taken for torch's
+        sake: an end is noticed at once. Raises `PicklingError` when a return value cannot be rebuilt here, and
+        `SignalException` as told at `start`.
+        """
+        if not self._started:
+            raise SpecError(f"the processes of {self.name!r} were not started: call start() first")
+        timeout = _call.seconds("timeout", timeout)
+        deadline = None if timeout < 0 else time.monotonic() + timeout
+        try:
+            with _signals.Signals(self._handled) as came:
+                while (result := self._look(deadline)) is None:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        return None
+                    watched: list[int | HasDescriptor] = [came, self._ended]
+                    if (number := self._processes.fileno()) >= 0:
+                        watched.append(number)
+                    wait_readable(watched, soonest(left, self._processes.patience()))
+                    self._raise(came)
+            return result
+        finally:
+            if self._over:
+                self._handlers.remove()
+
+    def _raise(self, came: _signals.Signals) -> None:
+        for signum in came.take():
+            raise _signals.interruption(signum, self._doing)
+
+    def _look(self, deadline: float | None) -> RunProcsResult | None:
+        """The result if it is there; waits only, until *deadline*, for another thread that ends the set."""
+        left = -1 if deadline is None else min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+        if not self._lock.acquire(timeout=left):
+            return None
+        try:
+            if self._result is None:
+                self._result = self._poll()
+            return self._result
+        finally:
+            self._lock.release()
+
+    def _poll(self) -> RunProcsResult | None:
+        if not self.nprocs:
+            return RunProcsResult()
+        processes = self._processes
+        processes.take()
+        if processes.any_failed() and not self._stopping and not processes.gone():
+            self._stopping = True
+            processes.ask_to_stop(signal.SIGTERM, _GRACE)
+        if not (processes.gone() or self._over):
+            return None
+        self._let_go()
+        if processes.all_succeeded():
+            return RunProcsResult(processes.return_values(), {}, self.stdouts, self.stderrs)
+        failures = processes.failures() or processes.cut_short()
+        return RunProcsResult({}, failures, self.stdouts, self.stderrs)
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> None:
+        """
+        End what still runs, with *death_sig* (SIGTERM) and after *timeout* seconds with SIGKILL, and free all.
+
+        When it returns no process is left, nor any that these have started. It may come in any state, twice,
+        and while another thread waits; a `wait` after it tells which processes were cut short. A handled signal
+        that comes meanwhile means SIGKILL now, and goes to the program's own handler afterwards. After a `wait` that
+        told of success it removes the set's log files where `DefaultLogsSpecs` keeps them in a temporary folder.
+        """
+        number, grace = _call.death_signal(death_sig), _call.seconds("timeout", timeout)
+        late: list[int] = []
+        with _signals.Signals(self._handled) as came, self._lock:
+
+            def watch(limit: float | None) -> None:
+                wait_readable([came, self._processes], limit)
+                for signum in came.take():
+                    late.append(signum)
+                    self._processes.hasten(signal.SIGKILL, 0.0)
+
+            try:
+                if self._started:
+                    self._processes.stop(number, grace, watch, somebody_waits=True)
+            finally:
+                self._let_go()
+                self._handlers.remove()
+        self._handlers.remove()  # what could not be put back below our own
+        if self._result is not None and not self._result.is_failed():
+            self._logs.remove_if_temporary()
+        for signum in late:
+            signal.raise_signal(signum)
+
+    def _let_go(self) -> None:
+        """Free what the set holds beyond its processes, which are gone or will be killed."""
+        try:
+            self._over = True
+            self._processes.dismiss()
+        finally:
+            _running.discard(self)
+            os.eventfd_write(self._ended, 1)
+            self._processes.finish(_CONSOLE_PATIENCE, lambda: True)
+
+
+class MultiprocessContext(PContext):
+    """
+    A `PContext` whose workers call a function, each with its own arguments.
+
+    Exceptions are recorded without a decorator, and a return value may be of any size. (torch:
+    ``torch.distributed.elastic.multiprocessing.MultiprocessContext``)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: Mapping[int, Sequence[Any]],
+        envs: Mapping[int, Mapping[str, str]],
+        start_method: str,
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: object | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        self.start_method = start_method
+        filters = (duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(
+            name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, numa_options=numa_options
+        )
+
+    def _plan(self, wishes: _call.Wishes) -> _start_spec.Job:
+        return _call.of_function(self.entrypoint, self.args, wishes, self.start_method)  # type: ignore[arg-type]
+
+    def _order(self, rank: int) -> Message:
+        return {**self._job.order(rank, self.envs[rank]), **_call.threads(self.envs[rank])}
+
+
+class SubprocessContext(PContext):
+    """
+    A `PContext` whose workers are programs, each with its own arguments, turned into text.
+
+    (torch: ``torch.distributed.elastic.multiprocessing.SubprocessContext``)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: str,
+        args: Mapping[int, Sequence[Any]],
+        envs: Mapping[int, Mapping[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: object | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        filters = (duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(
+            name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, numa_options=numa_options
+        )
+
+    @property
+    def subprocess_handlers(self) -> dict[int, ProcessView]:
+        """A handle of each process by local rank; empty before the start."""
+
+        def exits() -> Mapping[int, Exit]:
+            self._look(time.monotonic())
+            return self._processes.exits
+
+        return {
+            rank: ProcessView(rank, ProcessOfSet(pid, rank, exits, self._processes.signal))
+            for rank, pid in self.pids().items()
+        }
+
+    def _plan(self, wishes: _call.Wishes) -> _start_spec.Job:
+        return _call.of_program(self.entrypoint, self.args, wishes)  # type: ignore[arg-type]
+
+    def _order(self, rank: int) -> Message:
+        argv = [*self._job.common["argv"], *map(str, self.args[rank])]
+        return {**self._job.order(rank, self.envs[rank]), **_call.threads(self.envs[rank]), "argv": argv}
+
+
+def start_processes(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: Mapping[int, Sequence[Any]],
+    envs: Mapping[int, Mapping[str, str]],
+    logs_specs: LogsSpecs,
+    log_line_prefixes: Mapping[int, str] | None = None,
+    start_method: str = "forkserver",
+    numa_options: object | None = None,
+    duplicate_stdout_filters: list[str] | None = None,
+    duplicate_stderr_filters: list[str] | None = None,
+) -> PContext:
+    """
+    Start one process per local rank and return the handle of all.
+
+    *entrypoint* is a callable, or as text a program on PATH. ``args[rank]`` are its arguments (a program's
+    are turned into text), ``envs[rank]`` the variables that a worker has beyond this program's; both have exactly
+    the keys 0 to n-1. *logs_specs* says where the output goes; lines of tee'd streams begin with
+    ``log_line_prefixes[rank]``, by default ``[<name><rank>]:``. *start_method* is for callables: ``forkserver``,
+    unlike torch's ``spawn``, forks from a warm template that never saw this program's threads or devices.
+    *numa_options* binds each worker to the CPUs near the GPU of its local rank.
+
+    Raises `ConfigError` and its kinds before anything is started: `LocalRanksError` (a ``RuntimeError``) for
+    other keys, `ProgramError` (a ``FileNotFoundError``) for a program that is not there; `StartError` when this
+    machine cannot start the processes. (torch: ``torch.distributed.elastic.multiprocessing.start_processes``)
+    """
+    context: PContext
+    if isinstance(entrypoint, str):
+        context = SubprocessContext(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            numa_options,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+        )
+    else:
+        context = MultiprocessContext(
+            name,
+            entrypoint,
+            args,
+            envs,
+            start_method,
+            logs_specs,
+            log_line_prefixes,
+            numa_options,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+        )
+    try:
+        context.start()
+    except BaseException:
+        context.close()  # also where a signal came when all had been started
+        raise
+    return context

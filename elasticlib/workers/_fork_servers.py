@@ -1,0 +1,390 @@
+"""
+The launcher's handles of its templates: started when none fits, kept warm for the next launch.
+
+Rules of this file: whatever is started here ends with the launcher (`_guardian`); a child that the
+caller forks drops all handles, so that it can neither use nor keep alive what is not its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from attrs import evolve, frozen
+
+from elasticlib._programs import BOOT, KILLED, Link, Process, spawn
+from elasticlib._wire import Channel, Message, wait_readable
+from elasticlib.errors import EntrypointError, PreloadError, StartError
+from elasticlib.workers import _reaper
+from elasticlib.workers.child import _report
+from elasticlib.workers.spawner._reads import Reads, serves
+
+_TEMPLATE_BOOT = BOOT + "from elasticlib.workers.spawner._fork_server import main; main()"
+_FRESH_BOOT = BOOT + "from elasticlib.workers.child._child import run_fresh; run_fresh(int(sys.argv.pop()))"
+
+_MOST_TEMPLATES = 2
+_TALK_LIMIT = 5.0
+"""Seconds that a template may leave a message of ours untaken, or one of its own half said."""
+_CLOSE_LIMIT = 0.5
+"""Seconds that a launch waits for the end of a template that it displaced; after that a thread does."""
+_COUNT_LIMIT = 60.0
+"""Seconds that torch may take to answer about devices: opening eight GPUs without their daemon takes up to thirty."""
+
+
+def fresh_command(python: str, flags: Sequence[str] = ()) -> list[str]:
+    """The command of a new interpreter that becomes the worker whose order's descriptor is its last argument."""
+    return [python, *flags, "-u", "-c", _FRESH_BOOT]
+
+
+def importable_by(python: str, environment: Mapping[str, str]) -> bool:
+    """Whether the interpreter *python* could be a template: it finds elasticlib and what that needs."""
+    command = [python, "-c", BOOT + "import elasticlib.workers.spawner._fork_server"]
+    try:
+        return (
+            subprocess.run(command, env=dict(environment), capture_output=True, check=False, timeout=60).returncode == 0
+        )
+    except OSError as error:
+        raise EntrypointError(f"PYTHON_EXEC={python!r} cannot be run: {error.strerror}") from error
+
+
+def flags_here() -> tuple[str, ...]:
+    """Optimisation, warnings, isolation ...: options of this interpreter, under which functions run elsewhere too."""
+    return tuple(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+
+
+def depends_on_path(preload: Sequence[str]) -> bool:
+    """Whether another search path may find other modules to preload: torch is installed once, with its interpreter."""
+    return any(module.partition(".")[0] != "torch" for module in preload)
+
+
+@frozen
+class TemplateKey:
+    """What two launches must have in common to fork their workers from one template, besides what that has read."""
+
+    python: str
+    preload: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    """Options of the interpreter."""
+
+
+class Template:
+    """A running template with its guardian; `link` carries requests to fork."""
+
+    def __init__(self, key: TemplateKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
+        self.key = key
+        self.crews = 0
+        self._given = dict(environment)
+        self._reads: Reads | None = None
+        self._found: frozenset[str] | None = None
+        """Names of modules that its imports found; None before they are done."""
+        self._missing: frozenset[str] = frozenset()
+        """Names of modules that its imports looked for in vain."""
+        self._lock = threading.Lock()
+        """Held to hear the template, or to close it: for `_TALK_LIMIT` seconds at most."""
+        self._sending = threading.Lock()
+        self._failure: Exception | None = None
+        self._ready = False
+        self._stamps = _stamps(key, search_path)
+        self._search_path = tuple(search_path)
+        self._said = os.memfd_create("template-stderr")
+        ours, theirs = Channel.pair()
+        ours.limit(_TALK_LIMIT)
+        self._link = Link(ours)
+        asked = json.dumps({"preload": key.preload, "path": list(search_path)})
+        guardian = [sys.executable, "-S", "-E", str(Path(_reaper.__file__)), str(os.getpid())]
+        self._process: Process | None = None
+        """The template itself, once its imports are done."""
+        self._guardian = spawn(
+            [*guardian, key.python, *key.flags, "-u", "-c", _TEMPLATE_BOOT, asked],
+            environment,
+            theirs.fileno(),
+            self._said,
+        )
+        theirs.close()
+
+    def serves(self, key: TemplateKey, environment: Mapping[str, str]) -> bool:
+        """Whether a launch of that *key* may fork its workers, which get the *environment*, from this template."""
+        self.listen()
+        return (
+            evolve(self.key, path=key.path) == key
+            and _finds_the_same(self.key.path, key.path, self._found, self._missing)
+            and serves(self._reads, self._given, environment)
+        )
+
+    def alive(self) -> bool:
+        """Whether it can still fork, as far as this process has heard."""
+        self.listen()
+        return self._failure is None
+
+    def ready(self) -> bool:
+        """Whether its imports are done."""
+        self.listen()
+        return self._ready
+
+    def outdated(self) -> bool:
+        """Whether the file of a preloaded module, or an archive on its path, changed since the template was made."""
+        return self._stamps != _stamps(self.key, self._search_path)
+
+    def request(self, op: str) -> Channel:
+        """Have the template fork a child for *op*; the channel to it."""
+        ours, theirs = Channel.pair()
+        self._wake()
+        try:
+            with self._sending:
+                self._link.send({"op": op}, (theirs.fileno(),))
+        except BlockingIOError as error:
+            ours.close()
+            self._failure = StartError("the process that starts the workers takes no orders: it is stopped, or hangs")
+            raise self._failure from error
+        finally:
+            theirs.close()
+        return Link(ours)
+
+    def listen(self) -> Exception | None:
+        """Take in what the template has said; the error that ended it, None while it lives."""
+        with self._lock:
+            while self._failure is None and wait_readable([self._link], 0):
+                try:
+                    received = self._link.receive(whole=False)
+                except BlockingIOError:
+                    self._failure = StartError("the template process stopped in the middle of a message")
+                    break
+                if received is None:
+                    self._failure = StartError(f"the template process ended unexpectedly{self._last_words()}")
+                elif received[0]["op"] == "refused":
+                    self._failure = PreloadError(received[0]["module"], received[0]["why"])
+                else:
+                    self._reads = Reads.told(received[0], self.key.preload)
+                    self._found = frozenset(received[0].get("found", ())) or None
+                    self._missing = frozenset(received[0].get("missing", ()))
+                    self._ready = True
+                    self._process = Process(received[0]["pid"], received[1].pop() if received[1] else -1)
+                    self._show_warnings()
+            return self._failure
+
+    def failure(self) -> Exception:
+        """Why a channel from this template ended: its own error, or that the child alone was killed."""
+        return self.listen() or StartError("the process that starts the workers was ended from outside")
+
+    def _last_words(self) -> str:
+        words = self._words()
+        return f": {words}" if words else " (killed from outside, or out of memory)"
+
+    def _words(self) -> str:
+        return _report.read_text(self._said).strip()
+
+    def _show_warnings(self) -> None:
+        if words := self._words():
+            print(words, file=sys.stderr)
+
+    def close(self, patience: float | None = None) -> None:
+        """
+        End the template and its guardian, with everything below; return when they are gone.
+
+        Those that hang are killed in the end: by a thread, where that takes longer than *patience* seconds.
+        """
+        self.listen()
+        if not self._ready:
+            # Busy with imports it hears nothing; it has forked nothing yet and dies with its guardian.
+            self._guardian.send(signal.SIGKILL)
+        self._wake()
+        with self._lock:
+            self._failure = self._failure or StartError("the template was closed")
+            self._link.close()
+        if patience is None or self._guardian.ends(patience):
+            self._reap()
+        else:
+            try:
+                threading.Thread(target=self._reap, name="elasticlib-end-of-template").start()
+            except RuntimeError:  # no thread to be had, or the program is ending
+                self._reap()
+
+    def _reap(self) -> None:
+        if self._process is not None:
+            # It sweeps first; what even SIGKILL does not end may take it that long.
+            if not self._process.ends(KILLED + 1):
+                self._process.kill(0.0)  # its guardian sees to the rest
+            self._process.close()
+        self._guardian.wait(KILLED + 1)
+        os.close(self._said)
+
+    def _wake(self) -> None:
+        """Whoever was stopped from outside hears nobody."""
+        self._guardian.send(signal.SIGCONT)
+        if self._process is not None:
+            self._process.send(signal.SIGCONT)
+
+    def drop(self) -> None:
+        """Forget the template in a process that was forked from its owner."""
+        self._failure = StartError("the template belongs to the process that forked this one")
+
+
+class _Templates:
+    """
+    The templates of this program: at most two, the most recently used last.
+
+    The lock is held for looking and for starting, never for an end: no launch waits for another one's template.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[Template] = []
+
+    def take(self, key: TemplateKey, environment: Mapping[str, str], search_path: Sequence[str]) -> Template:
+        with self._lock:
+            done = [t for t in self._kept if not t.alive() or (t.crews == 0 and t.outdated())]
+            self._kept = [t for t in self._kept if t not in done]
+            fitting = [t for t in reversed(self._kept) if t.serves(key, environment) and not t.outdated()]
+            found = next((t for t in fitting if t.ready()), fitting[0] if fitting else None)
+            if found is None:
+                found = Template(key, environment, search_path)
+            else:
+                self._kept.remove(found)
+            found.crews += 1
+            self._kept.append(found)
+            done += self._surplus()
+        _end(done)
+        return found
+
+    def give_back(self, template: Template, unused: bool = False) -> None:
+        """Let *template* serve others; one that was never used and is still at its imports is ended."""
+        done = []
+        with self._lock:
+            template.crews -= 1
+            if unused and template.crews == 0 and template in self._kept and not template.ready():
+                self._kept.remove(template)
+                done = [template]
+            done += self._surplus()
+        _end(done)
+
+    def _surplus(self) -> list[Template]:
+        """Take out and return those that are too many; under the lock."""
+        idle = [template for template in self._kept if template.crews == 0]
+        surplus = idle[: max(0, len(self._kept) - _MOST_TEMPLATES)]
+        self._kept = [template for template in self._kept if template not in surplus]
+        return surplus
+
+    def close(self) -> None:
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for template in kept:
+            template.close()
+
+    def drop(self) -> None:
+        self._lock = threading.Lock()
+        kept, self._kept = self._kept, []
+        for template in kept:
+            template.drop()
+
+
+def _end(some: Sequence[Template]) -> None:
+    """End templates that nobody can find any more."""
+    for template in some:
+        template.close(_CLOSE_LIMIT)
+
+
+def _stamps(key: TemplateKey, search_path: Sequence[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for module in key.preload:
+        if module.partition(".")[0] == "torch":
+            continue  # nobody edits it between two cells, and looking for it costs milliseconds
+        # Archives as a whole: what they hold is not looked at.
+        found |= {path: os.stat(path).st_mtime_ns / 1e9 for path in search_path if os.path.isfile(path)}
+        for folder in (*search_path, *sys.path):
+            base = os.path.join(folder or ".", *module.split("."))
+            for path in (base + ".py", os.path.join(base, "__init__.py")):
+                if os.path.isfile(path) and module not in found:
+                    found[module] = os.stat(path).st_mtime_ns / 1e9
+    return found
+
+
+def _finds_the_same(
+    path: Sequence[str], other: Sequence[str], found: frozenset[str] | None, missing: frozenset[str]
+) -> bool:
+    """Whether imports that *found* modules on *path*, and others *missing*, do so on the search path *other*."""
+    if tuple(path) == tuple(other):
+        return True
+    if found is None or [folder for folder in other if folder in path] != list(path):
+        return False
+    sought = missing  # behind all others a folder hides none of their modules
+    for folder in reversed(other):
+        if folder in path:
+            sought = missing | found
+            continue
+        try:
+            # Of my_module.cpython-311-x86_64-linux-gnu.so as of my_module.py and the folder my_module.
+            if not sought.isdisjoint(name.partition(".")[0] for name in os.listdir(folder or ".")):
+                return False
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False  # an archive, or a folder that cannot be looked into
+    return True
+
+
+templates = _Templates()
+atexit.register(templates.close)
+
+
+os.register_at_fork(after_in_child=templates.drop)
+
+
+def count_devices(template: Template, environment: Mapping[str, str]) -> tuple[int, str]:
+    """
+    How many accelerators torch sees with the variables of *environment*, and their type.
+
+    Raises `StartError`, also when a driver does not answer.
+    """
+    doing, instead = "counting the accelerators", "give nproc_per_node=N, a number"
+    answer = _ask_of_a_child(template, "count", environment, doing, instead)
+    if "count" not in answer:
+        raise StartError(answer["why"])
+    return answer["count"], answer["kind"]
+
+
+def list_gpus(template: Template, environment: Mapping[str, str]) -> list[str]:
+    """PCI addresses of the GPUs that torch sees, by index, as with `count_devices`."""
+    answer = _ask_of_a_child(template, "gpus", environment, "listing the GPUs", "leave numa_options out")
+    if "why" in answer:
+        raise StartError(answer["why"])
+    return [str(address) for address in answer["addresses"]]
+
+
+def _ask_of_a_child(template: Template, op: str, environment: Mapping[str, str], doing: str, instead: str) -> Message:
+    """The answer to *op* of a child of *template* that is thrown away, and killed where a driver keeps it."""
+    channel, handle, began = template.request(op), None, None
+    try:
+        while True:
+            left = 0.1 if began is None else _COUNT_LIMIT - (time.monotonic() - began)
+            if left <= 0:
+                raise StartError(
+                    f"{doing} took more than {_COUNT_LIMIT:g} s: torch asks the driver, which hangs (does nvidia-smi, "
+                    f"or the like, answer?); {instead}, and torch is not asked"
+                )
+            if wait_readable([channel], left):
+                received = channel.receive()
+                if received is None:
+                    raise template.failure()
+                message, descriptors = received
+                if not descriptors:
+                    return message
+                (handle,) = descriptors
+                channel.send({"env": dict(environment)})
+            elif began is None and template.ready():
+                began = time.monotonic()  # its imports, which may be slow, are not what the limit is for
+    finally:
+        if handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        channel.close()

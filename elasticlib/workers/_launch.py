@@ -1,0 +1,400 @@
+"""
+The launcher's side of one launch: a foreman with its workers, to be started, heard and stopped.
+
+Rules of this file: no call waits for one thing only: a caller may pass a descriptor whose readiness
+interrupts; nothing is thrown away that a worker left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import define, field
+
+from elasticlib._programs import Child, Link, Process, above_standard, close_all_but, not_started
+from elasticlib._times import Term
+from elasticlib._wire import Channel, Message, wait_readable
+from elasticlib.errors import StartError
+from elasticlib.workers import _reaper
+from elasticlib.workers._fork_servers import Template, templates
+from elasticlib.workers.child import _report
+
+
+@define
+class Exit:
+    """One worker's end."""
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    """Exit status; ``-n`` for signal ``n``."""
+    told: bool
+    """True when it ended after the launcher had sent the stop signal."""
+    report: _report.Report | None
+    faults: str
+    """The fault handler's stacks, empty unless the worker crashed."""
+    tail: str = ""
+    """The end of what Python wrote to stderr."""
+    overdue: float | None = None
+    """Seconds after the end of its program in which its process did not end, so that it was stopped."""
+    unread: bool = False
+    """True where no descriptor was free for what it left, so that a report may have been lost."""
+
+
+@define
+class Failed:
+    """A worker's program failed, though its process has not ended yet."""
+
+    end: Exit
+    """What is known of it by now."""
+
+
+@define
+class Lingers:
+    """A worker's program is over, but its process did not end within its exit timeout."""
+
+    local_rank: int
+    pid: int
+    seconds: float
+    ends: bool
+    """Whether it is stopped for that."""
+    stacks: str
+
+
+@define
+class Stuck:
+    """A worker that sat in native code while it was to end, was killed so that the others go on."""
+
+    local_rank: int
+    pid: int
+    waited: float
+    """Seconds since the signal that was to stop it."""
+
+
+@define
+class Stopped:
+    """All workers of a round are gone, but for `survivors` that even SIGKILL did not end (process ids)."""
+
+    survivors: list[int] = field(factory=list)
+
+
+@define
+class StoreGone:
+    """The process that hosts the workers' store of this round ended, or could not be started; the workers run on."""
+
+    why: str
+    pid: int
+    """0 where there was none."""
+    exitcode: int
+
+
+@define
+class Lost:
+    """The foreman is gone, and with it every worker."""
+
+    why: str
+    cause: Exception | None = None
+
+
+Event = Exit | Failed | Lingers | Stuck | Stopped | StoreGone | Lost
+
+_EXIT_LIMIT = 1.0
+"""Seconds between a foreman's last word, the end of its channel, and its end."""
+_LEFT = 3
+"""Descriptors of what a worker leaves behind."""
+_QUIT_LIMIT = 6.0
+"""Seconds for a foreman that is let go of: as long as it waits for what even SIGKILL does not end, and one more."""
+
+
+class Crew:
+    """The workers of one launch, started and stopped by a foreman of their own."""
+
+    def __init__(self, job: Message, memories: Mapping[str, bytes]) -> None:
+        self._job = job
+        self._memories = dict(memories)
+        self._template: Template | None = None
+        self._channel: Channel | None = None
+        self._anchor: Child | None = None
+        """The guardian that was forked from the caller."""
+        self._early: list[Event] = []
+        self._round = -1
+        self._foreman: Process | None = None
+        self._used = False
+        self._warm = False
+
+    def fileno(self) -> int:
+        """Readable when `take` has something to tell; -1 when no foreman is there."""
+        return -1 if self._channel is None else self._channel.fileno()
+
+    def started(self) -> bool:
+        """Whether workers were ever started, so that there is something to stop."""
+        return self._used
+
+    def was_warm(self) -> bool:
+        """Whether the template had done its imports when it was employed, so that its end was no fault of theirs."""
+        return self._warm
+
+    def employ(self, template: Template) -> None:
+        """Have *template* fork a foreman for this crew; the crew gives the template back when it closes."""
+        self._template = template
+        self._warm = template.ready()
+        try:
+            self._hire(template.request("job"))
+        except BaseException:
+            self.close()
+            raise
+
+    def fork_caller(self, call: Callable[[], Any]) -> None:
+        """Have a foreman that is forked from this very process (start method ``fork``)."""
+        ours, theirs = Channel.pair()
+        link = Link(ours)
+        me = os.getpid()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()  # what waits in a buffer would be written once more by the child
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of forks in threaded programs: the caller asked for just that.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError as error:
+            link.close()
+            theirs.close()
+            raise not_started("a fork of this program", error) from error
+        if pid == 0:
+            _guard_forked(theirs, me, call)
+        self._anchor = Child(pid)
+        theirs.close()
+        self._hire(link)
+
+    def _hire(self, channel: Channel) -> None:
+        self._channel = channel
+        descriptors = [os.memfd_create(name) for name in self._memories]
+        for descriptor, content in zip(descriptors, self._memories.values(), strict=True):
+            _report.write_exactly(descriptor, content)
+        channel.send({**self._job, "op": "job", "memories": list(self._memories)}, tuple(descriptors))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def foreman(self, interrupt: int | None = None) -> Process | None:
+        """
+        Wait for the process with which all workers will die.
+
+        None when *interrupt* becomes readable first. Raises `StartError` or `PreloadError` when it cannot come.
+        """
+        while self._foreman is None:
+            answer = self._answer(interrupt)
+            if answer is None:
+                return None
+            self._early += self._event(*answer)
+        return self._foreman
+
+    def _answer(self, interrupt: int | None) -> tuple[Message, list[int]] | None:
+        """What the foreman says next; None when *interrupt* is readable first."""
+        assert self._channel is not None
+        watched = [self._channel, *(() if interrupt is None else (interrupt,))]
+        if self._channel.fileno() not in wait_readable(watched, None):
+            return None
+        received = self._channel.receive(whole=False)
+        if received is None:
+            raise self._why_gone()
+        if received[0]["op"] == "broken":
+            raise StartError(received[0]["why"])
+        return received
+
+    def start(
+        self, number: int, workers: list[Message], listener: int | None,
+        interrupt: int | None = None, lease: Term | None = None,
+    ) -> dict[int, int]:  # fmt: skip
+        """
+        Start *workers* for a round, with the caller's present streams; return {local rank: pid}.
+
+        *listener* is the bound socket of the round's store; when the *lease* is over, all are killed. Returns an empty
+        dict when *interrupt* becomes readable first. Raises `StartError` or `PreloadError` when none can be started.
+        """
+        assert self._channel is not None
+        self._wake()
+        self._round = number
+        streams = [_stream(number) for number in (0, 1, 2)]
+        more = {"store": listener, "lease": None if lease is None else lease.fileno()}
+        given = {name: descriptor for name, descriptor in more.items() if descriptor is not None}
+        message: Message = {"op": "start", "round": number, "workers": workers, "more": list(given)}
+        self._channel.send(message, (*streams, *given.values()))
+        for stream in streams:
+            os.close(stream)
+        while (received := self._answer(interrupt)) is not None:
+            answer, extra = received
+            if answer["op"] == "started" and answer["round"] == number:
+                self._used = True
+                if self._template is not None:
+                    self._template.listen()
+                return {int(rank): pid for rank, pid in answer["pids"].items()}
+            self._early += self._event(answer, extra)
+        return {}
+
+    def take(self) -> list[Event]:
+        """What has happened since the last call; never waits for more than one message under way."""
+        events, self._early = self._early, []
+        while self._channel is not None and wait_readable([self._channel], 0):
+            received = self._channel.receive(whole=False)
+            if received is None:
+                self._channel.close()
+                self._channel = None
+                error = self._why_gone()
+                events.append(Lost(str(error), error))
+            else:
+                events += self._event(*received)
+        return events
+
+    def _why_gone(self) -> Exception:
+        if self._template is None:
+            return StartError("the process that starts the workers was ended from outside")
+        return self._template.failure()
+
+    def _event(self, message: Message, descriptors: list[int]) -> list[Event]:
+        try:
+            if message["op"] == "hired":
+                self._foreman = Process(message["foreman"], descriptors.pop() if descriptors else -1)
+                return []
+            if message["op"] == "broken":
+                return [Lost(message["why"], StartError(message["why"]))]
+            if message["round"] != self._round:
+                return []
+            match message["op"]:
+                case "exited":
+                    rank, pid, code, told = (message[name] for name in ("local_rank", "pid", "exitcode", "told"))
+                    overdue = message["overdue"]
+                    if len(descriptors) < _LEFT:  # the end itself is told all the same
+                        return [Exit(rank, pid, code, told, None, "", overdue=overdue, unread=True)]
+                    report, *texts = descriptors
+                    faults, tail = (_report.read_text(descriptor) for descriptor in texts)
+                    return [Exit(rank, pid, code, told, _report.read(report), faults, tail, overdue)]
+                case "failed":
+                    left = _report.read(descriptors[0]) if descriptors else None
+                    return [Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))]
+                case "lingers":
+                    stacks = _report.read_text(descriptors[0]) if descriptors else ""
+                    rank, pid, seconds, ends = (message[name] for name in ("local_rank", "pid", "seconds", "ends"))
+                    return [Lingers(rank, pid, seconds, ends, stacks)]
+                case "store":
+                    return [StoreGone(message["why"], message["pid"], message["exitcode"])]
+                case "stuck":
+                    return [Stuck(message["local_rank"], message["pid"], message["waited"])]
+                case "stopped":
+                    return [Stopped(message["survivors"])]
+            return []
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def stop(self, signum: int, grace: float, spare_failed: bool = False) -> bool:
+        """
+        Send *signum* to every worker's group and SIGKILL after *grace* s; `Stopped` follows. False if lost.
+
+        With *spare_failed* workers whose programs failed keep the time that they have for their exit handlers.
+        """
+        self._wake()
+        message = {"op": "stop", "signal": signum, "grace": grace, "spare": spare_failed}
+        return self._channel is not None and self._channel.send(message)
+
+    def signal(self, local_rank: int, signum: int) -> None:
+        """Signal the group of one worker, if it runs: the foreman alone knows whom its number means."""
+        self._wake()
+        if self._channel is not None:
+            self._channel.send({"op": "signal", "round": self._round, "local_rank": local_rank, "signal": signum})
+
+    def _wake(self) -> None:
+        """A foreman that was stopped from outside hears nobody."""
+        if self._foreman is not None:
+            self._foreman.send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill a foreman that does not answer, and with it all workers."""
+        if self._foreman is not None:
+            self._foreman.kill()
+
+    def close(self) -> None:
+        """Kill what still runs and let the foreman go; call it in any state, more than once."""
+        if self._channel is not None and (self._used or self._template is None or self._template.ready()):
+            self._wake()
+            self._channel.send({"op": "quit"})
+            # The foreman closes its end when nothing is left below it.
+            deadline = time.monotonic() + _QUIT_LIMIT
+            while (left := deadline - time.monotonic()) > 0 and wait_readable([self._channel], left):
+                received = self._channel.receive(whole=False)
+                if received is None:
+                    break
+                for descriptor in received[1]:
+                    os.close(descriptor)
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._foreman is not None:
+            if not self._foreman.ends(_EXIT_LIMIT):
+                self._foreman.kill()
+            self._foreman.close()
+            self._foreman = None
+        if self._anchor is not None:
+            self._anchor.wait(_QUIT_LIMIT)
+            self._anchor = None
+        if self._template is not None:
+            templates.give_back(self._template, unused=not self._used)
+            self._template = None
+
+
+def _stream(number: int) -> int:
+    """The caller's present stream for its workers, or nothing where there is none to share."""
+    at_start = (sys.__stdin__, sys.__stdout__, sys.__stderr__)[number]
+    if at_start is not None and not (number == 0 and _in_background()):  # else the number may be any file's by now
+        try:
+            return os.dup(number)
+        except OSError:
+            pass  # closed since
+    return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+
+def _in_background() -> bool:
+    """Whether stdin is our terminal while another job has it: workers, in their sessions, would not be stopped."""
+    try:
+        return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
+    except OSError:
+        return False  # somebody else's terminal
+
+
+def _guard_forked(channel: Channel, launcher: int, call: Callable[[], Any]) -> None:
+    """In a fork of the caller: fork the foreman, then be its guardian."""
+    from elasticlib.workers.spawner import _spawner
+
+    try:
+        os.setsid()
+        _reaper.settle_signals()
+        _reaper.adopt_orphans()
+        _reaper.outlive_parent()
+        me = os.getpid()
+        descriptor = above_standard(channel.fileno())
+        channel.close()
+        while (filler := os.open(os.devnull, os.O_RDWR)) < 3:
+            pass  # the caller may have closed its streams: no other descriptor may take their numbers
+        os.close(filler)
+        try:
+            child = os.fork()
+        except OSError as error:
+            why = str(not_started("the process that starts the workers", error))
+            Channel.adopt(descriptor).send({"op": "broken", "why": why})
+            os._exit(1)
+        if child == 0:
+            _spawner.be_foreman(descriptor, me, call=call)
+        # Whoever waits for the last copy of one of the caller's files to close does not wait for this process.
+        close_all_but({0, 1, 2})
+        _reaper.guard(launcher, child)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)

@@ -1,0 +1,390 @@
+"""
+The worker processes of one launch on this machine: started, heard and stopped, round after round, with their logs.
+
+Rules of this file: ranks are local ones; it decides nothing, and waits for nothing but the workers: who
+wants to be interrupted gives a descriptor, or waits by itself; whatever ends a round, the log files are
+read to their last byte before anything is reported.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from elasticlib import records
+from elasticlib._programs import KILLED
+from elasticlib._times import Term, soonest
+from elasticlib._wire import Message, room_for, wait_readable
+from elasticlib.errors import ElasticError, PreloadError, ProcessFailure, StartError
+from elasticlib.logs import _streams
+from elasticlib.logs._console import console_sink
+from elasticlib.logs._layout import settled
+from elasticlib.logs._tee import Tee
+from elasticlib.spec import DEFAULT_PRELOAD, LogsDest
+from elasticlib.workers import _failure, _left, _machine, _reaper, _start_spec
+from elasticlib.workers._fork_servers import templates
+from elasticlib.workers._launch import Crew, Exit, Failed, Lingers, Lost, Stopped, StoreGone, Stuck
+
+_ANSWER = 15.0
+"""Seconds beyond a shutdown's own time in which it must be done: two waits for kills, and some for a slow machine."""
+_DESCRIPTORS = 32, 8
+"""More than a round needs for itself, and for each worker."""
+
+_AT_ONCE = 0.5
+"""Seconds in which an end needs no explanation."""
+
+
+class Processes:
+    """The *count* workers of *job*; `start` begins a round, and one round ends before the next begins."""
+
+    def __init__(
+        self,
+        job: _start_spec.Job,
+        count: int,
+        sink: records.Sink = records.log,
+        duplicates: _streams.Duplicates | None = None,
+    ) -> None:
+        self._job = job
+        self._count = count
+        self._sink = sink
+        self._duplicates = duplicates or _streams.Duplicates()
+        self._crew: Crew | None = None
+        self._tee: Tee | None = None
+        self._dest = LogsDest()
+        self._deadline = 0.0
+        """When the workers will be killed, once they are being stopped."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self.exits: dict[int, Exit] = {}
+        """How the workers of this round ended."""
+        self._failed: dict[int, Exit] = {}
+        """What is known of those whose programs failed, before their processes end."""
+        self.pids: dict[int, int] = {}
+        self.lost: Lost | None = None
+        """Why all workers are gone at once, and nothing more will be heard of them."""
+        self._store: StoreGone | None = None
+        self._store_gone_at = 0.0
+        self._limit: float | None = None
+        """When whoever stops the workers must have done so."""
+        self._lease: Term | None = None
+        self._noticed: dict[int, float] = {}
+        self._stopped = False
+        self._memory_kills = 0
+        self._rank_base = 0
+        self._signum = 0
+
+    # A round begins.
+
+    def start(
+        self,
+        number: int,
+        orders: Sequence[Message],
+        dest: LogsDest,
+        prefixes: Mapping[int, bytes],
+        *,
+        listener: int | None = None,
+        interrupt: int | None = None,
+        guard: Callable[[int], Term | None] | None = None,
+    ) -> dict[int, int]:
+        """
+        Start round *number* and return {local rank: pid}; {} when *interrupt* becomes readable first.
+
+        An order holds ``local_rank``, ``argv`` and ``env`` of one worker, and whatever else differs from the
+        job's common part, such as ``affinity``; its streams come from *dest*. *prefixes* stand before the
+        console lines of tee'd streams. *listener* is the bound socket of the round's store. *guard* gets a
+        pidfd of the process with which all workers will die, before there are any, and may give a lease: all are
+        killed when it is over. Raises `StartError` or
+        `PreloadError`; no process is left then.
+        """
+        with room_for(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
+            return self._start(number, orders, dest, prefixes, listener, interrupt, guard)
+
+    def _start(
+        self,
+        number: int,
+        orders: Sequence[Message],
+        dest: LogsDest,
+        prefixes: Mapping[int, bytes],
+        listener: int | None,
+        interrupt: int | None,
+        guard: Callable[[int], Term | None] | None,
+    ) -> dict[int, int]:
+        self._forget()
+        self._memory_kills = _machine.memory_kills()
+        self._dest = settled(dest)
+        _streams.prepare(self._dest)
+        if self._tee is None:
+            self._tee = Tee(console_sink(sys.stdout), console_sink(sys.stderr))
+        _streams.follow(self._tee, self._dest, prefixes, self._duplicates)
+        whole = [self._with_streams(order) for order in orders]
+        crew = self._crew = self._crew or self._hire()
+
+        def begin() -> dict[int, int]:
+            return self._begin(number, whole, listener, interrupt, guard)
+
+        try:
+            self.pids = begin()
+        except PreloadError as error:
+            asked = None if self._job.template is None else self._job.template.preload
+            if (error.module,) != asked or error.module not in DEFAULT_PRELOAD:
+                raise
+            # Nobody asked for it: a job without torch, or one whose torch does not bear it, runs all the same.
+            self._sink(records.PreloadSkipped(str(error)))
+            self._job = _start_spec.without_preload(self._job)
+            self.pids = begin()
+        except StartError:
+            if not (crew.started() or crew.was_warm()):
+                raise
+            # Template or foreman was killed while idle: nothing ran, so this costs no restart.
+            self.pids = begin()
+        return self.pids
+
+    def _begin(
+        self,
+        number: int,
+        orders: list[Message],
+        listener: int | None,
+        interrupt: int | None,
+        guard: Callable[[int], Term | None] | None,
+    ) -> dict[int, int]:
+        if self._crew is None:
+            self._crew = self._hire()
+        try:
+            foreman = self._crew.foreman(interrupt)
+            if foreman is None:
+                return {}
+            self._lease = None if guard is None else guard(foreman.fileno())
+            return self._crew.start(number, orders, listener, interrupt, self._lease)
+        except ElasticError:
+            self.dismiss()
+            raise
+
+    def _hire(self) -> Crew:
+        crew = Crew({"common": self._job.common}, self._job.memories)
+        if self._job.template is None:
+            assert self._job.call is not None
+            crew.fork_caller(self._job.call)
+        else:
+            crew.employ(templates.take(self._job.template, self._job.environment, self._job.search_path))
+        return crew
+
+    def _with_streams(self, order: Message) -> Message:
+        rank = order["local_rank"]
+        return {**order, "stdout": self._dest.stdouts.get(rank), "stderr": self._dest.stderrs.get(rank)}
+
+    # A round goes on.
+
+    def fileno(self) -> int:
+        """Readable when `take` has something to learn; -1 when nobody is there to tell."""
+        return -1 if self._crew is None else self._crew.fileno()
+
+    def take(self) -> None:
+        """Learn what has happened since the last call; never waits."""
+        if self._crew is None:
+            return
+        for event in self._crew.take():
+            match event:
+                case Exit():
+                    self.exits[event.local_rank] = event
+                    self._noticed.setdefault(event.local_rank, time.time())
+                case Failed(end):
+                    self._failed[end.local_rank] = end
+                    self._noticed[end.local_rank] = time.time()
+                case Lingers():
+                    stacks = _failure.user_part(event.stacks)
+                    self._sink(records.WorkerLingers(event.local_rank, event.pid, event.seconds, event.ends, stacks))
+                case Stuck(rank, pid, waited):
+                    self._sink(records.WorkerStuck(self._rank_base + rank, pid, self._signum, waited))
+                case Stopped(survivors):
+                    self._stopped = True
+                    if survivors:
+                        self._sink(records.WorkersSurvived(tuple(survivors)))
+                case StoreGone():
+                    self._store, self._store_gone_at = self._store or event, time.time()
+                case Lost():
+                    self.lost = self.lost or event  # the first one knows why
+        if (limit := self._latest()) is not None and time.monotonic() >= limit:
+            self._end_deaf(self._crew)
+
+    def patience(self) -> float | None:
+        """Seconds until `take` wants to be called though nothing is readable; None: not at all."""
+        limit = self._latest()
+        return None if limit is None else max(0.0, limit - time.monotonic())
+
+    def _latest(self) -> float | None:
+        """When the workers must be gone, whoever ends them; None: never, as far as is known."""
+        if self.gone():
+            return None
+        limit = min(self._lease_end(), math.inf if self._limit is None else self._limit)
+        return None if limit == math.inf else limit
+
+    def _lease_end(self) -> float:
+        return math.inf if self._lease is None else self._lease.ends_at()
+
+    def _end_deaf(self, crew: Crew) -> None:
+        """Whoever should stop the workers does not answer, or not in time: kill it, and them with it."""
+        is_over = time.monotonic() >= self._lease_end()
+        self._sink(records.WorkersCutOff() if is_over else records.SpawnerKilled(_ANSWER))
+        crew.kill()
+        self.dismiss()
+        _reaper.wait_for_ends(self.pids.values(), KILLED)
+        self._stopped = True
+
+    def gone(self) -> bool:
+        """Whether no worker of this round, nor what it started, is left."""
+        return self._stopped or self.lost is not None
+
+    def any_failed(self) -> bool:
+        """Whether a worker has ended otherwise than well, or all have lost the store that they meet in."""
+        return self._store is not None or any(end.exitcode != 0 for end in self._ends().values())
+
+    def _ends(self) -> dict[int, Exit]:
+        """How workers ended, or will, by what is known now."""
+        return {**self._failed, **self.exits}
+
+    def all_succeeded(self) -> bool:
+        """Whether all workers have ended well, and what they started is gone too."""
+        return len(self.exits) == self._count and not self.any_failed() and self.gone()
+
+    # A round ends.
+
+    def stop(
+        self,
+        signum: int,
+        grace: float,
+        meanwhile: Callable[[float | None], None] | None = None,
+        *,
+        rank_base: int = 0,
+        somebody_waits: bool = False,
+        spare_failed: bool = False,
+    ) -> None:
+        """
+        Bring the workers down, with *signum* and after *grace* s with SIGKILL; return when they are gone.
+
+        With *spare_failed* workers whose programs failed keep their exit timeout.
+
+        *meanwhile* is called again and again until then, in place of waiting for this object alone, with the seconds
+        that it may take: it may listen to others too, and `hasten` the end. Where *somebody_waits* for it, they are
+        told for whom, with ranks that begin at *rank_base*.
+        """
+        self._rank_base = rank_base
+        self.take()
+        crew = self._crew
+        if crew is not None and crew.started() and not self.gone():
+            self.ask_to_stop(signum, grace, spare_failed)
+            tell_at = time.monotonic() + _AT_ONCE if somebody_waits else None
+            while not self.gone():
+                until_told = None if tell_at is None else max(0.0, tell_at - time.monotonic())
+                limit = soonest(until_told, self.patience())
+                if meanwhile is None:
+                    wait_readable([self], limit)
+                else:
+                    meanwhile(limit)
+                self.take()
+                if tell_at is not None and time.monotonic() >= tell_at and not self.gone():
+                    self._tell_who_is_left()
+                    tell_at = None
+        elif crew is not None and not crew.started():
+            self.dismiss()  # an interrupt came before the template was ready
+        if self.lost is not None:
+            self.dismiss()
+        self.drain()
+
+    def _tell_who_is_left(self) -> None:
+        left = {self._rank_base + rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
+        if left and (time_left := self._deadline - time.monotonic()) > 0:
+            self._sink(records.StopAwaited(left, self._signum, time_left))
+
+    def ask_to_stop(self, signum: int, grace: float, spare_failed: bool = False) -> None:
+        """Begin to bring the workers down, as `stop` does, and return at once."""
+        self._deadline, self._signum = time.monotonic() + grace, signum
+        exit_timeout = self._job.common["exit_timeout"][0] if spare_failed else 0.0
+        self._limit = self._deadline + exit_timeout + _ANSWER
+        if self._crew is not None:
+            self._crew.stop(signum, grace, spare_failed)
+
+    def hasten(self, signum: int, grace: float) -> None:
+        """While workers are being stopped: send them *signum* and leave them *grace* s, unless they have less."""
+        deadline = time.monotonic() + grace
+        latest = self._deadline if self._limit is None else self._limit - _ANSWER  # of those that are spared, too
+        if self._crew is not None and deadline < latest:
+            self._deadline, self._limit = min(self._deadline, deadline), deadline + _ANSWER
+            self._crew.stop(signum, grace)
+
+    def signal(self, local_rank: int, signum: int) -> None:
+        """Signal one worker and all that it started; nothing once it has ended."""
+        if self._crew is not None:
+            self._crew.signal(local_rank, signum)
+
+    def drain(self) -> None:
+        """Bring the last lines of this round's workers, which must be gone, to the console."""
+        for folder in _streams.full_folders(self._dest):
+            self._sink(records.LogsCutOff(folder))
+        if self._tee is not None:
+            self._tee.drain_and_forget([*self._dest.tee_stdouts.values(), *self._dest.tee_stderrs.values()])
+
+    def dismiss(self) -> None:
+        """Kill what still runs and let go of the process that starts workers; may come in any state."""
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+
+    def finish(self, patience: float | None = None, impatient: Callable[[], object] = bool) -> None:
+        """Wait for the console to take all lines; every *patience* s *impatient* may say that it is enough."""
+        tee, self._tee = self._tee, None
+        while tee is not None and not tee.finish(patience):
+            if impatient():
+                break
+
+    # What the workers left behind.
+
+    def failures(self, rank_base: int = 0, *, by_loss: bool = True) -> dict[int, ProcessFailure]:
+        """
+        The workers that failed by themselves, by local rank plus *rank_base*.
+
+        When all were lost at once, and none had failed before, that failed them all, unless *by_loss* is False.
+        """
+        with room_for(1):
+            kills = _machine.memory_kills() - self._memory_kills
+            found = {
+                rank_base + rank: self._failure(end, rank_base, kills)
+                for rank, end in sorted(self._ends().items())
+                if _failure.failed(end, self._dest.error_files.get(rank, ""))
+            }
+        if not found and self.lost is not None and by_loss:
+            for rank in range(self._count):
+                found[rank_base + rank] = ProcessFailure(
+                    rank, self.pids.get(rank, 0), -signal.SIGKILL, "", message=self.lost.why, rank=rank_base + rank
+                )
+        if self._store is not None and (rank_left := _left.blamed(self._ends(), self._count)) is not None:
+            found[rank_base + rank_left] = _left.lost_store(
+                self._store, rank_left, rank_base, kills, self._store_gone_at
+            )
+        return found
+
+    def cut_short(self) -> dict[int, ProcessFailure]:
+        """The workers that `stop` ended before they were done, by local rank, or that were not seen to end."""
+        return _left.cut_short(self.exits, self.pids, self._count)
+
+    def _failure(self, end: Exit, rank_base: int, kills: int) -> ProcessFailure:
+        rank = end.local_rank
+        error_file, stderr = self._dest.error_files.get(rank, ""), self._dest.stderrs.get(rank)
+        return _failure.failure_of(end, rank_base + rank, error_file, stderr, kills, self._noticed[rank])
+
+    def original_exception(self, rank: int) -> BaseException | None:
+        """The exception that ended worker *rank* in this round, where it can be rebuilt."""
+        end = self._ends().get(rank)
+        if self._store is not None and rank == _left.blamed(self._ends(), self._count):
+            return StartError(self._store.why)
+        if end is None:
+            return self.lost.cause if self.lost is not None else None
+        return _failure.original_exception(end)
+
+    def return_values(self, rank_base: int = 0) -> dict[int, Any]:
+        """What the workers returned, by local rank plus *rank_base*; None from programs. Raises `PicklingError`."""
+        return _left.return_values(self.exits, self._count, rank_base)

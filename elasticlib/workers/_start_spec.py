@@ -1,0 +1,316 @@
+"""
+From an entry point to what its workers need: the check of the call before anything is started.
+
+`plan` tells apart a function, a Python script, folder or archive, a module and any other program, refuses
+what cannot work, and collects what a worker must find as it is here: environment, folder, search path, limits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import pkgutil
+import re
+import resource
+import shutil
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import evolve, frozen
+
+from elasticlib._programs import need_system
+from elasticlib._wire import Message
+from elasticlib.errors import ConfigError, EntrypointError
+from elasticlib.numa._apply import attempt
+from elasticlib.numa._cpus import cpus_for
+from elasticlib.numa._sysfs import read_topology
+from elasticlib.spec import DEFAULT_PRELOAD, WorkerSpec
+from elasticlib.workers import _devices, _environment, _packing
+from elasticlib.workers._fork_servers import TemplateKey, depends_on_path, flags_here, fresh_command, importable_by
+from elasticlib.workers.child import _exiting
+
+_log = logging.getLogger("elasticlib")
+_LOCAL_RANK = re.compile(r"\$\{local_rank\}|\$local_rank\b")
+_MODULE = re.compile(r"[^/.]+(\.[^/.]+)*")
+"""What `python -m` looks for: also names that no import statement could hold."""
+_LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_OPENMP_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+# Python ignores these two for itself, whatever its parent did.
+_INHERITED = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
+_LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+
+
+@frozen
+class Job:
+    """What all rounds of a launch have in common."""
+
+    common: Message
+    """What every worker's order holds."""
+    args: tuple[str, ...]
+    """Command line after the program's name; ``${local_rank}`` stands for each worker's."""
+    memories: Mapping[str, bytes]
+    template: TemplateKey | None
+    """None where the caller itself is forked."""
+    environment: Mapping[str, str]
+    search_path: tuple[str, ...]
+    """Where the template finds what it preloads."""
+    call: Callable[..., Any] | None = None
+    variables: Sequence[Mapping[str, str]] = ()
+    """By local rank, what beats a worker's usual variables."""
+    affinities: Sequence[frozenset[int]] = ()
+    """By local rank, the CPUs that a worker is bound to; empty leaves all of them on the launcher's."""
+
+    def environment_of(self, local_rank: int, usual: Mapping[str, str]) -> dict[str, str]:
+        """The variables of the worker *local_rank*, which would have the *usual* ones."""
+        return {**usual, **(self.variables[local_rank] if self.variables else {})}
+
+    def order(self, local_rank: int, usual: Mapping[str, str]) -> Message:
+        """What the worker *local_rank* has for itself: more keys, and those that override the common ones."""
+        order: Message = {
+            "local_rank": local_rank,
+            "argv": self.argv(local_rank),
+            "env": self.environment_of(local_rank, usual),
+        }
+        if self.affinities:
+            order |= {"affinity": sorted(self.affinities[local_rank]), "bound": True}
+        return order
+
+    def argv(self, local_rank: int) -> list[str]:
+        """The command line of the worker *local_rank*."""
+        return [*self.common["argv"], *(_LOCAL_RANK.sub(str(local_rank), arg) for arg in self.args)]
+
+
+def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> Job:
+    """
+    The job of *spec* in *environment*. Raises `EntrypointError`, `PicklingError` or another `ConfigError`, and
+    `StartError` on a machine where nothing can be started.
+
+    It starts no worker, and at most the template, to ask it for the GPUs. *threads* is what each worker computes with.
+    """
+    need_system()
+    variables = _environment.alone_with_a_device(environment, spec.local_world_size) if spec.virtual_local_rank else ()
+    if bare := [rank for rank, own in enumerate(variables) if not own[_environment.DEVICES]]:
+        _log.warning("virtual_local_rank=True: no device is listed for local rank %s", ", ".join(map(str, bare)))
+    job = _work(spec, start_method, environment, threads)
+    job = evolve(job, variables=variables, affinities=_affinities(spec, job))
+    if job.affinities and job.template is not None and job.template.preload and _openmp_binds(environment):
+        # Loaded ahead, OpenMP would put the workers' threads on places that it found among the template's CPUs.
+        _log.warning(
+            "numa_options=%s: OpenMP binds threads too (OMP_PROC_BIND, OMP_PLACES ...), so each worker imports %s "
+            "itself, on its own CPUs",
+            spec.numa_options.affinity_mode.value if spec.numa_options else None,
+            ", ".join(job.template.preload),
+        )
+        job = without_preload(job)
+    return job
+
+
+def _openmp_binds(environment: Mapping[str, str]) -> bool:
+    """Whether OpenMP will bind each thread to a place, which it looks for when it is loaded."""
+    if environment.get("OMP_PROC_BIND", "").strip().lower() == "false":
+        return False
+    return any(environment.get(name) for name in _OPENMP_PLACES)
+
+
+def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> Job:
+    entry = spec.entrypoint
+    common: Message = {
+        "env": dict(environment),
+        "cwd": _cwd(),
+        "umask": _umask(),
+        "limits": [(number, resource.getrlimit(number)) for number in _LIMITS],
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "threads": threads,
+        "ignored": [signum for signum in _INHERITED if signal.getsignal(signum) == signal.SIG_IGN],
+        "fresh": start_method == "spawn",
+        "python": fresh_command(sys.executable),
+        "path0": "",
+        "sys_path": [],
+        "argv": [],
+        "entry": "",
+        "exit_timeout": (
+            _exiting.DEFAULT_EXIT_TIMEOUT if spec.exit_timeout is None else spec.exit_timeout,
+            spec.exit_timeout is not None,
+        ),
+    }
+    job = Job(common, (), {}, None, environment, ())
+    if isinstance(entry, (str, os.PathLike)):
+        return _command(job, spec, os.fspath(entry), start_method)
+    if not callable(entry):
+        kind = type(entry).__qualname__
+        raise EntrypointError(
+            f"entrypoint={entry!r}, a {kind}, is no callable, script path, module or program: give one of these"
+        )
+    return _function(job, spec, entry, start_method)
+
+
+def _affinities(spec: WorkerSpec, job: Job) -> list[frozenset[int]]:
+    """The CPUs of each worker by its real local rank; empty without a binding."""
+    options, found = spec.numa_options, list[frozenset[int]]()
+    if options is not None:
+        with attempt(options):
+            topology = read_topology(_devices.gpu_addresses(job.template, job.environment, job.search_path))
+            allowed = frozenset(job.common["affinity"])
+            found = [cpus_for(options.affinity_mode, rank, topology, allowed) for rank in range(spec.local_world_size)]
+    return found
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise EntrypointError("the current folder was removed: change to one that is there") from error
+
+
+def _umask() -> int:
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
+
+
+def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_method: str) -> Job:
+    args, kwargs = spec.args, spec.kwargs
+    if spec.module or spec.no_python:
+        raise EntrypointError(f"module and no_python are for names, not for the callable {entry!r}: leave them out")
+    target = getattr(entry, "func", entry)  # of a partial
+    if any(kind(target) for kind in _LAZY):
+        raise EntrypointError(
+            f"{entry!r} only makes a coroutine or generator when it is called: give a function that runs it, "
+            "such as one that calls asyncio.run(...)"
+        )
+    job.common.update(kind="function", sys_path=list(sys.path), argv=list(sys.argv))
+    if start_method != "forkserver":
+        _refuse_preload(spec)
+    if start_method == "fork":
+        return evolve(job, call=lambda: entry(*args, **kwargs))
+    packed = _packing.pack(entry, args, kwargs)
+    flags = flags_here()  # as multiprocessing does
+    job.common["python"] = fresh_command(sys.executable, flags)
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    job.common.update(sources=packed.sources, main_file=main_file, shared=sorted(packed.names))
+    memories = {"function": packed.function}
+    if packed.definitions:
+        memories["definitions"] = packed.definitions
+    job = _templated(evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method)
+    assert job.template is not None
+    return evolve(job, template=evolve(job.template, flags=flags))
+
+
+def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
+    if start_method == "fork":
+        _log.info("start_method='fork' is for functions: %s starts as with 'forkserver', from a template", entry)
+        start_method = "forkserver"
+    environment = job.environment
+    args = tuple(str(arg) for arg in spec.args)
+    for text in (entry, *args):
+        if "\0" in text:
+            raise EntrypointError(f"{text!r} holds a NUL character, which no command line can: leave it out")
+    if spec.kwargs:
+        raise EntrypointError(f"{entry!r} takes no keyword arguments ({', '.join(spec.kwargs)}): pass them as text")
+    python = environment.get("PYTHON_EXEC") or sys.executable
+    python = shutil.which(python, path=environment.get("PATH", os.defpath)) or python
+    as_script = isinstance(spec.entrypoint, os.PathLike) or entry.endswith(".py")
+    if spec.module:
+        if not _MODULE.fullmatch(entry):
+            raise EntrypointError(f"module {entry!r} is no dotted name such as pkg.mod (without .py)")
+        job.common.update(kind="module", entry=entry, argv=["-m"], path0=job.common["cwd"])
+        command = [python, "-u", "-m", entry]
+    elif as_script and not spec.no_python and _LOCAL_RANK.search(entry) and not os.path.lexists(entry):
+        # Each worker has a script of its own, which its own interpreter looks for.
+        job.common.update(kind="program", argv=[python, "-u"], fresh=False)
+        return _templated(evolve(job, args=(entry, *args)), spec, "spawn")
+    elif as_script and not spec.no_python:
+        _check_script(entry)
+        absolute = os.path.join(job.common["cwd"], entry)
+        if _is_package(absolute, entry):
+            job.common.update(kind="package", argv=[entry], path0=absolute)
+        else:
+            job.common.update(kind="script", argv=[entry], path0=os.path.dirname(os.path.realpath(entry)))
+        command = [python, "-u", entry]
+    else:
+        command = [_program(entry, environment)]
+    if start_method == "spawn" or len(command) == 1:
+        _refuse_preload(spec)
+    if len(command) > 1 and (python == sys.executable or importable_by(python, environment)):
+        job.common["python"] = fresh_command(python)
+        path = (job.common["path0"],) if depends_on_path(spec.preload) else ()
+        return _templated(evolve(job, args=args, search_path=path), spec, start_method, python)
+    if len(command) > 1:
+        warnings.warn(
+            f"PYTHON_EXEC={python!r} cannot import elasticlib: each worker imports everything anew, "
+            "and reports hold no traceback unless the script uses @record",
+            stacklevel=2,
+        )
+    job.common.update(kind="program", argv=command, fresh=False)
+    return _templated(evolve(job, args=args), spec, "spawn")
+
+
+def without_preload(job: Job) -> Job:
+    """*job* with a template that imports nothing ahead."""
+    assert job.template is not None
+    return evolve(job, template=evolve(job.template, preload=(), path=()), search_path=())
+
+
+def _templated(job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable) -> Job:
+    if start_method == "spawn":
+        return evolve(job, template=TemplateKey(sys.executable, ()), search_path=())
+    path = job.search_path if depends_on_path(spec.preload) else ()
+    return evolve(job, template=TemplateKey(python, spec.preload, path))
+
+
+def _refuse_preload(spec: WorkerSpec) -> None:
+    if spec.preload not in (DEFAULT_PRELOAD, ()):
+        raise ConfigError(
+            f"preload={','.join(spec.preload)!r}: only Python workers of start_method='forkserver' come from a "
+            "template that imports ahead: leave it out"
+        )
+
+
+def _check_script(path: str) -> None:
+    if not os.path.lexists(path):
+        raise EntrypointError(f"script {path!r} was not found in {os.getcwd()}: check the path")
+    if not os.path.isfile(path) and not os.path.isdir(path):
+        raise EntrypointError(f"script {path!r} is not a file")
+    if not os.access(path, os.R_OK):
+        raise EntrypointError(f"script {path!r} may not be read by this user: change its permissions")
+
+
+def _is_package(path: str, typed: str) -> bool:
+    """Whether Python runs what is at *path* by the ``__main__`` within: a folder, an archive."""
+    importer: Any = pkgutil.get_importer(path)
+    if importer is None:
+        return False
+    importer.invalidate_caches()  # an earlier launch of this program may have looked into it
+    found = importer.find_spec("__main__")
+    if found is None or found.loader is None or found.submodule_search_locations is not None:
+        kind = "a folder" if os.path.isdir(path) else "an archive"
+        raise EntrypointError(
+            f"script {typed!r} is {kind} without a __main__.py: give a script, or add one that is to be run"
+        )
+    return True
+
+
+def _program(name: str, environment: Mapping[str, str]) -> str:
+    if not name:
+        raise EntrypointError("the entry point is empty: give a script, a program or a callable")
+    found = shutil.which(name, path=environment.get("PATH", os.defpath))
+    if found is not None:
+        return found
+    if os.path.dirname(name):
+        if not os.path.lexists(name):
+            raise EntrypointError(f"program {name!r} was not found in {os.getcwd()}: check the path")
+        if not os.path.isfile(name):
+            raise EntrypointError(f"program {name!r} is not a file")
+        raise EntrypointError(f"program {name!r} may not be executed: change its permissions (chmod +x)")
+    if os.path.isdir(name):
+        raise EntrypointError(f"{name!r} is a folder: give a script or a program")
+    near = f"; did you mean {name}.py?" if os.path.isfile(f"{name}.py") else ""
+    raise EntrypointError(
+        f"program {name!r} was not found on PATH (a path needs a slash; a Python script ends in .py or is a Path){near}"
+    )

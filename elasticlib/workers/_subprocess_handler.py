@@ -1,0 +1,85 @@
+"""
+One program in a session of its own, for callers who look after it themselves.
+
+Rules of this file: it starts one process and signals its group; waiting is the caller's, through `proc`. Sets of
+workers do not come from here: they end with their launcher, which a process of this room does not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from subprocess import Popen
+
+from elasticlib.numa.binding import NumaOptions
+from elasticlib.numa.binding import _maybe_wrap_command_args_with_numa_binding as _bound
+from elasticlib.workers._environment import without_secrets
+
+__all__ = ["SubprocessHandler"]
+
+
+class SubprocessHandler:
+    """
+    *entrypoint* with *args*, as text, and *env* on top of this program's environment; `proc` is its ``Popen``. A job's
+    token (``ELASTICLIB_TOKEN``) is passed on only where *env* names it.
+
+    *stdout* and *stderr* are paths of files that are written anew; empty or None is this program's own stream.
+    *numa_options* binds it, through ``numactl``, to the CPUs near GPU *local_rank_id*. Raises what ``Popen`` and
+    ``open`` raise. (torch: ``torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler``)
+    """
+
+    def __init__(
+        self,
+        entrypoint: str,
+        args: Sequence[object],
+        env: dict[str, str],
+        stdout: str | None,
+        stderr: str | None,
+        local_rank_id: int,
+        numa_options: NumaOptions | None = None,
+    ) -> None:
+        self.local_rank_id = local_rank_id
+        command = _bound((entrypoint, *map(str, args)), device_index=local_rank_id, numa_options=numa_options)
+        files: list[int] = []
+        try:
+            for path in (stdout, stderr):
+                if path:
+                    files.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
+            left = list(files)
+            self.proc: Popen[bytes] = Popen(
+                command,
+                env={**without_secrets(os.environ), **env},
+                stdout=left.pop(0) if stdout else None,
+                stderr=left.pop(0) if stderr else None,
+                start_new_session=True,
+            )
+        finally:
+            for descriptor in files:
+                os.close(descriptor)
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """
+        Send *death_sig* (SIGTERM) to the process and all of its group; nobody left is a success.
+
+        What outlives the process within its group gets it too.
+        """
+        if self.proc.returncode is not None and os.path.exists(f"/proc/{self.proc.pid}"):
+            return  # it was reaped, its group ended, and the number is somebody else's by now
+        try:
+            os.killpg(self.proc.pid, signal.SIGTERM if death_sig is None else death_sig)
+        except ProcessLookupError:
+            pass
+
+
+def get_subprocess_handler(
+    entrypoint: str,
+    args: Sequence[object],
+    env: dict[str, str],
+    stdout: str | None,
+    stderr: str | None,
+    local_rank_id: int,
+    numa_options: NumaOptions | None = None,
+) -> SubprocessHandler:
+    """Start a program; see `SubprocessHandler`. (torch: ``...multiprocessing.subprocess_handler``)"""
+    return SubprocessHandler(entrypoint, args, env, stdout, stderr, local_rank_id, numa_options)

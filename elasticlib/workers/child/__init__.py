@@ -1,0 +1,1 @@
+"""What runs in a worker's process: from its birth in the fork server to the end of its program."""

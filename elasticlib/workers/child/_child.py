@@ -1,0 +1,385 @@
+"""
+The first code in a worker: it turns a forked or fresh process into one that looks like ``python -u script.py``.
+
+Order matters and is the same for each way of starting: own session, death with the parent, streams and
+descriptors, signals, environment, folder and limits; then multiprocessing's idea of who we are; then the
+user's function, script, module or program; then the end of the program (`_ending`). Rules of this file:
+nothing of the user runs before the process looks right, and whatever ends the user's code leaves a report.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import ctypes
+import faulthandler
+import functools
+import importlib.machinery
+import io
+import json
+import linecache
+import logging
+import multiprocessing.util
+import os
+import pickle
+import resource
+import runpy
+import signal
+import sys
+import time
+import traceback
+import types
+import weakref
+from collections.abc import Callable, Collection
+from multiprocessing.process import current_process
+from typing import Any, NoReturn
+
+from elasticlib._programs import close_all_but
+from elasticlib._wire import Message
+from elasticlib.workers import _reaper
+from elasticlib.workers.child import _ending, _exiting, _randomness, _report, _results, _serving, _tail, _threads
+from elasticlib.workers.child._record import with_file
+
+_FIRST_PROCESS = current_process()  # of this very program, before anything was forked
+DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
+"""Where processes that a worker spawns find the classes and functions of the caller's ``__main__``."""
+STACKS_SIGNAL = signal.SIGRTMAX - 1
+"""Has a worker write the stacks of all its threads where its launcher finds them, whatever it is doing."""
+base_path: list[str] = []
+"""The interpreter's own ``sys.path``, without a script's folder."""
+_SPAWN_DEFINITIONS = "elasticlib.workers.child._main_definitions"
+
+
+def enter(order: Message, parent: int, keep: Collection[int], drop: Collection[int] | None) -> None:
+    """Make this process a session of its own that holds what *order* says; close all but *keep*, or just *drop*."""
+    os.setsid()
+    _reaper.die_with_parent(parent)
+    for name, target in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        os.dup2(order[name], target)
+    if drop is None:
+        close_all_but({0, 1, 2, *keep})
+    else:
+        for descriptor in drop:
+            os.close(descriptor)
+    for signum in signal.valid_signals():
+        wanted = signal.SIG_IGN if signum in order["ignored"] else signal.SIG_DFL
+        if signal.getsignal(signum) not in (wanted, None):
+            signal.signal(signum, wanted)
+    if signal.SIGINT not in order["ignored"] and order["kind"] != "program":
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_IGN)  # as every Python program has it
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    environment = order["env"]
+    for name in [name for name in os.environ if name not in environment]:
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:  # most are as the template has them
+            os.environ[name] = value
+    os.umask(order["umask"])
+    for number, (soft, hard) in order["limits"]:
+        try:
+            resource.setrlimit(number, (soft, hard))
+        except (OSError, ValueError):
+            continue  # a limit that the template may not raise again
+    try:
+        os.sched_setaffinity(0, order["affinity"])
+    except OSError:  # the allowed CPUs shrank since the launch began
+        if order.get("bound"):
+            raise  # these were asked for, and no others
+    os.chdir(order["cwd"])
+
+
+def disown_finalizers() -> None:
+    """Leave the objects that exist now to the process that made them: forked children do not clear them up."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+
+
+def _forget_the_caller() -> None:
+    """Print to the worker's own descriptors, and drop exit handlers: they are about the caller's files and threads."""
+    if sys.__stdout__ is not None and sys.__stderr__ is not None:
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not a notebook's or a test runner's
+        sys.stdout.reconfigure(line_buffering=True)
+    disown_finalizers()
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    atexit._clear()
+    atexit.register(logging.shutdown)
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+
+
+def forget_the_template() -> None:
+    """Make multiprocessing, random generators and stdin what they are in a program's first process."""
+    from multiprocessing import context, process
+
+    process._current_process = _FIRST_PROCESS  # type: ignore[attr-defined]
+    _FIRST_PROCESS.authkey = os.urandom(32)
+    process._parent_process = None  # type: ignore[attr-defined]
+    process._dangling.clear()  # type: ignore[attr-defined]
+    context._default_context._actual_context = None  # type: ignore[attr-defined]
+    former = sys.__stdin__  # closed by multiprocessing, which gives its children none
+    raw = io.FileIO(0, "r", closefd=False)
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
+        io.BufferedReader(raw),
+        encoding=former.encoding if former else None,
+        errors=former.errors if former else None,
+        line_buffering=raw.isatty(),
+        write_through=True,
+    )
+    raw.name = "<stdin>"
+    sys.stdin.mode = "r"  # type: ignore[misc]
+    logging._startTime = time.time()  # type: ignore[attr-defined]
+
+
+def _show_as(command: list[str]) -> None:
+    """Have ``ps`` and ``pgrep`` show *command*, as far as the room of this process' own command line goes."""
+    sys.orig_argv[:] = command
+    facts = _reaper.status(os.getpid())
+    assert facts is not None
+    start, room = int(facts[45]), int(facts[46]) - int(facts[45])
+    text = b"\0".join(os.fsencode(word) for word in command)[: room - 1]
+    ctypes.memmove(start, text.ljust(room, b"\0"), room)
+
+
+def run_forked(
+    order: Message,
+    parent: int,
+    keep: Collection[int],
+    drop: Collection[int] | None = None,
+    call: Callable[..., Any] | None = None,
+) -> NoReturn:
+    """Be the worker of *order* in a process that was just forked; *call* is a function that needed no pickling."""
+    try:
+        enter(order, parent, keep, drop)
+        if order["kind"] == "program":
+            _execute(order)
+        forget_the_template()
+        _threads.apply(order["threads"])
+        if call is None:
+            _randomness.reseed()
+            _threads.watch_environment()
+        else:
+            _randomness.reseed_caller()
+            _forget_the_caller()
+            _ending.begin_from_caller()
+        status = _run(order, call)
+        _ending.finish(status, lambda: _exiting.announce(order, _exiting.Outcome.CLOSING, status))
+    except BaseException:
+        # Nothing of the user has run, or its end was already reported.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _execute(order: Message) -> NoReturn:
+    argv = order["argv"]
+    for descriptor in order["inherit"]:
+        os.set_inheritable(descriptor, True)
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], argv, order["env"])
+    except OSError as error:
+        os.write(2, f"cannot run {argv[0]!r}: {error}\n".encode(errors="surrogateescape"))
+        _report.write(order["report"], _report.of_exception(error, b"", f"cannot run {argv[0]!r}: {error}"))
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def run_fresh(descriptor: int) -> NoReturn:
+    """Be the worker whose order a fresh interpreter finds at *descriptor* (start method ``spawn``)."""
+    order = json.loads(_report.read_exactly(descriptor, os.fstat(descriptor).st_size))
+    base_path[:] = sys.path
+    for inherited in order["inherit"]:
+        os.set_inheritable(inherited, False)
+    os.close(descriptor)
+    status = _run(order, None)
+    _ending.leave(status)
+
+
+def _run(order: Message, call: Callable[..., Any] | None) -> int:
+    """Run the user's program; its exit status, or ``-n`` for signal ``n``."""
+    # A descriptor of our own: the user's stderr may be closed or replaced by the time of a crash.
+    faulthandler.enable(file=order["faults"], all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, file=order["faults"], all_threads=True)
+    order["pid"] = os.getpid()
+    _report.has_the_stacks_of_crashes = True
+    _tail.install(order["tail"])
+    if "server" in order:
+        _serving.when_torch_comes(order["server"])
+    kind = order["kind"]
+    if call is None:
+        module = [order["entry"]] if kind == "module" else []
+        _show_as([sys.executable, "-u", *order["argv"][:1], *module, *order["argv"][1:]])
+    if kind in ("script", "package", "module"):
+        sys.path[:] = [order["path0"], *base_path]
+        sys.argv[:] = order["argv"]
+        main = _new_main()
+        match kind:
+            case "script":
+                run = _script(order["argv"][0], main)
+            case "package":
+                run = _package
+            case _:
+                run = _module(order["entry"])
+        return _outcome(run, order, shared=())
+    if call is None:
+        sys.path[:] = order["sys_path"]
+        sys.argv[:] = order["argv"]
+        return _outcome(lambda: _loaded(order)(), order, order["shared"], keeps_result=True)
+    if order.get("args_by_rank"):
+        call = functools.partial(call, order["local_rank"])
+    return _outcome(call, order, shared=None, keeps_result=True)
+
+
+def _new_main() -> types.ModuleType:
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["__mp_main__"] = main  # as multiprocessing has it when it is imported
+    return main
+
+
+def _script(path: str, main: types.ModuleType) -> Callable[[], Any]:
+    path = os.path.abspath(path)
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
+
+    def run() -> None:
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, main.__dict__)  # and not runpy: it would restore the old __main__ before threads end
+
+    return run
+
+
+def _package() -> None:
+    # As _module: what Python calls for a folder or archive, which comes first on the search path.
+    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+
+
+def _module(name: str) -> Callable[[], Any]:
+    # What ``python -m`` itself calls: it runs in the present __main__ and leaves it there.
+    return lambda: runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+
+
+def _loaded(order: Message) -> Callable[[], Any]:
+    """The function that the launcher pickled, bound to its arguments; its ``__main__`` is set up."""
+    main = _new_main()
+    if order["main_file"] is not None:
+        main.__dict__["__file__"] = order["main_file"]
+    descriptor = order["function"]
+    for name, lines in order["sources"].items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    content = _report.read_exactly(descriptor, os.fstat(descriptor).st_size)
+    unpickler = pickle.Unpickler(io.BytesIO(content))
+    (function, args, kwargs), definitions = unpickler.load(), unpickler.load()
+    if order.get("args_by_rank"):
+        args = args[order["local_rank"]]
+    main.__dict__.update(definitions)
+    if order["definitions"] is not None:
+        # Processes that multiprocessing spawns from here import this module as their __main__.
+        os.environ[DEFINITIONS_VARIABLE] = f"/proc/{os.getpid()}/fd/{order['definitions']}"
+        main.__spec__ = importlib.machinery.ModuleSpec(_SPAWN_DEFINITIONS, None)
+
+    def call() -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _outcome(run: Callable[[], Any], order: Message, shared: Collection[str] | None, keeps_result: bool = False) -> int:
+    """Run the user's code, report and announce how it ended; return the exit status, or ``-n`` for signal ``n``."""
+    try:
+        result = run()
+    except SystemExit as stop:
+        status = _exit_status(stop.code)
+        _exiting.announce(order, _exiting.Outcome.RETURNED if keeps_result else _exiting.Outcome.ENDED, status)
+        return status
+    except BaseException as error:
+        # Interrupted, a script ends as under `python`, a function's process as one of `torch.multiprocessing`.
+        interrupted = 128 + signal.SIGINT if keeps_result else -signal.SIGINT
+        status = interrupted if isinstance(error, KeyboardInterrupt) else 1
+        error = error.with_traceback(_user_part(error))
+        _record(error, order, shared, status)
+        return _shown(error, status)
+    if not keeps_result:
+        _exiting.announce(order, _exiting.Outcome.ENDED, 0)
+        return 0
+    try:
+        payload = _results.pack_result(result, shared)
+    except Exception as error:
+        kind = _report.qualified_name(type(result))
+        text = f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}"
+        _record(TypeError(text), order, shared, 1)
+        print(f"elasticlib: {text}", file=sys.stderr)
+        return 1
+    status = 0 if _deliver(_report.Report("result", payload), order) else 1
+    _exiting.announce(order, _exiting.Outcome.RETURNED, status)
+    return status
+
+
+def _shown(error: BaseException, status: int) -> int:
+    """Have the program's hook show *error*, as the interpreter does; the exit status, which that may change."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as stop:
+        return _exit_status(stop.code)
+    except BaseException as failure:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        traceback.print_exception(failure)
+        print("\nOriginal exception was:", file=sys.stderr)
+        traceback.print_exception(error)
+    return status
+
+
+def _record(error: BaseException, order: Message, shared: Collection[str] | None, status: int) -> None:
+    try:
+        pickled = _results.pack_exception(error, shared)
+    except Exception:
+        pickled = b""
+    entry = _report.of_exception(error, pickled)
+    if _deliver(entry, order):
+        with_file(lambda path: _report.write_error_file(path, entry))
+    _exiting.announce(order, _exiting.Outcome.RAISED, status)
+
+
+def _deliver(report: _report.Report, order: Message) -> bool:
+    """Leave *report* for the launcher; False, with a line on stderr, when that cannot be done."""
+    if os.getpid() != order["pid"]:
+        text = "came back from the user's code"
+        print(
+            f"elasticlib: process {os.getpid()}, which the worker {order['pid']} forked, {text}: its {report.kind} is "
+            "dropped. End such a process by os._exit()",
+            file=sys.stderr,
+        )
+        return report.kind == "result"
+    try:
+        _report.write(_report.reopened(order["report"], tuple(order["identity"]), order["foreman"]), report)
+    except OSError as failure:
+        print(f"elasticlib: this worker's {report.kind} is lost: {failure}", file=sys.stderr)
+        return False
+    return True
+
+
+def _user_part(error: BaseException) -> types.TracebackType | None:
+    """The traceback from the user's first frame on: the launcher's own frames say nothing to the user."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in _OWN_FILES:
+        frames = frames.tb_next
+    return frames
+
+
+_OWN_FILES = frozenset({__file__, "<frozen runpy>", runpy.__file__})
+
+
+def _exit_status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF if -(2**63) <= code < 2**63 else 255  # as the interpreter cuts it off
+    print(code, file=sys.stderr)
+    return 1

@@ -1,0 +1,174 @@
+"""
+A worker between its program's outcome and its process' end: how long that may take, what follows.
+
+A program that raised, returned or ended is known by then; its process may live on: other threads work, exit handlers
+run, finalizers or native calls do not come back. A worker announces its outcome when its report is written, through
+a pipe that all workers of a spawner share. From then on it has its *exit timeout*; then the stacks of its threads are
+asked for, and then it is stopped by the same ladder as every other.
+
+    RUNS --outcome--> EXITS --exit timeout--> DUMPS --stacks written--> ASKED --grace--> KILLED --limit--> given up
+      |                                         |                         ^
+      |                                         +-- a script that ended well, no timeout asked for --> LINGERS
+      +------------------------------ the round is being stopped --------+
+
+Rules of this file: time is an argument; PURE: nothing is sent or read here but the announcement itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from elasticlib._programs import KILLED
+from elasticlib._wire import Message
+from elasticlib.workers.child import _report
+
+DEFAULT_EXIT_TIMEOUT = 30.0
+"""Seconds"""
+_DUMP_LIMIT = 1.0
+"""Seconds that the stacks of all threads get to be written."""
+_DUMP_LOOK = 0.01
+_NOTICE = struct.Struct("!iBi")
+
+
+class Outcome(enum.IntEnum):
+    """How far a worker's program has come, in its own words."""
+
+    RAISED = 0
+    """An exception ended it; its report is written."""
+    RETURNED = 1
+    """A function returned; its result is written."""
+    ENDED = 2
+    """The main part of a script is over, with an exit status."""
+    CLOSING = 3
+    """Threads and exit handlers are done: nothing of the user's is left but finalizers."""
+
+
+class Stage(enum.Enum):
+    """Where a worker's process is on its way to its end."""
+
+    RUNS = enum.auto()
+    EXITS = enum.auto()
+    DUMPS = enum.auto()
+    LINGERS = enum.auto()
+    """Its program ended well, and it may take the time that it likes."""
+    ASKED = enum.auto()
+    """It was sent the stop signal."""
+    KILLED = enum.auto()
+
+
+class Act(enum.Enum):
+    """What is to be done about a worker now."""
+
+    DUMP = enum.auto()
+    """Ask for the stacks of its threads."""
+    TELL = enum.auto()
+    """Tell the launcher that it did not end in time."""
+    TERM = enum.auto()
+    KILL = enum.auto()
+    GIVE_UP = enum.auto()
+    """Not even SIGKILL ended it."""
+
+
+def announce(order: Message, outcome: Outcome, status: int) -> None:
+    """Tell the spawner what has become of this worker's program; a process that the worker forked tells nothing."""
+    if os.getpid() != order["pid"]:
+        return
+    try:
+        descriptor = _report.reopened(order["notices"], tuple(order["notices_identity"]), order["foreman"])
+        os.write(descriptor, _NOTICE.pack(order["pid"], outcome, status))
+        if descriptor != order["notices"]:
+            os.close(descriptor)
+    except OSError:
+        pass  # the end of the process will tell
+
+
+def notices(data: bytes) -> Iterator[tuple[int, Outcome, int]]:
+    """(pid, outcome, status) of each announcement in *data*; what is none is left out."""
+    for pid, outcome, status in _NOTICE.iter_unpack(data[: len(data) - len(data) % _NOTICE.size]):
+        if outcome in Outcome.__members__.values():
+            yield pid, Outcome(outcome), status
+
+
+@dataclass
+class Course:
+    """One worker's way to its end."""
+
+    exit_timeout: float = DEFAULT_EXIT_TIMEOUT
+    """Seconds from the outcome of its program to the end of its process."""
+    for_scripts: bool = False
+    """Whether the time holds for scripts that ended well, too."""
+    grace: float = KILLED
+    """Seconds from the stop signal to SIGKILL."""
+    stage: Stage = Stage.RUNS
+    outcome: Outcome | None = None
+    status: int = 0
+    """Exit status of its program, where that is known; ``-n`` for signal ``n``."""
+    deadline: float | None = None
+    overdue: bool = False
+    """Whether it was stopped because its process did not end in time."""
+    _dump_until: float = 0.0
+
+    def failed(self) -> bool:
+        """Whether its program is known to have failed."""
+        return self.outcome is not None and self.status != 0
+
+    def heard(self, outcome: Outcome, status: int, now: float) -> bool:
+        """Take in an announcement; whether it is news that the program failed."""
+        first = self.outcome is None
+        only_begun = self.outcome is Outcome.ENDED and self.status == 0 and outcome is Outcome.CLOSING
+        if not first and not only_begun:
+            return False
+        self.outcome, self.status = outcome, status
+        if self.stage in (Stage.ASKED, Stage.KILLED):
+            return False  # its end, which is near, will tell
+        self.stage, self.deadline = Stage.EXITS, now + self.exit_timeout
+        return status != 0
+
+    def stop(self, grace: float, now: float, spare_failed: bool) -> bool:
+        """
+        The round is being stopped; whether the worker is to be signalled.
+
+        With *spare_failed* one whose program failed keeps the time for its exit handlers.
+        """
+        if self.stage is Stage.KILLED:
+            return False  # nothing is stronger; the deadline is that of the kill
+        self.grace = grace
+        if spare_failed and self.failed() and self.stage in (Stage.EXITS, Stage.DUMPS):
+            return False
+        self.stage, self.deadline = Stage.ASKED, now + grace
+        return True
+
+    def due(self, now: float, dumped: bool) -> list[Act]:
+        """What is to be done when the deadline is over; *dumped* says that the stacks are written to their end."""
+        if self.deadline is None or now < self.deadline:
+            return []
+        match self.stage:
+            case Stage.EXITS:
+                self.stage, self.deadline, self._dump_until = Stage.DUMPS, now + _DUMP_LOOK, now + _DUMP_LIMIT
+                return [Act.DUMP]
+            case Stage.DUMPS if not dumped and now < self._dump_until:
+                self.deadline = now + _DUMP_LOOK
+                return []
+            case Stage.DUMPS if self.outcome is Outcome.ENDED and self.status == 0 and not self.for_scripts:
+                self.stage, self.deadline = Stage.LINGERS, None
+                return [Act.TELL]
+            case Stage.DUMPS:
+                self.stage, self.deadline, self.overdue = Stage.ASKED, now + self.grace, True
+                return [Act.TELL, Act.TERM]
+            case Stage.ASKED:
+                self.stage, self.deadline = Stage.KILLED, now + KILLED
+                return [Act.KILL]
+            case Stage.KILLED:
+                self.deadline = None
+                return [Act.GIVE_UP]
+        return []
+
+    def exitcode(self, code: int) -> int:
+        """The worker's exit code: that of its program, where the process ended otherwise only because we ended it."""
+        if self.outcome is not None and (self.overdue or (code < 0 and self.stage in (Stage.ASKED, Stage.KILLED))):
+            return self.status
+        return code

@@ -1,0 +1,206 @@
+"""
+`record`: the decorator by which a function writes its exception to the error file that its launcher named.
+
+Rules of this file: the file is written whole or not at all; what keeps it from being written is said on stderr and
+never takes the place of the exception itself.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from typing_extensions import ParamSpec
+
+from elasticlib import errors
+from elasticlib.errors import NOT_AVAILABLE, ChildFailedError, ProcessFailure, read_error_file
+from elasticlib.workers.child import _report
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+VARIABLE = "TORCHELASTIC_ERROR_FILE"
+
+logger = logging.getLogger(__name__)
+
+
+class ErrorHandler:
+    """
+    Writes exceptions, in torch's JSON form, to the file that ``TORCHELASTIC_ERROR_FILE`` names.
+
+    Subclasses may override `initialize`, `record_exception`, `record_success`, `_get_error_file_path` and
+    `maybe_enrich_signal_failure_message`. (torch: ``torch.distributed.elastic.multiprocessing.errors.ErrorHandler``)
+    """
+
+    _fn_name: str | None = None
+    """What the function is called that is recorded."""
+
+    def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
+        """Take the qualified name of the recorded function, None where it has none; called before `initialize`."""
+        self._fn_name = fn_name
+
+    def record_success(self) -> None:
+        """The recorded function has returned. Subclasses may tell somebody; what they raise is no failure of it."""
+
+    def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
+        """
+        *message*, which tells of a worker that a signal ended, with what else is known of it.
+
+        Called by the launcher when it writes its summary. Subclasses may add what they find beside *error_file*.
+        """
+        del error_file
+        return message
+
+    def _get_error_file_path(self) -> str | None:
+        """Where errors are written; None, an empty path or `os.devnull` for nowhere."""
+        return os.environ.get(VARIABLE)
+
+    def initialize(self) -> None:
+        """Have crashes print the stacks of all threads; called before the recorded function runs."""
+        if _report.has_the_stacks_of_crashes:
+            return  # in our own workers they go there, not to stderr
+        try:
+            faulthandler.enable(all_threads=True)
+        except Exception as error:
+            if faulthandler.is_enabled():
+                return  # it writes elsewhere, as in a notebook or under pytest
+            warnings.warn(f"the fault handler cannot be enabled: {type(error).__name__}: {error}", stacklevel=2)
+
+    def record_exception(self, e: BaseException) -> None:
+        """Write *e* to the error file, in place of what is there; nothing where no file is named."""
+        content = _report.error_file_content(_report.of_exception(e, b""))
+        self._with_file(lambda path: _report.write_json(path, content))
+
+    def override_error_code_in_rootcause_data(
+        self, rootcause_error_file: str, rootcause_error: dict[str, Any], error_code: int = 0
+    ) -> None:
+        """
+        Put *error_code* into *rootcause_error*, which was read from *rootcause_error_file*.
+
+        The child cannot have known it when a signal ended it. Data whose message is missing or plain text is left
+        alone, with a warning.
+        """
+        message = rootcause_error.get("message")
+        if isinstance(message, dict):
+            message["errorCode"] = error_code
+        else:
+            logger.warning("%s has no message to put the exit status %d into", rootcause_error_file, error_code)
+
+    def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
+        """
+        Make the child's *rootcause_error_file* this process' own error file, with *error_code* unless that is 0.
+
+        What is there already is logged and replaced. Raises what opening or parsing the child's file raises.
+        """
+        content = read_error_file(rootcause_error_file)
+        if error_code:
+            self.override_error_code_in_rootcause_data(rootcause_error_file, content, error_code)
+        self._replace(content)
+
+    def dump_failure(self, failure: ProcessFailure) -> None:
+        """Make *failure* this process' own error file, by the child's error file or by what is known without it."""
+        try:
+            self.dump_error_file(failure.error_file, failure.exitcode)
+        except (OSError, ValueError, AttributeError):
+            content = dict(failure.error_file_data)
+            if not isinstance(content.get("message"), dict):
+                extra = {"py_callstack": failure.traceback, "timestamp": str(failure.timestamp)}
+                content["message"] = {"message": failure.message, "extraInfo": extra}
+            if failure.exitcode:
+                content["message"] = {**content["message"], "errorCode": failure.exitcode}
+            self._replace(content)
+
+    def _replace(self, content: dict[str, Any]) -> None:
+        path = self._get_error_file_path()
+        if not path:
+            logger.info("no error file is named for this process, so its child's error goes no further")
+        elif os.path.isfile(path):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                logger.warning("%s is there already and will be replaced; it holds: %s", path, file.read())
+        self._with_file(lambda path: _report.write_json(path, content))
+
+    def _with_file(self, write: Callable[[str], None]) -> None:
+        path = self._get_error_file_path()
+        if not path or path == os.devnull:
+            return
+        try:
+            write(path)
+        except OSError as failure:
+            print(f"elasticlib: the error file was not written: {failure}", file=sys.stderr)
+
+
+def get_error_handler() -> ErrorHandler:
+    """The handler that `record` uses where none is given."""
+    return ErrorHandler()
+
+
+def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R | None]:
+    """
+    Have *fn* write its exception to ``TORCHELASTIC_ERROR_FILE`` before it goes on to its caller.
+
+    Under `elastic_launch` workers need no decorator; this one serves code that other launchers start. A
+    `ChildFailedError` is recorded as its root cause, so that a launcher within a launcher passes it on; not where the
+    child left no error file. ``SystemExit`` is not recorded; with status 0 the call returns None. *error_handler* does
+    the writing.
+    (torch: ``torch.distributed.elastic.multiprocessing.errors.record``)
+    """
+    handler = error_handler if error_handler is not None else _handler_in_use()
+
+    @functools.wraps(fn)
+    def recorded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        handler.set_entrypoint_fn_name(getattr(fn, "__qualname__", None))
+        handler.initialize()
+        try:
+            value = fn(*args, **kwargs)
+        except SystemExit as stop:
+            if stop.code in (None, 0):
+                return None
+            raise
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            if failure.error_file != NOT_AVAILABLE:
+                handler.dump_failure(failure)
+            else:
+                logger.info("rank %d left no error file, so its failure is not written to one here", rank)
+            raise
+        except Exception as error:
+            handler.record_exception(error)
+            raise
+        handler.record_success()
+        return value
+
+    return recorded
+
+
+def _handler_in_use() -> ErrorHandler:
+    """What `get_error_handler` gives, also where a program put its own in its place where torch has it."""
+    door = sys.modules.get("elasticlib.elastic.multiprocessing.errors")
+    found: ErrorHandler = getattr(door, "get_error_handler", get_error_handler)()
+    return found
+
+
+def _about_signal(message: str, error_file: str) -> str:
+    try:
+        return _handler_in_use().maybe_enrich_signal_failure_message(message, error_file)
+    except Exception:
+        logger.warning("the error handler cannot add to the message of a signal", exc_info=True)
+        return message
+
+
+errors.about_signal = _about_signal
+
+
+def pass_on(error: ChildFailedError) -> None:
+    """Write the root cause of *error* to this process' own error file, in place of what is there."""
+    get_error_handler().dump_failure(error.get_first_failure()[1])
+
+
+def with_file(write: Callable[[str], None]) -> None:
+    """Have *write* fill this process' error file, if its launcher named one; a failure is only said."""
+    ErrorHandler()._with_file(write)

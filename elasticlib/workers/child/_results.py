@@ -1,0 +1,82 @@
+"""How a worker's return value or exception travels back: classes that both sides have keep their identity."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import types
+from collections.abc import Collection
+from typing import Any
+
+import cloudpickle
+
+from elasticlib.workers.child._exceptions import ArgumentText
+from elasticlib.workers.child._report import qualified_name, text_of
+
+_MOST_TWICE = 1 << 20
+"""Bytes of a pickled exception whose parts are pickled too."""
+
+
+class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Sends classes that launcher and worker both have in ``__main__`` by name, so that they stay the same."""
+
+    def __init__(self, file: io.BytesIO, shared: Collection[str] | None) -> None:
+        super().__init__(file)
+        self._shared = shared
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (types.FunctionType, type)) and getattr(obj, "__module__", None) == "__main__":
+            name = obj.__qualname__
+            known = self._shared is None or name in self._shared
+            if known and getattr(sys.modules["__main__"], name, None) is obj:
+                return str(name)
+        return super().reducer_override(obj)
+
+
+def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
+    """Pickle what a worker sends back; *shared* names what the launcher has in its ``__main__`` too (None: all)."""
+    buffer = io.BytesIO()
+    _ResultPickler(buffer, shared).dump(value)
+    return buffer.getvalue()
+
+
+def pack_exception(error: BaseException, shared: Collection[str] | None) -> bytes:
+    """
+    Pickle an exception such that `_exceptions.unpack` finds as much of it as can travel, whatever it holds.
+
+    What cannot be pickled by itself, or not be rebuilt from that, is left out: a field, an argument for which its text
+    goes, the class for which the nearest one above it goes.
+    """
+    text = text_of(error)
+    whole = _packed(error, shared) or b""
+    try:
+        if whole and text_of(pickle.loads(whole)) != text:
+            whole = b""  # its class makes something else of its arguments, as one with an ``__init__`` of its own may
+    except Exception:
+        whole = b""
+    parts: dict[str, Any] = {"name": qualified_name(type(error)), "text": text, "whole": whole}
+    if len(whole) <= _MOST_TWICE:  # its class may be missing over there
+        fields = {name: _packed(value, shared) for name, value in vars(error).items()}
+        parts["fields"] = {name: value for name, value in fields.items() if value is not None}
+        parts["args"] = [_packed(value, shared) or _packed(ArgumentText(_shown(value)), shared) for value in error.args]
+        kinds = [_packed(kind, shared) for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+        parts["kinds"] = [kind for kind in kinds if kind is not None]
+    return pickle.dumps(parts)
+
+
+def _packed(value: Any, shared: Collection[str] | None) -> bytes | None:
+    """*value* pickled; None where it cannot be rebuilt even here."""
+    try:
+        packed = pack_result(value, shared)
+        pickle.loads(packed)
+    except Exception:
+        return None
+    return packed
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return object.__repr__(value)

@@ -1,0 +1,393 @@
+"""
+The foreman: one process per launch that forks the workers, sees their ends and stops them.
+
+It is forked from the template (or, with start method ``fork``, from the caller) and takes orders over a
+channel from the launcher. It is the workers' parent and adopts their orphans, so it alone signals and
+reaps, and no pid can be mistaken for another's. When the launcher or the foreman's own parent is gone
+it kills every descendant and ends.
+
+Rules of this file: never wait for one thing only; one stop ladder for every case: the signal to the
+groups, one deadline, SIGKILL, then report who survives (uninterruptible sleep) and go on.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import multiprocessing
+import os
+import resource
+import selectors
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing import process as multiprocessing_process
+from typing import Any, NoReturn
+
+from elasticlib._lease import CUT_OFF, Lease
+from elasticlib._programs import FEW_PROCESSES, KILLED
+from elasticlib._wire import Channel, Message
+from elasticlib.workers import _reaper
+from elasticlib.workers.child import _child, _exiting, _report
+from elasticlib.workers.spawner import _stuck
+from elasticlib.workers.spawner._store_host import StoreHost
+
+_MENDS = {
+    errno.EMFILE: "; each worker needs three descriptors: raise the hard limit of open files (ulimit -Hn)",
+    errno.EAGAIN: FEW_PROCESSES,
+    errno.ENOMEM: "; start fewer workers",
+}
+_LONGEST_WAIT = 86400.0
+_MOST_NOTICES = 65536
+"""Bytes that a pipe holds."""
+
+
+@dataclass
+class _Live:
+    round: int
+    local_rank: int
+    pid: int
+    handle: int
+    """pidfd"""
+    left: tuple[int, int, int]
+    """What it leaves behind, as descriptors: report, fault handler's stacks, last lines of stderr."""
+    course: _exiting.Course
+    told: bool = False
+    """Whether it was sent the stop signal while it lived."""
+    dumped: int = -1
+    """Bytes of its threads' stacks at the last look."""
+
+
+@dataclass(eq=False)
+class Foreman:
+    """The workers of one launch, round after round."""
+
+    _launcher: Channel
+    _parent: int
+    _keep: frozenset[int]
+    """Descriptors that modules of the template opened at import: workers keep them."""
+    _changed: dict[str, str | None] = field(default_factory=dict)
+    """Variables that the template's interpreter or imports set or (None) removed, as in a plain program."""
+    _call: Callable[[], Any] | None = None
+    """The entry point itself where the caller was forked; else it comes pickled."""
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _live: dict[int, _Live] = field(default_factory=dict)
+    _job: Message = field(default_factory=dict)
+    _memories: dict[str, int] = field(default_factory=dict)
+    """Pickled function and ``__main__`` definitions, as descriptors."""
+    _round: int = -1
+    _survivors: list[int] = field(default_factory=list)
+    _notices: tuple[int, int] = (-1, -1)
+    """The pipe through which workers announce what has become of their programs."""
+    _stopping: _stuck.Stop | None = None
+    """What is known of workers that take their time to end."""
+    _lease: Lease | None = None
+    """Until when workers may run, of a job of many nodes."""
+    _store: StoreHost = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._store = StoreHost(self._selector, self._keep, self._store_ended)
+
+    def serve(self) -> NoReturn:
+        """Follow orders until the launcher or the parent is gone."""
+        self._selector.register(self._launcher, selectors.EVENT_READ, self._obey)
+        self._selector.register(_reaper.watch(self._parent), selectors.EVENT_READ, self._leave)
+        self.listen()
+        while True:
+            for key, _ in self._selector.select(self._left()):
+                key.data()
+            for worker in list(self._live.values()):
+                self._look_at(worker)
+            if self._stopping is not None and time.monotonic() >= self._stopping.next_look:
+                self._look_for_stuck(self._stopping)
+            if time.monotonic() >= self._lease_end():
+                self._cut_off()
+
+    def listen(self) -> None:
+        """Have workers announce what becomes of their programs."""
+        self._notices = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._notices[0], selectors.EVENT_READ, self._hear)
+
+    def _left(self) -> float | None:
+        """Seconds until something is due, or until it is looked at again: the kernel does not count any number."""
+        due = [each.course.deadline for each in self._live.values() if each.course.deadline is not None]
+        if self._stopping is not None:
+            due.append(self._stopping.next_look)
+        if (end := self._lease_end()) < math.inf:  # it may have been renewed by then, and never ends sooner
+            due.append(end)
+        return min(max(0.0, min(due) - time.monotonic()), _LONGEST_WAIT) if due else None
+
+    def _leave(self) -> NoReturn:
+        _reaper.sweep()
+        os._exit(0)
+
+    def _lease_end(self) -> float:
+        return self._lease.ends_at() if self._lease is not None and self._live else math.inf
+
+    def _cut_off(self) -> NoReturn:
+        """Others may have the ranks of these workers from now on, and nobody else here has ended them."""
+        _reaper.sweep()
+        self._launcher.send({"op": "broken", "why": CUT_OFF})
+        self._leave()
+
+    def _obey(self) -> None:
+        received = self._launcher.receive()
+        if received is None:
+            self._leave()
+        message, descriptors = received
+        match message["op"]:
+            case "job":
+                self._job = message
+                self._memories = dict(zip(message["memories"], descriptors, strict=True))
+                self._introduce()
+            case "start":
+                self._start(message, descriptors)
+            case "signal":
+                worker = self._live.get(message["local_rank"])
+                if worker is not None and message["round"] == self._round:
+                    _signal_group(worker.pid, worker.handle, message["signal"])
+            case "stop":
+                self._stop(message["signal"], message["grace"], message["spare"])
+            case "quit":
+                self._leave()
+
+    def _introduce(self) -> None:
+        """Put this process into the launcher's hands: who holds a pidfd of it can never hit another one."""
+        me = os.getpid()
+        handle = os.pidfd_open(me)
+        self._launcher.send({"op": "hired", "foreman": me}, (handle,))
+        os.close(handle)
+
+    def _start(self, message: Message, descriptors: list[int]) -> None:
+        self._round = message["round"]
+        self._survivors = []
+        self._store.end()
+        streams, given = descriptors[:3], dict(zip(message["more"], descriptors[3:], strict=True))
+        if "store" in given:
+            self._store.await_knock(given["store"])
+        if self._lease is not None:
+            self._lease.close()
+        self._lease = Lease(given["lease"]) if "lease" in given else None
+        try:
+            for order in message["workers"]:
+                self._start_worker(order, streams)
+        except OSError as error:
+            # No process, memory or descriptor left: the launcher lets go of this foreman, which ends what runs.
+            mend = _MENDS.get(error.errno or 0, "")
+            self._launcher.send({"op": "broken", "why": f"a worker could not be started: {error}{mend}"})
+            return
+        finally:
+            for stream in streams:
+                os.close(stream)
+        self._launcher.send({"op": "started", "round": self._round, "pids": {n: w.pid for n, w in self._live.items()}})
+
+    def _start_worker(self, order: Message, streams: list[int]) -> None:
+        order = {**self._job["common"], **order}
+        given = {**self._job["common"]["env"], **self._changed, **order["env"]}
+        order["env"] = {name: value for name, value in given.items() if value is not None}
+        report, faults, tail = [os.memfd_create(name) for name in ("report", "faults", "tail")]
+        opened = []
+        order |= {"stdin": streams[0], "report": report, "faults": faults, "tail": tail}
+        order |= {"identity": _report.identity(report), "foreman": os.getpid()}
+        order |= {"notices": self._notices[1], "notices_identity": _report.identity(self._notices[1])}
+        order |= {name: self._memories.get(name) for name in ("function", "definitions")}
+        for name, inherited in (("stdout", streams[1]), ("stderr", streams[2])):
+            path = order[name]
+            order[name] = inherited
+            if path is not None:
+                order[name] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                opened.append(order[name])
+        try:
+            pid = self._fork(order)
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+        course = _exiting.Course(*self._job["common"]["exit_timeout"])
+        live = _Live(self._round, order["local_rank"], pid, os.pidfd_open(pid), (report, faults, tail), course)
+        self._live[live.local_rank] = live
+        self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
+
+    def _fork(self, order: Message) -> int:
+        left = [order["report"], order["faults"], order["tail"], order["notices"]]
+        keep = {*left, *self._keep, *self._memories.values()}
+        order["inherit"] = []
+        if order["fresh"]:  # a new interpreter finds its order in memory that it inherits
+            letter = os.memfd_create("order")
+            order["inherit"] = [*left, *self._memories.values(), letter]
+            _report.write_exactly(letter, json.dumps(order).encode())
+            keep.add(letter)
+            order = {**order, "kind": "program", "argv": [*order["python"], str(letter)]}
+        elif order["kind"] == "program":
+            keep -= self._keep
+        drop = None if self._call is None else self._own_descriptors()
+        worker = _context().Process(target=_child.run_forked, args=(order, os.getpid(), keep, drop, self._call))
+        sys.stdout.flush()
+        worker.start()
+        # The foreman reaps by itself, after the group was killed: multiprocessing must not be first.
+        multiprocessing_process._children.discard(worker)  # type: ignore[attr-defined]
+        if order["inherit"]:
+            os.close(order["inherit"][-1])
+        return int(worker.pid)
+
+    def _own_descriptors(self) -> list[int]:
+        """What a worker forked with all of the caller's descriptors must not hold."""
+        own = [key.fd for key in self._selector.get_map().values()]
+        own += [] if self._lease is None else [self._lease.fileno()]
+        own += [number for worker in self._live.values() for number in worker.left]
+        return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
+
+    def _ended(self, worker: _Live) -> None:
+        self._hear()
+        self._selector.unregister(worker.handle)
+        # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
+        os.waitid(os.P_PIDFD, worker.handle, os.WEXITED | os.WNOWAIT)
+        _signal_group(worker.pid, worker.handle, signal.SIGKILL)
+        os.close(worker.handle)
+        _, status = os.waitpid(worker.pid, 0)
+        del self._live[worker.local_rank]
+        code = worker.course.exitcode(os.waitstatus_to_exitcode(status))
+        overdue = worker.course.exit_timeout if worker.course.overdue else None
+        message = {"op": "exited", "round": worker.round, "local_rank": worker.local_rank}
+        message |= {"pid": worker.pid, "exitcode": code, "told": worker.told, "overdue": overdue}
+        self._launcher.send(message, worker.left)
+        for descriptor in worker.left:
+            os.close(descriptor)
+        if not self._live:
+            self._all_ended()
+
+    def _all_ended(self) -> None:
+        self._stopping = None
+        self._store.end()
+        survivors = [*self._survivors, *_reaper.sweep(self._survivors, limit=KILLED)]
+        self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
+
+    def _stop(self, signum: int, grace: float, spare: bool) -> None:
+        if not self._live:
+            self._all_ended()
+            return
+        self._hear()
+        now = time.monotonic()
+        if self._stopping is None or self._stopping.signum != signum:
+            self._stopping = _stuck.Stop(signum, now)
+        for worker in self._live.values():
+            if worker.course.stop(grace, now, spare):
+                self._signal(worker, signum)
+
+    def _look_for_stuck(self, stop: _stuck.Stop) -> None:
+        """End one that sits in native code, in case that frees the others for what they do at their end."""
+        asked = {rank: each for rank, each in self._live.items() if each.course.stage is _exiting.Stage.ASKED}
+        if not asked:
+            self._stopping = None
+            return
+        looks = {rank: _stuck.look(worker.pid, stop.signum) for rank, worker in asked.items()}
+        rank = stop.stuck(looks, time.monotonic())
+        if rank is None:
+            return
+        worker, waited = asked[rank], time.monotonic() - stop.began
+        message = {"op": "stuck", "round": self._round, "local_rank": rank, "pid": worker.pid, "waited": waited}
+        self._launcher.send(message)
+        _signal_group(worker.pid, worker.handle, signal.SIGKILL)
+
+    def _signal(self, worker: _Live, signum: int) -> None:
+        # A peer may tell of a closed connection before the one that died is a zombie.
+        worker.told = worker.told or not (worker.course.overdue or _reaper.ends(worker.pid))
+        _signal_group(worker.pid, worker.handle, signum)
+        _signal_group(worker.pid, worker.handle, signal.SIGCONT)  # a stopped process does not see the signal
+
+    def _hear(self) -> None:
+        """Take in what workers announce of their programs."""
+        try:
+            data = os.read(self._notices[0], _MOST_NOTICES)
+        except BlockingIOError:
+            return
+        for pid, outcome, status in _exiting.notices(data):
+            worker = next((each for each in self._live.values() if each.pid == pid), None)
+            if worker is not None and worker.course.heard(outcome, status, time.monotonic()):
+                message = {"op": "failed", "round": worker.round, "local_rank": worker.local_rank}
+                message |= {"pid": worker.pid, "exitcode": status}
+                self._launcher.send(message, worker.left[:1])
+
+    def _look_at(self, worker: _Live) -> None:
+        """Do what is due about a worker that takes its time."""
+        course = worker.course
+        if course.deadline is None or time.monotonic() < course.deadline:
+            return
+        size = os.fstat(worker.left[1]).st_size
+        dumped, worker.dumped = 0 < size == worker.dumped, size
+        for act in course.due(time.monotonic(), dumped):
+            match act:
+                case _exiting.Act.DUMP:
+                    _reaper.send(worker.handle, _child.STACKS_SIGNAL)
+                case _exiting.Act.TELL:
+                    message = {"op": "lingers", "round": worker.round, "local_rank": worker.local_rank}
+                    message |= {"pid": worker.pid, "seconds": course.exit_timeout, "ends": course.overdue}
+                    self._launcher.send(message, worker.left[1:2])
+                case _exiting.Act.TERM:
+                    self._signal(worker, signal.SIGTERM)
+                case _exiting.Act.KILL:
+                    _signal_group(worker.pid, worker.handle, signal.SIGKILL)
+                    _reaper.send(worker.handle, signal.SIGKILL)  # it may not lead its group yet
+                case _exiting.Act.GIVE_UP:
+                    self._give_up(worker)
+
+    def _give_up(self, worker: _Live) -> None:
+        """Forget a worker that sits in uninterruptible sleep: a later sweep reaps it, if it ever ends."""
+        self._selector.unregister(worker.handle)
+        for descriptor in (worker.handle, *worker.left):
+            os.close(descriptor)
+        self._survivors.append(worker.pid)
+        del self._live[worker.local_rank]
+        if not self._live:
+            self._all_ended()
+
+    def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
+        self._launcher.send({"op": "store", "round": self._round, "why": why, "pid": pid, "exitcode": exitcode})
+
+
+def _context() -> Any:
+    """torch's multiprocessing where torch is loaded; it is the standard one with tensors taught to it."""
+    library = sys.modules.get("torch.multiprocessing", multiprocessing)
+    return library.get_context("fork")
+
+
+def _signal_group(leader: int, handle: int, signum: int) -> None:
+    """Signal the group of *leader*, a child that was not reaped: so its number, and the group's, is nobody else's."""
+    try:
+        os.killpg(leader, signum)
+    except ProcessLookupError:
+        _reaper.send(handle, signum)  # forked just now: it has not made its session yet
+    except PermissionError:
+        pass  # a program that changed its user: its end is still seen, and it dies with this process
+
+
+def be_foreman(
+    descriptor: int,
+    parent: int,
+    keep: frozenset[int] = frozenset(),
+    changed: dict[str, str | None] | None = None,
+    call: Callable[[], Any] | None = None,
+) -> NoReturn:
+    """Turn this just-forked process into the foreman whose orders come over *descriptor*."""
+    channel = Channel.adopt(descriptor)
+    try:
+        os.setsid()
+        _reaper.settle_signals()
+        # Blocked as well: what reaches a worker before it has its own handlers waits, and is not lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _reaper.STOP_SIGNALS)
+        _reaper.adopt_orphans()
+        _reaper.outlive_parent()
+        # Three descriptors a worker; the workers themselves get the caller's limit back.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        Foreman(channel, parent, keep, changed or {}, call).serve()
+    except BaseException as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"the process that starts the workers failed: {type(error).__name__}: {error}"
+        channel.send({"op": "broken", "why": f"{why} ({os.path.basename(last.filename)}, line {last.lineno})"})
+        _reaper.sweep()
+    finally:
+        os._exit(1)

@@ -1,0 +1,138 @@
+"""
+The process that hosts the workers' store of one round, on the foreman's side: made at the first knock, and watched.
+
+Rules of this file: workers cannot tell a store that died from a peer that did, so its end is told by its name as
+soon as it comes, also when it could not begin.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import signal
+from collections.abc import Callable, Collection
+from typing import NoReturn
+
+from elasticlib._programs import FEW_PROCESSES, close_all_but
+from elasticlib.workers import _reaper
+from elasticlib.workers.child import _report
+
+Told = Callable[[str, int, int], None]
+"""Gets why the store is gone, the number of its process (0: there was none), and its exit status."""
+
+_NAME = "the process that hosts the workers' store"
+
+
+class StoreHost:
+    """Hosts torch's store on a socket that workers have been told of; *told* hears when nobody does any more."""
+
+    def __init__(self, selector: selectors.BaseSelector, keep: Collection[int], told: Told) -> None:
+        self._selector = selector
+        self._keep = keep
+        self._told = told
+        self._listener: int | None = None
+        self._pid = 0
+        self._handle: int | None = None
+        """pidfd"""
+        self._words = -1
+        """Memory for what the process has to say of its end."""
+
+    def await_knock(self, listener: int) -> None:
+        """Begin as soon as somebody connects to *listener*, which is this object's from now on."""
+        self._listener = listener
+        self._selector.register(listener, selectors.EVENT_READ, self.open)
+
+    def open(self) -> None:
+        """Someone knocks: fork the process."""
+        listener = self._listener
+        if listener is None:
+            return  # the round ended in the very moment
+        self._selector.unregister(listener)
+        self._listener = None
+        me = os.getpid()
+        words = -1
+        try:
+            words = os.memfd_create("store")
+            pid = os.fork()
+            if pid == 0:
+                _host(listener, me, words, self._keep)
+            self._watch(pid, words)
+        except OSError as error:
+            if words >= 0:
+                os.close(words)
+            self._told(f"{_NAME} cannot be started: {error}{_mend(error)}", 0, 1)
+        finally:
+            os.close(listener)
+
+    def _watch(self, pid: int, words: int) -> None:
+        try:
+            self._handle = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)  # a child that was not reaped: it is nobody else
+            os.waitpid(pid, 0)
+            raise
+        self._pid, self._words = pid, words
+        self._selector.register(self._handle, selectors.EVENT_READ, self._ended)
+
+    def _ended(self) -> None:
+        handle, words = self._handle, self._words
+        if handle is None:
+            return  # the round ended in the very moment
+        said = _report.read_text(words)
+        os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOWAIT)
+        pid, code = self._pid, self._let_go()
+        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"
+        self._told(f"{_NAME} (pid {pid}) {how}{': ' if said else ''}{said}", pid, code)
+
+    def end(self) -> None:
+        """Nobody needs the store any more."""
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            os.close(self._listener)
+            self._listener = None
+        if self._handle is not None:
+            _reaper.send(self._handle, signal.SIGKILL)
+            self._let_go()
+
+    def _let_go(self) -> int:
+        """Reap the process, which ends now; its exit status."""
+        assert self._handle is not None
+        _, status = os.waitpid(self._pid, 0)
+        self._selector.unregister(self._handle)
+        os.close(self._handle)
+        os.close(self._words)
+        self._handle = None
+        return os.waitstatus_to_exitcode(status)
+
+
+def _mend(error: OSError) -> str:
+    return FEW_PROCESSES if error.errno == errno.EAGAIN else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _host(listener: int, parent: int, words: int, keep: Collection[int]) -> NoReturn:
+    """Host torch's TCPStore on *listener* until the foreman ends this process."""
+    try:
+        _reaper.die_with_parent(parent)
+        os.setsid()
+        close_all_but({0, 1, 2, listener, words, *keep})
+        import socket
+
+        with socket.socket(fileno=os.dup(listener)) as bound:
+            host, port = bound.getsockname()[:2]
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
+        signal.pause()
+        del store
+    except BaseException as error:
+        _report.write_exactly(words, f"{type(error).__name__}: {error}".encode(errors="replace"))
+    finally:
+        os._exit(1)

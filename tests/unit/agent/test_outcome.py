@@ -1,0 +1,116 @@
+"""Failures on their way to peers, and what the job's end means for the caller of each node."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from elasticlib.agent._outcome import agreed, error_of, notes
+from elasticlib.agent._policy import Finish
+from elasticlib.errors import (
+    ProcessFailure,
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+    root_cause,
+)
+from elasticlib.rendezvous import FailureNote, Final
+
+HERE, THERE = "n1/10-aa", "n2/20-bb"
+NOTE = FailureNote(3, 1, 77, 1, "a bad value", "ValueError", "Traceback ...", "a hint", False, 2.0)
+
+
+def failure(rank: int, message: str = "it broke", traceback: str = "", timestamp: float = 1.0) -> ProcessFailure:
+    return ProcessFailure(0, 100, 1, "", message=message, traceback=traceback, rank=rank, timestamp=timestamp)
+
+
+def test_a_failure_travels_with_its_age_and_not_with_the_time_of_a_clock() -> None:
+    (note,) = notes([failure(4, timestamp=time.time() - 5.0)])
+
+    assert note.rank == 4
+    assert 5.0 <= note.age < 60.0
+
+
+def test_a_failure_of_a_clock_that_was_set_back_has_no_age() -> None:
+    (note,) = notes([failure(4, timestamp=time.time() + 1000.0)])
+
+    assert note.age == 0.0
+
+
+def test_of_long_texts_the_end_travels() -> None:
+    (note,) = notes([failure(4, message="m" * 30_000 + "END", traceback="t" * 30_000 + "END")])
+
+    assert len(note.traceback) <= 20_004 and note.traceback.endswith("tEND")
+    assert len(note.message) <= 20_004 and note.message.endswith("mEND")
+
+
+def test_the_root_cause_of_another_node_is_reported_with_all_that_is_known_beside_what_failed_here() -> None:
+    final = Final(False, "rank 3 failed", THERE, NOTE)
+
+    found = agreed({0: failure(0, timestamp=1.0)}, final, HERE)
+
+    rank, root = root_cause(found)
+    assert set(found) == {0, 3}
+    assert (rank, root.host, root.message, root.traceback) == (3, "n2", "a bad value", "Traceback ...")
+    assert (root.exitcode, root.exception_type, root.hint, root.pid) == (1, "ValueError", "a hint", 77)
+
+
+def test_the_jobs_root_cause_beats_a_failure_that_looks_earlier_by_the_clock() -> None:
+    own = {0: failure(0, timestamp=1.0), 1: failure(1, timestamp=9.0)}
+
+    found = agreed(own, Final(False, "rank 1 failed", HERE, FailureNote(1, 1, 100, 1)), HERE)
+
+    assert root_cause(found) == (1, own[1])
+
+
+def test_a_root_cause_of_this_node_that_was_forgotten_comes_from_the_note() -> None:
+    found = agreed({}, Final(False, "rank 3 failed", HERE, NOTE), HERE)
+
+    assert (found[3].message, found[3].host) == ("a bad value", "n1")
+
+
+def test_without_a_root_cause_what_failed_here_is_all() -> None:
+    own = {0: failure(0)}
+
+    assert agreed(own, Final(False, "closed"), HERE) == agreed(own, None, HERE) == own
+    assert own[0].host == os.uname().nodename
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "text"),
+    [
+        ("timeout", RendezvousTimeoutError, "why"),
+        ("closed", RendezvousClosedError, "why"),
+        ("left", RendezvousClosedError, "why"),
+        ("refused", RendezvousClosedError, "this node may not take part: why"),
+    ],
+)
+def test_an_end_that_no_worker_caused_is_an_error_by_its_kind(kind: str, expected: type[Exception], text: str) -> None:
+    error = error_of(Finish(False, "why", final=Final(False, "why", kind=kind)))
+
+    assert type(error) is expected
+    assert str(error) == text
+
+
+@pytest.mark.parametrize("final", [None, Final(True, "all succeeded"), Final(False, "why", THERE, NOTE)])
+def test_a_success_and_failed_workers_are_no_error_of_the_rendezvous(final: Final | None) -> None:
+    assert error_of(Finish(final is not None and final.succeeded, "why", final=final)) is None
+
+
+def test_a_success_of_others_that_made_this_nodes_results_void_is_an_error_that_names_no_failure() -> None:
+    error = error_of(Finish(False, "the results of round 0 do not count", final=Final(True, "all succeeded", round=1)))
+
+    assert RendezvousGracefulExitError is type(error)
+    assert "the results of round 0 do not count" == str(error)
+
+
+def test_that_no_restart_would_help_travels_too() -> None:
+    stuck = failure(4)
+    stuck.fatal = True
+
+    (note,) = notes([stuck])
+    (root,) = agreed({}, Final(False, "it ended", THERE, note), HERE).values()
+
+    assert (True, True) == (note.fatal, root.fatal)

@@ -1,0 +1,1322 @@
+"""When a round starts and ends and why, and how the job ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from elasticlib.errors import ConfigError
+from elasticlib.rendezvous.coordinator import _past
+from elasticlib.rendezvous.coordinator._coordinator import abandon, boxes, given_up, missed, next_loss, status, step
+from elasticlib.rendezvous.coordinator._liveness import REMEMBERED
+from elasticlib.rendezvous.coordinator._state import (
+    Action,
+    Beats,
+    ClearStore,
+    Event,
+    Received,
+    Rules,
+    Send,
+    State,
+    Tick,
+    WakeAt,
+)
+from elasticlib.rendezvous.protocol._exchange import box_name
+from elasticlib.rendezvous.protocol._messages import (
+    Bye,
+    Close,
+    Descriptor,
+    Failed,
+    FailureNote,
+    Final,
+    GivenUp,
+    Join,
+    Leave,
+    Missed,
+    Notice,
+    Report,
+    RoundEnd,
+    Seat,
+    Stopped,
+    Succeeded,
+    Terms,
+)
+
+
+class Desk:
+    """A coordinator at work: hands in letters and beats, keeps what each box was told."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.state = State(rules)
+        self.now = 0.0
+        self.letters: Counter[str] = Counter()
+        self.boxes: dict[str, list[Notice | GivenUp]] = {}
+        self.actions: tuple[Action, ...] = ()
+        self.beats: Counter[str] = Counter()
+        self.tick()
+
+    def tick(self, seconds: float = 0.0) -> Desk:
+        self.now += seconds
+        self._step(Tick())
+        return self
+
+    def hear(self, *reports: Report) -> str:
+        """The box that the last report opens, if it is a Join."""
+        box = ""
+        for report in reports:
+            self.letters[report.node] += 1
+            box = box_name(report.node, self.letters[report.node])
+            self._step(Received(self.letters[report.node], report))
+        return box
+
+    def join(self, *nodes: str) -> list[str]:
+        return [self.hear(Join(node, offer())) for node in nodes]
+
+    def beat(self, *silent: str, seconds: float = 0.0, interval: float = 3.0) -> Desk:
+        """
+        Beats are read each *interval* for *seconds*, and once more, or until somebody is told something.
+
+        All nodes but the *silent* ones live.
+        """
+        for _ in range(1 + int(seconds / interval)):
+            self.now += interval
+            self.beats.update(box for node, box in boxes(self.state).items() if node not in silent)
+            self._step(Beats(dict(self.beats)))
+            if self.sent():
+                break
+        return self
+
+    def sent(self) -> dict[str, Notice | GivenUp]:
+        """What the last step told, by node."""
+        return {action.node: action.notice for action in self.actions if isinstance(action, Send)}
+
+    def _step(self, event: Event) -> None:
+        self.state, self.actions = step(self.state, event, self.now)
+        for action in self.actions:
+            if isinstance(action, Send):
+                self.boxes.setdefault(action.box, []).append(action.notice)
+
+
+def offer(port: int = 1, index: int | None = None) -> Descriptor:
+    return Descriptor(2, "trainer", ("10.0.0.1",), port, index)
+
+
+def note(rank: int, *, age: float = 0.0, secondary: bool = False, message: str = "") -> FailureNote:
+    return FailureNote(rank, rank, 100, 1, message, secondary=secondary, age=age)
+
+
+def running(*nodes: str, spare_room: int = 0, max_restarts: int = 3, min_nodes: int | None = None) -> Desk:
+    size = len(nodes)
+    rules = Rules(min_nodes or size, size + spare_room, max_restarts, last_call=30.0, join_timeout=600.0)
+    desk = Desk(rules)
+    desk.join(*nodes)
+    if spare_room:
+        desk.tick(30.0)
+    assert desk.state.round is not None
+    return desk
+
+
+def gang(*nodes: str) -> Desk:
+    desk = Desk(Rules(len(nodes), len(nodes), join_timeout=0.0))
+    desk.join(*nodes)
+    assert desk.state.round is not None
+    return desk
+
+
+def watched(*nodes: str, min_nodes: int | None = None, max_restarts: int = 3) -> Desk:
+    """All nodes run, and were seen at second 0."""
+    desk = Desk(Rules(min_nodes or len(nodes), len(nodes), max_restarts, heartbeat=10.0))
+    desk._step(Beats({}))
+    desk.join(*nodes)
+    assert desk.state.round is not None
+    return desk
+
+
+def placed(*nodes: str) -> Desk:
+    desk = Desk(Rules(len(nodes), len(nodes), fixed_places=True))
+    for index, node in enumerate(nodes):
+        desk.hear(Join(node, offer(index=index)))
+    assert desk.state.round is not None
+    return desk
+
+
+def crash_loop(times: int, *, min_nodes: int = 2, why: str = "its agent died") -> Desk:
+    """Agents of one host went *times* times, a new one came each time; the last one runs beside node a."""
+    desk = Desk(Rules(min_nodes, 3, 1, heartbeat=10.0, wait_for="min"))
+    desk.beat()
+    desk.join("a")
+    for number in range(1, times + 2):
+        desk.join(f"host/{number}")
+        if min_nodes == 1:  # who came first runs already
+            desk.join("a")
+        if number <= times:
+            desk.hear(Leave(f"host/{number}", why))
+            desk.join("a")
+    assert desk.state.round is not None and desk.state.round.end is None
+    return desk
+
+
+def seat_of(notice: Notice) -> Seat:
+    assert isinstance(notice, Seat)
+    return notice
+
+
+def end_of(notice: Notice) -> RoundEnd:
+    assert isinstance(notice, RoundEnd)
+    return notice
+
+
+def final_of(desk: Desk) -> Final:
+    assert desk.state.final is not None
+    return desk.state.final
+
+
+# --- rules
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"min_nodes": 0},
+        {"min_nodes": 3, "max_nodes": 2},
+        {"max_restarts": -1},
+        {"last_call": -1.0},
+        {"join_timeout": -1.0},
+        {"last_call": float("nan")},
+        {"heartbeat": float("inf")},
+        {"wait_for": "all"},
+        {"min_nodes": 1, "max_nodes": 2, "fixed_places": True},
+    ],
+)
+def test_rules_that_cannot_be_kept_are_refused(rules: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=list(rules)[-1]):
+        Rules(**rules)
+
+
+def test_the_error_for_max_below_min_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="max_nodes=1 is below min_nodes=2"):
+        Rules(2, 1)
+
+
+# --- how a round starts
+
+
+def test_one_node_is_seated_at_once() -> None:
+    desk = Desk(Rules())
+
+    desk.join("a")
+
+    seat = seat_of(desk.sent()["a"])
+    assert (0, 0, 1, 2) == (seat.round, seat.group_rank, seat.group_world_size, seat.world_size)
+    assert seat.why == "all 1 nodes are there"
+
+
+def test_max_nodes_are_seated_at_once() -> None:
+    desk = Desk(Rules(1, 2))
+    desk.join("b", "a")
+
+    assert {"a": 0, "b": 1} == {node: seat_of(notice).group_rank for node, notice in desk.sent().items()}
+
+
+def test_between_min_and_max_the_quiet_period_counts_from_the_last_join() -> None:
+    desk = Desk(Rules(1, 3, last_call=30.0))
+    desk.join("a")
+    desk.tick(20.0).join("b")
+
+    assert (WakeAt(50.0),) == desk.actions
+    assert not desk.tick(29.0).sent()
+    assert {"a", "b"} == desk.tick(1.0).sent().keys()
+
+
+def test_a_node_of_another_job_with_the_same_id_is_turned_down_and_disturbs_nobody() -> None:
+    desk = running("a", spare_room=1)
+    first = Descriptor(1, "trainer", ("10.0.0.1",), 1, work="train.py")
+    desk.hear(Join("b", first))
+    desk.hear(Join("a", first))
+    seats = {node: seat_of(notice) for node, notice in desk.sent().items()}
+    box = desk.hear(Join("c", Descriptor(1, "trainer", ("10.0.0.2",), 1, work="other.py")))
+    reader = desk.hear(Join("d", Descriptor(1, "reader", ("10.0.0.3",), 1, work="reader.py")))
+
+    (final,) = desk.boxes[box]
+    assert {"a", "b"} == seats.keys()
+    assert isinstance(final, Final)
+    assert "refused" == final.kind
+    assert "node c runs 'other.py', but node " in final.why
+    assert "give each an id of its own (--rdzv-id)" in final.why
+    assert reader not in desk.boxes
+
+
+def test_too_few_nodes_end_the_job_after_the_join_time() -> None:
+    desk = Desk(Rules(2, 2, join_timeout=600.0))
+    (box,) = desk.join("a")
+
+    assert (WakeAt(600.0),) == desk.actions
+    desk.tick(600.0)
+    assert [Final(False, "1 of at least 2 nodes came in 600 s (a)", kind="timeout")] == desk.boxes[box]
+
+
+def test_enough_nodes_are_seated_when_the_join_time_ends_before_the_quiet_period() -> None:
+    desk = Desk(Rules(1, 2, last_call=1000.0, join_timeout=600.0))
+    desk.join("a")
+
+    assert "a" in desk.tick(600.0).sent()
+
+
+def test_a_node_that_joins_twice_gets_its_seat_in_the_newer_box() -> None:
+    desk = Desk(Rules(2, 2))
+    old, new, _ = desk.join("a", "a", "b")
+
+    assert old not in desk.boxes
+    assert 0 == seat_of(desk.boxes[new][0]).group_rank
+
+
+def test_nodes_beyond_max_wait_and_take_a_seat_that_becomes_free() -> None:
+    desk = running("a", "b")
+    desk.join("c")
+
+    assert not desk.sent()
+    desk.hear(Leave("a", "SIGTERM"))
+    desk.join("b")
+    assert {"b": 0, "c": 1} == {node: seat_of(notice).group_rank for node, notice in desk.sent().items()}
+
+
+def test_a_spare_does_not_take_the_seat_of_a_node_that_is_coming_back() -> None:
+    desk = running("a", "b")
+    desk.join("c")
+    desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, ()), Stopped("b", 0, ()))
+    desk.join("a")
+
+    assert not desk.sent()
+    desk.join("b")
+    assert {"a", "b"} == desk.sent().keys()
+
+
+def test_after_a_round_all_who_stayed_are_seated_without_a_quiet_period() -> None:
+    desk = running("a", "b", spare_room=2)
+    desk.hear(Failed("a", 0, (note(0),)))
+    desk.join("b", "a")
+
+    assert {"a", "b"} == desk.sent().keys()
+    assert seat_of(desk.sent()["a"]).why == "all nodes that stayed after round 0 are back, 2 are there"
+
+
+def test_a_node_that_is_coming_back_is_not_left_behind_by_a_short_quiet_period() -> None:
+    desk = Desk(Rules(1, 3, last_call=0.0))
+    desk.join("a", "b", "a")
+    desk.hear(Stopped("a", 1, ()), Stopped("b", 1, ()))
+    desk.join("a")
+
+    assert not desk.tick(1.0).sent()
+    desk.join("b")
+    assert {"a", "b"} == desk.sent().keys()
+
+
+def test_a_node_that_does_not_come_back_in_the_join_time_is_left_behind() -> None:
+    desk = running("a", "b", min_nodes=1)
+    desk.hear(Stopped("a", 0, ()), Stopped("b", 0, ()))
+    desk.join("a")
+
+    assert (WakeAt(600.0),) == desk.actions
+    desk.tick(600.0)
+    assert seat_of(desk.sent()["a"]).why == "1 nodes are there; b did not return in 600 s"
+
+
+def test_members_that_stay_keep_their_order() -> None:
+    desk = running("b", "c", spare_room=1)
+    desk.join("a", "c", "b")
+
+    assert {"b": 0, "c": 1, "a": 2} == {node: seat_of(notice).group_rank for node, notice in desk.sent().items()}
+
+
+def test_nobody_is_seated_while_a_worker_of_the_last_round_may_run() -> None:
+    desk = running("a", "b", min_nodes=1)
+    desk.hear(Leave("b", "SIGTERM", round=0))
+    desk.join("a")
+
+    assert not desk.tick(10_000.0).sent()
+    desk.hear(Stopped("b", 0, ()))
+    assert {"a"} == desk.sent().keys()
+
+
+def test_the_join_time_begins_when_the_last_worker_is_gone() -> None:
+    desk = running("a", "b")
+    desk.hear(Leave("b", "SIGTERM", round=0))
+    desk.join("a")
+    desk.tick(1000.0).hear(Stopped("b", 0, ()))
+
+    assert (WakeAt(1600.0),) == desk.actions
+    desk.tick(600.0)
+    assert final_of(desk).why == "1 of at least 2 nodes came in 600 s (a); missing of round 0: b (left: SIGTERM)"
+
+
+def test_nodes_that_did_not_come_back_are_named() -> None:
+    desk = running("a", "b")
+    desk.hear(Failed("a", 0, (note(0),)), Stopped("b", 0, ()))
+    desk.join("a")
+    desk.tick(600.0)
+
+    assert final_of(desk).why == "1 of at least 2 nodes came in 600 s (a); missing of round 0: b"
+
+
+# --- failures
+
+
+def test_a_failure_ends_the_round_for_all_and_spends_one_restart() -> None:
+    desk = running("a", "b", max_restarts=3)
+    desk.hear(Failed("b", 0, (note(2, message="ValueError: bad\nmore"),)))
+
+    why = "rank 2 on node b ended with exit status 1 (ValueError: bad); restart 1 of 3"
+    assert {"a": RoundEnd(0, why, True), "b": RoundEnd(0, why, True)} == desk.sent()
+    assert 1 == desk.state.restarts
+
+
+def test_a_signal_is_named_as_such() -> None:
+    desk = running("a")
+    desk.hear(Failed("a", 0, (FailureNote(1, 1, 100, -9),)))
+
+    assert end_of(desk.sent()["a"]).why == "rank 1 on node a was ended by signal 9; restart 1 of 3"
+
+
+def test_a_failure_without_notes_is_a_failure() -> None:
+    desk = running("a", max_restarts=0)
+    desk.hear(Failed("a", 0, ()), Stopped("a", 0, ()))
+
+    assert Final(False, "workers of node a failed; no restarts are allowed") == desk.sent()["a"]
+
+
+def test_the_next_seats_carry_the_restarts_that_the_job_has_used() -> None:
+    desk = running("a", max_restarts=3)
+    desk.hear(Failed("a", 0, (note(0),)))
+    desk.join("a")
+
+    seat = seat_of(desk.sent()["a"])
+    assert (1, 1, 3) == (seat.round, seat.restart_count, seat.max_restarts)
+
+
+def test_further_failures_of_an_ended_round_spend_nothing() -> None:
+    desk = running("a", "b", max_restarts=3)
+    desk.hear(Failed("a", 0, (note(0),)), Failed("b", 0, (note(2),)), Stopped("b", 0, (note(2), note(3))))
+
+    assert 1 == desk.state.restarts
+    assert not desk.sent()
+
+
+def test_stopped_with_failures_is_a_failure_too() -> None:
+    desk = running("a", max_restarts=1)
+    desk.hear(Stopped("a", 0, (note(0),)))
+
+    assert end_of(desk.sent()["a"]).why == "rank 0 on node a ended with exit status 1; restart 1 of 1"
+
+
+def test_workers_that_stopped_without_failing_end_the_round_for_free() -> None:
+    desk = running("a")
+    desk.hear(Stopped("a", 0, ()))
+
+    assert {"a": RoundEnd(0, "node a stopped its workers", True)} == desk.sent()
+    assert 0 == desk.state.restarts
+
+
+def test_without_a_restart_left_the_end_waits_until_all_have_stopped() -> None:
+    desk = running("a", "b", max_restarts=0)
+    desk.hear(Failed("a", 0, (note(0),)))
+
+    assert not end_of(desk.sent()["b"]).restart
+    desk.hear(Stopped("a", 0, (note(0),)))
+    assert not desk.sent()
+    desk.hear(Stopped("b", 0, ()))
+    why = "rank 0 on node a ended with exit status 1; no restarts are allowed"
+    assert {"a": Final(False, why, "a", note(0)), "b": Final(False, why, "a", note(0))} == desk.sent()
+
+
+@pytest.mark.parametrize("gone", [Succeeded("b", 0), Leave("b", "SIGTERM"), Stopped("b", 0, ())])
+def test_the_end_does_not_wait_for_nodes_without_workers(gone: Report) -> None:
+    desk = running("a", "b", max_restarts=0)
+    desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, ()), gone)
+
+    assert "a" == final_of(desk).root_node
+
+
+def test_a_failure_after_another_nodes_success_restarts_everybody() -> None:
+    desk = running("a", "b")
+    desk.hear(Succeeded("a", 0), Failed("b", 0, (note(2),)))
+
+    assert {"a", "b"} == desk.sent().keys()
+    assert end_of(desk.sent()["a"]).restart
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "root"),
+    [
+        (Failed("a", 0, (note(0),)), Stopped("b", 0, (note(2, age=5.0),)), "b"),
+        (Failed("a", 0, (note(0, age=5.0),)), Stopped("b", 0, (note(2),)), "a"),
+        (Failed("a", 0, (note(0, age=5.0, secondary=True),)), Stopped("b", 0, (note(2),)), "b"),
+        (Failed("a", 0, (note(0, secondary=True),)), Stopped("b", 0, (note(2, age=1.0, secondary=True),)), "b"),
+        (Failed("a", 0, (note(0),)), Stopped("b", 0, (note(2),)), "a"),
+    ],
+)
+def test_the_root_cause_is_the_earliest_primary_failure_anywhere(first: Report, second: Report, root: str) -> None:
+    desk = running("a", "b", max_restarts=0)
+    desk.hear(first)
+    desk.tick(0.5).hear(second, Stopped("a", 0, ()))
+
+    assert root == final_of(desk).root_node
+
+
+def test_a_later_note_of_a_failure_completes_it_and_keeps_its_time() -> None:
+    desk = running("a", "b", max_restarts=0)
+    desk.hear(Failed("a", 0, (note(0),)))
+    desk.tick(1.0).hear(Failed("b", 0, (note(2, age=0.5),)), Stopped("b", 0, ()))
+    desk.hear(Stopped("a", 0, (note(0, message="KeyError"),)))
+
+    assert ("a", note(0, message="KeyError")) == (final_of(desk).root_node, final_of(desk).root)
+
+
+# --- success
+
+
+def test_the_job_succeeds_when_all_seated_nodes_have() -> None:
+    desk = running("a", "b")
+    desk.hear(Succeeded("b", 0))
+
+    assert not desk.sent()
+    desk.hear(Succeeded("a", 0))
+    final = Final(True, "all 2 nodes succeeded in round 0", round=0)
+    assert {"a": final, "b": final} == desk.sent()
+
+
+def test_success_of_all_counts_though_an_arrival_had_ended_the_round() -> None:
+    desk = running("a", "b", spare_room=1)
+    desk.join("c")
+    desk.hear(Succeeded("a", 0), Succeeded("b", 0))
+
+    assert {"a", "b", "c"} == desk.sent().keys()
+    assert final_of(desk).succeeded
+
+
+def test_spares_are_told_that_the_job_succeeded() -> None:
+    desk = running("a")
+    desk.join("b")
+    desk.hear(Succeeded("a", 0))
+
+    assert {"a", "b"} == desk.sent().keys()
+
+
+def test_who_joins_after_the_end_comes_too_late() -> None:
+    desk = running("a")
+    desk.hear(Succeeded("a", 0))
+    (box,) = desk.join("b")
+
+    why = "the job had ended: all 1 nodes succeeded in round 0"
+    assert [Final(False, why, kind="closed")] == desk.boxes[box]
+
+
+def test_a_member_that_asks_anew_when_the_job_has_ended_is_told_its_verdict() -> None:
+    desk = running("a", "b")
+    desk.hear(Succeeded("a", 0), Succeeded("b", 0))
+    (box,) = desk.join("b")
+
+    assert [final_of(desk)] == desk.boxes[box]
+
+
+def test_a_spare_that_asks_anew_when_the_job_has_ended_is_told_its_verdict() -> None:
+    desk = running("a")
+    desk.join("b")
+    desk.hear(Succeeded("a", 0))
+    (box,) = desk.join("b")
+
+    assert [final_of(desk)] == desk.boxes[box]
+
+
+# --- who comes and goes
+
+
+def test_an_arrival_ends_the_round_for_free_when_there_is_room() -> None:
+    desk = running("a", spare_room=1)
+    desk.join("b")
+
+    assert {"a": RoundEnd(0, "node b joins", True)} == desk.sent()
+    assert 0 == desk.state.restarts
+    desk.join("a")
+    assert {"a": 0, "b": 1} == {node: seat_of(notice).group_rank for node, notice in desk.sent().items()}
+
+
+def test_an_arrival_does_not_undo_finished_work() -> None:
+    desk = running("a", "b", spare_room=1)
+    desk.hear(Succeeded("a", 0))
+    desk.join("c")
+
+    assert not desk.sent()
+    desk.hear(Succeeded("b", 0))
+    assert {"a", "b", "c"} == desk.sent().keys()
+
+
+def test_a_member_that_comes_anew_ends_the_round_for_the_others() -> None:
+    desk = running("a", "b")
+    desk.hear(Succeeded("a", 0))
+    desk.join("b")
+
+    assert {"a": RoundEnd(0, "node b came anew", True)} == desk.sent()
+
+
+def test_a_leave_ends_the_round_for_free_and_answers_the_leaver() -> None:
+    desk = running("a", "b", min_nodes=1)
+    desk.hear(Leave("a", "SIGTERM"))
+
+    assert {
+        "a": Final(False, "node a left: SIGTERM", kind="left"),
+        "b": RoundEnd(0, "node a left: SIGTERM", True),
+    } == desk.sent()
+    assert 0 == desk.state.restarts
+    assert desk.state.final is None
+
+
+@pytest.mark.parametrize("before", [(), (Stopped("a", 0, ()),), (Failed("a", 0, (note(0),)),)])
+def test_a_job_that_everybody_left_is_over(before: tuple[Report, ...]) -> None:
+    desk = running("a")
+    desk.hear(*before)
+    desk.hear(Leave("a", "SIGTERM"))
+
+    assert {"a": Final(False, "node a left: SIGTERM", kind="left")} == desk.sent()
+    assert final_of(desk).why == "node a left: SIGTERM"
+
+
+def test_a_node_that_leaves_before_it_was_seated_is_answered() -> None:
+    desk = Desk(Rules(3, 3))
+    box, _ = desk.join("a", "b")
+    desk.hear(Leave("a", "SIGINT"))
+
+    assert [Final(False, "node a left: SIGINT", kind="left")] == desk.boxes[box]
+
+
+def test_the_job_waits_for_others_when_one_of_two_leaves_before_the_start() -> None:
+    desk = Desk(Rules(3, 3))
+    desk.join("a", "b")
+    desk.hear(Leave("a", "SIGINT"))
+
+    assert desk.state.final is None
+    desk.join("c", "d")
+    assert {"b", "c", "d"} == desk.sent().keys()
+
+
+def test_a_leave_after_success_does_not_end_the_round() -> None:
+    desk = running("a", "b")
+    desk.hear(Succeeded("a", 0), Leave("a", "done"))
+
+    assert {"a"} == desk.sent().keys()
+    desk.hear(Succeeded("b", 0))
+    assert {"b"} == desk.sent().keys()
+    assert final_of(desk).succeeded
+
+
+def test_a_spare_leaves_unnoticed() -> None:
+    desk = running("a")
+    desk.join("b")
+    desk.hear(Leave("b", "SIGTERM"))
+
+    assert {"b"} == desk.sent().keys()
+    assert desk.state.round is not None and desk.state.round.end is None
+
+
+# --- what changes nothing
+
+
+STALE: list[Report] = [
+    Bye("a"),
+    Bye("stranger"),
+    Failed("a", 0, (note(0),)),
+    Stopped("a", 0, (note(0),)),
+    Succeeded("a", 0),
+    Failed("a", 2, (note(0),)),
+    Succeeded("stranger", 1),
+    Leave("stranger", "SIGTERM"),
+]
+
+
+@pytest.mark.parametrize("report", STALE)
+def test_reports_of_other_rounds_and_strangers_change_nothing(report: Report) -> None:
+    desk = running("a")
+    desk.hear(Failed("a", 0, (note(0),)))
+    desk.join("a")
+    before = desk.state
+    desk.hear(report)
+
+    assert (before.round, before.restarts, before.waiting) == (
+        desk.state.round,
+        desk.state.restarts,
+        desk.state.waiting,
+    )
+    assert not desk.actions
+
+
+def test_a_report_that_comes_again_changes_nothing() -> None:
+    desk = running("a", spare_room=1)
+    before = desk.state
+    after, actions = step(before, Received(1, Join("a", offer(2))), desk.now)
+
+    assert (before, ()) == (after, actions)
+
+
+def test_a_failure_report_of_a_node_that_succeeded_changes_nothing() -> None:
+    desk = running("a", "b")
+    desk.hear(Succeeded("a", 0), Failed("a", 0, (note(0),)))
+
+    assert not desk.sent()
+    assert 0 == desk.state.restarts
+
+
+def test_nothing_happens_after_the_end() -> None:
+    desk = running("a")
+    desk.hear(Succeeded("a", 0))
+    before = final_of(desk)
+    desk.hear(Failed("a", 0, (note(0),)), Leave("a", "SIGTERM"), Stopped("a", 0, ()))
+    desk.tick(10_000.0)
+
+    assert before is final_of(desk)
+    assert not desk.actions
+
+
+def test_an_abandoned_job_tells_everybody_once() -> None:
+    desk = running("a")
+    desk.join("b")
+    state, actions = abandon(desk.state, "the store is gone")
+
+    final = Final(False, "the store is gone", kind="closed")
+    assert {"a": final, "b": final} == {action.node: action.notice for action in actions if isinstance(action, Send)}
+    assert (state, ()) == abandon(state, "again")
+
+
+def test_a_node_may_close_the_job_for_all() -> None:
+    desk = running("a", "b")
+    desk.hear(Close("b", "enough"))
+
+    final = Final(False, "node b closed the job: enough", kind="closed")
+    assert {"a": final, "b": final} == desk.sent()
+
+
+# --- letters
+
+
+def test_a_letter_that_is_missing_ends_the_job() -> None:
+    desk = running("a", "b")
+    desk.letters["b"] += 1
+    desk.hear(Stopped("b", 0, ()))
+
+    assert Final(False, "letter 2 of node b was destroyed: 3 came next", kind="closed") == desk.sent()["a"]
+
+
+def test_who_has_not_asked_for_a_seat_may_close_the_job_too_and_learns_of_it_when_it_asks() -> None:
+    desk = running("a")
+
+    desk.hear(Close("b", "enough"))
+    assert Final(False, "node b closed the job: enough", kind="closed") == desk.sent()["a"]
+    (box,) = desk.join("b")
+
+    assert [Final(False, "the job had ended: node b closed the job: enough", kind="closed")] == desk.boxes[box]
+
+
+def test_who_asks_for_a_seat_in_a_letter_after_a_missing_one_is_answered() -> None:
+    desk = running("a")
+    desk.letters["b"] += 1
+    (box,) = desk.join("b")
+
+    why = "letter 1 of node b was destroyed: 2 came next"
+    assert [Final(False, f"the job had ended: {why}", kind="closed")] == desk.boxes[box]
+
+
+def test_the_letters_of_each_node_are_numbered_apart() -> None:
+    desk = running("a", "b")
+    desk.hear(Failed("b", 0, (note(2),)), Stopped("b", 0, (note(2),)), Stopped("a", 0, ()))
+
+    assert {"a": 2, "b": 3} == desk.state.heard
+
+
+def test_nodes_of_the_distant_past_are_forgotten() -> None:
+    desk = running("a")
+    for number in range(10_000):
+        desk.hear(Join(f"b{number}", offer()), Leave(f"b{number}", "SIGTERM"))
+
+    assert 2048 <= len(desk.state.heard) <= 4096 + 4
+    assert "b0" not in desk.state.heard
+    assert {"a", *(f"b{number}" for number in range(10_000 - 2048, 10_000))} <= desk.state.heard.keys()
+
+
+@pytest.mark.parametrize("terms", [None, Terms(9, 9, 9)], ids=["spares", "refused"])
+def test_while_one_round_runs_the_names_of_nodes_that_come_and_go_are_bounded(
+    terms: Terms | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_past, "REMEMBERED", 8)
+    desk = running("a")
+    for number in range(40):
+        desk.hear(Join(f"b{number}", offer(), terms), Leave(f"b{number}", "SIGTERM"), Bye(f"b{number}"))
+        assert len(desk.state.heard) <= 8 + 4
+
+    assert desk.state.round is not None and desk.state.round.number == 0
+    assert {"a", "b39"} <= desk.state.heard.keys()
+
+
+# --- for whom a round waits
+
+
+def test_waiting_for_min_starts_with_the_least_number() -> None:
+    desk = Desk(Rules(2, 4, wait_for="min"))
+    desk.join("a", "b")
+
+    assert seat_of(desk.sent()["a"]).why == "2 nodes are there, 2 are enough"
+
+
+def test_waiting_for_max_waits_for_the_whole_join_time() -> None:
+    desk = Desk(Rules(1, 3, wait_for="max", last_call=1.0, join_timeout=600.0))
+    desk.join("a", "b")
+
+    assert (WakeAt(600.0),) == desk.actions
+    assert not desk.tick(599.0).sent()
+    assert seat_of(desk.tick(1.0).sent()["a"]).why == "2 of 3 nodes came in 600 s"
+
+
+@pytest.mark.parametrize("wait_for", ["quiet", "min", "max"])
+def test_those_who_stayed_wait_for_nobody_else(wait_for: str) -> None:
+    desk = Desk(Rules(2, 4, wait_for=wait_for, join_timeout=600.0))
+    desk.join("a", "b", "c")
+    desk.tick(600.0)
+    if wait_for == "min":
+        desk.join("a", "b")
+    assert desk.state.round is not None
+    desk.hear(Leave("c", "SIGTERM"))
+    desk.join("a")
+
+    assert not desk.sent()
+    desk.join("b")
+    assert {"a", "b"} == desk.sent().keys()
+
+
+def test_with_a_join_time_of_0_the_job_ends_once_too_few_are_left() -> None:
+    desk = gang("a", "b", "c")
+    desk.hear(Leave("c", "SIGTERM"))
+    desk.join("a", "b")
+
+    why = (
+        "2 of at least 3 nodes are left (a, b); missing of round 0: c (left: SIGTERM); "
+        "with a join_timeout of 0 nobody is replaced"
+    )
+    assert ("timeout", why) == (final_of(desk).kind, final_of(desk).why)
+
+
+def test_with_a_join_time_of_0_a_spare_still_replaces() -> None:
+    desk = gang("a", "b")
+    desk.join("c")
+    desk.hear(Leave("b", "SIGTERM"))
+    desk.join("a")
+
+    assert {"a", "c"} == desk.sent().keys()
+
+
+def test_with_a_join_time_of_0_those_who_come_back_are_waited_for() -> None:
+    desk = gang("a", "b")
+    desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)), Stopped("b", 0, ()))
+    desk.join("a")
+
+    assert (WakeAt(600.0),) == desk.actions
+    desk.join("b")
+    assert {"a", "b"} == desk.sent().keys()
+
+
+def test_with_a_join_time_of_0_the_first_round_waits_as_by_default() -> None:
+    desk = Desk(Rules(2, 2, join_timeout=0.0))
+    desk.join("a")
+
+    assert (WakeAt(600.0),) == desk.actions
+    desk.tick(600.0)
+    assert "1 of at least 2 nodes came in 600 s (a)" == final_of(desk).why
+
+
+# --- silence
+
+
+def test_a_node_that_falls_silent_is_lost_after_the_heartbeat_time() -> None:
+    desk = watched("a", "b", "c", min_nodes=2)
+    desk.beat().beat("b", seconds=6.0)
+
+    assert not desk.sent()
+    desk.beat("b")
+    end = RoundEnd(0, "node b is lost: silent for 10 s", True)
+    assert {"a": end, "b": GivenUp("silent for 10 s"), "c": end} == desk.sent()
+    assert 0 == desk.state.restarts
+
+
+def test_a_node_that_never_beat_is_silent_since_it_joined() -> None:
+    desk = watched("a", "b", min_nodes=1)
+    desk.beat("b", seconds=6.0)
+
+    assert not desk.sent()
+    assert {"a", "b"} == desk.beat("b").sent().keys()
+
+
+def test_a_node_that_was_given_up_is_told_so_once_when_it_is_heard_again() -> None:
+    desk = watched("a", "b", "c", min_nodes=2)
+    desk.beat().beat("b", seconds=12.0)
+    box = given_up(desk.state)["b"]
+    assert "b" not in boxes(desk.state)
+
+    desk.beat()
+    assert {} == desk.sent()
+    desk.beats[box] += 1
+    desk.beat()
+    assert {"b": GivenUp("silent for 10 s")} == desk.sent()
+    desk.beats[box] += 1
+    desk.beat()
+
+    assert ({}, {}) == (desk.sent(), given_up(desk.state))
+
+
+def test_a_spare_that_was_given_up_is_told_so_when_it_is_heard_again() -> None:
+    desk = watched("a")
+    [box] = desk.join("b")
+    desk.beat().beat("b", seconds=12.0)
+
+    desk.beats[box] += 1
+    desk.beat()
+
+    assert {"b": GivenUp("silent for 10 s")} == desk.sent()
+
+
+def test_a_node_that_was_given_up_and_asks_anew_is_not_told_of_the_past() -> None:
+    desk = watched("a", "b", "c", min_nodes=2)
+    desk.beat().beat("b", seconds=12.0)
+
+    desk.join("b")
+
+    assert {} == given_up(desk.state)
+
+
+def test_a_node_that_has_succeeded_and_falls_silent_is_not_given_up() -> None:
+    desk = watched("a", "b")
+    desk.beat()
+    desk.hear(Succeeded("b", 0))
+    desk.beat("b", seconds=12.0)
+
+    assert {} == given_up(desk.state)
+
+
+def test_so_many_nodes_that_were_given_up_are_listened_to() -> None:
+    names = [f"n{number}" for number in range(REMEMBERED + 10)]
+    desk = watched("a", *names, min_nodes=1)
+
+    desk.beat(*names, seconds=12.0)
+
+    assert names[10:] == list(given_up(desk.state))
+
+
+def test_survivors_are_seated_without_the_lost_node() -> None:
+    desk = watched("a", "b", "c", min_nodes=2)
+    desk.beat("b", seconds=12.0)
+    desk.join("c", "a")
+
+    assert {"a": 0, "c": 1} == {node: seat_of(notice).group_rank for node, notice in desk.sent().items()}
+
+
+def test_a_spare_takes_the_seat_of_a_lost_node_at_once() -> None:
+    desk = watched("a", "b")
+    desk.join("c", "d")
+    desk.beat("b", seconds=12.0)
+    desk.join("a")
+
+    assert {"a": 0, "c": 1} == {node: seat_of(notice).group_rank for node, notice in desk.sent().items()}
+
+
+def test_a_lost_node_that_comes_back_is_an_arrival() -> None:
+    desk = watched("a", "b", min_nodes=1)
+    desk.beat("b", seconds=12.0)
+    desk.join("a", "b")
+
+    assert {"a": RoundEnd(1, "node b joins", True)} == desk.sent()
+
+
+def test_a_lost_node_that_comes_back_has_no_claim_before_spares() -> None:
+    desk = watched("a", "b")
+    desk.join("c")
+    desk.beat("b", seconds=12.0)
+    desk.join("b", "a")
+
+    assert {"a", "c"} == desk.sent().keys()
+
+
+def test_a_spare_that_falls_silent_is_forgotten() -> None:
+    desk = watched("a")
+    desk.join("b")
+    desk.beat("b", seconds=12.0)
+
+    assert {} == desk.state.waiting
+    assert desk.state.round is not None and desk.state.round.end is None
+
+
+def test_silence_after_success_does_not_end_the_round() -> None:
+    desk = watched("a", "b")
+    desk.hear(Succeeded("a", 0))
+    desk.beat("a", seconds=30.0)
+    box = desk.state.round.entries["a"].box if desk.state.round else ""
+    desk.hear(Succeeded("b", 0))
+
+    assert [Seat, Final] == [type(notice) for notice in desk.boxes[box]]
+    assert final_of(desk).succeeded
+
+
+def test_a_silent_node_that_had_succeeded_is_not_waited_for_after_the_round() -> None:
+    desk = watched("a", "b", min_nodes=1)
+    desk.hear(Succeeded("a", 0))
+    desk.beat("a", seconds=30.0).hear(Stopped("b", 0, ()))
+    desk.join("b")
+
+    assert not desk.sent()
+    assert {"a", "b"} == desk.beat("a").sent().keys()
+
+
+def test_a_lost_node_counts_as_stopped_when_the_round_has_ended() -> None:
+    desk = watched("a", "b", min_nodes=1)
+    desk.hear(Failed("a", 0, (note(0),)))
+    desk.join("a")
+
+    assert not desk.sent()
+    assert {"a", "b"} == desk.beat("b", seconds=12.0).sent().keys()
+
+
+def test_the_end_of_the_job_does_not_wait_for_a_lost_node() -> None:
+    desk = watched("a", "b", max_restarts=0)
+    desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)))
+    desk.beat("b", seconds=12.0)
+
+    assert ("a", "failed") == (final_of(desk).root_node, final_of(desk).kind)
+
+
+def test_a_node_that_leaves_is_watched_until_its_workers_are_gone() -> None:
+    desk = watched("a", "b", min_nodes=1)
+    desk.hear(Leave("b", "SIGTERM", round=0))
+    desk.join("a")
+
+    assert "b" in boxes(desk.state)
+    assert {"a"} == desk.beat("b", seconds=12.0).sent().keys()
+    assert {"a"} == boxes(desk.state).keys()
+
+
+def test_a_coordinator_that_was_paused_blames_nobody() -> None:
+    desk = watched("a", "b")
+    desk.beat()
+    desk.beat("a", "b", interval=60.0)
+
+    assert not desk.sent()
+    assert not desk.beat("a", "b", seconds=6.0).sent()
+    assert desk.beat("b").state.round is not None
+
+
+def test_nodes_that_were_all_lost_may_come_back() -> None:
+    desk = watched("a", "b")
+    desk.beat("a", "b", seconds=12.0)
+
+    assert desk.state.final is None
+    desk.join("b", "a")
+    assert {"a": 0, "b": 1} == {node: seat_of(notice).group_rank for node, notice in desk.sent().items()}
+
+
+def test_without_a_heartbeat_time_nobody_is_lost() -> None:
+    desk = running("a", "b")
+    desk.beat("a", "b", seconds=1000.0)
+
+    assert not desk.sent()
+    assert next_loss(desk.state) is None
+
+
+def test_nobody_is_lost_once_the_job_has_ended() -> None:
+    """Or the coordinator would look for it without a pause, for as long as it stays."""
+    desk = watched("a", "b", max_restarts=0)
+    desk.beat().hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)), Stopped("b", 0, ()))
+
+    assert desk.state.final is not None
+    assert next_loss(desk.state) is None
+
+
+def test_a_node_whose_beats_are_missed_is_named_long_before_it_is_lost() -> None:
+    desk = watched("a", "b", "c", min_nodes=2)
+    desk.beat().beat("b")
+    assert () == missed(desk.state)
+
+    desk.beat("b")
+    count = desk.beats[boxes(desk.state)["b"]]
+    assert (Missed("b", count),) == missed(desk.state)
+    desk.beat()
+    assert () == missed(desk.state)
+
+
+def test_the_time_of_the_next_loss_is_known() -> None:
+    desk = watched("a", "b")
+    desk.beat().beat("b")
+
+    assert 3.0 + 10.0 == next_loss(desk.state)
+
+
+def test_reports_of_a_lost_node_on_its_round_are_still_believed() -> None:
+    desk = watched("a", "b", max_restarts=0)
+    desk.hear(Succeeded("a", 0))
+    desk.beat("b", seconds=12.0).hear(Succeeded("b", 0))
+
+    assert final_of(desk).succeeded
+
+
+def test_a_lost_node_that_leaves_is_answered() -> None:
+    desk = watched("a", "b", min_nodes=1)
+    desk.beat("b", seconds=12.0).hear(Leave("b", "SIGTERM"))
+
+    assert {"b": Final(False, "node b left: SIGTERM", kind="left")} == desk.sent()
+
+
+# --- hosts that are lost again and again
+
+
+def test_a_host_lost_in_three_rounds_running_spends_a_restart() -> None:
+    desk = crash_loop(2)
+    desk.hear(Leave("host/3", "its agent died"))
+
+    why = (
+        "node host/3 is lost: its agent died; "
+        "host host was lost in 3 rounds running before any worker succeeded; restart 1 of 1"
+    )
+    assert RoundEnd(2, why, True) == desk.sent()["a"]
+
+
+def test_a_host_that_goes_on_being_lost_ends_the_job() -> None:
+    desk = crash_loop(3)
+    desk.hear(Leave("host/4", "its agent died"), Stopped("a", 3, ()))
+
+    why = (
+        "node host/4 is lost: its agent died; "
+        "host host was lost in 4 rounds running before any worker succeeded; all 1 restarts are used"
+    )
+    assert (why, "failed", None) == (final_of(desk).why, final_of(desk).kind, final_of(desk).root_node)
+
+
+def test_silence_counts_like_a_dead_agent() -> None:
+    desk = crash_loop(2)
+    desk.beat("host/3", seconds=12.0)
+
+    assert 1 == desk.state.restarts
+
+
+def test_a_host_that_holds_for_a_round_begins_anew() -> None:
+    desk = crash_loop(2)
+    desk.join("a", "host/3")
+    desk.hear(Leave("host/3", "its agent died"))
+
+    assert 0 == desk.state.restarts
+
+
+def test_a_host_that_stays_away_for_a_round_does_not_begin_anew() -> None:
+    desk = crash_loop(2, min_nodes=1)
+    desk.hear(Leave("host/3", "its agent died"))
+
+    assert 1 == desk.state.restarts
+
+
+def test_leaving_by_ones_own_will_spends_no_restart() -> None:
+    desk = crash_loop(1, why="SIGTERM")
+
+    assert 0 == desk.state.restarts
+    assert {} == desk.state.losses
+
+
+def test_losses_count_only_while_no_worker_has_succeeded() -> None:
+    desk = crash_loop(2)
+    desk.hear(Succeeded("a", 2), Leave("host/3", "its agent died"))
+
+    assert 0 == desk.state.restarts
+
+
+def test_a_dead_agent_does_not_end_a_job_that_nobody_else_is_in() -> None:
+    desk = running("a")
+    desk.hear(Leave("a", "its agent died"))
+
+    assert desk.state.final is None
+    desk.join("b")
+    assert {"b"} == desk.sent().keys()
+
+
+def test_the_witness_of_a_leaving_node_vouches_that_its_workers_are_gone() -> None:
+    desk = running("a", "b", min_nodes=1)
+    desk.hear(Leave("b", "SIGTERM", round=0))
+    desk.join("a")
+
+    assert not desk.sent()
+    desk.hear(Leave("b", "its agent died"))
+    assert {"a"} == desk.sent().keys()
+
+
+# --- who is refused
+
+
+def test_a_node_that_was_told_otherwise_is_refused_and_disturbs_nobody() -> None:
+    desk = running("a", spare_room=1)
+    box = desk.hear(Join("b", offer(), Terms(1, 4, 3)))
+
+    why = (
+        "node b was told 1 to 4 nodes and 3 restarts, but this job runs with 1 to 2 nodes and 3 restarts: "
+        "tell all nodes the same, or give another job another id"
+    )
+    assert [Final(False, why, kind="refused")] == desk.boxes[box]
+    assert {"b"} == desk.sent().keys()
+    assert {} == desk.state.waiting
+
+
+def test_a_node_that_was_told_the_same_is_welcome() -> None:
+    desk = running("a", spare_room=1)
+    desk.hear(Join("b", offer(), Terms(1, 2, 3)))
+
+    assert {"a"} == desk.sent().keys()
+
+
+def test_a_member_that_comes_anew_with_other_terms_ends_the_round() -> None:
+    desk = running("a", "b", min_nodes=1)
+    desk.hear(Join("b", offer(), Terms(9, 9, 9)))
+
+    assert {"b": "refused"} == {n: its.kind for n, its in desk.sent().items() if isinstance(its, Final)}
+    assert end_of(desk.sent()["a"]).restart
+
+
+@pytest.mark.parametrize(
+    ("index", "why"),
+    [
+        (None, "node b has no node rank, and each node of this job needs one, from 0 to 2"),
+        (3, "node rank 3 of node b is out of range: 3 nodes have the ranks 0 to 2"),
+        (1, "node rank 1 was given twice: node a has it, and node b asks for it"),
+    ],
+)
+def test_a_node_without_a_fixed_place_of_its_own_is_refused(index: int | None, why: str) -> None:
+    desk = Desk(Rules(3, 3, fixed_places=True))
+    desk.hear(Join("a", offer(index=1)))
+    box = desk.hear(Join("b", offer(index=index)))
+
+    assert [Final(False, why, kind="refused")] == desk.boxes[box]
+    assert {"a"} == desk.state.waiting.keys()
+
+
+def test_a_place_in_the_running_round_is_taken() -> None:
+    desk = placed("a", "b")
+    box = desk.hear(Join("c", offer(index=0)))
+
+    assert ["refused"] == [notice.kind for notice in desk.boxes[box] if isinstance(notice, Final)]
+    assert {"c"} == desk.sent().keys()
+
+
+def test_the_place_of_a_node_that_left_is_free() -> None:
+    desk = placed("a", "b")
+    desk.hear(Leave("a", "SIGTERM"), Join("b", offer(index=1)), Join("c", offer(index=0)))
+
+    assert {"c": 0, "b": 1} == {node: seat_of(notice).group_rank for node, notice in desk.sent().items()}
+
+
+def test_a_node_may_ask_again_for_its_own_place() -> None:
+    desk = Desk(Rules(2, 2, fixed_places=True))
+    desk.hear(Join("a", offer(index=1)), Join("a", offer(index=1)), Join("b", offer(index=0)))
+
+    assert {"b": 0, "a": 1} == {node: seat_of(notice).group_rank for node, notice in desk.sent().items()}
+
+
+# --- the shared store
+
+
+def test_a_shared_store_is_cleared_before_every_round_but_the_first() -> None:
+    desk = Desk(Rules(1, 1, shared_store=True))
+    desk.join("a")
+    first = desk.actions
+    desk.hear(Stopped("a", 0, ()))
+    desk.join("a")
+
+    assert [Send] == [type(action) for action in first]
+    assert [ClearStore, Send] == [type(action) for action in desk.actions]
+
+
+# --- what people are told while they wait
+
+
+def test_it_says_for_whom_the_job_waits_and_how_long() -> None:
+    desk = Desk(Rules(4, 4, join_timeout=600.0))
+    desk.join("n10", "n3")
+    desk.tick(8.0)
+
+    assert "2 of at least 4 nodes are there (n3, n10); 592 s left" == status(desk.state, desk.now)
+
+
+def test_it_says_that_enough_nodes_wait_for_more() -> None:
+    desk = Desk(Rules(1, 3, last_call=30.0))
+    desk.join("a")
+
+    assert "1 of at most 3 nodes are there (a); they start in 20 s if nobody else comes" == status(desk.state, 10.0)
+
+
+def test_it_says_who_is_to_come_back() -> None:
+    desk = running("a", "b", min_nodes=1)
+    desk.hear(Stopped("a", 0, ()), Stopped("b", 0, ()))
+    desk.join("a")
+
+    assert "1 nodes are there (a); b will come back; 600 s left" == status(desk.state, desk.now)
+
+
+def test_it_says_whose_workers_still_stop() -> None:
+    desk = running("a", "b")
+    desk.hear(Stopped("a", 0, ()))
+
+    assert "round 0 has ended; its workers still stop on b" == status(desk.state, desk.now)
+
+
+def test_it_tells_a_spare_why_it_has_no_seat() -> None:
+    desk = running("a", "b")
+    desk.join("c")
+
+    why = "round 0 runs with all 2 nodes that it may have (a, b); this node is a spare: "
+    why += "it takes the place of one that goes"
+    assert why == status(desk.state, desk.now)
+
+
+def test_it_tells_who_comes_at_the_end_what_it_waits_for() -> None:
+    desk = running("a", "b", spare_room=1)
+    desk.hear(Succeeded("a", 0))
+    desk.join("c")
+
+    why = "round 0 is about to end well on a, b; this node takes part in the next one, if there is one"
+    assert why == status(desk.state, desk.now)
+
+
+def test_it_says_nothing_while_a_round_runs_and_after_the_end() -> None:
+    desk = running("a")
+    while_it_runs = status(desk.state, desk.now)
+    desk.hear(Succeeded("a", 0))
+
+    assert ("", "") == (while_it_runs, status(desk.state, desk.now))
+
+
+def test_nodes_are_called_by_their_hosts_where_that_tells_them_apart() -> None:
+    desk = Desk(Rules(9, 9))
+    desk.join("h1/7-aa", "h2/8-bb", "h2/9-cc")
+
+    assert "(h1, h2/8-bb, h2/9-cc)" in status(desk.state, 0.0)
+
+
+def test_of_many_nodes_the_first_are_named() -> None:
+    desk = Desk(Rules(40, 40))
+    desk.join(*(f"n{i}" for i in range(20)))
+
+    assert ", n15, and 4 more)" in status(desk.state, 0.0)
+
+
+@pytest.mark.parametrize("kind", [Failed, Stopped])
+def test_a_failure_that_a_restart_would_only_meet_again_ends_the_job(kind: type[Failed] | type[Stopped]) -> None:
+    desk = running("a", "b", max_restarts=3)
+    stuck = evolve(note(1, message="in uninterruptible sleep"), fatal=True)
+
+    desk.hear(kind("a", 0, (stuck,)))
+    ends = desk.sent()
+    desk.hear(Stopped("b", 0, ()), Stopped("a", 0, (stuck,)))
+
+    why = "rank 1 on node a cannot go on (in uninterruptible sleep); a restart would meet the same"
+    assert {"a": RoundEnd(0, why, False), "b": RoundEnd(0, why, False)} == ends
+    assert Final(False, why, "a", stuck) == desk.state.final
+    assert 0 == desk.state.restarts

@@ -1,0 +1,317 @@
+"""Rules of the coordinator's server, without a thread, a clock or a store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import Factory, define, fields
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.rendezvous.coordinator._server import LOOK, Server
+from elasticlib.rendezvous.coordinator._server_events import (
+    Abandon,
+    Action,
+    Arrived,
+    Broke,
+    Close,
+    Destroyed,
+    Event,
+    Heard,
+    Interrupt,
+    Load,
+    Loaded,
+    Purge,
+    Save,
+    Stop,
+)
+from elasticlib.rendezvous.coordinator._state import Rules, State
+from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Posted, beat_key, box_key
+from elasticlib.rendezvous.protocol._messages import (
+    Beat,
+    Bye,
+    Descriptor,
+    Final,
+    Join,
+    Letter,
+    Report,
+    Seat,
+    Stopped,
+    Succeeded,
+    decode,
+    encode,
+)
+from elasticlib.rendezvous.protocol._operations import ClearForeign, Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous.protocol._timing import INTERVAL
+
+HEARTBEAT = 10.0
+OFFER = Descriptor(1, "trainer", ("127.0.0.1",), 1)
+ASKS = (Load, Receive, Read, Stop)
+
+
+def server(*, journaled: bool = False, rules: Rules | None = None, name: str = "a") -> Server:
+    return Server("job", name, None, f"nonce of {name}", State(rules or Rules(heartbeat=HEARTBEAT)), journaled)
+
+
+@define
+class Shell:
+    """Does what a server asks for, when it is told what comes of it."""
+
+    server: Server = Factory(server)
+    now: float = 100.0
+    posted: int = 0
+    values: dict[str, bytes] = Factory(dict)
+    saved: bytes | None = None
+    done: tuple[Action, ...] = ()
+    """What the last step asked for, and what followed from an answer without beats."""
+    answers: bool = True
+    """Whether the beats that are asked for are answered: there are none."""
+
+    def begin(self) -> Shell:
+        self.server, actions = self.server.begin(self.now)
+        return self._perform(actions)
+
+    def hear(self, event: Event) -> Shell:
+        self.server, actions = self.server.step(event, self.now)
+        return self._perform(actions)
+
+    def _perform(self, actions: tuple[Action, ...]) -> Shell:
+        self.done = ()
+        while True:
+            for action in actions:
+                if isinstance(action, Write):
+                    self.values.update(action.values)
+                if isinstance(action, Save):
+                    self.saved = action.data
+            self.done += actions
+            if not (self.answers and actions and isinstance(read := actions[-1], Read)):
+                return self
+            self.done = self.done[:-1]
+            self.server, actions = self.server.step(Heard([None for _ in read.keys]), self.now)
+
+    def say(self, *reports: Report) -> Shell:
+        """Letters come, each the next of its node."""
+        entries = []
+        for report in reports:
+            self.posted += 1
+            entries.append(Posted(self.posted, encode(Letter(self.posted, report))))
+        return self.hear(Arrived(entries))
+
+    def later(self, seconds: float) -> Shell:
+        """The wait for letters ends."""
+        self.now += seconds
+        return self.hear(Arrived(()))
+
+    def notice(self, node: str, index: int, seq: int = 1) -> Any:
+        return decode(self.values[box_key(f"{node}/{seq}", index)])
+
+    def kinds(self) -> list[type[Action]]:
+        return [type(action) for action in self.done]
+
+
+def test_it_greets_and_waits_for_letters() -> None:
+    shell = Shell().begin()
+
+    assert [Write, Receive] == shell.kinds()
+    assert {HELLO, PULSE} == set(shell.values)
+
+
+def test_what_came_is_forgotten_only_after_what_followed_from_it_is_written() -> None:
+    shell = Shell().begin().say(Join("b", OFFER))
+
+    assert [Write, Discard, Receive] == shell.kinds()
+    assert isinstance(shell.notice("b", 0), Seat)
+
+
+def test_what_was_decided_is_saved_before_anybody_is_told() -> None:
+    shell = Shell(server(journaled=True)).begin()
+    assert [Load] == shell.kinds()
+    shell.hear(Loaded(None))
+    assert [Save, Write, Receive] == shell.kinds()
+
+    shell.say(Join("b", OFFER))
+
+    assert [Save, Write, Discard, Receive] == shell.kinds()
+
+
+def test_a_successor_goes_on_where_its_predecessor_saved() -> None:
+    first = Shell(server(journaled=True)).begin().hear(Loaded(None)).say(Join("b", OFFER))
+
+    second = Shell(server(journaled=True, name="c")).begin().hear(Loaded(first.saved))
+
+    assert "nonce of a" == second.server.nonce
+    assert first.notice("b", 0) == second.notice("b", 0)
+    assert decode(second.values[PULSE]).count > decode(first.values[PULSE]).count  # type: ignore[union-attr]
+
+
+def test_a_memory_that_was_destroyed_ends_the_job_for_all_who_come() -> None:
+    for event in (Destroyed("it has no end"), Loaded(b"scribble"), Loaded(b"[]"), Loaded(b'{"nonce":1}')):
+        shell = Shell(server(journaled=True)).begin().hear(event)
+        assert [Log, Save] == shell.kinds()[:2], event
+
+        shell.say(Join("b", OFFER))
+
+        final = shell.notice("b", 0)
+        assert isinstance(final, Final)
+        assert "the job's saved state was destroyed" in final.why
+
+
+def test_a_letter_that_is_none_is_refused_with_a_line() -> None:
+    shell = Shell().begin()
+
+    shell.hear(Arrived([Posted(1, b"scribble"), Posted(2, b""), Posted(3, encode(Beat(1, 0, 0)))]))
+
+    assert [Log, Log, Discard, Receive] == shell.kinds()
+
+
+def test_beats_are_read_in_time_and_what_was_not_read_is_written_again() -> None:
+    shell = Shell().begin().say(Join("b", OFFER))
+    shell.answers = False
+
+    shell.later(LOOK * HEARTBEAT)
+    assert Read((beat_key("b/1"),)) == shell.done[-1]
+    shell.now += 2 * INTERVAL * HEARTBEAT
+    shell.hear(Heard([encode(Beat(1, 0, 1))]))
+
+    assert {box_key("b/1", 0), HELLO, PULSE} == {
+        key for each in shell.done if isinstance(each, Write) for key in each.values
+    }
+
+
+def test_a_job_is_abandoned_for_all_but_for_the_node_that_leaves() -> None:
+    shell = Shell(server(rules=Rules(2, 2, heartbeat=HEARTBEAT))).begin().say(Join("a", OFFER), Join("b", OFFER))
+
+    shell.hear(Abandon("a, which hosts the store, left", "a"))
+    assert [Interrupt] == shell.kinds()
+    shell.hear(Arrived(()))
+    shell.hear(Close(30.0))
+    assert [Interrupt] == shell.kinds()
+    shell.hear(Arrived(()))
+    assert Stop not in shell.kinds()
+    shell.say(Bye("b"))
+
+    assert [Stop] == shell.kinds()[-1:]
+
+
+def test_a_letter_of_the_node_that_leaves_is_no_reason_to_wait_for_it() -> None:
+    """Its wish for a seat may come in after the word that it goes."""
+    shell = Shell().begin()
+    shell.hear(Abandon("a, which hosts the store, left", "a"))
+    shell.hear(Arrived(()))
+
+    shell.say(Join("a", OFFER))
+    shell.hear(Close(30.0))
+    shell.hear(Arrived(()))
+
+    assert [Stop] == shell.kinds()[-1:]
+
+
+def test_whoever_was_told_the_end_and_does_not_beat_any_more_is_not_waited_for() -> None:
+    shell = Shell().begin().say(Join("b", OFFER)).say(Succeeded("b", 0))
+    assert shell.server.is_over()
+    shell.hear(Close(1000.0))
+    shell.hear(Arrived(()))
+
+    for _ in range(40):
+        shell.later(LOOK * HEARTBEAT)
+        if isinstance(shell.done[-1], Stop):
+            break
+
+    assert isinstance(shell.done[-1], Stop)
+    assert shell.now - 100.0 <= 2 * HEARTBEAT
+
+
+def test_nothing_interrupts_a_server_that_does_not_wait() -> None:
+    shell = Shell()
+
+    assert () == shell.hear(Abandon("early")).done
+    shell.begin()
+
+    assert Receive(0.0) == shell.done[-1]
+
+
+def test_the_last_to_coordinate_deletes_the_job() -> None:
+    shell = Shell(server(journaled=True)).begin().hear(Loaded(None))
+    shell.say(Join("b", OFFER)).say(Succeeded("b", 0)).say(Bye("b"))
+
+    shell.hear(Close(30.0))
+    shell.hear(Arrived(()))
+
+    assert [Purge, Stop] == shell.kinds()[-2:]
+
+
+def test_a_server_that_broke_tells_everybody() -> None:
+    shell = Shell().begin().say(Join("b", OFFER))
+
+    shell.hear(Broke("the coordinator broke: ZeroDivisionError()"))
+
+    assert [Write, Receive] == shell.kinds()
+    assert "ZeroDivisionError" in shell.notice("b", 1).why
+
+
+def test_a_store_that_workers_share_is_cleared_once_all_have_stopped() -> None:
+    shell = Shell(server(rules=Rules(heartbeat=HEARTBEAT, shared_store=True, max_restarts=1))).begin()
+    shell.say(Join("b", OFFER))
+
+    shell.say(Stopped("b", 0, ()))
+
+    kinds = shell.kinds()
+    shell.say(Join("b", OFFER))
+    assert ClearForeign in (*kinds, *shell.kinds())
+
+
+# whatever happens
+
+_reports = st.one_of(
+    st.sampled_from([Join(name, OFFER) for name in "abc"]),
+    st.sampled_from([Succeeded(name, number) for name in "abc" for number in range(2)]),
+    st.sampled_from([Stopped(name, number, ()) for name in "abc" for number in range(2)]),
+    st.sampled_from([Bye(name) for name in "abc"]),
+)
+_entries = st.lists(
+    st.one_of(
+        st.binary(max_size=6),
+        st.builds(lambda seq, report: encode(Letter(seq, report)), st.integers(1, 9), _reports),
+    ),
+    max_size=4,
+)
+
+
+def facts(server: Server) -> dict[str, str]:
+    """All that it knows, as text."""
+    return {field.name: repr(getattr(server, field.name)) for field in fields(Server)}
+
+
+@given(st.data(), st.booleans(), st.integers(1, 3))
+def test_no_course_of_events_breaks_it(data: st.DataObject, journaled: bool, nodes: int) -> None:
+    """It always asks for exactly one thing to wait for, last; a step changes nothing in what it was given."""
+    shell = Shell(server(journaled=journaled, rules=Rules(nodes, 3, heartbeat=HEARTBEAT)), answers=False).begin()
+    asked = shell.done[-1]
+    for _ in range(data.draw(st.integers(1, 30))):
+        shell.now += data.draw(st.sampled_from([0.0, 0.1, 3.0, 12.0]))
+        aside = data.draw(st.sampled_from([None, None, None, Abandon("told to"), Close(5.0), Broke("?")]))
+        match asked:
+            case _ if aside is not None:
+                event: Event = aside
+            case Load():
+                event = data.draw(st.sampled_from([Loaded(None), Loaded(b"x"), Destroyed("?")]))
+            case Read(keys):
+                beats = st.sampled_from([None, b"x", encode(Beat(1, 0, 1)), encode(Beat(9, 9, 9))])
+                event = Heard([data.draw(beats) for _ in keys])
+            case _:
+                entries = data.draw(_entries)
+                event = Arrived([Posted(number, entry) for number, entry in enumerate(entries, 1)])
+        given, before = shell.server, facts(shell.server)
+        first = given.step(event, shell.now)[1]
+        shell.hear(event)
+
+        assert before == facts(given)
+        assert first == shell.done
+        assert not any(isinstance(action, ASKS) for action in shell.done[:-1])
+        if isinstance(event, (Abandon, Close)):
+            assert shell.done in ((), (Interrupt(),))
+            continue
+        asked = shell.done[-1]
+        assert isinstance(asked, ASKS)
+        if isinstance(asked, Stop):
+            break

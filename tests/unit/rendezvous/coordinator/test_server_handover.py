@@ -1,0 +1,644 @@
+"""Rules of the coordinator's server, without a thread, a clock or a store: what it believes of what lies there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from attrs import Factory, define, evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous.coordinator import _past
+from elasticlib.rendezvous.coordinator._coordinator import step
+from elasticlib.rendezvous.coordinator._garbage import Garbage
+from elasticlib.rendezvous.coordinator._handover import Handover, read_handover, write_handover
+from elasticlib.rendezvous.coordinator._outbox import Mail
+from elasticlib.rendezvous.coordinator._server import Server
+from elasticlib.rendezvous.coordinator._server_events import Action, Arrived, Close, Event, Heard, Load, Loaded, Save
+from elasticlib.rendezvous.coordinator._state import Received, Rules, State, Tick, WakeAt
+from elasticlib.rendezvous.protocol._exchange import (
+    HELLO,
+    PULSE,
+    Posted,
+    beat_key,
+    box_key,
+    box_name,
+    key_place,
+    report_place,
+)
+from elasticlib.rendezvous.protocol._messages import (
+    LAST_EPOCH,
+    Beat,
+    Descriptor,
+    Final,
+    Hello,
+    Join,
+    Leave,
+    Letter,
+    Message,
+    Pulse,
+    Report,
+    RoundEnd,
+    Seat,
+    Stopped,
+    decode,
+    encode,
+    key_of,
+)
+from elasticlib.rendezvous.protocol._operations import Delete, Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous.protocol._progress import Seen
+
+RULES = Rules(1, 2, last_call=0.0, heartbeat=10.0)
+KEY = key_of("secret")
+
+
+@define
+class Shell:
+    """A store with one server at work on it."""
+
+    key: bytes | None = KEY
+    rules: Rules = RULES
+    now: float = 100.0
+    values: dict[str, bytes] = Factory(dict)
+    saved: bytes | None = None
+    saves: list[bytes] = Factory(list)
+    """All that was ever saved."""
+    logs: list[str] = Factory(list)
+    server: Any = None
+    posted: int = 0
+    seqs: dict[str, int] = Factory(dict)
+    counts: dict[str, int] = Factory(dict)
+    waits: float | None = None
+    """How long the server waits for letters."""
+
+    def elect(self, nonce: str = "nonce", seen: Seen | None = None, **others: Any) -> Shell:
+        """A new term of office, of another node."""
+        others = {"key": self.key, "run_id": "job", **others}
+        server = Server(
+            others["run_id"], "host", others["key"], nonce, State(self.rules), journaled=True, seen=seen or Seen()
+        )
+        self.server, actions = server.begin(self.now)
+        self.do(actions)
+        return self
+
+    def do(self, actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            match action:
+                case Load():
+                    self.tell(Loaded(self.saved))
+                case Save(data):
+                    self.saved = data
+                    self.saves.append(data)
+                case Write(values):
+                    self.values.update(values)
+                case Delete(keys):
+                    for key in keys:
+                        self.values.pop(key, None)
+                case Read(keys):
+                    self.tell(Heard([self.values.get(key) for key in keys]))
+                case Log(_, text):
+                    self.logs.append(text)
+                case Receive(timeout):
+                    self.waits = timeout
+                case Discard():
+                    pass
+
+    def tell(self, event: Event) -> None:
+        self.server, actions = self.server.step(event, self.now)
+        self.do(actions)
+
+    def later(self, seconds: float, *alive: str) -> None:
+        """Time passes; those nodes go on beating, and have read all."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 1.0
+            for box in alive:
+                self.beat(box)
+            self.tell(Arrived([]))
+
+    def beat(self, box: str, read: int | None = None, said: int | None = None) -> None:
+        node = box.rpartition("/")[0]
+        self.counts[box] = self.counts.get(box, 0) + 1
+        known = sum(box_key(box, index) in self.values for index in range(9)) if read is None else read
+        beat = Beat(self.counts[box], known, self.seqs[node] if said is None else said)
+        place = key_place("job", self.server.nonce, beat_key(box))
+        self.values[beat_key(box)] = encode(beat, self.key, place)
+
+    def say(self, report: Report) -> str:
+        seq = self.seqs[report.node] = self.seqs.get(report.node, 0) + 1
+        self.posted += 1
+        place = report_place("job", self.server.nonce, report.node, seq)
+        self.tell(Arrived([Posted(self.posted, encode(Letter(seq, report), self.key, place))]))
+        return box_name(report.node, seq)
+
+    def join(self, node: str, **others: Any) -> str:
+        return self.say(Join(node, Descriptor(1, "trainer", ("10.0.0.1",), 4000), **others))
+
+    def find(self, key: str, nonce: str | None = None) -> Message | None:
+        data = self.values.get(key)
+        place = key_place("job", self.server.nonce if nonce is None else nonce, key)
+        return None if data is None else decode(data, self.key, place)
+
+    def notice(self, box: str, index: int) -> Any:
+        return self.find(box_key(box, index))
+
+
+def played(key: bytes | None = KEY) -> tuple[Shell, str]:
+    """A job whose node *a* has worked in rounds 0 and 1, and its box."""
+    shell = Shell(key).elect()
+    box = shell.join("a")
+    assert isinstance(shell.notice(box, 0), Seat)
+    shell.say(Stopped("a", 0, ()))
+    assert isinstance(shell.notice(box, 1), RoundEnd)
+    box = shell.join("a", round=0)
+    assert 1 == shell.notice(box, 0).round
+    return shell, box
+
+
+# The document.
+
+
+def edited(data: bytes) -> bytes:
+    """What a stranger makes of it: workers are to meet at another address."""
+    assert b"10.0.0.1" in data
+    return data.replace(b"10.0.0.1", b"10.6.6.6")
+
+
+def unsigned(data: bytes) -> bytes:
+    return data[data.index(b"{") :]
+
+
+@pytest.mark.parametrize("forge", [edited, unsigned, lambda data: edited(unsigned(data)), lambda data: data[:-1]])
+def test_with_a_token_no_seat_is_made_of_a_document_that_a_stranger_wrote(forge: Any) -> None:
+    shell, box = played()
+    shell.saved = forge(shell.saved)
+    before = dict(shell.values)
+
+    shell.elect("another")
+    shell.later(5.0, box)
+
+    written = {key: data for key, data in shell.values.items() if before.get(key) != data}
+    assert [] == [key for key, data in written.items() if b"10.6.6.6" in data or b'"seat"' in data]
+    assert shell.server.is_over()
+    assert "closed" == shell.server.state.final.kind
+    assert any("sign" in line and "document" in line for line in shell.logs)
+
+
+def test_a_document_of_another_job_with_the_same_token_is_refused() -> None:
+    shell, _ = played()
+
+    shell.elect("another", run_id="job-2")
+
+    assert shell.server.is_over()
+
+
+def test_without_a_token_a_signed_document_is_refused() -> None:
+    shell, _ = played()
+
+    shell.elect("another", key=None)
+
+    assert any("this node has no token" in line for line in shell.logs)
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_a_document_comes_back_as_it_was(key: bytes | None) -> None:
+    shell, _ = played(key)
+    read = read_handover(shell.saved or b"", "job", key, shell.now)
+
+    assert ("nonce", 0, shell.server.state) == (read.nonce, read.epoch, read.state)
+    assert shell.saved == write_handover(read, "job", key, shell.now)
+
+
+@given(st.binary() | st.recursive(st.none() | st.integers() | st.floats() | st.text(), st.lists).map(
+    lambda value: json.dumps({"v": 1, "nonce": "n", "epoch": value, "state": value, "mail": value}).encode()
+))  # fmt: skip
+def test_what_is_no_document_is_a_clear_error(data: bytes) -> None:
+    with pytest.raises(RendezvousStateError, match="coordinator's document"):
+        read_handover(data, "job", None, 0.0)
+    with pytest.raises(RendezvousStateError, match="coordinator's document"):
+        read_handover(data, "job", KEY, 0.0)
+
+
+def test_the_epoch_is_that_of_the_pulses() -> None:
+    shell, _ = played()
+    shell.elect().elect()
+
+    pulse = shell.find(PULSE)
+
+    assert isinstance(pulse, Pulse)
+    assert 2 == pulse.epoch
+
+
+# An older one, signed by ourselves.
+
+
+def set_back(shell: Shell, saved: bytes) -> None:
+    """A stranger puts an older document back, and another node is elected."""
+    assert saved in shell.saves[:-1]
+    shell.saved = saved
+    shell.elect("another")
+
+
+def before_round(shell: Shell, number: int) -> bytes:
+    """The last document that did not know of this round."""
+    documents = [read_handover(data, "job", KEY, 0.0) for data in shell.saves]
+    return [data for data, document in zip(shell.saves, documents, strict=True) if document.round < number][-1]
+
+
+def test_a_join_from_beyond_the_coordinators_memory_ends_the_job() -> None:
+    shell, _ = played()
+    shell.say(Stopped("a", 1, ()))
+    set_back(shell, before_round(shell, 1))
+
+    box = shell.join("a", round=1)
+
+    final = shell.notice(box, 0)
+    assert isinstance(final, Final)
+    assert "the job's saved state was set back: node a has seen round 1, but it remembers round 0" in final.why
+
+
+def test_a_join_from_a_later_term_ends_the_job() -> None:
+    shell, _ = played()
+    old = shell.saves[-1]
+    shell.elect().elect().elect()
+    set_back(shell, old)
+
+    final = shell.notice(shell.join("a", round=1, epoch=3), 0)
+
+    assert isinstance(final, Final)
+    assert "node a has seen its term 3, but it remembers term 1 as the last" in final.why
+
+
+def test_a_beat_from_beyond_the_coordinators_memory_ends_the_job_where_its_node_waits() -> None:
+    shell, box = played()
+    shell.say(Stopped("a", 1, ()))
+    assert isinstance(shell.notice(box, 1), RoundEnd)
+    set_back(shell, next(data for data in shell.saves if read_handover(data, "job", KEY, 0.0).round == 1))
+    for index in range(2):
+        shell.values.pop(box_key(box, index), None)  # the node reads it, and deletes it
+
+    shell.beat(box, read=2)
+    shell.later(2.0)
+
+    final = shell.notice(box, 2)
+    assert isinstance(final, Final)
+    assert "the job's saved state was set back: node a has read 2 notices, but it remembers 1" in final.why
+
+
+def test_a_successor_hears_those_who_live_before_it_seats_anybody() -> None:
+    shell = Shell(rules=Rules(1, 2, last_call=5.0, heartbeat=10.0)).elect()
+    a = shell.join("a")
+    old = shell.saves[-1]
+    b = shell.join("b")
+    assert 2 == shell.notice(a, 0).group_world_size
+    for box in (a, b):
+        shell.beat(box, read=1)
+        del shell.values[box_key(box, 0)]
+    shell.now += 6.0  # so that a could have been seated alone
+
+    set_back(shell, old)
+
+    assert "node a has read 1 notices, but it remembers 0" in shell.server.state.final.why
+    assert not any(isinstance(shell.find(key), Seat) for key in shell.values if key.startswith("box/"))
+
+
+def test_a_node_that_has_seen_more_than_the_document_ends_the_job_when_it_is_elected() -> None:
+    shell, _ = played()
+    shell.saved = before_round(shell, 1)
+
+    shell.elect("another", Seen("nonce", 0, 1))
+
+    assert "node host has seen round 1, but it remembers round 0" in shell.server.state.final.why
+    assert isinstance(shell.notice(box_name("a", 1), 2), Final)
+    assert shell.server.nonce == "nonce"
+
+
+@pytest.mark.parametrize("spoil", [lambda shell: before_round(shell, 1), lambda shell: edited(shell.saved)])
+def test_those_whom_the_coordinator_does_not_know_any_more_read_the_end_in_its_pulse(spoil: Any) -> None:
+    shell, _ = played()
+    shell.elect()
+    before = shell.find(PULSE)
+    shell.saved = spoil(shell)
+
+    shell.elect("another", Seen("nonce", 1, 1))
+    shell.tell(Close(30.0))  # the node that coordinates has read it, too
+    shell.later(5.0)
+
+    pulse = shell.find(PULSE, "nonce")
+    assert isinstance(before, Pulse)
+    assert isinstance(pulse, Pulse)
+    assert pulse.over.startswith("the job's saved state was")
+    assert pulse.count > before.count
+    assert not shell.server.stopped
+    shell.later(30.0)
+    assert shell.server.stopped
+
+
+def test_a_node_that_has_seen_the_job_does_not_begin_it_anew_where_its_memory_is_gone() -> None:
+    """Its restarts would be there again, and its rounds would run beside those that others are in."""
+    shell, _ = played()
+    shell.saved = None
+
+    shell.elect("another", Seen("nonce", 1, 1))
+
+    assert shell.server.is_over()
+    assert shell.server.nonce == "nonce"
+    pulse = shell.find(PULSE, "nonce")
+    assert isinstance(pulse, Pulse)
+    assert "it is not in the store any more" in pulse.over
+
+
+@pytest.mark.parametrize("epoch", [-1, LAST_EPOCH, 1 << 62, "9" * 4300, "1e9", "null"])
+def test_no_number_of_takeovers_that_strangers_write_breaks_a_step_or_hides_the_coordinator(epoch: Any) -> None:
+    shell, _ = played(None)
+    assert shell.saved is not None
+    assert b'"epoch":0' in shell.saved
+    shell.saved = shell.saved.replace(b'"epoch":0', b'"epoch":%s' % str(epoch).encode())
+
+    shell.elect("another", Seen("nonce", 0, 1))
+
+    pulse = shell.find(PULSE, "nonce")
+    assert isinstance(pulse, Pulse)
+    assert "the job's saved state was destroyed" in pulse.over
+
+
+@pytest.mark.parametrize("epoch", [0, 1, LAST_EPOCH])
+def test_a_successor_of_any_takeover_that_a_node_can_have_seen_is_heard(epoch: int) -> None:
+    shell, _ = played()
+    shell.saved = None
+
+    shell.elect("another", Seen("nonce", epoch, 1))
+
+    pulse = shell.find(PULSE, "nonce")
+    assert isinstance(pulse, Pulse)
+    assert pulse.epoch == min(epoch + 1, LAST_EPOCH)
+
+
+def test_one_who_remembers_nobody_seats_nobody_before_those_at_work_had_the_time_to_say_so() -> None:
+    """A node says again who it is with its first beat after a takeover, or hears nothing and stops its workers."""
+    empty = Handover("nonce", 0, State(Rules(1, 2, heartbeat=10.0)), Mail(), Garbage())
+    state = read_handover(write_handover(empty, "job", KEY, 7.0), "job", KEY, 100.0).state
+    assert 110.0 == state.opens_at
+
+    state, _ = step(state, Received(1, Join("a", Descriptor(1, "trainer", ("a",), 1))), 101.0)
+    early, actions = step(state, Tick(), 109.9)
+    assert (None, (WakeAt(110.0),)) == (early.round, actions)
+    late, _ = step(early, Tick(), 140.0)
+    assert late.round is not None
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_with_a_token_no_round_is_opened_from_any_memory_before_that_time(key: bytes | None) -> None:
+    """It may be an old one that a stranger put back; without a token he could as well write his own."""
+    shell, _ = played()
+    old = read_handover(shell.saved, "job", shell.key, 0.0)
+
+    state = read_handover(write_handover(old, "job", key, 7.0), "job", key, 100.0).state
+
+    assert state.round is not None
+    assert (110.0 if key else 0.0) == state.opens_at
+
+
+def test_what_a_node_has_seen_of_an_earlier_job_of_that_name_says_nothing_of_this_one() -> None:
+    shell, _ = played()
+
+    shell.elect("another", Seen("earlier", 9, 9))
+
+    assert not shell.server.is_over()
+
+
+def test_an_honest_successor_goes_on() -> None:
+    shell, box = played()
+    for epoch in range(3):
+        shell.elect("another", Seen("nonce", epoch, 1))
+        shell.later(11.0, box)
+    shell.say(Stopped("a", 1, ()))
+    box = shell.join("a", round=1, epoch=3)
+
+    assert not shell.server.is_over()
+    assert 2 == shell.notice(box, 0).round
+
+
+def test_a_node_that_left_is_not_taken_for_one_who_has_seen_more() -> None:
+    shell = Shell().elect()
+    a, b = shell.join("a"), shell.join("b")
+    shell.later(2.0, a, b)
+    shell.say(Leave("a", "SIGTERM", 0))  # its workers still stop, so that its beats still count
+    shell.beat(a, read=3)
+    shell.beat(b)
+    shell.later(2.0)
+
+    assert not shell.server.is_over()
+
+
+# Who is gone.
+
+
+def keys_of(shell: Shell, node: str) -> list[str]:
+    return sorted(key for key in shell.values if f"/{node}/" in key)
+
+
+def test_a_lost_node_leaves_no_key_behind() -> None:
+    shell = Shell().elect()
+    a, b = shell.join("a"), shell.join("b")
+    shell.beat(b)
+    shell.later(11.0, a)
+    assert not any(isinstance(shell.notice(b, index), Final) for index in range(3))
+    a = shell.join("a", round=0)
+
+    shell.later(25.0, a)
+
+    assert [] == keys_of(shell, "b")
+
+
+def test_what_a_lost_node_did_not_read_is_not_written_for_ever() -> None:
+    shell = Shell().elect()
+    a, b = shell.join("a"), shell.join("b")
+    shell.beat(b, read=0)
+    shell.later(15.0, a)
+    for index in range(2):
+        shell.values.pop(box_key(b, index), None)
+    shell.later(30.0, a)
+
+    assert [] == keys_of(shell, "b")
+
+
+def test_who_leaves_has_time_to_read_its_answer_and_leaves_no_key_behind() -> None:
+    shell = Shell().elect()
+    a, b = shell.join("a"), shell.join("b")
+    shell.later(1.0, a, b)
+    shell.say(Leave("b", "SIGTERM"))
+    shell.later(5.0, a)
+    assert "left" == shell.notice(b, 0).kind
+    shell.later(20.0, a)
+
+    assert [] == keys_of(shell, "b")
+
+
+def test_a_successor_clears_up_behind_those_who_went_before_its_time() -> None:
+    shell = Shell().elect()
+    a, b = shell.join("a"), shell.join("b")
+    shell.later(1.0, a, b)
+    shell.say(Leave("b", "SIGTERM"))
+    shell.later(1.0, a)
+    shell.elect("another")
+
+    shell.later(30.0, a)
+
+    assert [] == keys_of(shell, "b")
+    assert keys_of(shell, "a")
+
+
+def test_a_node_that_waits_keeps_its_keys() -> None:
+    shell = Shell(rules=Rules(2, 2, last_call=0.0, join_timeout=500.0, heartbeat=10.0)).elect()
+    a = shell.join("a")
+
+    shell.later(50.0, a)
+
+    assert [beat_key(a)] == keys_of(shell, "a")
+
+
+def test_the_document_does_not_grow_with_nodes_that_come_and_go() -> None:
+    shell = Shell(rules=Rules(1, 2, 3, last_call=0.0, heartbeat=10.0)).elect()
+    a = shell.join("a")
+    sizes, keys = [], []
+    for number in range(60):
+        b = shell.join(f"b{number}")
+        current = shell.server.state.round
+        if current.end is not None:
+            shell.say(Stopped("a", current.number, ()))
+            a = shell.join("a", round=current.number)
+        shell.later(5.0, a, b)
+        shell.say(Leave(f"b{number}", "SIGTERM"))
+        shell.later(1.0, a)
+        current = shell.server.state.round
+        shell.say(Stopped("a", current.number, ()))
+        a = shell.join("a", round=current.number)
+        shell.later(25.0, a)
+        keys.append(sum("/b" in key for key in shell.values))
+        document = read_handover(shell.saves[-1], "job", KEY, 0.0)
+        sizes.append(len(write_handover(evolve_heard(document), "job", KEY, 0.0)))
+
+    assert not shell.server.is_over()
+    assert 0 == max(keys)
+    assert max(sizes[30:]) <= max(sizes[:30]) + 20  # longer numbers
+
+
+def evolve_heard(document: Handover) -> Handover:
+    """Without the numbers of letters, of which those of 4096 nodes are remembered."""
+    return evolve(document, state=evolve(document.state, heard={}))
+
+
+# Old letters of nodes that are forgotten.
+
+
+def pulse_of(shell: Shell) -> int:
+    pulse = shell.find(PULSE)
+    assert isinstance(pulse, Pulse)
+    return pulse.count
+
+
+def replaced(shell: Shell, count: int) -> None:
+    """So many nodes come one after the other, and go again; *a* works on."""
+    for number in range(len(shell.seqs), len(shell.seqs) + count):
+        shell.say(Stopped("a", shell.server.state.round.number, ()))
+        shell.join("a", round=shell.server.state.round.number, pulse=pulse_of(shell))
+        shell.join(f"b{number}", pulse=pulse_of(shell))
+        shell.say(Leave(f"b{number}", "its agent died"))
+        shell.later(3.0, box_name("a", shell.seqs["a"]))
+
+
+def forgetful(key: bytes | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Shell, Posted]:
+    """A job that has replaced a node again and again, and the letter by which one came that is forgotten."""
+    monkeypatch.setattr(_past, "REMEMBERED", 8)
+    shell = Shell(key, rules=evolve(RULES, max_nodes=3)).elect()
+    shell.join("a", pulse=pulse_of(shell))
+    join = Join("old", Descriptor(1, "trainer", ("10.0.0.1",), 4000), pulse=pulse_of(shell))
+    old = Posted(10**6, encode(Letter(1, join), key, report_place("job", "nonce", "old", 1)))
+    shell.tell(Arrived([old]))
+    shell.seqs["old"] = 1
+    shell.say(Leave("old", "its agent died"))
+    replaced(shell, 16)
+    assert "old" not in shell.server.state.heard
+    shell.join("a", round=shell.server.state.round.number, pulse=pulse_of(shell))
+    assert shell.server.state.round.end is None
+    return shell, old
+
+
+@pytest.mark.parametrize("key", [KEY, None], ids=["signed", "open"])
+@pytest.mark.parametrize("takeovers", [0, 2])
+def test_an_old_wish_of_a_node_that_is_forgotten_ends_no_round(
+    key: bytes | None, takeovers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell, old = forgetful(key, monkeypatch)
+    for number in range(takeovers):
+        shell.elect(f"another {number}")
+        shell.later(20.0, box_name("a", shell.seqs["a"]))
+    state, shell.logs = shell.server.state, []
+    keys = set(shell.values)
+
+    shell.tell(Arrived([old]))
+
+    assert state == shell.server.state
+    assert keys == set(shell.values)
+    [line] = shell.logs
+    assert "node old is not known" in line
+
+
+def test_a_newcomer_is_told_from_nodes_that_are_forgotten_by_the_pulse_that_it_has_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell, _ = forgetful(KEY, monkeypatch)
+
+    shell.join("new", pulse=pulse_of(shell))
+
+    assert "new" in shell.server.state.waiting
+    assert [] == shell.logs
+
+
+@pytest.mark.parametrize("others", [2, 16])
+def test_one_that_was_long_on_its_way_is_let_in_at_the_latest_when_it_asks_again(
+    others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is taken for an old one only if so many came and went meanwhile that those of its time are forgotten."""
+    shell, _ = forgetful(KEY, monkeypatch)
+    pulse = pulse_of(shell)
+    replaced(shell, others)
+
+    shell.join("new", pulse=pulse)
+    assert (others == 2) == ("new" in shell.server.state.waiting)
+    shell.seqs["new"] = 0
+    shell.join("new", pulse=pulse_of(shell))
+
+    assert "new" in shell.server.state.waiting
+
+
+def test_a_node_that_is_forgotten_and_lives_is_taken_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on with the numbers of its letters, and none of those that it has written was destroyed."""
+    shell, _ = forgetful(KEY, monkeypatch)
+
+    shell.join("old", pulse=pulse_of(shell))
+
+    assert not shell.server.is_over()
+    assert "old" in shell.server.state.waiting
+
+
+def test_the_greeting_is_there_after_an_election() -> None:
+    shell = Shell().elect()
+
+    assert isinstance(shell.find(HELLO, ""), Hello)
+
+
+def test_a_number_that_a_stranger_made_up_costs_no_more_keys_than_a_box_can_have() -> None:
+    """Without a token anybody may write how many notices a node has read."""
+    garbage = Garbage()
+    garbage.opened("a", "a/1", 10**6)
+
+    garbage.sweep((), 100.0, 10.0)
+    keys, _ = garbage.sweep((), 110.0, 10.0)
+
+    assert beat_key("a/1") in keys and box_key("a/1", 10**6) in keys
+    assert len(keys) < 1000

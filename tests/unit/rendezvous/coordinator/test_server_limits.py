@@ -1,0 +1,385 @@
+"""What the coordinator does with old beats, and with texts that are too large, without a thread or a clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from attrs import Factory, define, evolve, field
+
+from elasticlib.rendezvous.coordinator._ending import ASKED_EARLY
+from elasticlib.rendezvous.coordinator._server import REFUSALS, Server
+from elasticlib.rendezvous.coordinator._server_events import (
+    Action,
+    Arrived,
+    Close,
+    Event,
+    Heard,
+    Interrupt,
+    Load,
+    Loaded,
+    Save,
+    Stop,
+    Unsaved,
+)
+from elasticlib.rendezvous.coordinator._state import Rules, State
+from elasticlib.rendezvous.node._belief import Belief
+from elasticlib.rendezvous.protocol._exchange import CAUSE, Posted, beat_key, box_key, key_place, report_place
+from elasticlib.rendezvous.protocol._messages import (
+    Beat,
+    Bye,
+    Descriptor,
+    Elaborate,
+    Failed,
+    FailureNote,
+    Final,
+    Join,
+    Letter,
+    Message,
+    Report,
+    RoundEnd,
+    Seat,
+    Stopped,
+    Told,
+    decode,
+    encode,
+    key_of,
+)
+from elasticlib.rendezvous.protocol._operations import Discard, Log, Read, Receive, Write
+from elasticlib.rendezvous.protocol._shortening import EARLY, LETTER, SHORT, WHOLE, early, fitting
+
+HEARTBEAT = 10.0
+KEY = key_of("secret")
+FAILURE = FailureNote(0, 0, 1, 1, "ValueError: no")
+
+
+@define
+class Office:
+    """A server, and a store in which everything is done at once."""
+
+    rules: Rules
+    key: bytes | None = None
+    now: float = 100.0
+    values: dict[str, bytes] = Factory(dict)
+    logged: list[str] = Factory(list)
+    stopped: bool = False
+    journaled: bool = False
+    most: int = 10**9
+    """Bytes of the document that the store takes."""
+    refuse: int = 0
+    """So many documents more are refused, whatever their size."""
+    saved: list[int] = Factory(list)
+    document: bytes = b""
+    letters: Counter[str] = Factory(Counter)
+    server: Server = field(init=False)
+    _wait: float | None = None
+    _posted: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.server, actions = self._new().begin(self.now)
+        self._do(actions)
+
+    def _new(self) -> Server:
+        return Server("job", "host", self.key, "nonce", State(self.rules), self.journaled)
+
+    def tell(self, event: Event) -> None:
+        self.server, actions = self.server.step(event, self.now)
+        self._do(actions)
+
+    def say(self, *reports: Report) -> str:
+        """All come at once; the box that the last one opens, if it is a Join."""
+        entries, box = [], ""
+        for report in reports:
+            self.letters[report.node] += 1
+            seq = self.letters[report.node]
+            place = report_place("job", "nonce", report.node, seq)
+            self._posted += 1
+            entries.append(Posted(self._posted, encode(Letter(seq, report), self.key, place)))
+            box = f"{report.node}/{seq}"
+        self.tell(Arrived(entries))
+        return box
+
+    def join(self, *nodes: str) -> list[str]:
+        return [self.say(Join(node, Descriptor(1, "trainer", ("127.0.0.1",), 1))) for node in nodes]
+
+    def beat(self, box: str, beat: Beat) -> bytes:
+        key = beat_key(box)
+        return encode(beat, self.key, key_place("job", "nonce", key))
+
+    def wait(self, seconds: float, beats: Sequence[tuple[str, Sequence[bytes]]] = ()) -> None:
+        """Time passes; each second the next of the values given with a box lies where its beats do."""
+        end, turn = self.now + seconds, 0
+        while not self.stopped and self.now < end:
+            for box, values in beats:
+                self.values[beat_key(box)] = values[turn % len(values)]
+            turn += 1
+            self.now += min(1.0 if self._wait is None else self._wait, end - self.now, 1.0)
+            self.tell(Arrived(()))
+
+    def notice(self, box: str, index: int) -> Told | None:
+        key = box_key(box, index)
+        data = self.values.get(key)
+        if data is None:
+            return None
+        found: Message = decode(data, self.key, key_place("job", "nonce", key))
+        assert isinstance(found, (Seat, RoundEnd, Final, Elaborate))
+        return found
+
+    def end(self, box: str, index: int) -> Final:
+        """The end as the node of that box understands it."""
+        found = self.notice(box, index)
+        assert isinstance(found, Final)
+        return Belief("job", box, self.key, "nonce").whole(found, self.values.get(CAUSE))
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        for index, action in enumerate(actions):
+            match action:
+                case Load():
+                    self.tell(Loaded(self.document or None))
+                case Save(data) if len(data) > self.most or self.refuse > 0:
+                    self.refuse -= 1
+                    assert self.server.refused < REFUSALS
+                    self.tell(Unsaved("too large", actions[index + 1 :]))
+                    return
+                case Save(data):
+                    self.saved.append(len(data))
+                    self.document = data
+                case Write(values):
+                    self.values.update(values)
+                case Read(keys):
+                    self.tell(Heard([self.values.get(key) for key in keys]))
+                case Receive(timeout):
+                    self._wait = timeout
+                case Stop():
+                    self.stopped = True
+                case Log(_, text):
+                    self.logged.append(text)
+                case Discard() | Interrupt():
+                    pass
+                case _:
+                    raise AssertionError(action)
+
+
+def living(office: Office, box: str, **said: int) -> tuple[str, list[bytes]]:
+    """Beats of a node that lives."""
+    return box, [office.beat(box, Beat(count, **said)) for count in range(1, 200)]
+
+
+# Only a higher count is life.
+
+
+def test_two_beats_of_the_past_in_turn_keep_no_dead_node_alive() -> None:
+    office = Office(Rules(1, 2, heartbeat=HEARTBEAT), KEY)
+    a, b = office.join("a", "b")
+    old = [office.beat(b, Beat(count)) for count in (6, 7)]
+
+    office.wait(HEARTBEAT + 2.0, [living(office, a), (b, old)])
+
+    assert office.notice(a, 1) == RoundEnd(0, "node b is lost: silent for 10 s", True)
+
+
+def test_an_old_beat_says_nothing_of_letters_either() -> None:
+    office = Office(Rules(1, 2, heartbeat=HEARTBEAT), KEY)
+    a, b = office.join("a", "b")
+    new, old = [office.beat(b, Beat(9 + count, said=2)) for count in range(40)], office.beat(b, Beat(3, said=1))
+    beats = [beat for each in new for beat in (each, old)]
+
+    office.wait(HEARTBEAT + 3.0, [living(office, a), (b, beats)])
+
+    final = office.notice(a, 1)
+    assert isinstance(final, Final)
+    assert "message 2 of node b was removed from the store unread" in final.why
+
+
+def test_a_node_that_was_told_the_end_is_not_waited_for_because_its_old_beats_come_again() -> None:
+    office = Office(Rules(1, 1, 0, heartbeat=HEARTBEAT), KEY)
+    (a,) = office.join("a")
+    office.say(Stopped("a", 0, (FAILURE,)))
+    office.wait(3.0, [living(office, a)])
+    office.tell(Close(300.0))
+    old = [office.beat(a, Beat(count)) for count in (1, 2)]
+
+    office.wait(HEARTBEAT + 3.0, [(a, old)])
+
+    assert isinstance(office.notice(a, 2), Final)
+    assert office.stopped
+
+
+# Failures too large to write down.
+
+LONG = "a line of a long text\n" * 950
+
+
+def stopped(node: str, age: float) -> Stopped:
+    notes = (FailureNote(rank, rank, 1, 1, LONG, "ValueError", LONG, age=age) for rank in range(8))
+    report = fitting(Stopped(node, 0, tuple(notes)))
+    assert isinstance(report, Stopped)
+    return report
+
+
+def asking_office(count: int, first: int) -> tuple[Office, list[str], Stopped]:
+    """All have said the beginnings of their failures; and what the node of the root cause knows of its own."""
+    office = Office(Rules(count, count, 0, heartbeat=HEARTBEAT), journaled=True)
+    names = [f"n{number}" for number in range(count)]
+    boxes = office.join(*names)
+    found = [stopped(name, age=count - abs(number - first)) for number, name in enumerate(names)]
+    office.say(*(early(each, None) for each in found))
+    return office, boxes, found[first]
+
+
+def failed_office(count: int, key: bytes | None = None, **others: Any) -> tuple[Office, list[str]]:
+    office = Office(Rules(count, count, 0, heartbeat=HEARTBEAT), key, journaled=True)
+    for name, value in others.items():
+        setattr(office, name, value)
+    names = [f"n{number}" for number in range(count)]
+    boxes = office.join(*names)
+    office.say(*(stopped(name, age=float(number)) for number, name in enumerate(names)))
+    return office, boxes
+
+
+def test_the_verdict_of_many_large_failures_has_the_root_cause_whole_and_a_small_document() -> None:
+    office, boxes = failed_office(100)
+
+    finals = [office.end(box, 2) for box in boxes]
+    assert all(final == finals[0] for final in finals)
+    assert finals[0].root_node == "n99"
+    assert finals[0].root is not None
+    assert finals[0].root.traceback == LONG
+    assert max(office.saved) < 4 * LETTER
+
+
+def test_a_long_root_cause_lies_in_the_store_once() -> None:
+    office, boxes = failed_office(100)
+
+    assert max(len(office.values[box_key(box, 2)]) for box in boxes) < WHOLE
+    assert len(LONG) < len(office.values[CAUSE]) < LETTER
+
+
+def test_it_is_there_before_anybody_is_told_of_it() -> None:
+    office, _ = failed_office(3)
+
+    assert list(office.values).index(CAUSE) < min(
+        place for place, key in enumerate(office.values) if key.endswith("/2") and key.startswith("box/")
+    )
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_what_a_stranger_writes_in_its_place_is_not_believed_and_costs_only_the_texts(key: bytes | None) -> None:
+    office, boxes = failed_office(2, key)
+    whole, told = office.end(boxes[0], 2), office.notice(boxes[0], 2)
+    assert whole.root is not None
+    forged = Failed("n1", 0, (evolve(whole.root, message="his words"),))
+    other = encode(forged, office.key, key_place("job", "nonce", box_key(boxes[0], 9)))
+
+    for data in (None, b"", b"{", encode(forged), other, encode(Beat(1), office.key, key_place("job", "nonce", CAUSE))):
+        office.values[CAUSE] = data or b""
+        assert office.end(boxes[0], 2) == told
+    assert isinstance(told, Final)
+    assert told.root is not None
+    assert "characters were cut here" in told.root.traceback
+
+
+def test_the_verdict_waits_for_the_rest_of_the_root_cause_which_its_node_alone_is_asked_for() -> None:
+    office, boxes, whole = asking_office(50, first=0)
+
+    asked = [office.notice(box, 2) for box in boxes]
+    assert asked == [Elaborate(0), *[None] * 49]
+    office.say(fitting(Failed("n0", 0, whole.failures)))
+    finals = [office.end(boxes[0], 3), *(office.end(box, 2) for box in boxes[1:])]
+    assert all(final == finals[0] for final in finals)
+    assert finals[0].root is not None
+    assert finals[0].root.traceback == LONG
+
+
+def test_in_whatever_order_failures_are_told_few_nodes_are_asked_for_all_of_them() -> None:
+    office, boxes, whole = asking_office(50, first=49)
+
+    asked = [office.notice(box, 2) == Elaborate(0) for box in boxes]
+    assert sum(asked) == ASKED_EARLY + 1
+    assert asked[-1]
+    for node in range(ASKED_EARLY):
+        office.say(fitting(Failed(f"n{node}", 0, stopped(f"n{node}", 1.0).failures)))
+    assert office.server.state.final is None
+    office.say(fitting(Failed("n49", 0, whole.failures)))
+    assert office.end(boxes[5], 2).root_node == "n49"
+
+
+def test_a_root_cause_that_nobody_can_tell_more_of_is_told_as_far_as_it_is_known() -> None:
+    office, boxes, _ = asking_office(3, first=2)
+
+    office.wait(HEARTBEAT + 2.0, [living(office, box) for box in boxes[:2]])
+
+    final = office.end(boxes[0], 3)
+    assert final.root_node == "n2"
+    assert final.root is not None
+    assert EARLY // 4 < len(final.root.traceback) + len(final.root.message) < EARLY
+
+
+def test_a_successor_asks_again_for_the_rest_of_the_root_cause() -> None:
+    office, _, whole = asking_office(3, first=2)
+    successor = Office(office.rules, journaled=True, document=office.document, letters=office.letters)
+    assert successor.server.state.final is None
+
+    assert "elaborate" in str([each for key, each in successor.values.items() if key.startswith("box/n2/")])
+    successor.say(fitting(Failed("n2", 0, whole.failures)))
+
+    assert successor.server.state.final is not None
+    assert successor.server.state.final.root is not None
+    assert successor.server.state.final.root.traceback == LONG
+
+
+def test_all_that_comes_at_once_is_saved_once() -> None:
+    office, _ = failed_office(10)
+    before = len(office.saved)
+
+    office.say(*(Bye(f"n{number}") for number in range(10)))
+
+    assert len(office.saved) == before + 1
+
+
+def test_a_node_more_costs_a_document_the_same_whatever_the_others_were_told() -> None:
+    def size(count: int) -> int:
+        return len(failed_office(count)[0].document)
+
+    assert size(40) - size(20) < 20 * 200
+
+
+def test_a_successor_tells_the_same_notices_in_the_same_boxes() -> None:
+    office, boxes = failed_office(5)
+    successor = Office(office.rules, journaled=True, document=office.document)
+
+    assert [office.end(box, 2) for box in boxes] == [successor.end(box, 2) for box in boxes]
+    assert office.values[CAUSE] == successor.values[CAUSE]
+
+
+def test_a_document_that_the_store_refuses_is_shortened_and_everybody_gets_the_verdict() -> None:
+    office, boxes = failed_office(5, most=20_000)
+
+    final = office.end(boxes[0], 2)
+    assert final.root_node == "n4"
+    assert len(office.document) <= 20_000
+    assert office.server.state.final is not None
+    root = office.server.state.final.root
+    assert root is not None
+    assert len(root.traceback) <= SHORT
+
+
+def test_a_document_that_cannot_be_shortened_ends_the_job_with_the_reason() -> None:
+    office = Office(Rules(2, 2, heartbeat=HEARTBEAT), journaled=True)
+    (a,) = office.join("a")
+    office.refuse = 2
+    office.join("b")
+
+    final = office.notice(a, 1)
+    assert isinstance(final, Final)
+    assert final.kind == "closed"
+    assert "the store refused the job's state: too large" in final.why
+
+
+def test_a_letter_that_is_longer_than_any_node_writes_is_refused_with_a_line() -> None:
+    office = Office(Rules(1, 1, heartbeat=HEARTBEAT))
+    office.tell(Arrived([Posted(1, b"x" * (LETTER + 1))]))
+
+    assert ["a report was refused: the inbox holds 65,537 bytes, and no letter has more than 65,536"] == office.logged

@@ -1,0 +1,231 @@
+"""The coordinator's state survives on paper, whatever it went through, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from attrs import Factory, define, evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous.coordinator._coordinator import boxes, step
+from elasticlib.rendezvous.coordinator._snapshot import decode_state, encode_state
+from elasticlib.rendezvous.coordinator._state import Beats, Event, Past, Received, Rules, State, Tick, Watch
+from elasticlib.rendezvous.protocol._messages import (
+    Close,
+    Descriptor,
+    Failed,
+    FailureNote,
+    Join,
+    Leave,
+    Report,
+    Stopped,
+    Succeeded,
+)
+
+NAMES = ("host1/11-aa", "host1/12-bb", "host2/21-cc", "höst3/31-dd")
+NOTE = FailureNote(2, 0, 77, -9, "killed", traceback="line 1\nline 2", age=0.5)
+QUARTERS = st.integers(0, 80).map(lambda quarters: quarters / 4)
+"""Times whose differences are exact."""
+
+
+@define
+class Course:
+    """A job on its way: its state, and what it takes to go on."""
+
+    state: State
+    now: float = 1000.0
+    letters: Counter[str] = Factory(Counter)
+    beats: Counter[str] = Factory(Counter)
+
+    def go_on(self, event: Event) -> None:
+        self.state, _ = step(self.state, event, self.now)
+
+    def hear(self, report: Report) -> None:
+        self.letters[report.node] += 1
+        self.go_on(Received(self.letters[report.node], report))
+
+    def beat(self, silent: str) -> None:
+        self.beats.update(box for node, box in boxes(self.state).items() if node != silent)
+        self.go_on(Beats(dict(self.beats)))
+
+
+@st.composite
+def reports(draw: st.DrawFn, state: State) -> Report:
+    node = draw(st.sampled_from(NAMES))
+    number = state.round.number if state.round is not None else 0
+    notes = draw(st.sampled_from([(), (NOTE,), (NOTE, evolve(NOTE, rank=3, secondary=True))]))
+    index = draw(st.sampled_from([None, 4]))
+    descriptor = Descriptor(1 + NAMES.index(node), "trainer", (node, "fe80::1"), 4711, index, node == NAMES[2])
+    likely = [Join(node, descriptor)] * 4
+    choices: list[Report] = [
+        *likely,
+        Failed(node, number, notes),
+        Stopped(node, number, notes),
+        Stopped(node, number, ()),
+        Succeeded(node, number),
+        Leave(node, "SIGTERM", draw(st.sampled_from([None, number]))),
+        Leave(node, "its agent died"),
+        Close(node, "enough"),
+    ]
+    return draw(st.sampled_from(choices))
+
+
+@st.composite
+def courses(draw: st.DrawFn) -> Course:
+    least, most = sorted(draw(st.tuples(st.integers(1, 3), st.integers(1, 4))))
+    rules = Rules(
+        least,
+        most,
+        draw(st.integers(0, 3)),
+        last_call=draw(st.sampled_from([0.0, 30.0])),
+        join_timeout=draw(st.sampled_from([0.0, 600.0])),
+        heartbeat=draw(st.sampled_from([0.0, 10.0])),
+        wait_for=draw(st.sampled_from(["quiet", "min", "max"])),
+    )
+    course = Course(State(rules))
+    for _ in range(draw(st.integers(0, 25))):
+        course.now += draw(QUARTERS)
+        match draw(st.sampled_from("rrrrrbt")):
+            case "r":
+                course.hear(draw(reports(course.state)))
+            case "b":
+                course.beat(draw(st.sampled_from(NAMES)))
+            case _:
+                course.go_on(Tick())
+    return course
+
+
+@given(courses())
+def test_every_state_that_a_job_can_reach_comes_back(course: Course) -> None:
+    assert course.state == decode_state(encode_state(course.state, course.now), course.now)
+
+
+@given(courses(), st.integers(-1000, 1000), st.data())
+def test_a_job_goes_on_under_another_clock_as_it_would_have(course: Course, skew: int, data: st.DataObject) -> None:
+    copy = decode_state(encode_state(course.state, course.now), course.now + skew)
+    stayed = evolve(course.state, watch=Watch())
+    course.now += data.draw(QUARTERS)
+    report = data.draw(reports(course.state))
+    event = Received(course.letters[report.node] + 1, report)
+
+    there, told_there = step(copy, event, course.now + skew)
+    here, told_here = step(stayed, event, course.now)
+
+    # An action that is due at a time is due at another one there; what is left of the state shows the rest.
+    assert encode_state(here, course.now) == encode_state(there, course.now + skew)
+    assert [type(action) for action in told_here] == [type(action) for action in told_there]
+
+
+def test_what_guards_nodes_that_are_forgotten_comes_back() -> None:
+    heard = {f"n{number}": 2 for number in range(7)}
+    past = Past(frozenset({"n0", "n3", "n5"}), 5 << 32, (4 << 32) + 17)
+    state = State(Rules(), heard=heard, past=past)
+
+    assert past == decode_state(encode_state(state, 7.0), 1.0).past
+
+
+def test_a_state_of_a_coordinator_that_knew_of_no_past_is_read() -> None:
+    body = json.loads(plain())
+    del body["past"]
+
+    assert Past() == decode_state(json.dumps(body).encode(), 0.0).past
+
+
+def test_a_new_coordinator_gives_everybody_a_full_heartbeat_time() -> None:
+    course = Course(State(Rules(2, 2, heartbeat=10.0)))
+    course.beat(silent="")
+    for node in NAMES[:2]:
+        course.hear(Join(node, Descriptor(1, "trainer", (node,), 1)))
+    course.now += 9.0
+    successor = Course(decode_state(encode_state(course.state, course.now), 5.0), now=5.0)
+    for _ in range(4):
+        successor.beat(silent=NAMES[0])
+        assert successor.state.round is not None
+        assert successor.state.round.end is None
+        successor.now += 3.0
+
+    successor.beat(silent=NAMES[0])
+    assert successor.state.round is not None
+    assert successor.state.round.end is not None
+
+
+def plain(**changes: Any) -> bytes:
+    course = Course(State(Rules(2, 2)))
+    for node in NAMES[:2]:
+        course.hear(Join(node, Descriptor(1, "trainer", (node,), 1)))
+    return json.dumps(json.loads(encode_state(course.state, course.now)) | changes).encode()
+
+
+def of_round(**changes: Any) -> bytes:
+    return plain(round=json.loads(plain())["round"] | changes)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "Expecting value"),
+        (b"\xff", "no coordinator's state"),
+        (b"[" * 100_000, "no coordinator's state"),
+        (b"[]", "no coordinator's state"),
+        (b"{}", "'v'"),
+        (plain(v=2), "version 2, we speak 1"),
+        (plain(v=True), "True should be a int"),
+        (plain(rules={}), "min_nodes"),
+        (plain(rules=json.loads(plain())["rules"] | {"min_nodes": 3}), "max_nodes=2 is below min_nodes=3"),
+        (plain(heard=[]), "should be a dict"),
+        (plain(past=[0, 0]), "not enough values"),
+        (plain(past=[-1, 0, []]), "-1"),
+        (plain(past=[0, 0, [2]]), "index out of range"),
+        (plain(heard={"a": "1"}), "should be a int"),
+        (plain(waiting=[["a", 1]]), "not enough values"),
+        (plain(waiting=[["a", 1, 0, "trainer", ["a"], 1, None, False, ""]]), "'slots' must be >= 1"),
+        (plain(waiting=[["a", 1, 1, "trainer", "a", 1, None, False, ""]]), "should be a list"),
+        (plain(last_join=None), "None should be a number"),
+        (plain(last_join=0).replace(b'"last_join": 0', b'"last_join": 1e999'), "inf should be a finite"),
+        (plain(last_join=0).replace(b'"last_join": 0', b'"last_join": NaN'), "NaN is no JSON number"),
+        (
+            plain(
+                final={"type": "pulse", "v": 1, "nonce": "", "count": 1, "status": "", "waiting": 0, "over": ""}
+                | {"missed": []}
+            ),
+            "a Pulse lies where a Final",
+        ),
+        (of_round(own=[[0, 0, 2]]), "1 seats for the nodes"),
+        (of_round(own=[], entries=[]), "0 seats"),
+        (of_round(own=[[0, 0], [1, 1]]), "shorter"),
+        (of_round(seats={}), "round"),
+        (of_round(stopped=[7]), "out of range"),
+        (of_round(left=[[0, 1]]), "1 should be a str"),
+        (of_round(causes=[[1.0, None]]), "no message"),
+    ],
+)
+def test_what_is_no_state_is_refused(data: bytes, said: str) -> None:
+    with pytest.raises(RendezvousStateError, match=said):
+        decode_state(data, 0.0)
+
+
+@given(st.data())
+def test_no_changed_byte_breaks_the_decoder(data: st.DataObject) -> None:
+    wire = bytearray(plain())
+    wire[data.draw(st.integers(0, len(wire) - 1))] = data.draw(st.integers(0, 255))
+
+    try:
+        state = decode_state(bytes(wire), 0.0)
+    except RendezvousStateError:
+        return
+    assert isinstance(state, State)
+
+
+def test_a_node_costs_a_hundred_and_twenty_bytes() -> None:
+    def size(count: int) -> int:
+        course = Course(State(Rules(count, count)))
+        for i in range(count):
+            course.hear(Join(f"10.0.{i:03}.1/123456-1a2b3c4d", Descriptor(8, "default", (f"10.0.{i:03}.1",), 45000)))
+        return len(encode_state(course.state, course.now))
+
+    assert 110 <= (size(200) - size(100)) / 100 <= 130

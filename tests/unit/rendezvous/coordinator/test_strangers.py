@@ -1,0 +1,246 @@
+"""What a stranger writes into the store: one refusal in the log, and nobody's end."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from attrs import evolve
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from elasticlib.rendezvous.coordinator._server import Server
+from elasticlib.rendezvous.coordinator._server_events import Action, Arrived, Heard, Load, Loaded, Save
+from elasticlib.rendezvous.coordinator._snapshot import decode_state
+from elasticlib.rendezvous.coordinator._state import Rules, State
+from elasticlib.rendezvous.node._belief import Belief
+from elasticlib.rendezvous.node._session import Session
+from elasticlib.rendezvous.node._session_events import Answer, Ask, Connect, Connected, Describe, Event, Seek
+from elasticlib.rendezvous.node._session_liveness import Limits, Tick
+from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Posted, box_key, box_name, report_place
+from elasticlib.rendezvous.protocol._messages import (
+    ContactLost,
+    Descriptor,
+    Failed,
+    FailureNote,
+    Hello,
+    Join,
+    Letter,
+    Message,
+    Pulse,
+    Stopped,
+    Terms,
+    encode,
+    key_of,
+)
+from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, Wait, Write
+from tests.unit.rendezvous.messages import BUILDERS, REPORTS
+from tests.unit.untrusted import spoiled, strange
+
+KEY = key_of("secret")
+OFFER = Descriptor(1, "trainer", ("127.0.0.1",), 1)
+NODES = ("a/1", "b/2")
+
+
+class Desk:
+    """Does what a server asks for, in a store of its own."""
+
+    def __init__(self, key: bytes | None = None, journal: bytes | None = None, *, journaled: bool = False) -> None:
+        self.key, self.now, self.numbers = key, 100.0, 0
+        self.said: list[Log] = []
+        self.store: dict[str, bytes] = {}
+        self.journal = journal
+        self.letters = dict.fromkeys(NODES, 0)
+        rules = Rules(2, 2, last_call=0.0, heartbeat=10.0)
+        self.server, actions = Server("job", "host", key, "nonce", State(rules), journaled).begin(self.now)
+        self.asked: Action = self.do(actions)
+
+    def do(self, actions: Sequence[Action]) -> Action:
+        """Perform them; the one that waits for an answer."""
+        *done, last = actions
+        for action in done:
+            match action:
+                case Log():
+                    self.said.append(action)
+                case Write(values):
+                    self.store |= values
+                case Save(data):
+                    self.journal = data
+        return last
+
+    def step(self, event: Any) -> None:
+        self.server, actions = self.server.step(event, self.now)
+        self.asked = self.do(actions)
+        if isinstance(self.asked, Load):
+            self.step(Loaded(self.journal))
+
+    def receive(self, *entries: bytes, beats: bytes | None = None) -> None:
+        """These lie in the inbox; where beats are read, each node's is *beats*."""
+        posted = []
+        for data in entries:
+            self.numbers += 1
+            posted.append(Posted(self.numbers, data))
+        self.read(beats)  # as one who takes over does first
+        assert isinstance(self.asked, Receive)
+        self.step(Arrived(tuple(posted)))
+        self.read(beats)
+
+    def read(self, beats: bytes | None) -> None:
+        if isinstance(self.asked, Read):
+            self.step(Heard([beats for _ in self.asked.keys]))
+
+    def letter(self, node: str) -> bytes:
+        self.letters[node] += 1
+        place = report_place("job", self.server.nonce, node, self.letters[node])
+        return encode(Letter(self.letters[node], Join(node, OFFER)), self.key, place)
+
+    def seat(self) -> None:
+        """Two nodes come, and get their seats."""
+        self.receive(*map(self.letter, NODES))
+        assert all(box_key(box_name(node, self.letters[node]), 0) in self.store for node in NODES)
+
+
+letters = st.builds(Letter, st.integers(1, 2**62), st.one_of(*REPORTS.values()))
+
+
+@given(st.lists(strange, min_size=1, max_size=3))
+@example([b'{"v":1,"type":"letter","seq":1e999,"report":{"v":1,"type":"bye","node":"a"}}'])
+@example([b'{"v":1,"type":"letter","seq":1,"report":{"v":1,"type":"bye","node":"\\ud800/1"}}'])
+@pytest.mark.parametrize("key", [None, KEY], ids=["open", "signed"])
+def test_what_is_no_letter_is_refused_and_the_nodes_are_seated_all_the_same(
+    key: bytes | None, entries: list[bytes]
+) -> None:
+    desk = Desk(key)
+    desk.receive(*entries, beats=entries[0])
+
+    assert sum(bool(entry) for entry in entries) == len(desk.said)
+    desk.seat()
+
+
+@given(st.data())
+def test_with_a_token_no_letter_without_it_is_heard_whatever_it_says(data: st.DataObject) -> None:
+    letter: Message = data.draw(letters)
+    entry = data.draw(st.just(encode(letter)) | spoiled(encode(letter, KEY, "elsewhere")))
+    desk = Desk(KEY)
+    before = desk.server.state
+    desk.receive(entry)
+
+    assert before == evolve(desk.server.state, gathering_since=before.gathering_since)
+    assert 1 == len(desk.said)
+    desk.seat()
+
+
+@given(st.data())
+def test_without_a_token_whatever_is_said_breaks_nothing(data: st.DataObject) -> None:
+    """The job may end by it, or have other members; its state can be written down and read all the while."""
+    desk = Desk(None, journaled=True)
+    desk.step(Loaded(None)) if isinstance(desk.asked, Load) else None
+    for _ in range(data.draw(st.integers(1, 4))):
+        message: Message = data.draw(letters | st.one_of(*BUILDERS.values()))
+        entries = data.draw(st.lists(st.just(encode(message)) | spoiled(encode(message)) | strange, max_size=3))
+        desk.receive(*entries, *map(desk.letter, NODES[: data.draw(st.integers(0, 2))]), beats=data.draw(strange))
+        desk.now += data.draw(st.sampled_from([0.0, 1.0, 11.0, 700.0]))
+
+        assert desk.journal is not None
+        body = json.loads(desk.journal)
+        assert decode_state(body["state"].encode(), desk.now)
+
+
+@given(strange)
+def test_many_refusals_are_told_by_a_few_lines(data: bytes) -> None:
+    desk = Desk()
+    desk.receive(*[data or b"x"] * 1000, beats=data)
+
+    assert len(desk.said) <= 10
+
+
+def journal() -> bytes:
+    """What a coordinator wrote down, with a round that runs, a letter on its way and one that waits."""
+    desk = Desk(None, journaled=True)
+    desk.step(Loaded(None))
+    desk.seat()
+    place = Letter(2, Failed("a/1", 0, (FailureNote(0, 0, 7, 1, "bad\nbatch"),)))
+    desk.receive(encode(place))
+    desk.receive(encode(Letter(1, Join("c/3", OFFER))))
+    assert desk.journal is not None
+    return desk.journal
+
+
+JOURNAL = journal()
+INNER = json.loads(JOURNAL)["state"].encode()
+
+
+@given(
+    strange
+    | spoiled(JOURNAL)
+    | spoiled(INNER).map(lambda state: json.dumps(json.loads(JOURNAL) | {"state": state.decode()}).encode())
+)
+def test_whatever_the_document_holds_a_coordinator_can_take_over(data: bytes) -> None:
+    """Where it cannot be read, the job is ended; where it can, it goes on, and is written down and read again."""
+    desk = Desk(None, journal=data, journaled=True)
+    desk.step(Loaded(data))
+    for wait in (0.0, 3.0, 11.0, 700.0):
+        desk.now += wait
+        desk.receive(encode(Letter(3, Stopped("a/1", 0, ()))), encode(Letter(1, Join("d/4", OFFER))))
+
+    assert desk.journal is not None
+    assert decode_state(json.loads(desk.journal)["state"].encode(), desk.now)
+
+
+def test_what_a_coordinator_wrote_down_is_taken_over() -> None:
+    desk = Desk(None, journaled=True)
+    desk.step(Loaded(JOURNAL))
+
+    assert [] == desk.said
+    assert {"a/1", "b/2", "c/3"} == desk.server.state.heard.keys()
+
+
+def found(key: str) -> st.SearchStrategy[bytes | None]:
+    """What a node may find at a key."""
+    good = st.one_of(*BUILDERS.values()).map(encode)
+    if key == HELLO:
+        good = st.just(encode(Hello("job", "nonce", "host", Terms(1, 2, 3), 10.0)))
+    if key == PULSE:
+        good = st.integers(0, 2**40).map(lambda count: encode(Pulse("nonce", count, "")))
+    return st.none() | good | good.flatmap(spoiled) | strange
+
+
+@given(st.data())
+def test_whatever_a_node_finds_breaks_nothing(data: st.DataObject) -> None:
+    """Its part may end by it, with an error that says why."""
+    now, asked, said = 100.0, list[Ask](), 0
+    session, actions = Session.begin(Belief("job", "b/2", None), Limits(), now)
+    waiting: list[Event] = [Connected(1), Seek(1, "trainer")]
+    for _ in range(40):
+        for action in actions:
+            if isinstance(action, Connect):
+                asked, waiting = [], [*waiting, Connected(action.connection)]
+            if isinstance(action, Ask):
+                asked.append(action)
+            said += isinstance(action, Log)
+        if waiting:
+            event = waiting.pop(0)
+        elif asked:
+            ask, result = asked.pop(0), None
+            match ask.operation:
+                case Describe():
+                    result = OFFER
+                case Wait():
+                    result = data.draw(st.booleans())
+                case Read(keys):
+                    result = [data.draw(found(key)) for key in keys]
+            event = Answer(ask.connection, ask.number, result)
+        else:
+            event = Tick()
+        now += data.draw(st.sampled_from([0.0, 0.05, 1.0]))
+        session, actions = session.step(event, now)
+        session, words = session.take()
+
+        assert session.error is None or "node" in str(session.error) or "job" in str(session.error)
+        assert all(encode(word) for word in words if not isinstance(word, ContactLost))
+        waits = (session.wake_at(), session.speaks_at(), session.kill_at())
+        assert all(each is None or each - now < threading.TIMEOUT_MAX for each in waits)
+    assert said <= 10

@@ -1,0 +1,605 @@
+"""One node's side: what it reports, when its descriptor is readable, what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import (
+    ElasticError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous.node import _session, _waiting
+from elasticlib.rendezvous.node._client import Member
+from elasticlib.rendezvous.node._session_liveness import Limits
+from elasticlib.rendezvous.protocol._exchange import (
+    HELLO,
+    PULSE,
+    Exchange,
+    Posted,
+    beat_key,
+    box_key,
+    key_place,
+    report_place,
+)
+from elasticlib.rendezvous.protocol._messages import (
+    Beat,
+    Bye,
+    ContactLost,
+    Descriptor,
+    Failed,
+    FailureNote,
+    Final,
+    Hello,
+    Join,
+    Leave,
+    Letter,
+    Message,
+    Notice,
+    Pulse,
+    Report,
+    RoundEnd,
+    Seat,
+    Stopped,
+    Succeeded,
+    Terms,
+    decode,
+    encode,
+    key_of,
+)
+from elasticlib.rendezvous.stores._memory import MemoryExchange
+
+LIMIT = 15.0
+NOTES = (FailureNote(0, 0, 10, 1),)
+END = RoundEnd(0, "enough", True)
+FINAL = Final(True, "all done")
+SEAT = Seat(0, 0, 1, 0, 1, 0, 1, 0, 3, ("127.0.0.1",), 1, "all are there")
+HELLO_OF_JOB = Hello("job", "nonce", "host", Terms(1, 1, 3), 0.0)
+
+
+@pytest.fixture(autouse=True)
+def quick_to_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_session, "DOUBT", 0.3)
+
+
+class Wares:
+    """Offers the same each time, and counts how often it was asked."""
+
+    asked = 0
+
+    def describe(self, slots: int, role: str) -> Descriptor:
+        self.asked += 1
+        return Descriptor(slots, role, ("127.0.0.1",), 1)
+
+    def listener(self) -> socket.socket | None:
+        return None
+
+
+class Stage:
+    """A coordinator's side, played by the test."""
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self.exchange: Exchange = MemoryExchange()
+        self.key = key
+        self.letters: list[Letter] = []
+        self.early: list[Posted] = []
+        self.heard = 0
+
+    def greet(self, hello: Hello = HELLO_OF_JOB) -> None:
+        self.write(HELLO, hello, nonce="")
+
+    def write(self, key: str, message: Message, nonce: str = "nonce") -> None:
+        self.exchange.write({key: encode(message, self.key, key_place("job", nonce, key))})
+
+    def tell(self, box: str, index: int, notice: Notice) -> None:
+        self.write(box_key(box, index), notice)
+
+    def hear(self, count: int = 1) -> list[Report]:
+        """The next *count* reports."""
+        while len(self.letters) < count:
+            posted = self.early or list(self.exchange.receive(LIMIT))
+            self.early = []
+            assert posted, f"no report within {LIMIT:g} s"
+            for entry in posted:
+                self.heard += 1
+                seq = self.heard
+                place = report_place("job", "nonce", "a", seq) if self.key else ""
+                letter = decode(entry.data, self.key, place)
+                assert isinstance(letter, Letter)
+                assert seq == letter.seq
+                self.letters.append(letter)
+        heard, self.letters = self.letters[:count], self.letters[count:]
+        return [letter.report for letter in heard]
+
+    def wait_with(self, member: Member) -> None:
+        """Ask the member again and again, as its owner does, until there is a report."""
+        deadline = time.monotonic() + LIMIT
+        while time.monotonic() < deadline:
+            assert [] == member.take()
+            if posted := self.exchange.receive(0.01):
+                self.early += posted
+                return
+        raise AssertionError(f"no report within {LIMIT:g} s")
+
+
+@pytest.fixture
+def stage() -> Stage:
+    stage = Stage()
+    stage.greet()
+    return stage
+
+
+def make(stage: Stage, **options: Any) -> Member:
+    dial: Callable[[float], Exchange] = options.pop("dial", lambda timeout: stage.exchange.clone())
+    offer, key = options.pop("offer", Wares()), options.pop("key", stage.key)
+    return Member(dial, "a", offer, run_id="job", key=key, **options).start()
+
+
+@pytest.fixture
+def member(stage: Stage) -> Iterator[Member]:
+    member = make(stage)
+    yield member
+    member.close()
+
+
+def take(member: Member, count: int = 1) -> list[Word]:
+    """The next *count* words; a wait ends when the member wants to be asked, as its owner's does."""
+    words: list[Word] = []
+    while len(words) < count:
+        patience = member.patience()
+        ready = select.select([member], [], [], LIMIT if patience is None else min(LIMIT, patience))[0]
+        assert ready or patience is not None, f"nothing within {LIMIT:g} s"
+        words += member.take()
+    return words
+
+
+def fails(member: Member) -> Exception:
+    deadline = time.monotonic() + LIMIT
+    with pytest.raises(ElasticError) as caught:
+        while time.monotonic() < deadline:
+            select.select([member], [], [], 0.1)
+            assert {ContactLost} >= {type(word) for word in member.take()}
+    return caught.value
+
+
+def test_reports_go_into_the_inbox_in_order(member: Member, stage: Stage) -> None:
+    member.join(2, "trainer")
+    member.failed(3, NOTES)
+    member.stopped(3, NOTES)
+    member.succeeded(4)
+    member.leave("SIGTERM", round=4)
+
+    expected: list[Report] = [
+        Join("a", Descriptor(2, "trainer", ("127.0.0.1",), 1)),
+        Failed("a", 3, NOTES),
+        Stopped("a", 3, ()),  # what was said already is not said again
+        Succeeded("a", 4),
+        Leave("a", "SIGTERM", 4),
+    ]
+    assert expected == stage.hear(5)
+
+
+def test_reports_wait_for_the_first_contact_and_keep_their_order() -> None:
+    stage = Stage()
+    member = make(stage)
+    member.join(1, "trainer")
+    member.leave("SIGTERM")
+    stage.greet()
+
+    assert [Join, Leave] == [type(report) for report in stage.hear(2)]
+    member.close()
+
+
+def test_what_may_not_be_said_is_the_speakers_error(member: Member) -> None:
+    with pytest.raises(RendezvousStateError):
+        member.failed("x", ())  # type: ignore[arg-type]
+
+
+def test_a_notice_makes_the_descriptor_readable_until_it_is_taken(member: Member, stage: Stage) -> None:
+    member.join(1, "trainer")
+    stage.tell("a/1", 0, END)
+
+    assert [END] == take(member)
+    deadline = time.monotonic() + LIMIT
+    while select.select([member], [], [], 0)[0]:  # an acknowledged beat wakes the owner too, and is no word
+        assert time.monotonic() < deadline, "readable with nothing to take"
+        assert [] == member.take()
+
+
+def test_notices_keep_their_order(member: Member, stage: Stage) -> None:
+    member.join(1, "trainer")
+    stage.tell("a/1", 1, END)
+    stage.tell("a/1", 0, SEAT)
+
+    assert [SEAT, END] == take(member, 2)
+
+
+def test_notices_are_deleted_once_read(member: Member, stage: Stage) -> None:
+    member.join(1, "trainer")
+    stage.tell("a/1", 0, SEAT)
+    stage.tell("a/1", 1, END)
+    take(member, 2)
+
+    assert [None] == stage.exchange.read([box_key("a/1", 0)])
+
+
+def test_a_new_join_turns_to_its_own_box(member: Member, stage: Stage) -> None:
+    member.join(1, "trainer")
+    member.join(1, "trainer")
+    stage.hear(2)
+    stage.tell("a/1", 0, END)
+    stage.tell("a/2", 0, SEAT)
+
+    assert [SEAT] == take(member)
+
+
+def test_the_end_is_confirmed(member: Member, stage: Stage) -> None:
+    member.join(1, "trainer")
+    stage.tell("a/1", 0, FINAL)
+    take(member)
+
+    assert [Join, Bye] == [type(report) for report in stage.hear(2)]
+    assert member.is_over()
+
+
+@pytest.mark.parametrize("rubbish", [b"rubbish", encode(Succeeded("b", 0)), b"{" * 100_000, b'{"v":2,"type":"end"}'])
+def test_what_is_no_notice_is_refused_and_the_true_one_still_read(
+    member: Member, stage: Stage, rubbish: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    member.join(1, "trainer")
+    stage.hear()
+    stage.exchange.write({box_key("a/1", 0): rubbish})
+    while stage.exchange.read([box_key("a/1", 0)])[0] is not None:
+        select.select([member], [], [], 0.01)
+    stage.tell("a/1", 0, SEAT)
+
+    assert [SEAT] == take(member)
+    assert "a notice was refused" in caplog.text
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_close_ends_the_threads_and_frees_the_descriptors(stage: Stage, joined: bool) -> None:
+    threads, descriptors = threading.active_count(), sorted(os.listdir("/proc/self/fd"))
+    member = make(stage)
+    if joined:
+        member.join(1, "trainer")
+    member.close()
+    member.close()
+
+    assert threads == threading.active_count()
+    assert descriptors == sorted(os.listdir("/proc/self/fd"))
+
+
+def test_close_sends_what_still_waits_to_be_sent(stage: Stage) -> None:
+    member = make(stage)
+    member.join(1, "trainer")
+    member.leave("SIGTERM")
+    member.close()
+
+    assert [Join, Leave] == [type(report) for report in stage.hear(2)]
+
+
+def test_a_closed_member_takes_nothing_and_refuses_reports(member: Member) -> None:
+    member.close()
+
+    assert [] == member.take()
+    with pytest.raises(RendezvousClosedError, match="node a has closed its rendezvous: Succeeded"):
+        member.succeeded(0)
+
+
+def test_the_descriptor_is_not_inherited(member: Member) -> None:
+    assert not os.get_inheritable(member.fileno())
+
+
+def test_a_node_that_hosts_the_store_ends_the_job_instead_of_leaving(stage: Stage) -> None:
+    said: list[str] = []
+    member = make(stage, on_leave=lambda why: not said.append(why))  # type: ignore[func-returns-value]
+    member.join(1, "trainer")
+    member.leave("SIGTERM")
+    member.succeeded(0)
+
+    assert [Join, Succeeded] == [type(report) for report in stage.hear(2)]
+    assert ["SIGTERM"] == said
+    member.close()
+
+
+# Beats and lost contact.
+
+
+def test_a_beat_says_how_far_the_node_has_come(stage: Stage) -> None:
+    stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 0.2))
+    stage.write(PULSE, Pulse("nonce", 1))
+    member = make(stage)
+    member.join(1, "trainer")
+    stage.tell("a/1", 0, SEAT)
+    take(member)
+    beats = [decode_beat(stage, "a/1")]
+    while beats[-1].read < 1:
+        beats.append(decode_beat(stage, "a/1"))
+
+    assert (1, 1) == (beats[-1].read, beats[-1].said)
+    member.close()
+
+
+def decode_beat(stage: Stage, box: str) -> Beat:
+    key = beat_key(box)
+    assert stage.exchange.wait(key, LIMIT)
+    data = stage.exchange.read([key])[0]
+    stage.exchange.delete([key])
+    beat = decode(data or b"", stage.key, key_place("job", "nonce", key))
+    assert isinstance(beat, Beat)
+    return beat
+
+
+class Brittle(MemoryExchange):
+    """A connection to a store that can be cut off, frozen or killed."""
+
+    def __init__(self, shelf: Any, state: dict[str, Any]) -> None:
+        super().__init__(shelf)
+        self.state = state
+
+    def _pass(self) -> None:
+        if self.state.get("frozen"):
+            self.state["frozen"].wait(LIMIT)
+        if self.state.get("dead"):
+            raise RendezvousConnectionError("the store went away")
+
+    def write(self, values: Mapping[str, bytes]) -> None:
+        self._pass()
+        super().write(values)
+
+    def post(self, data: bytes) -> None:
+        self._pass()
+        super().post(data)
+
+    def clone(self) -> MemoryExchange:
+        return Brittle(self._shelf, self.state)
+
+
+def brittle(stage: Stage, state: dict[str, Any]) -> Callable[[float], Exchange]:
+    def dial(timeout: float) -> Exchange:
+        if state.get("dead") or state.get("frozen"):
+            raise RendezvousConnectionError("no answer from the store")
+        assert isinstance(stage.exchange, MemoryExchange)
+        return Brittle(stage.exchange._shelf, state)
+
+    return dial
+
+
+def until(member: Member, condition: Callable[[], bool]) -> None:
+    """Ask the member, as its owner does, until *condition* holds."""
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        select.select([member], [], [], 0.1)
+        assert [] == member.take()
+
+
+@pytest.mark.parametrize("fault", ["dead", "frozen"])
+def test_who_gets_no_answer_is_told_to_stop_and_in_the_end_to_give_up(stage: Stage, fault: str) -> None:
+    stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 0.5))
+    state: dict[str, Any] = {}
+    member = make(stage, dial=brittle(stage, state), limits=Limits(reconnect_timeout=0.5))
+    member.join(1, "trainer")
+    stage.hear()
+    state[fault] = threading.Event()
+    (word,) = take(member)
+
+    assert isinstance(word, ContactLost)
+    error = fails(member)
+    state[fault].set()
+    assert isinstance(error, RendezvousConnectionError)
+    assert "contact with the job was lost" in str(error)
+    member.close()
+
+
+def test_a_letter_that_a_broken_connection_swallowed_is_sent_again(stage: Stage) -> None:
+    state: dict[str, Any] = {}
+    member = make(stage, dial=brittle(stage, state))
+    member.join(1, "trainer")
+    assert [Join] == [type(report) for report in stage.hear()]
+    until(member, lambda: member._session.contact.live)
+    state["dead"] = True
+    member.succeeded(0)
+    until(member, lambda: not member._session.contact.live)
+    state["dead"] = False
+    stage.wait_with(member)
+
+    assert [Succeeded("a", 0)] == stage.hear()
+    member.close()
+
+
+def test_a_held_node_beats_no_more(stage: Stage) -> None:
+    stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 0.2))
+    member = make(stage)
+    member.join(1, "trainer")
+    decode_beat(stage, "a/1")
+    member.hold(True)
+    stage.exchange.wait(beat_key("a/1"), 0.1)  # one may have been on its way
+    stage.exchange.delete([beat_key("a/1")])
+
+    assert not stage.exchange.wait(beat_key("a/1"), 0.3)
+    member.hold(False)
+    decode_beat(stage, "a/1")
+    member.close()
+
+
+# Whose job it is.
+
+
+def test_a_node_that_finds_nobody_says_what_was_wrong(stage: Stage) -> None:
+    def dial(timeout: float) -> Exchange:
+        raise RendezvousConnectionError("node1:29400 refused")
+
+    member = make(stage, dial=dial, limits=Limits(join_timeout=0.3))
+    error = fails(member)
+
+    assert isinstance(error, RendezvousTimeoutError)
+    assert re.search(
+        "job 'job': the job was not found, and .* s of trying did not help: node1:29400 refused", str(error)
+    )
+    member.close()
+
+
+def test_a_store_without_a_coordinator_is_named_as_such() -> None:
+    stage = Stage()
+    member = make(stage, limits=Limits(join_timeout=1.5))
+
+    assert "the store answers, but nobody coordinates this job yet" in str(fails(member))
+    member.close()
+
+
+def test_a_job_that_began_anew_is_another_job(stage: Stage) -> None:
+    state: dict[str, Any] = {}
+    member = make(stage, dial=brittle(stage, state))
+    member.join(1, "trainer")
+    until(member, lambda: member._session.contact.live)
+    stage.greet(Hello("job", "another nonce", "host", Terms(1, 1, 3), 0.0))
+    state["dead"] = True
+    member.succeeded(0)
+    until(member, lambda: not member._session.contact.live)
+    state["dead"] = False
+
+    error = fails(member)
+    assert isinstance(error, RendezvousClosedError)
+    assert "has begun anew on host" in str(error)
+    member.close()
+
+
+def test_a_job_that_began_anew_while_the_store_went_on_is_over_for_this_node(stage: Stage) -> None:
+    stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 0.3))
+    stage.write(PULSE, Pulse("nonce", 7))
+    member = make(stage, limits=Limits(moves=True))
+    member.join(1, "trainer")
+    stage.hear()
+    stage.greet(Hello("job", "another nonce", "host", Terms(1, 1, 3), 0.3))
+    stage.write(PULSE, Pulse("another nonce", 1))
+
+    error = fails(member)
+    assert isinstance(error, RendezvousClosedError)
+    assert "has begun anew" in str(error)
+    member.close()
+
+
+def test_a_greeting_of_old_that_is_played_again_changes_nothing_while_the_coordinator_lives(stage: Stage) -> None:
+    stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 0.1))
+    member = make(stage, limits=Limits(moves=True))
+    member.join(1, "trainer")
+    stage.hear()
+    stage.greet(Hello("job", "old nonce", "host", Terms(1, 1, 3), 0.1))
+    for count in range(1, 11):
+        stage.write(PULSE, Pulse("nonce", count))
+        decode_beat(stage, "a/1")
+        assert [] == member.take()
+    member.close()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "why"),
+    [
+        ("secret", None, "the job runs with a token, and this node has none"),
+        (None, "secret", "this node has a token, and the job runs without one"),
+        ("secret", "other", "this node's token is not the job's"),
+    ],
+)
+def test_tokens_that_differ_are_named(theirs: str | None, ours: str | None, why: str) -> None:
+    stage = Stage(key_of(theirs) if theirs else None)
+    stage.greet()
+    member = make(stage, key=key_of(ours) if ours else None)
+
+    error = fails(member)
+
+    assert isinstance(error, RendezvousStateError)
+    assert why in str(error)
+    member.close()
+
+
+def test_another_version_is_named() -> None:
+    stage = Stage()
+    stage.exchange.write({HELLO: b'{"v":7,"type":"hello"}'})
+    member = make(stage)
+
+    assert "speaks version 7 of our language, this node version 1" in str(fails(member))
+    member.close()
+
+
+def test_a_scribbled_greeting_is_waited_out(stage: Stage) -> None:
+    stage.exchange.write({HELLO: b"\x00 scribble"})
+    member = make(stage)
+    member.join(1, "trainer")
+    stage.greet()
+
+    assert [Join] == [type(report) for report in stage.hear()]
+    member.close()
+
+
+def test_with_a_token_everything_is_signed_and_nothing_else_is_believed() -> None:
+    stage = Stage(key_of("secret"))
+    stage.greet()
+    member = make(stage)
+    member.join(1, "trainer")
+    assert [Join] == [type(report) for report in stage.hear()]
+    key = box_key("a/1", 0)
+    stage.exchange.write({key: encode(FINAL)})  # not signed
+    while stage.exchange.read([key])[0] is not None:
+        select.select([member], [], [], 0.01)
+    stage.exchange.write({key: encode(FINAL, stage.key, key_place("job", "nonce", box_key("b/1", 0)))})  # another's
+    while stage.exchange.read([key])[0] is not None:
+        select.select([member], [], [], 0.01)
+    stage.tell("a/1", 0, SEAT)
+
+    assert [SEAT] == take(member)
+    member.close()
+
+
+def test_one_that_seeks_says_what_is_wrong_and_how_long_it_goes_on(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 100.0
+
+    def dial(timeout: float) -> Exchange:
+        raise RendezvousConnectionError("node0:29400 cannot be reached (10.0.0.9: timed out)")
+
+    member = make(stage, dial=dial, limits=Limits(join_timeout=60.0), clock=lambda: now)
+    member.join(1, "trainer")
+    deadline = time.monotonic() + LIMIT
+    while (
+        "cannot be reached" not in member._session.contact.trouble
+    ):  # the attempt fails in a thread, which is nothing to wake the agent for
+        assert time.monotonic() < deadline
+    now = 106.0
+    member.take()
+    member.close()
+
+    why = "node a has waited 6 s for job 'job': node0:29400 cannot be reached (10.0.0.9: timed out); 54 s left"
+    assert [why] == caplog.messages
+
+
+def test_who_is_there_is_told_from_a_time_after_the_join(
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_waiting, "_TELL_AFTER", (0.0,) * 1000)
+    stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 1.0))
+    stage.write(PULSE, Pulse("nonce", 1, "nobody is there"))
+    member = make(stage)
+    member.join(1, "trainer")
+    deadline = time.monotonic() + LIMIT
+    while not any("nobody is there" in message for message in caplog.messages) and time.monotonic() < deadline:
+        select.select([member], [], [], 0.01)
+        member.take()
+
+    assert "not said yet who is there" in " ".join(caplog.messages)
+    assert decode_beat(stage, "a/1").count > 1
+    member.close()

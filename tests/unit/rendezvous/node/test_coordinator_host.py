@@ -1,0 +1,490 @@
+"""The thread that runs the coordinator: what it reads, writes and survives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from elasticlib.rendezvous.coordinator import _coordinator
+from elasticlib.rendezvous.coordinator._state import Rules
+from elasticlib.rendezvous.node._coordinator_host import Host
+from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, beat_key, box_key, key_place, report_place
+from elasticlib.rendezvous.protocol._messages import (
+    Beat,
+    Bye,
+    Descriptor,
+    Final,
+    Hello,
+    Join,
+    Leave,
+    Letter,
+    Message,
+    Notice,
+    Pulse,
+    Report,
+    RoundEnd,
+    Seat,
+    Stopped,
+    Succeeded,
+    decode,
+    encode,
+    key_of,
+)
+from elasticlib.rendezvous.stores._memory import MemoryExchange
+from elasticlib.rendezvous.stores._state_log import LeadershipLost
+
+LIMIT = 15.0
+OFFER = Descriptor(1, "trainer", ("127.0.0.1",), 1)
+
+
+class Diary:
+    """A journal that outlives its keepers; only the last one who loaded it may save."""
+
+    def __init__(self, exchange: MemoryExchange) -> None:
+        self.memory = exchange
+        self.data: bytes | None = None
+        self.keepers = 0
+        self.purged = False
+
+    def keeper(self) -> _Keeper:
+        return _Keeper(self)
+
+
+class _Keeper:
+    def __init__(self, diary: Diary) -> None:
+        self.diary = diary
+        self.number = -1
+
+    def load(self) -> bytes | None:
+        self.diary.keepers += 1
+        self.number = self.diary.keepers
+        return self.diary.data
+
+    def save(self, data: bytes) -> None:
+        if self.number != self.diary.keepers:
+            raise LeadershipLost("another node coordinates")
+        self.diary.data = data
+
+    def exchange(self) -> MemoryExchange:
+        return self.diary.memory.clone()
+
+    def purge(self) -> None:
+        self.diary.purged = True
+
+    def close(self) -> None:
+        pass
+
+
+class Office:
+    """An exchange with a host behind it."""
+
+    def __init__(self, rules: Rules, *, key: bytes | None = None, journal: Any = None, memory: Any = None) -> None:
+        self.exchange = memory or MemoryExchange()
+        self.key = key
+        self.nonce = ""
+        self.seqs: dict[str, int] = {}
+        self.host = Host(self.exchange.clone(), rules, run_id="job", name="host", key=key, journal=journal)
+        self.host.start()
+        hello = self.find(HELLO, "")
+        assert isinstance(hello, Hello)
+        self.hello = hello
+        self.nonce = hello.nonce
+
+    def say(self, report: Report, **others: Any) -> str:
+        seq = self.seqs[report.node] = others.get("seq", self.seqs.get(report.node, 0) + 1)
+        place = report_place("job", self.nonce, report.node, seq)
+        self.exchange.post(encode(Letter(seq, report), others.get("key", self.key), others.get("place", place)))
+        return f"{report.node}/{seq}"
+
+    def join(self, node: str) -> str:
+        return self.say(Join(node, OFFER))
+
+    def find(self, key: str, nonce: str | None = None) -> Message:
+        assert self.exchange.wait(key, LIMIT), f"nothing at {key} within {LIMIT:g} s"
+        data = self.exchange.read([key])[0] or b""
+        return decode(data, self.key, key_place("job", self.nonce if nonce is None else nonce, key))
+
+    def read(self, box: str, index: int) -> Notice:
+        notice = self.find(box_key(box, index))
+        assert isinstance(notice, (Seat, RoundEnd, Final))
+        return notice
+
+
+@pytest.fixture
+def office() -> Iterator[Office]:
+    office = Office(Rules())
+    yield office
+    office.host.close()
+
+
+def test_a_join_is_answered_in_the_box_of_its_letter(office: Office) -> None:
+    assert isinstance(office.read(office.join("a"), 0), Seat)
+
+
+def test_the_job_is_told_to_whoever_comes(office: Office) -> None:
+    assert ("job", "host", 1, 3, False) == (
+        office.hello.run_id,
+        office.hello.host,
+        office.hello.terms.min_nodes,
+        office.hello.terms.max_restarts,
+        office.hello.signed,
+    )
+
+
+def test_notices_of_one_box_are_numbered(office: Office) -> None:
+    box = office.join("a")
+    office.read(box, 0)
+    office.say(Succeeded("a", 0))
+
+    assert isinstance(office.read(box, 1), Final)
+
+
+def test_a_letter_that_comes_twice_is_heard_once(office: Office) -> None:
+    box = office.join("a")
+    office.read(box, 0)
+    office.say(Join("a", OFFER), seq=1)
+    office.say(Succeeded("a", 0), seq=2)
+
+    assert isinstance(office.read(box, 1), Final)
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"rubbish", b"{}", b"[" * 100_000, encode(Final(True, "no")), b'{"v":1,"type":"letter"}', b"\xff\xfe"]
+)
+def test_what_is_no_letter_is_refused_and_disturbs_nobody(
+    office: Office, rubbish: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    office.exchange.post(rubbish)
+
+    assert isinstance(office.read(office.join("a"), 0), Seat)
+    assert "a report was refused" in caplog.text
+
+
+def test_letters_that_were_handled_are_forgotten(office: Office) -> None:
+    office.read(office.join("a"), 0)
+    office.say(Leave("b", "never came"))
+    office.host.close()
+
+    left = [entry for entry in office.exchange.clone().receive(0.0) if entry.data]
+
+    assert [] == left
+
+
+def test_the_quiet_period_ends_without_another_letter() -> None:
+    office = Office(Rules(1, 2, last_call=0.05))
+
+    assert isinstance(office.read(office.join("a"), 0), Seat)
+    office.host.close()
+
+
+def test_closing_waits_for_those_who_have_not_read_the_end(office: Office) -> None:
+    box = office.join("a")
+    office.read(box, 0)
+    office.say(Succeeded("a", 0))
+    office.read(box, 1)
+    closer = threading.Thread(target=office.host.close, args=(LIMIT,))
+    closer.start()
+    closer.join(0.1)
+    waits = closer.is_alive()
+    office.say(Bye("a"))
+    closer.join(LIMIT)
+
+    assert waits
+    assert not closer.is_alive()
+
+
+def test_who_left_is_not_waited_for(office: Office) -> None:
+    office.read(office.join("a"), 0)
+    office.say(Leave("a", "signal 15"))
+    began = time.monotonic()
+    office.host.close(LIMIT)
+
+    assert time.monotonic() - began < LIMIT / 2
+
+
+def test_a_job_that_is_abandoned_ends_for_everybody(office: Office) -> None:
+    box = office.join("a")
+    office.read(box, 0)
+    office.host.abandon("the node that hosts the store left")
+
+    final = office.read(box, 1)
+
+    assert isinstance(final, Final)
+    assert (False, "closed") == (final.succeeded, final.kind)
+    assert "the node that hosts the store left" in final.why
+
+
+def test_a_coordinator_that_breaks_tells_everybody(
+    office: Office, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = office.join("a")
+    office.read(box, 0)
+
+    def broken(state: Any, event: Any, now: float) -> Any:
+        raise ZeroDivisionError("step")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_coordinator, "step", broken)
+        office.say(Stopped("a", 0, ()))
+        final = office.read(box, 1)
+
+    assert isinstance(final, Final)
+    assert "the coordinator broke: ZeroDivisionError('step')" in final.why
+    assert "broke" in caplog.text
+
+
+# Liveness.
+
+BRISK = Rules(1, 2, last_call=0.0, heartbeat=0.4)
+
+
+def test_a_node_whose_beats_stop_is_lost_and_the_others_go_on() -> None:
+    office = Office(Rules(1, 2, last_call=30.0, heartbeat=0.4))
+    a, b = office.join("a"), office.join("b")
+    beats = _Beats(office, {a})
+    assert isinstance(office.read(b, 0), Seat)
+
+    end = office.read(a, 1)
+
+    beats.stop()
+    assert isinstance(end, RoundEnd)
+    assert "b" in end.why
+    assert end.restart
+    office.host.close()
+
+
+class _Beats:
+    """Beats for boxes, saying that all was read."""
+
+    def __init__(self, office: Office, boxes: set[str], **said: int) -> None:
+        self.office, self.boxes, self.said = office, boxes, said
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.work)
+        self.thread.start()
+
+    def work(self) -> None:
+        count = 0
+        while not self.over.wait(0.05):
+            count += 1
+            for box in self.boxes:
+                key = beat_key(box)
+                beat = Beat(count, self.said.get("read", 9), self.said.get("said", 0))
+                place = key_place("job", self.office.nonce, key)
+                self.office.exchange.write({key: encode(beat, self.office.key, place)})
+
+    def stop(self) -> None:
+        self.over.set()
+        self.thread.join()
+
+
+def test_the_pulse_goes_on_and_is_written_again_when_somebody_removes_it() -> None:
+    office = Office(BRISK)
+    first = office.find(PULSE)
+    office.exchange.delete([PULSE, HELLO])
+    second = office.find(PULSE)
+
+    assert isinstance(first, Pulse)
+    assert isinstance(second, Pulse)
+    assert second.count > first.count
+    assert isinstance(office.find(HELLO, ""), Hello)
+    office.host.close()
+
+
+def test_a_notice_that_was_removed_before_it_was_read_is_written_again() -> None:
+    office = Office(BRISK)
+    box = office.join("a")
+    seat = office.read(box, 0)
+    beats = _Beats(office, {box}, read=0)
+    office.exchange.delete([box_key(box, 0)])
+
+    again = office.read(box, 0)
+
+    beats.stop()
+    assert seat == again
+    office.host.close()
+
+
+def test_a_letter_that_was_removed_ends_the_job_with_a_clear_word() -> None:
+    office = Office(BRISK)
+    box = office.join("a")
+    office.read(box, 0)
+    beats = _Beats(office, {box}, said=2)
+
+    final = office.read(box, 1)
+
+    beats.stop()
+    assert isinstance(final, Final)
+    assert "message 2 of node a was removed from the store unread" in final.why
+    office.host.close()
+
+
+@pytest.mark.parametrize("data", [b"rubbish", encode(Bye("a")), b'{"v":1,"type":"beat","count":-1,"read":0,"said":0}'])
+def test_what_is_no_beat_counts_as_none(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    office = Office(Rules(1, 2, last_call=30.0, heartbeat=0.4))
+    a, b = office.join("a"), office.join("b")
+    beats = _Beats(office, {a})
+    office.read(b, 0)
+    office.exchange.write({beat_key(b): data})
+    end = office.read(a, 1)
+
+    beats.stop()
+    assert isinstance(end, RoundEnd)
+    assert "a beat was refused" in caplog.text
+    office.host.close()
+
+
+# With a token.
+
+
+@pytest.fixture
+def signed() -> Iterator[Office]:
+    office = Office(Rules(1, 2, last_call=0.0), key=key_of("secret"))
+    yield office
+    office.host.close()
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        {"key": None},
+        {"key": key_of("other")},
+        {"place": report_place("job", "another nonce", "x", 1)},
+        {"place": report_place("other job", "", "x", 1)},
+        {"place": ""},
+    ],
+)
+def test_with_a_token_nothing_forged_is_heard(
+    signed: Office, forgery: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    signed.say(Join("x", OFFER), **forgery)
+    seat = signed.read(signed.join("a"), 0)
+
+    assert isinstance(seat, Seat)
+    assert 1 == seat.group_world_size
+    assert "a report was refused" in caplog.text
+
+
+def test_with_a_token_a_letter_that_is_played_again_changes_nothing(signed: Office) -> None:
+    box = signed.join("a")
+    letter = encode(Letter(1, Join("a", OFFER)), signed.key, report_place("job", signed.nonce, "a", 1))
+    signed.read(box, 0)
+    signed.exchange.post(letter)
+    signed.say(Succeeded("a", 0))
+
+    assert isinstance(signed.read(box, 1), Final)
+
+
+def test_a_beat_of_another_box_keeps_no_dead_node_alive() -> None:
+    office = Office(Rules(1, 2, last_call=30.0, heartbeat=0.4), key=key_of("secret"))
+    a, b = office.join("a"), office.join("b")
+    beats = _Beats(office, {a})
+    office.read(b, 0)
+    over = threading.Event()
+
+    def copy() -> None:
+        while not over.wait(0.02):
+            if (data := office.exchange.read([beat_key(a)])[0]) is not None:
+                office.exchange.write({beat_key(b): data})
+
+    copier = threading.Thread(target=copy)
+    copier.start()
+    end = office.read(a, 1)
+
+    over.set()
+    copier.join()
+    beats.stop()
+    assert isinstance(end, RoundEnd)
+    office.host.close()
+
+
+# Taking over.
+
+
+def test_whoever_takes_over_knows_the_round_and_the_budget() -> None:
+    diary = Diary(MemoryExchange())
+    first = Office(Rules(1, 1, 3), journal=diary.keeper(), memory=diary.memory)
+    box = first.join("a")
+    first.read(box, 0)
+    first.say(Stopped("a", 0, ()))
+    assert isinstance(first.read(box, 1), RoundEnd)
+    diary.memory.delete([HELLO])
+    second = Office(Rules(1, 1, 3), journal=diary.keeper(), memory=diary.memory)
+    second.seqs = first.seqs
+
+    seat = second.read(second.join("a"), 0)
+
+    assert isinstance(seat, Seat)
+    assert 1 == seat.round
+    assert first.nonce == second.nonce
+    second.host.close()
+    first.host.close()
+
+
+def test_what_was_decided_and_not_yet_told_is_told_by_the_successor() -> None:
+    diary = Diary(MemoryExchange())
+    first = Office(Rules(heartbeat=30.0), journal=diary.keeper(), memory=diary.memory)
+    box = first.join("a")
+    seat = first.read(box, 0)
+    diary.memory.delete([HELLO, box_key(box, 0)])
+    second = Office(Rules(heartbeat=30.0), journal=diary.keeper(), memory=diary.memory)
+
+    assert seat == second.read(box, 0)
+    second.host.close()
+    first.host.close()
+
+
+def test_a_former_holder_changes_nothing_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    diary = Diary(MemoryExchange())
+    first = Office(Rules(), journal=diary.keeper(), memory=diary.memory)
+    diary.keeper().load()
+    saved = diary.data
+    box = first.join("a")
+    first.host._done.wait(LIMIT)
+
+    assert [None] == diary.memory.read([box_key(box, 0)])
+    assert saved == diary.data
+    assert "another node coordinates" in caplog.text
+
+
+def test_the_successors_pulse_is_above_that_of_whom_it_follows() -> None:
+    diary = Diary(MemoryExchange())
+    first = Office(BRISK, journal=diary.keeper(), memory=diary.memory)
+    before = first.find(PULSE)
+    first.host.close()
+    diary.memory.delete([PULSE, HELLO])
+    second = Office(BRISK, journal=diary.keeper(), memory=diary.memory)
+    after = second.find(PULSE)
+
+    assert isinstance(before, Pulse)
+    assert isinstance(after, Pulse)
+    assert after.count > before.count + (1 << 31)
+    second.host.close()
+
+
+def test_when_the_job_is_over_its_id_is_free_again() -> None:
+    diary = Diary(MemoryExchange())
+    office = Office(Rules(), journal=diary.keeper(), memory=diary.memory)
+    box = office.join("a")
+    office.read(box, 0)
+    office.say(Succeeded("a", 0))
+    office.read(box, 1)
+    office.say(Bye("a"))
+    office.host.close(LIMIT)
+
+    assert diary.purged
+
+
+def test_a_damaged_document_ends_the_job_with_a_clear_word(caplog: pytest.LogCaptureFixture) -> None:
+    diary = Diary(MemoryExchange())
+    diary.data = b'{"v":1}'
+    office = Office(Rules(), journal=diary.keeper(), memory=diary.memory)
+    final = office.read(office.join("a"), 0)
+
+    assert isinstance(final, Final)
+    assert "closed" == final.kind
+    assert "the coordinator's document is damaged" in caplog.text
+    office.host.close()

@@ -1,0 +1,339 @@
+"""A node's share as a whole: who hosts, who leaves, and what is said in whose place."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from elasticlib._wire import wait_readable
+from elasticlib.errors import RendezvousClosedError, RendezvousError
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous.handlers._in_program import StateBackend
+from elasticlib.rendezvous.net._dial import RefusedError
+from elasticlib.rendezvous.node import _client, _coordinator_host, _runtime
+from elasticlib.rendezvous.node._client import Member
+from elasticlib.rendezvous.node._runtime import Station
+from elasticlib.rendezvous.stores._state_backend import RendezvousBackend
+from elasticlib.rendezvous.stores._state_log import Journal, LeadershipLost
+
+LIMIT = 15.0
+
+
+class Desk:
+    """A member that notes what it is asked, and knows no end of the job."""
+
+    round = 3
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+
+    def leave(self, why: str, round: int | None = None) -> None:
+        self.asked.append((why, round))
+
+    def is_over(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def station(**facts: Any) -> tuple[Station, Any]:
+    made = Station(Job(run_id="job", node="n1/1-a", backend="c10d", endpoint="127.0.0.1:29400", **facts))
+    made.member = member = Desk()  # type: ignore[assignment]
+    return made, member
+
+
+def test_a_dead_agent_is_spoken_for_once() -> None:
+    """A second word, which knows of no workers, would have others take the ranks of those that still run."""
+    made, member = station()
+    made.witness("its agent died", False)
+
+    made.close(0.0)
+
+    assert [("its agent died", 3)] == member.asked
+
+
+def test_an_agent_that_goes_without_a_word_is_spoken_for() -> None:
+    made, member = station()
+
+    made.close(0.0)
+
+    assert [("its agent went without a word", None)] == member.asked
+
+
+def test_a_store_host_that_goes_after_the_end_is_not_waited_for() -> None:
+    said: list[str | None] = []
+
+    class Over:
+        def is_over(self) -> bool:
+            return True
+
+        def abandon(self, why: str, leaver: str | None) -> None:
+            said.append(leaver)
+
+    made, _ = station()
+    made._host = Over()  # type: ignore[assignment]
+
+    assert made._left("signal 15")
+    assert ["n1/1-a"] == said
+
+
+@pytest.mark.parametrize(
+    ("facts", "address"),
+    [
+        ({"max_nodes": 1}, "127.0.0.1"),
+        ({"max_nodes": 1, "local_addr": "node1"}, "node1"),
+        ({"max_nodes": 2}, "192.0.2.7"),
+        ({"max_nodes": 2, "local_addr": "node1"}, "node1"),
+    ],
+)
+def test_the_workers_of_a_job_of_one_node_meet_on_loopback(facts: dict[str, Any], address: str) -> None:
+    made, _ = station(**facts)
+
+    class Backend:
+        def address(self) -> str:
+            return "192.0.2.7"
+
+    made._backend = Backend()
+
+    assert address == made._address()
+
+
+@pytest.mark.parametrize(("join_timeout", "patience"), [(0.0, 600.0), (50.0, 50.0)])
+def test_a_host_name_has_time_to_be_found_though_no_replacement_is_waited_for(
+    join_timeout: float, patience: float
+) -> None:
+    made, _ = station(join_timeout=join_timeout)
+    deadlines: list[float] = []
+
+    class Backend:
+        def serve(self, deadline: float) -> bool:
+            deadlines.append(deadline)
+            raise ConnectionError
+
+    made._backend = Backend()
+    with pytest.raises(ConnectionError):
+        made._dial_c10d(5.0)
+
+    assert [pytest.approx(patience)] == [deadline - made._began for deadline in deadlines]
+
+
+def test_a_node_that_said_why_it_goes_does_not_speak_again() -> None:
+    """The store's host would end the job with the second word, if the first one was not read yet."""
+    made, member = station()
+    made._left("ConfigError: 5 is no number")
+
+    made.close(0.0)
+
+    assert [] == member.asked
+
+
+class InMemory(RendezvousBackend):
+    """A state in this program; hangs while *hold* is not set."""
+
+    name = "mine"
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.state: tuple[bytes, int] | None = None
+        self.hold = threading.Event()
+        self.hold.set()
+        self.asked = threading.Event()
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        self.asked.set()
+        self.hold.wait()
+        return self.state
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
+        self.hold.wait()
+        with self.lock:
+            if token != (None if self.state is None else self.state[1]):
+                return None if self.state is None else (*self.state, False)
+            self.state = state, 1 if self.state is None else self.state[1] + 1
+            return *self.state, True
+
+
+@pytest.fixture
+def state() -> Iterator[InMemory]:
+    state = InMemory()
+    yield state
+    state.hold.set()
+
+
+def shared(state: InMemory, **facts: Any) -> Station:
+    job = Job(run_id="job", node="n1/1-a", backend="mine", endpoint="state", last_call=0.01, **facts)
+    return Station(job, backend=StateBackend(state, 5.0))
+
+
+def words_of(member: Member) -> list[Any]:
+    """The next words; raises what `take` raises."""
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        wait_readable([member], 0.05)
+        if words := member.take():
+            return words
+    raise AssertionError(f"no word within {LIMIT:g} s")
+
+
+def test_an_election_is_won_however_late_the_station_knows_its_member(
+    state: InMemory,
+) -> None:
+    elected = threading.Event()
+
+    class Late(Station):
+        """The thread that starts it stands still before it has the member, for as long as an election takes."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "member":
+                elected.wait(0.1)
+            super().__setattr__(name, value)
+
+        def _elected(self, journal: Journal) -> None:
+            try:
+                super()._elected(journal)
+            finally:
+                elected.set()
+
+    made = Late(shared(state).job, backend=StateBackend(state, 5.0))
+    made.start()
+    made.member.join(1, "trainer")
+
+    try:
+        assert 0 == words_of(made.member)[0].round
+    finally:
+        made.close(0.0)
+
+
+@pytest.mark.parametrize("place", ["is_over", "_new_host"])
+def test_a_node_whose_election_breaks_ends_with_the_reason(
+    state: InMemory, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise AttributeError("a defect")
+
+    made = shared(state)
+    monkeypatch.setattr(_client, "_PARTING", 0.05)
+    owner: Any = Member if place == "is_over" else made
+    monkeypatch.setattr(owner, place, broken)
+    made.start()
+    made.member.join(1, "trainer")
+
+    with pytest.raises(RendezvousError, match="n1/1-a could not coordinate job 'job': AttributeError: a defect"):
+        words_of(made.member)
+    made.member.close()
+    monkeypatch.undo()
+    made.close(0.0)
+
+
+def test_a_station_closes_though_its_back_end_hangs(state: InMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_client, "_PARTING", 0.02)
+    monkeypatch.setattr(_coordinator_host, "_STOPPING", 0.02)
+    monkeypatch.setattr(_runtime, "_RESIGNING", 0.02)
+    made = shared(state)
+    made.start()
+    made.member.join(1, "trainer")
+    words_of(made.member)
+    state.hold.clear()
+    state.asked.clear()
+    assert state.asked.wait(LIMIT)
+    closer = threading.Thread(target=made.close, args=(0.0,), daemon=True)
+    closer.start()
+
+    closer.join(LIMIT)
+
+    assert not closer.is_alive()
+
+
+def test_with_a_token_what_a_shared_state_holds_of_the_coordinator_is_signed(state: InMemory) -> None:
+    made = shared(state, token="secret")
+    made.start()
+    made.member.join(1, "trainer")
+    words_of(made.member)
+
+    try:
+        assert state.state is not None
+        item = json.loads(state.state[0])["keys"]["/job/state"][0]
+        text = item if isinstance(item, str) else base64.b64decode(item[0]).decode()
+        assert text.startswith("signed:")
+    finally:
+        made.close(0.0)
+
+
+LONGEST = 2000
+"""Characters of a line that names a job, or some, whatever their ids."""
+
+
+def test_a_node_whose_coordinator_finds_another_one_ends_and_names_it() -> None:
+    class Second:
+        def run(self) -> None:
+            raise LeadershipLost("node n2 coordinates it as well")
+
+    ended: list[RendezvousError] = []
+    made, member = station()
+    member.fail = ended.append
+
+    made._serve(Second())  # type: ignore[arg-type]
+
+    assert ["node n1/1-a coordinates job 'job' no more: node n2 coordinates it as well"] == list(map(str, ended))
+    assert isinstance(ended[0], RendezvousClosedError)
+
+
+class Guests:
+    """A back end whose store serves a job with the id *served*, and has *guests*."""
+
+    def __init__(self, served: str, guests: Sequence[str] = ()) -> None:
+        self.served, self.guests = served, guests
+
+    def serve(self, deadline: float) -> bool:
+        return False
+
+    def dial(self, timeout: float) -> Any:
+        if self.guests:
+            raise RefusedError("nobody listens there")
+        return object()
+
+    def served_run(self, exchange: Any) -> str:
+        return self.served
+
+    def claim(self, exchange: Any) -> bool:
+        return True
+
+    def coordinating(self, exchange: Any) -> Any:
+        return exchange
+
+
+HUGE = ["x" * 1_000_000, "\0" * 100_000, "\U0001f600" * 100_000]
+
+
+@pytest.mark.parametrize("served", HUGE)
+def test_what_a_stranger_writes_as_the_served_job_does_not_swell_what_all_are_told(
+    monkeypatch: pytest.MonkeyPatch, served: str
+) -> None:
+    told: list[str] = []
+    made, _ = station()
+    made._backend = Guests(served)
+    monkeypatch.setattr(made, "_coordinate", lambda exchange, remark="": told.append(remark))
+    made._dial_c10d(5.0)
+    made._backend.guests = ["lost"]
+
+    with pytest.raises(RefusedError) as lost:
+        made._dial_c10d(5.0)
+
+    assert [True, True] == [0 < len(text) < LONGEST for text in (*told, str(lost.value))]
+
+
+@pytest.mark.parametrize("guest", HUGE)
+def test_long_ids_of_guests_do_not_swell_the_log(caplog: pytest.LogCaptureFixture, guest: str) -> None:
+    made, member = station()
+    member.final = None
+
+    made._tell_stay(["short", guest])
+
+    assert [True] == [("'short'" in each.message and len(each.message) < LONGEST) for each in caplog.records]

@@ -1,0 +1,1094 @@
+"""Rules of a node's session, without a thread, a clock or a store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attrs import Factory, define, evolve, fields
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous.node._belief import Belief
+from elasticlib.rendezvous.node._lanes import SLICE
+from elasticlib.rendezvous.node._session import Session
+from elasticlib.rendezvous.node._session_events import (
+    Action,
+    Answer,
+    Ask,
+    Close,
+    Connect,
+    Connected,
+    Denied,
+    Describe,
+    Disconnect,
+    Event,
+    Hold,
+    Lane,
+    Lost,
+    Refused,
+    Seek,
+    Tell,
+)
+from elasticlib.rendezvous.node._session_liveness import ATTEMPT, Limits, Tick
+from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE, beat_key, box_key
+from elasticlib.rendezvous.protocol._messages import (
+    EPOCH_BITS,
+    Beat,
+    Bye,
+    ContactLost,
+    Descriptor,
+    Elaborate,
+    Failed,
+    FailureNote,
+    Final,
+    GivenUp,
+    Hello,
+    Join,
+    Leave,
+    Letter,
+    Message,
+    Missed,
+    Pulse,
+    RoundEnd,
+    Seat,
+    Stopped,
+    StoreGone,
+    Succeeded,
+    Terms,
+    decode,
+    encode,
+)
+from elasticlib.rendezvous.protocol._messages import Close as CloseJob
+from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Wait, Write
+from elasticlib.rendezvous.protocol._progress import Seen
+from elasticlib.rendezvous.protocol._shortening import EARLY, LETTER, refers
+from elasticlib.rendezvous.protocol._timing import FENCE, INTERVAL
+
+HEARTBEAT = 10.0
+GREETING = Hello("job", "nonce", "a", Terms(1, 2, 3), HEARTBEAT)
+DESCRIPTOR = Descriptor(2, "trainer", ("10.0.0.2",), 4000)
+SEAT = Seat(0, 1, 2, 2, 4, 2, 4, 0, 3, ("10.0.0.1",), 29500, "all are there")
+FINAL = Final(True, "all workers succeeded", round=0)
+BOX = "b/1"
+BEAT = beat_key(BOX)
+
+
+def key(number: int, box: str = BOX) -> str:
+    return box_key(box, number)
+
+
+def put(message: Message) -> bytes:
+    """As it lies in the store of a job without a token."""
+    return encode(message)
+
+
+@define
+class Shell:
+    """Does what a session asks for, when it is told what comes of it."""
+
+    session: Session = Factory(lambda: Session.begin(Belief("job", "b", None), Limits(), 100.0)[0])
+    now: float = 100.0
+    connection: int = 1
+    asked: dict[Lane, Ask] = Factory(dict)
+    """What each lane is busy with."""
+    done: list[Action] = Factory(list)
+    beats: int = 0
+
+    def hear(self, event: Event) -> list[Action]:
+        """The actions that follow."""
+        self.session, actions = self.session.step(event, self.now)
+        for action in actions:
+            if isinstance(action, Ask):
+                assert action.lane not in self.asked, f"{action} while {self.asked[action.lane]} is under way"
+                assert action.connection == self.connection
+                self.asked[action.lane] = action
+            if isinstance(action, Connect):
+                self.connection, self.asked = action.connection, {}
+        self.done += actions
+        return list(actions)
+
+    def what(self, lane: Lane = Lane.SPEAK) -> Any:
+        """What is being done on the lane; None: nothing."""
+        return self.asked[lane].operation if lane in self.asked else None
+
+    def answer(self, result: Any = None, lane: Lane = Lane.SPEAK) -> list[Action]:
+        """It was done."""
+        ask = self.asked.pop(lane)
+        return self.hear(Answer(ask.connection, ask.number, result))
+
+    def deny(self, too_large: bool = True) -> list[Action]:
+        """The store will not do it."""
+        ask = self.asked.pop(Lane.SPEAK)
+        return self.hear(Denied(ask.connection, ask.number, "request is too large", too_large))
+
+    def later(self, seconds: float) -> list[Action]:
+        self.now += seconds
+        return self.hear(Tick())
+
+    def greeted(self, greeting: Hello = GREETING) -> Shell:
+        """Contact is there."""
+        self.hear(Connected(self.connection))
+        self.answer(True)
+        self.answer([put(greeting), None])
+        return self
+
+    def joined(self) -> Shell:
+        """The wish for a seat is in the store, and the first beat acknowledged."""
+        self.hear(Seek(2, "trainer"))
+        self.answer(DESCRIPTOR)
+        self.answer()
+        return self.beaten()
+
+    def beaten(self) -> Shell:
+        """A beat, which is due, was acknowledged by a coordinator that lives."""
+        assert isinstance(self.what(), Write), self.what()
+        self.answer()
+        self.beats += 1
+        self.answer([put(Pulse("nonce", self.beats))])
+        return self
+
+    def posted(self) -> Shell:
+        """The wish for a seat, which is said once more, is in the store."""
+        assert isinstance(self.what(), Post), self.what()
+        self.answer()
+        return self
+
+    def reads(self, message: Message | bytes) -> list[Action]:
+        """A notice is found where it is waited for."""
+        self.answer(True, Lane.WATCH)
+        return self.answer([message if isinstance(message, bytes) else put(message)], Lane.WATCH)
+
+    def words(self) -> tuple[Any, ...]:
+        self.session, words = self.session.take()
+        return words
+
+    def letter(self) -> Letter:
+        """The letter that is being posted."""
+        post = self.what()
+        assert isinstance(post, Post), post
+        letter = decode(post.data)
+        assert isinstance(letter, Letter)
+        return letter
+
+
+# finding the job
+
+
+def test_it_connects_at_once_and_waits_for_the_greeting() -> None:
+    _, actions = Session.begin(Belief("job", "b", None), Limits(), 0.0)
+    shell = Shell()
+
+    shell.hear(Connected(1))
+
+    assert (Connect(1, ATTEMPT),) == actions
+    assert isinstance(shell.what(), Wait)
+    assert HELLO == shell.what().key
+
+
+def test_without_a_coordinator_it_waits_on_and_says_so() -> None:
+    shell = Shell()
+    shell.hear(Seek(2, "trainer"))
+    shell.hear(Connected(1))
+
+    shell.answer(False)
+    told = shell.later(6.0)
+
+    assert isinstance(shell.what(), Wait)
+    assert [("warning", True)] == [
+        (line.level, "nobody coordinates this job yet" in line.text) for line in told if isinstance(line, Log)
+    ]
+
+
+def test_a_greeting_that_is_a_scribble_is_looked_at_again_and_then_believed() -> None:
+    shell = Shell()
+    shell.hear(Connected(1))
+    shell.answer(True)
+
+    shell.answer([b"scribble", None])
+    assert shell.what() is None
+    assert shell.session.speaks_at() == pytest.approx(shell.now + 0.1)
+    shell.later(0.2)
+    shell.answer(True)
+    shell.answer([put(GREETING), None])
+    shell.hear(Seek(2, "trainer"))
+
+    assert Describe(2, "trainer") == shell.what()
+
+
+def test_a_greeting_that_stays_a_scribble_ends_this_nodes_part() -> None:
+    shell = Shell()
+    shell.hear(Connected(1))
+    for _ in range(3):
+        shell.answer(True)
+        shell.answer([b"scribble", None])
+        shell.later(2.0)
+
+    assert isinstance(shell.session.error, RendezvousStateError)
+    assert Disconnect(1) in shell.done
+
+
+def test_a_job_that_has_begun_anew_is_not_this_nodes_any_more() -> None:
+    shell = Shell().greeted()
+    shell.hear(Lost(1, "reset"))
+
+    shell.greeted(evolve(GREETING, nonce="other"))
+
+    assert isinstance(shell.session.error, RendezvousClosedError)
+
+
+def test_an_attempt_that_fails_is_made_again() -> None:
+    shell = Shell()
+
+    shell.hear(Lost(1, "refused", gone=True))
+    actions = shell.later(1.0)
+
+    assert [Connect(2, ATTEMPT)] == actions
+
+
+def test_what_an_abandoned_connection_answers_is_not_heard() -> None:
+    shell = Shell().greeted().joined()
+    old = shell.asked[Lane.WATCH]
+    shell.hear(Lost(1, "reset"))
+
+    shell.hear(Answer(1, old.number, True))
+    shell.hear(Connected(1))
+    shell.hear(Lost(1, "again"))
+    shell.hear(Refused(1, RendezvousStateError("of the old one")))
+
+    assert 2 == shell.connection
+    assert {} == shell.asked
+    assert shell.session.error is None
+
+
+# letters
+
+
+def test_a_seat_is_asked_for_with_what_this_node_brings() -> None:
+    shell = Shell().greeted()
+
+    shell.hear(Seek(2, "trainer"))
+    assert Describe(2, "trainer") == shell.what()
+    shell.answer(DESCRIPTOR)
+
+    assert Letter(1, Join("b", DESCRIPTOR, None)) == shell.letter()
+
+
+def test_letters_wait_for_contact_and_go_out_in_order() -> None:
+    shell = Shell()
+    reports = [Failed("b", 0, ()), Stopped("b", 0, ()), Leave("b", "bye")]
+    for report in reports:
+        shell.hear(Tell(report))
+
+    shell.greeted()
+    said = []
+    while shell.what() is not None:
+        said.append(shell.letter())
+        shell.answer()
+
+    assert [Letter(number + 1, report) for number, report in enumerate(reports)] == said
+
+
+def test_a_letter_whose_connection_broke_is_said_again_with_its_number() -> None:
+    shell = Shell().greeted()
+    shell.hear(Tell(Succeeded("b", 0)))
+    first = shell.letter()
+
+    shell.hear(Lost(1, "reset"))
+    shell.greeted()
+
+    assert first == shell.letter()
+
+
+LONG = "a line of a long text\n" * 950
+NOTES = tuple(FailureNote(rank, rank, 1, 1, LONG, "ValueError", LONG, age=9.0 - rank) for rank in range(8))
+
+
+def failures(shell: Shell) -> list[tuple[int, int]]:
+    """Of the letter that is being posted: ranks, and characters of each."""
+    report = shell.letter().report
+    assert isinstance(report, (Failed, Stopped))
+    assert len(shell.what().data) <= LETTER
+    return [(note.rank, len(note.message) + len(note.traceback)) for note in report.failures]
+
+
+def test_of_failures_little_is_said_unasked_and_nothing_twice() -> None:
+    shell = Shell().greeted().joined()
+    shell.hear(Tell(Failed("b", 0, NOTES)))
+    assert len(shell.what().data) <= EARLY
+    assert [rank for rank, _ in failures(shell)] == [*range(len(failures(shell)))]
+    shell.answer()
+
+    shell.hear(Tell(Stopped("b", 0, NOTES)))
+
+    assert Stopped("b", 0, ()) == shell.letter().report
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_who_has_the_root_cause_says_all_of_it_when_asked_and_the_agent_hears_nothing_of_that(gone: bool) -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    shell.answer(None, Lane.WATCH)
+    shell.words()
+    shell.hear(Tell(Failed("b", 0, NOTES)))
+    shell.answer()
+    if gone:
+        shell.hear(Tell(Stopped("b", 0, NOTES)))
+        shell.answer()
+
+    shell.reads(Elaborate(0))
+
+    assert (0, 2 * len(LONG)) in failures(shell)
+    assert isinstance(shell.letter().report, Failed)
+    assert () == shell.words()
+
+
+def test_once_asked_it_says_all_of_what_comes_later() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(Elaborate(0))
+    shell.answer(None, Lane.WATCH)
+    assert shell.what() is None
+
+    shell.hear(Tell(Stopped("b", 0, NOTES)))
+
+    assert (0, 2 * len(LONG)) in failures(shell)
+
+
+def test_a_node_that_is_asked_for_failures_of_another_round_has_nothing_to_say() -> None:
+    shell = Shell().greeted().joined()
+    shell.hear(Tell(Failed("b", 0, NOTES)))
+    shell.answer()
+
+    shell.reads(Elaborate(1))
+
+    assert shell.what() is None
+
+
+ENDED = Final(False, "a worker failed", "a", NOTES[0])
+
+
+def test_a_root_cause_that_lies_elsewhere_is_read_before_the_end_is_told() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(refers(ENDED))
+    assert () == shell.words()
+    assert Read((CAUSE,)) == shell.what(Lane.WATCH)
+
+    shell.answer([put(Failed("a", 0, (NOTES[0],)))], Lane.WATCH)
+
+    assert (ENDED,) == shell.words()
+    assert Delete((key(0),)) == shell.what(Lane.WATCH)
+    assert Bye("b") == shell.letter().report
+
+
+@pytest.mark.parametrize("data", [None, b"", b"{", encode(Beat(1)), encode(Failed("a", 0, NOTES[1:2]))])
+def test_an_end_whose_whole_root_cause_is_not_there_is_told_in_brief(data: bytes | None) -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(refers(ENDED))
+
+    shell.answer([data], Lane.WATCH)
+
+    assert (refers(ENDED),) == shell.words()
+    assert Bye("b") == shell.letter().report
+
+
+def test_a_connection_that_breaks_amid_that_reads_the_end_again() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(refers(ENDED))
+
+    shell.hear(Lost(1, "reset"))
+    shell.later(1.0)
+    shell.greeted()
+
+    assert () == shell.words()
+    assert key(0) == shell.what(Lane.WATCH).key
+    shell.reads(refers(ENDED))
+    shell.answer([put(Failed("a", 0, (NOTES[0],)))], Lane.WATCH)
+    assert (ENDED,) == shell.words()
+
+
+def test_a_wish_that_is_said_again_brings_the_same() -> None:
+    shell = Shell().greeted()
+    shell.hear(Seek(2, "trainer"))
+    shell.answer(DESCRIPTOR)
+    shell.hear(Lost(1, "reset"))
+
+    shell.greeted()
+
+    assert Letter(1, Join("b", DESCRIPTOR, None)) == shell.letter()
+
+
+# a store that is there and refuses
+
+
+LARGE = tuple(FailureNote(rank, rank, 1, 1, "m" * 9000, traceback="t" * 9000, age=1.0) for rank in range(4))
+
+
+def test_a_letter_that_is_too_large_is_said_again_with_less_until_the_store_takes_it() -> None:
+    shell = Shell().greeted()
+    shell.hear(Tell(Stopped("b", 0, LARGE)))
+    sizes = []
+    while len(put(shell.letter())) > 3000:
+        assert shell.letter().seq == 1
+        sizes.append(len(put(shell.letter())))
+        shell.deny()
+
+    assert sizes == sorted(sizes, reverse=True)
+    report = shell.letter().report
+    assert isinstance(report, Stopped)
+    assert "characters were cut here" in report.failures[0].message
+    assert shell.session.error is None
+
+
+def test_what_the_store_takes_in_no_size_ends_the_job_with_the_reason_and_is_not_tried_for_ever() -> None:
+    shell = Shell().greeted()
+    shell.hear(Tell(Stopped("b", 0, LARGE)))
+    tries = 0
+    while shell.session.error is None:
+        tries += 1
+        shell.deny()
+
+    assert tries < 12
+    close = shell.letter().report
+    assert close == CloseJob("b", "the store refused a letter of node b: request is too large")
+    assert "node b cannot go on: request is too large" in str(shell.session.error)
+    shell.deny()
+    assert not isinstance(shell.what(), Post)
+
+
+def test_a_refusal_that_has_nothing_to_do_with_size_is_no_reason_to_say_less() -> None:
+    shell = Shell().greeted()
+    shell.hear(Tell(Stopped("b", 0, LARGE)))
+    shell.deny(too_large=False)
+
+    assert isinstance(shell.letter().report, CloseJob)
+    assert shell.session.error is not None
+
+
+# beats
+
+
+def test_beats_begin_with_the_wish_and_come_each_interval() -> None:
+    shell = Shell().greeted()
+    assert shell.session.speaks_at() is None
+    shell.joined()
+
+    assert shell.session.speaks_at() == pytest.approx(shell.now + INTERVAL * HEARTBEAT)
+    shell.later(INTERVAL * HEARTBEAT)
+
+    assert {BEAT: put(Beat(2, 0, 1))} == shell.what().values
+
+
+def test_beats_rest_while_they_are_held() -> None:
+    shell = Shell().greeted().joined()
+
+    shell.hear(Hold(True))
+    shell.later(INTERVAL * HEARTBEAT)
+    asked = shell.what()
+    shell.answer([None])
+    shell.hear(Hold(False))
+
+    assert Read((PULSE,)) == asked
+    assert isinstance(shell.what(), Write)
+
+
+def test_a_node_whose_beats_rest_hears_that_its_last_one_was_destroyed() -> None:
+    """Its launcher stands still, so that it writes no other: it must know all the same how long its workers have."""
+    shell = Shell().greeted().joined()
+    shell.hear(Hold(True))
+    kill_at = shell.session.kill_at()
+
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer([put(Pulse("nonce", 9, missed=(Missed("b", 0),)))])
+
+    assert ["somebody removes this node's heartbeats" in str(word) for word in shell.words()] == [True]
+    assert (shell.session.kill_at() or 0.0) < (kill_at or 0.0)
+
+
+def test_a_node_without_acknowledged_beats_is_fenced_and_connects_anew() -> None:
+    shell = Shell().greeted().joined()
+
+    shell.later(INTERVAL * HEARTBEAT)
+    actions = shell.later((FENCE - INTERVAL) * HEARTBEAT + 0.1)
+
+    assert [Connect] == [type(action) for action in actions if not isinstance(action, Log)]
+    assert [ContactLost] == [type(word) for word in shell.words()]
+    assert 100.0 + 0.85 * HEARTBEAT == shell.session.kill_at()
+
+
+def test_a_job_that_has_begun_anew_is_left_by_whoever_was_in_it() -> None:
+    """Its pulse is none of ours, so that contact is sought anew: even where any node may coordinate."""
+    shell = Shell(Session.begin(Belief("job", "b", None), Limits(moves=True), 100.0)[0]).greeted().joined()
+
+    while shell.connection == 1 and shell.now < 200.0:
+        shell.later(INTERVAL * HEARTBEAT)
+        if shell.connection == 1:
+            shell.answer()
+            shell.answer([put(Pulse("other", int(shell.now)))])
+    shell.greeted(evolve(GREETING, nonce="other"))
+
+    assert isinstance(shell.session.error, RendezvousClosedError)
+    assert shell.now < 100.0 + HEARTBEAT
+
+
+@pytest.mark.parametrize("junk", [b"junk", put(GREETING), put(Pulse("other", 7))])
+def test_a_heartbeat_of_the_coordinator_that_cannot_be_believed_is_refused_and_named(junk: bytes) -> None:
+    shell = Shell().greeted().joined()
+
+    while shell.connection == 1:
+        shell.later(INTERVAL * HEARTBEAT)
+        if shell.connection == 1:
+            shell.answer()
+            shell.answer([junk])
+
+    refusals = [action.text for action in shell.done if isinstance(action, Log) and "refused" in action.text]
+    assert refusals[0].startswith("a coordinator's heartbeat was refused: the heartbeat ")
+    (lost,) = shell.words()
+    assert isinstance(lost, ContactLost)
+    assert "nobody answered" not in lost.why
+    assert "coordinator" in lost.why
+
+
+def test_the_pulse_says_who_waits() -> None:
+    shell = Shell().greeted().joined()
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer()
+
+    shell.answer([put(Pulse("nonce", 7, "for node c", waiting=3))])
+
+    assert (3, "for node c") == (shell.session.spares, shell.session.status)
+
+
+# notices
+
+
+def test_notices_are_read_one_after_the_other_and_deleted() -> None:
+    shell = Shell().greeted().joined()
+    assert Wait(key(0), SLICE) == shell.what(Lane.WATCH)
+
+    shell.answer(True, Lane.WATCH)
+    assert Read((key(0),)) == shell.what(Lane.WATCH)
+    shell.answer([put(SEAT)], Lane.WATCH)
+    assert Delete((key(0),)) == shell.what(Lane.WATCH)
+    shell.answer(None, Lane.WATCH)
+
+    assert (SEAT,) == shell.words()
+    assert Wait(key(1), SLICE) == shell.what(Lane.WATCH)
+
+
+def test_a_wait_that_ends_without_a_notice_begins_again() -> None:
+    shell = Shell().greeted().joined()
+
+    shell.answer(False, Lane.WATCH)
+
+    assert Wait(key(0), SLICE) == shell.what(Lane.WATCH)
+
+
+def test_a_notice_that_is_none_is_refused_with_a_line_and_deleted() -> None:
+    shell = Shell().greeted().joined()
+
+    told = shell.reads(put(Pulse("nonce", 1)))
+    shell.answer(None, Lane.WATCH)
+
+    assert [True] == ["a notice was refused" in line.text for line in told if isinstance(line, Log)]
+    assert () == shell.words()
+    assert Wait(key(0), SLICE) == shell.what(Lane.WATCH)
+
+
+def test_a_new_wish_wakes_the_lane_that_waits_for_the_answers_to_the_old_one() -> None:
+    shell = Shell().greeted().joined()
+    waits = shell.what(Lane.WATCH)
+
+    shell.hear(Seek(2, "trainer"))
+
+    assert Write({waits.key: b""}) == shell.what()
+    shell.reads(b"")
+    shell.answer(None, Lane.WATCH)
+    assert Wait(key(0, "b/2"), SLICE) == shell.what(Lane.WATCH)
+    shell.answer()
+    assert Describe(2, "trainer") == shell.what()
+
+
+def test_answers_to_an_old_wish_that_were_not_taken_are_forgotten_with_a_new_one() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    shell.answer(None, Lane.WATCH)
+    shell.reads(RoundEnd(0, "a node was lost", True))
+
+    shell.hear(Seek(2, "trainer"))
+
+    assert () == shell.words()
+
+
+def test_a_notice_in_the_box_of_an_old_wish_is_not_believed() -> None:
+    shell = Shell().greeted().joined()
+    shell.answer(True, Lane.WATCH)
+
+    shell.hear(Seek(2, "trainer"))
+    shell.answer([put(SEAT)], Lane.WATCH)
+
+    assert () == shell.words()
+
+
+def test_a_seat_that_comes_while_contact_is_lost_is_none() -> None:
+    shell = Shell().greeted().joined()
+    shell.later(FENCE * HEARTBEAT + 0.1)
+    shell.words()
+    shell.greeted()
+
+    shell.reads(SEAT)
+
+    [word] = shell.words()
+    assert isinstance(word, ContactLost)
+    assert "the seat in round 0 came while contact was lost" == word.why
+
+
+def test_a_seat_that_is_taken_after_contact_was_lost_is_none() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+
+    shell.later(FENCE * HEARTBEAT + 0.1)
+
+    assert [ContactLost] == [type(word) for word in shell.words()]
+
+
+@pytest.mark.parametrize(("count", "stops"), [(1, True), (2, False)])
+def test_a_node_whose_beats_the_coordinator_misses_though_they_are_in_the_store_stops_its_workers(
+    count: int, stops: bool
+) -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    for number in (2, 3):
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.answer()
+        missed = (Missed("a", 0), Missed("b", count)) if number == 3 else ()
+        shell.answer([put(Pulse("nonce", number, missed=missed))])
+
+    words = [word.why for word in shell.words() if isinstance(word, ContactLost)]
+    assert stops == any("somebody removes this node's heartbeats" in why for why in words)
+
+
+def test_an_old_pulse_that_misses_beats_stops_nobody() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    for number, missed in ((7, ()), (8, ()), (7, (Missed("b", 0),))):
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.answer()
+        shell.answer([put(Pulse("nonce", number, missed=missed))])
+
+    assert [SEAT] == list(shell.words())
+
+
+def test_a_wish_for_a_seat_is_said_again_with_its_number_when_no_answer_comes() -> None:
+    shell = Shell().greeted().joined()
+    said = []
+    while len(said) < 2 and shell.now < 1000.0:
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.beaten()
+        if isinstance(shell.what(), Post):
+            said.append((shell.beats, shell.letter()))
+            shell.posted()
+
+    assert [(beats, Letter(1, Join("b", DESCRIPTOR, None, -1, 0, pulse=beats - 1))) for beats in (4, 8)] == said
+
+
+def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(evolve(SEAT, round=4))
+    shell.answer(lane=Lane.WATCH)
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer()
+    shell.answer([put(Pulse("nonce", (2 << EPOCH_BITS) + 7))])
+
+    assert Letter(1, Join("b", DESCRIPTOR, None, 4, 0, pulse=1)) == shell.letter()
+
+
+def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> None:
+    """The coordinator's pulse has gone on by a heartbeat time (20 ticks) between two acknowledged beats."""
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer()
+    shell.answer([put(Pulse("nonce", shell.beats + 20))])
+
+    [word] = shell.words()
+    assert isinstance(word, ContactLost)
+    assert "as if it had slept" in word.why
+    kill_at = shell.session.kill_at()
+    assert kill_at == pytest.approx(shell.now + 0.25 * HEARTBEAT)
+
+
+def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
+    shell = Shell().greeted().joined()
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer()
+    shell.answer([put(Pulse("nonce", 90))])
+    assert 1 == len(shell.words())
+
+    shell.hear(Seek(2, "trainer"))
+    shell.answer()
+    shell.answer(DESCRIPTOR)
+    shell.answer()
+    shell.answer()
+    shell.answer([put(Pulse("nonce", 190))])
+
+    assert () == shell.words()
+    assert shell.session.kill_at() == pytest.approx(shell.now + 0.85 * HEARTBEAT)
+
+
+def test_a_pulse_that_goes_on_as_it_should_stops_nobody() -> None:
+    """Two beats less than FENCE apart, and a first pulse that was an INTERVAL old: 18 ticks at most."""
+    shell = Shell().greeted().joined()
+    for count in (19, 37, 55):
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.answer()
+        shell.answer([put(Pulse("nonce", count))])
+
+    assert () == shell.words()
+
+
+def test_a_new_coordinators_pulse_is_counted_from_its_own_beginning() -> None:
+    shell = Shell(Session.begin(Belief("job", "b", None), Limits(moves=True), 100.0)[0]).greeted().joined()
+    for count, slept in (((1 << 32) + 3, 0), ((2 << 32) + 20, 1)):
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.answer()
+        shell.answer([put(Pulse("nonce", count))])
+        assert slept == len(shell.words()), count
+        shell.posted()
+
+
+def test_a_node_that_is_told_it_was_given_up_stops_its_workers_and_asks_anew() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    shell.answer(None, Lane.WATCH)
+
+    shell.reads(GivenUp("silent for 10 s"))
+
+    [word] = shell.words()
+    assert ContactLost("the job has given this node up: silent for 10 s", 0.15 * HEARTBEAT) == word
+
+
+def test_after_standing_still_a_node_judges_by_the_time_that_it_is() -> None:
+    """An answer that lay there when the node woke up is heard by one that has lost contact."""
+    shell = Shell().greeted().joined()
+    shell.answer(True, Lane.WATCH)
+    ask = shell.asked[Lane.WATCH]
+
+    shell.now += 2 * HEARTBEAT
+    shell.hear(Answer(ask.connection, ask.number, [put(SEAT)]))
+
+    assert [ContactLost] == [type(word) for word in shell.words()]
+
+
+def test_the_end_is_answered_and_nothing_is_fenced_after_it() -> None:
+    shell = Shell().greeted().joined()
+
+    shell.reads(FINAL)
+    assert Letter(2, Bye("b")) == shell.letter()
+    shell.later(10 * HEARTBEAT)
+
+    assert (FINAL,) == shell.words()
+    assert (None, None) == (shell.session.wake_at(), shell.session.kill_at())
+
+
+# the end
+
+
+def test_after_the_end_no_notice_is_waited_for_but_the_answer_to_a_new_wish() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(FINAL)
+    shell.answer(None, Lane.WATCH)
+    assert shell.what(Lane.WATCH) is None
+
+    shell.hear(Seek(2, "trainer"))
+
+    assert isinstance(shell.what(Lane.WATCH), Wait)
+
+
+def test_closing_says_what_is_to_be_said_and_parts() -> None:
+    shell = Shell().greeted().joined()
+    waits = shell.what(Lane.WATCH)
+    shell.hear(Tell(Leave("b", "bye")))
+
+    shell.hear(Close())
+    assert Leave("b", "bye") == shell.letter().report
+    shell.answer()
+    assert Write({waits.key: b""}) == shell.what()
+    actions = shell.answer()
+
+    assert [Disconnect(1)] == actions
+    assert shell.session.parted
+
+
+def test_closing_while_it_connects_still_says_what_is_to_be_said() -> None:
+    shell = Shell()
+    shell.hear(Tell(Leave("b", "bye")))
+    shell.hear(Close())
+
+    shell.greeted()
+    assert Leave("b", "bye") == shell.letter().report
+
+    assert [Disconnect(1)] == shell.answer()
+
+
+def test_closing_while_it_connects_with_nothing_to_say_parts_at_once() -> None:
+    assert [Disconnect(1)] == Shell().hear(Close())
+
+
+def test_closing_without_contact_is_no_reason_to_seek_it_again() -> None:
+    shell = Shell()
+    shell.hear(Tell(Leave("b", "bye")))
+    shell.hear(Close())
+
+    assert [Disconnect(1)] == shell.hear(Lost(1, "refused"))
+
+
+def test_an_error_that_nothing_mends_is_kept_and_the_first_one_counts() -> None:
+    shell = Shell()
+
+    shell.hear(Refused(None, RendezvousStateError("first")))
+    shell.hear(Refused(None, RendezvousStateError("second")))
+
+    assert "first" == str(shell.session.error)
+
+
+def test_a_search_that_finds_nothing_ends() -> None:
+    shell = Shell()
+
+    shell.later(601.0)
+
+    assert isinstance(shell.session.error, RendezvousConnectionError)
+    assert "job 'job'" in str(shell.session.error)
+
+
+def silent(shell: Shell) -> Shell:
+    """The store does not answer for as long as contact is sought."""
+    shell.hear(Lost(shell.connection, "timed out", gone=False))
+    shell.later(Limits().reconnect_timeout + 1.0)
+    return shell
+
+
+def refused(shell: Shell) -> Shell:
+    """Nobody listens any more where the store was."""
+    for _ in range(4):
+        shell.hear(Lost(shell.connection, "refused", gone=True))
+        shell.later(1.0)
+    return shell
+
+
+def test_an_agent_is_told_that_the_store_is_gone_before_the_error_that_says_so() -> None:
+    shell = refused(Shell().greeted().joined())
+
+    assert ["the host of the job's store is gone: refused"] == [
+        word.why for word in shell.words() if isinstance(word, StoreGone)
+    ]
+    assert isinstance(shell.session.error, RendezvousConnectionError)
+
+
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_a_store_that_fell_silent_is_gone_for_the_node_that_coordinates_alone(host: str) -> None:
+    """Elsewhere the job may go on, and repeat what was done here."""
+    shell = silent(Shell().greeted(evolve(GREETING, host=host)).joined())
+
+    assert (host == shell.session.belief.node) == any(isinstance(word, StoreGone) for word in shell.words())
+    assert isinstance(shell.session.error, RendezvousConnectionError)
+
+
+def test_where_another_node_may_coordinate_no_store_is_gone() -> None:
+    session, _ = Session.begin(Belief("job", "b", None), Limits(moves=True), 100.0)
+    shell = refused(silent(Shell(session).greeted(evolve(GREETING, host="b")).joined()))
+
+    assert not any(isinstance(word, StoreGone) for word in shell.words())
+
+
+# whatever happens
+
+_events = st.one_of(
+    st.just(Tick()),
+    st.builds(Hold, st.booleans()),
+    st.just(Seek(2, "trainer")),
+    st.builds(Tell, st.sampled_from([Succeeded("b", 0), Failed("b", 0, ()), Stopped("b", 1, ())])),
+    st.builds(Lost, st.integers(0, 3), st.text(max_size=3), st.booleans()),
+    st.builds(Connected, st.integers(0, 3)),
+)
+_values = st.one_of(
+    st.none(),
+    st.binary(max_size=8),
+    st.sampled_from(
+        [put(each) for each in (GREETING, SEAT, FINAL, Pulse("nonce", 1), Pulse("nonce", 9), RoundEnd(0, "", True))]
+    ),
+)
+
+
+@define
+class Chance:
+    """Answers whatever is asked with something of the right shape."""
+
+    data: st.DataObject
+
+    def to(self, operation: Any) -> Any:
+        match operation:
+            case Wait():
+                return self.data.draw(st.booleans())
+            case Read(keys):
+                return [self.data.draw(_values) for _ in keys]
+            case Describe():
+                return DESCRIPTOR
+            case _:
+                return None
+
+
+def facts(session: Session) -> dict[str, str]:
+    """All that it knows, as text."""
+    return {field.name: repr(getattr(session, field.name)) for field in fields(Session)}
+
+
+@given(st.data())
+def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
+    """One operation at a time on each lane, letters in order, and a step changes nothing in what it was given."""
+    shell, chance = Shell(), Chance(data)
+    said = 0
+    for _ in range(data.draw(st.integers(1, 40))):
+        shell.now += data.draw(st.sampled_from([0.0, 0.1, 1.0, 7.0]))
+        session, before = shell.session, facts(shell.session)
+        lane = data.draw(st.sampled_from([None, *shell.asked]))
+        if lane is None:
+            event = data.draw(_events)
+        else:
+            ask = shell.asked.pop(lane)
+            event = Answer(ask.connection, ask.number, chance.to(ask.operation))
+        first = session.step(event, shell.now)[1]
+        again = shell.hear(event)
+
+        assert before == facts(session)
+        assert [repr(action) for action in first] == [repr(action) for action in again]
+        for action in again:
+            if isinstance(action, Ask) and isinstance(action.operation, Post):
+                letter = decode(action.operation.data)
+                assert isinstance(letter, Letter)
+                assert letter.seq in (said, said + 1)
+                said = letter.seq
+
+
+# what it has seen
+
+
+def test_a_join_says_how_far_the_job_had_come() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(evolve(SEAT, round=4))
+    shell.answer(lane=Lane.WATCH)
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer()
+    shell.answer([put(Pulse("nonce", (2 << EPOCH_BITS) + 7))])
+    shell.posted()
+    shell.hear(Seek(2, "trainer"))
+    shell.answer()  # the lane that watches is woken
+    shell.answer(DESCRIPTOR)
+
+    assert Letter(2, Join("b", DESCRIPTOR, None, 4, 2, pulse=(2 << EPOCH_BITS) + 7)) == shell.letter()
+    assert Seen("nonce", 2, 4, (2 << EPOCH_BITS) + 7) == shell.session.seen
+
+
+@pytest.mark.parametrize(
+    ("beside", "pulse"),
+    [(put(Pulse("nonce", 17)), 17), (put(Pulse("other", 17)), 0), (b"scribble", 0), (None, 0)],
+)
+def test_a_newcomer_says_which_pulse_lay_beside_the_greeting(beside: bytes | None, pulse: int) -> None:
+    shell = Shell()
+    shell.hear(Connected(1))
+    shell.answer(True)
+    shell.answer([put(GREETING), beside])
+    shell.hear(Seek(2, "trainer"))
+    shell.answer(DESCRIPTOR)
+
+    assert Letter(1, Join("b", DESCRIPTOR, None, pulse=pulse)) == shell.letter()
+
+
+def test_a_new_coordinator_that_is_greeted_is_told_the_wish_again_as_any_other() -> None:
+    """Its term is noticed by a pulse that follows a beat, wherever its first one was read."""
+    shell = Shell().greeted().joined()
+    shell.hear(Lost(1, "reset"))
+    shell.hear(Connected(shell.connection))
+    shell.answer(True)
+    shell.answer([put(GREETING), put(Pulse("nonce", (1 << EPOCH_BITS) + 1))])
+    shell.answer()
+    shell.answer([put(Pulse("nonce", (1 << EPOCH_BITS) + 2))])
+
+    assert Letter(1, Join("b", DESCRIPTOR, None, pulse=(1 << EPOCH_BITS) + 1)) == shell.letter()
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_seat_in_a_round_that_is_not_above_the_last_is_refused(number: int) -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(evolve(SEAT, round=4))
+    shell.answer(lane=Lane.WATCH)
+    shell.reads(RoundEnd(4, "a worker failed", True))
+    shell.answer(lane=Lane.WATCH)
+    shell.hear(Seek(2, "trainer"))
+    shell.words()
+    shell.answer(True, Lane.WATCH)
+    shell.answer([b""], Lane.WATCH)
+    shell.answer(lane=Lane.WATCH)
+    shell.answer()
+    shell.answer(DESCRIPTOR)
+    shell.answer()
+
+    told = shell.reads(evolve(SEAT, round=number))
+    assert [True] == [
+        f"a seat in round {number}, and round 4 had come before" in line.text for line in told if isinstance(line, Log)
+    ]
+    assert () == shell.words()
+    shell.answer(lane=Lane.WATCH)
+    assert key(0, "b/2") == shell.what(Lane.WATCH).key  # whatever it replaced is written again
+    shell.reads(evolve(SEAT, round=5))
+    assert (evolve(SEAT, round=5),) == shell.words()
+
+
+def test_a_pulse_that_says_that_the_job_has_ended_ends_this_nodes_part() -> None:
+    shell = Shell().greeted().joined()
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer()
+
+    shell.answer([put(Pulse("nonce", 9, over="the job's saved state was set back"))])
+
+    assert isinstance(shell.session.error, RendezvousClosedError)
+    assert "job 'job' has ended: the job's saved state was set back" in str(shell.session.error)
+
+
+# what it leaves behind
+
+
+def test_what_is_left_of_old_boxes_is_deleted_with_the_first_notice_of_the_new_one() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    assert Delete((key(0),)) == shell.what(Lane.WATCH)
+    shell.answer(lane=Lane.WATCH)
+    shell.hear(Seek(2, "trainer"))
+    shell.answer(True, Lane.WATCH)
+    shell.answer([b""], Lane.WATCH)
+    assert Delete((key(1),)) == shell.what(Lane.WATCH)  # by which it was woken
+    shell.answer(lane=Lane.WATCH)
+
+    shell.reads(evolve(SEAT, round=1))
+    assert Delete((key(0, "b/2"), BEAT, key(1))) == shell.what(Lane.WATCH)
+    shell.answer(lane=Lane.WATCH)
+    shell.reads(RoundEnd(1, "a worker failed", True))
+    assert Delete((key(1, "b/2"),)) == shell.what(Lane.WATCH)
+
+
+def test_what_could_not_be_deleted_is_deleted_by_the_next_connection() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    shell.answer(lane=Lane.WATCH)
+    shell.hear(Seek(2, "trainer"))
+    shell.answer(True, Lane.WATCH)
+    shell.answer([b""], Lane.WATCH)
+    shell.answer(lane=Lane.WATCH)
+    shell.reads(evolve(SEAT, round=1))
+    shell.hear(Lost(shell.connection, "reset"))
+    shell.greeted()
+
+    shell.reads(RoundEnd(1, "a worker failed", True))
+
+    assert Delete((key(1, "b/2"), BEAT, key(1))) == shell.what(Lane.WATCH)

@@ -1,0 +1,277 @@
+"""When a node beats, fences itself, tries again and gives up: decided without a clock or a store."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from elasticlib.rendezvous.node._session_liveness import (
+    NO_PULSE,
+    Acknowledged,
+    Action,
+    Broken,
+    Connect,
+    Contact,
+    Event,
+    Fence,
+    GiveUp,
+    Greeted,
+    Limits,
+    Tick,
+    Unheard,
+    begin,
+    kill_at,
+    search_ends_at,
+    step,
+    wake_at,
+    wish,
+)
+from elasticlib.rendezvous.protocol._timing import GRACE
+
+LIMITS = Limits(join_timeout=100.0, reconnect_timeout=60.0)
+
+
+def live(heartbeat: float = 10.0, now: float = 0.0, *, moves: bool = False) -> Contact:
+    contact, _ = begin(evolve(LIMITS, moves=moves), now)
+    contact, _ = step(contact, Greeted(heartbeat), now)
+    return contact
+
+
+def play(contact: Contact, *events: tuple[float, Event]) -> tuple[Contact, list[Action]]:
+    done: list[Action] = []
+    for now, event in events:
+        contact, actions = step(contact, event, now)
+        done += actions
+    return contact, done
+
+
+def test_a_node_connects_at_once() -> None:
+    _, actions = begin(LIMITS, 5.0)
+
+    assert (Connect(),) == actions
+
+
+def test_an_attempt_that_failed_is_followed_by_another_after_a_growing_pause() -> None:
+    contact, _ = begin(LIMITS, 0.0)
+    pauses = []
+    now = 0.0
+    for _ in range(8):
+        contact, _ = step(contact, Broken("refused", gone=True), now)
+        wake = wake_at(contact)
+        assert wake is not None
+        pauses.append(round(wake - now, 3))
+        now = wake
+        contact, actions = step(contact, Tick(), now)
+        assert (Connect(),) == actions
+
+    assert [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0] == pauses
+
+
+def test_before_the_first_contact_refusals_are_borne_until_the_join_time_is_over() -> None:
+    contact, _ = begin(LIMITS, 0.0)
+    contact, done = play(contact, *((float(second), Broken("refused", gone=True)) for second in range(100)))
+    assert not [action for action in done if isinstance(action, GiveUp)]
+
+    _, actions = step(contact, Tick(), 100.0)
+
+    assert [GiveUp("the job was not found, and 100 s of trying did not help: refused", closed=False)] == list(actions)
+
+
+def test_beats_that_are_acknowledged_keep_a_node_in() -> None:
+    contact = live()
+
+    contact, done = play(contact, *((3.0 * beat, Acknowledged(3.0 * beat, beat)) for beat in range(1, 50)))
+
+    assert [] == done
+    assert contact.live
+
+
+def test_a_node_fences_itself_before_others_may_take_its_place() -> None:
+    contact, _ = play(live(), (3.0, Acknowledged(3.0, 1)))
+    wake = wake_at(contact)
+
+    assert 9.0 == wake
+    contact, actions = step(contact, Tick(), wake)
+
+    fence, connect = actions
+    assert isinstance(fence, Fence)
+    assert Connect() == connect
+    assert wake + fence.grace < kill_at(contact) < 13.0  # type: ignore[operator]
+
+
+def test_the_fence_counts_from_the_sending_of_the_beat_and_not_from_its_answer() -> None:
+    contact, _ = play(live(), (8.0, Acknowledged(3.0, 1)))
+
+    assert 9.0 == wake_at(contact)
+
+
+def test_a_late_answer_on_the_old_connection_counts_no_less() -> None:
+    contact, done = play(live(), (1.0, Broken("reset")), (1.5, Acknowledged(0.9, 1)))
+
+    assert [Connect()] == done
+    assert 0.9 == contact.acknowledged
+
+
+def test_a_fenced_node_is_told_once() -> None:
+    _, done = play(live(), *((second, Tick()) for second in (6.0, 6.5, 7.0, 9.0)))
+
+    assert 1 == len([action for action in done if isinstance(action, Fence)])
+
+
+def test_contact_that_came_back_is_watched_anew() -> None:
+    contact, _ = play(live(), (6.0, Tick()), (8.0, Greeted(10.0)), (8.1, Acknowledged(8.05, 3)))
+
+    assert not contact.fenced
+    _, actions = step(contact, Tick(), 14.1)
+    assert [Fence] == [type(action) for action in actions if not isinstance(action, Connect)]
+
+
+def test_contact_that_came_back_and_stays_silent_is_sought_anew() -> None:
+    contact, _ = play(live(), (6.0, Tick()), (8.0, Greeted(10.0)))
+    wake = wake_at(contact)
+
+    assert wake == 14.0
+    contact, actions = step(contact, Tick(), wake)
+    assert (Connect(),) == actions
+    assert not contact.live
+
+
+def test_a_broken_connection_is_renewed_at_once_and_fences_nobody() -> None:
+    contact, done = play(live(), (2.0, Broken("reset", gone=True)), (2.1, Greeted(10.0)), (2.2, Acknowledged(2.1, 1)))
+
+    assert [Connect()] == done
+    assert contact.live
+
+
+def test_a_host_that_refuses_again_and_again_after_contact_is_gone() -> None:
+    contact = live()
+    now = 1.0
+    done: list[Action] = []
+    for _ in range(4):
+        contact, actions = step(contact, Broken("node1:29400 refused", gone=True), now)
+        done += actions
+        now += 1.0
+        contact, actions = step(contact, Tick(), now)
+        done += actions
+
+    (end,) = (action for action in done if isinstance(action, GiveUp))
+    assert ("the host of the job's store is gone: node1:29400 refused", True) == (end.why, end.gone)
+
+
+def test_where_the_coordination_moves_a_refusal_is_no_end() -> None:
+    contact, done = play(
+        live(moves=True), *((1.0 + n, Broken("refused", gone=True)) for n in range(20)), (22.0, Greeted(10.0))
+    )
+
+    assert not [action for action in done if isinstance(action, GiveUp)]
+    assert contact.live
+
+
+def test_a_silent_store_is_sought_for_the_reconnect_time() -> None:
+    contact, _ = play(live(), (6.0, Tick()), (7.0, Broken("timed out")))
+    early, _ = play(contact, (65.9, Tick()))
+    assert not early.over
+
+    contact, actions = step(contact, Tick(), 66.0)
+
+    assert contact.over
+    assert GiveUp("contact with the job was lost, and 60 s of trying did not help: timed out", True) in actions
+
+
+def test_a_coordinator_that_is_silent_though_its_store_answers_fences_too() -> None:
+    _, done = play(live(), *((3.0 * beat, Acknowledged(3.0 * beat, 1)) for beat in range(1, 5)), (13.0, Tick()))
+
+    assert [Fence] == [type(action) for action in done if not isinstance(action, Connect)]
+
+
+def test_where_the_coordination_moves_a_silent_coordinator_fences_nobody() -> None:
+    _, done = play(live(moves=True), *((3.0 * beat, Acknowledged(3.0 * beat, 1)) for beat in range(1, 25)))
+
+    assert [] == done
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(moves: bool) -> None:
+    """Each new connection finds the old greeting: only the pulse tells that nobody is there."""
+    contact, now = live(moves=moves), 3.0
+    done: list[Action] = []
+    while not contact.over and now < 200.0:
+        for event in (Greeted(10.0), Acknowledged(now, 1), Tick()):
+            contact, actions = step(contact, event, now)
+            done += actions
+        now += 3.0
+
+    (end,) = (action for action in done if isinstance(action, GiveUp))
+    assert end.closed
+    assert "nobody has coordinated the job for" in end.why
+    assert 70.0 < now < 85.0
+
+
+def test_a_coordinator_is_judged_by_beats_alone() -> None:
+    """A node that rested saw nothing, and a letter's answer does not tell of the pulse."""
+    contact, _ = play(
+        live(moves=True),
+        (3.0, Acknowledged(3.0, 1)),
+        (6.0, Acknowledged(6.0, 1)),
+        (200.0, Tick()),
+        (201.0, Acknowledged(201.0)),
+        (202.0, Acknowledged(202.0, 2)),
+    )
+
+    assert not contact.over
+
+
+@pytest.mark.parametrize("skew", [-1e6, 0.0, 1e6])
+def test_only_differences_of_time_count(skew: float) -> None:
+    contact, done = play(live(now=skew), (skew + 3.0, Acknowledged(skew + 3.0, 1)), (skew + 9.0, Tick()))
+
+    assert [Fence, Connect] == [type(action) for action in done]
+    assert skew + 11.5 == kill_at(contact)
+
+
+def test_without_a_heartbeat_nothing_is_awaited() -> None:
+    assert wake_at(live(heartbeat=0.0)) is None
+
+
+def test_after_the_end_nothing_changes() -> None:
+    contact, _ = begin(LIMITS, 0.0)
+    contact, _ = step(contact, Tick(), 100.0)
+
+    assert (contact, ()) == step(contact, Greeted(10.0), 101.0)
+    assert wake_at(contact) is None
+
+
+def test_a_search_has_an_end_and_contact_has_none() -> None:
+    seeking, _ = begin(Limits(join_timeout=20.0), 100.0)
+
+    assert (120.0, None) == (search_ends_at(seeking), search_ends_at(live()))
+
+
+@pytest.mark.parametrize("pulse", [NO_PULSE, (1 << 32) + 19])
+def test_a_pulse_that_is_gone_or_of_an_older_coordinator_does_not_say_that_a_node_slept(pulse: int) -> None:
+    """Somebody put it there: time goes on by pulses that grow."""
+    beats = ((3.0, Acknowledged(3.0, (2 << 32) + 5)), (6.0, Acknowledged(6.0, pulse)))
+    _, done = play(live(moves=True), *beats)
+
+    assert [] == done
+
+
+@pytest.mark.parametrize("pulse", [NO_PULSE, 4])
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_beat_counts_only_with_a_pulse_that_is_not_older_than_one_that_was_read(pulse: int, moves: bool) -> None:
+    """Whoever hides the one may destroy the other: such a node must not run on beside its successors."""
+    contact, _ = play(live(moves=moves), (3.0, Acknowledged(3.0, 5)))
+
+    beats = tuple((at, Acknowledged(at, pulse)) for at in (4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
+    _, done = play(contact, *beats)
+
+    assert [Fence] == [type(action) for action in done if not isinstance(action, Connect)]
+
+
+def test_a_node_whose_beats_are_destroyed_is_stopped_once_until_it_asks_anew() -> None:
+    contact, done = play(live(), (3.0, Acknowledged(3.0, 1)), (6.0, Unheard()), (6.5, Unheard()))
+
+    assert [Fence] == [type(action) for action in done]
+    assert 6.0 + GRACE * 10.0 == kill_at(contact)
+    _, done = play(wish(contact), (7.0, Unheard()))
+    assert [Fence] == [type(action) for action in done]

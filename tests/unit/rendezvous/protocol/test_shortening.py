@@ -1,0 +1,188 @@
+"""What a node may say at most, and what is left out where it has more to say."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.rendezvous.protocol._messages import (
+    Close,
+    Failed,
+    FailureNote,
+    Final,
+    Leave,
+    Letter,
+    Report,
+    Stopped,
+    encode,
+    key_of,
+)
+from elasticlib.rendezvous.protocol._shortening import (
+    EARLY,
+    LETTER,
+    LINE,
+    SHORT,
+    WHOLE,
+    brief,
+    cost,
+    cut,
+    early,
+    fitting,
+    line,
+    refers,
+    short,
+)
+
+LONG = "".join(f"line {number} of a long text\n" for number in range(1000))[:20_000]
+NODE = "a-host-with-a-name-of-30-chars/123456-1a2b3c4d"
+KEY = key_of("secret")
+
+texts = st.one_of(st.just(""), st.just(LONG), st.text(max_size=40).map(lambda text: text * 500), st.text())
+note_lists = st.lists(
+    st.builds(
+        FailureNote,
+        st.integers(0, 10**6),
+        st.integers(0, 63),
+        st.just(1),
+        st.just(1),
+        texts,
+        st.text(max_size=10),
+        texts,
+        texts,
+        st.booleans(),
+        st.floats(0, 100),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=40,
+    unique_by=lambda note: note.rank,
+)
+
+
+def notes(count: int, text: str = LONG) -> tuple[FailureNote, ...]:
+    """The last one failed first."""
+    return tuple(FailureNote(rank, rank, 1, 1, text, "ValueError", text, age=float(rank)) for rank in range(count))
+
+
+def size(report: Report) -> int:
+    return len(encode(Letter(10**6, report), KEY, "place"))
+
+
+@given(note_lists, st.sampled_from([LETTER, LETTER // 4, LETTER // 16]))
+def test_no_letter_is_longer_than_its_limit(found: list[FailureNote], most: int) -> None:
+    kept = fitting(Stopped(NODE, 3, tuple(found)), most)
+
+    assert isinstance(kept, Stopped)
+    assert kept.failures
+    assert size(kept) <= most
+
+
+def test_what_fits_is_told_whole() -> None:
+    whole, usual = Stopped(NODE, 0, notes(1)), Failed(NODE, 0, notes(1, LONG[:3000]))
+
+    assert whole == fitting(whole)
+    assert usual == fitting(usual)
+
+
+@given(note_lists)
+def test_what_is_told_unasked_is_short_enough_for_thousands_of_nodes(found: list[FailureNote]) -> None:
+    told = early(Failed(NODE, 0, tuple(found)), None)
+
+    assert size(told) <= EARLY
+    assert told.failures
+
+
+def test_what_is_told_unasked_says_of_which_failures_there_is_more() -> None:
+    (small,) = notes(1, "short")
+    told = early(Failed(NODE, 0, (small, evolve(notes(1)[0], rank=1, age=3.0))), None)
+
+    assert {0: False, 1: True} == {note.rank: note.cut for note in told.failures}
+    assert small in told.failures
+
+
+def test_what_was_said_before_is_not_said_again_but_what_is_known_better_is() -> None:
+    before = Failed(NODE, 0, notes(3))
+    later = tuple(evolve(note, age=note.age + 7.0) for note in before.failures)
+    better = evolve(later[1], message="what the worker wrote itself")
+
+    assert early(Stopped(NODE, 0, later), before).failures == ()
+    assert [1] == [note.rank for note in early(Stopped(NODE, 0, (later[0], better, later[2])), before).failures]
+    assert len(early(Stopped(NODE, 1, later), before).failures) == 3
+
+
+def test_an_end_with_a_long_root_cause_refers_to_where_that_lies() -> None:
+    final = Final(False, "why", "a", notes(1)[0])
+    told = refers(final)
+
+    assert told.root is not None
+    assert told.root.cut
+    assert len(encode(told)) < WHOLE
+    assert refers(told) == told
+    assert refers(small := Final(False, "why", "a", notes(1, "short")[0])) is small
+    assert refers(well := Final(True, "well")) is well
+
+
+def test_of_many_failures_the_first_keeps_its_texts() -> None:
+    kept = fitting(Stopped(NODE, 0, notes(8)))
+
+    assert isinstance(kept, Stopped)
+    first, *others = sorted(kept.failures, key=lambda note: -note.age)
+    assert first == notes(8)[7]
+    assert len(others) == 7
+    assert all(cost(note.message) <= SHORT >= cost(note.traceback) for note in others)
+
+
+def test_a_lost_connection_loses_its_texts_before_a_later_failure_of_another_kind() -> None:
+    late, early = notes(2, LONG * 2)
+    kept = fitting(Stopped(NODE, 0, (late, evolve(early, secondary=True))))
+
+    assert isinstance(kept, Stopped)
+    whole = {note.rank: cost(note.traceback) > SHORT for note in kept.failures}
+    assert whole == {0: True, 1: False}
+
+
+def test_a_failure_that_no_restart_mends_is_told_though_thousands_failed_before() -> None:
+    fatal = evolve(notes(1)[0], rank=5000, fatal=True)
+    kept = fitting(Failed(NODE, 0, (*notes(3000), fatal)))
+
+    assert isinstance(kept, Failed)
+    assert any(note.fatal for note in kept.failures)
+
+
+@pytest.mark.parametrize("text", [LONG, "\U0001f600" * 9000, "\0" * 9000, "\n" * 9000])
+@pytest.mark.parametrize("most", [100, 1000, 5000])
+def test_a_text_that_was_cut_says_where_and_how_much(text: str, most: int) -> None:
+    kept = cut(text, most)
+
+    first, mark, last = kept.partition("[... ")
+    number, _, rest = last.partition(" characters were cut here ...]")
+    assert mark
+    assert text.startswith(first)
+    assert text.endswith(rest)
+    assert len(text) == len(first) + int(number.replace(",", "")) + len(rest)
+    assert cost(kept) <= most
+
+
+@given(texts, st.integers(0, 3000))
+def test_a_text_costs_what_it_may_and_is_cut_only_where_it_must(text: str, most: int) -> None:
+    kept = cut(text, most)
+
+    assert cost(kept) <= most
+    assert kept == text or cost(text) > most
+
+
+def test_why_a_node_goes_is_a_line() -> None:
+    for report in (Leave(NODE, LONG), Close(NODE, LONG)):
+        kept = fitting(report)
+        assert isinstance(kept, (Leave, Close))
+        assert cost(kept.why) <= LINE
+    assert cost(line(LONG)) <= LINE
+
+
+def test_a_verdict_in_brief_says_the_same_of_its_root_cause_in_a_few_lines() -> None:
+    final = Final(False, "why", "a", notes(1)[0])
+
+    assert evolve(final, root=short(notes(1)[0])) == brief(final)
+    assert brief(Final(True, "well")) == Final(True, "well")

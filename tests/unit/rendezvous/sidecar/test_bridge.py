@@ -1,0 +1,614 @@
+"""What the rendezvous process carries between launcher and member, and what it does when neither can."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import select
+import shutil
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from elasticlib._lease import Lease
+from elasticlib._wire import Channel, Message, wait_readable
+from elasticlib.errors import RendezvousTimeoutError
+from elasticlib.rendezvous import ContactLost, FailureNote, Final, RoundEnd, Seat
+from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous.protocol._messages import (
+    Close,
+    Failed,
+    Leave,
+    Report,
+    Stopped,
+    StoreGone,
+    Succeeded,
+    decode,
+    encode,
+)
+from elasticlib.rendezvous.sidecar._bridge import LogLines, Pump, told
+
+LIMIT = 30.0
+HEARTBEAT = 10.0
+SEAT = Seat(0, 0, 1, 0, 2, 0, 2, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
+PEERS = Seat(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
+NOTE = FailureNote(0, 0, 7, 1, "a bad value")
+
+
+class Member:
+    """Notes what it is asked, and tells what the test puts in."""
+
+    def __init__(self) -> None:
+        self.node = "n1/1-a"
+        self.asked: list[tuple[Any, ...]] = []
+        self.words: deque[Word | Exception] = deque()
+        self.ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.bound: socket.socket | None = None
+        self.kill_after: float | None = None
+        self.final: Final | None = None
+        self.others = 0
+
+    def join(self, slots: int, role: str) -> None:
+        self.asked.append(("join", slots, role))
+
+    def failed(self, round: int, failures: tuple[FailureNote, ...]) -> None:
+        self.asked.append(("failed", round, failures))
+
+    def stopped(self, round: int, failures: tuple[FailureNote, ...] = ()) -> None:
+        self.asked.append(("stopped", round, failures))
+
+    def succeeded(self, round: int) -> None:
+        self.asked.append(("succeeded", round))
+
+    def leave(self, why: str, round: int | None = None) -> None:
+        self.asked.append(("leave", why, round))
+
+    def end_job(self, why: str) -> None:
+        self.asked.append(("end_job", why))
+
+    def waiting(self) -> int:
+        return self.others
+
+    def hold(self, held: bool) -> None:
+        self.asked.append(("hold", held))
+
+    def guard(self, handle: int) -> None:
+        raise AssertionError("the process itself guards")
+
+    def listener(self) -> socket.socket | None:
+        found, self.bound = self.bound, None
+        return found
+
+    def fileno(self) -> int:
+        return self.ready
+
+    def patience(self) -> float | None:
+        return None
+
+    def kill_in(self) -> float | None:
+        return self.kill_after
+
+    def take(self) -> list[Word]:
+        words: list[Word] = []
+        while self.words:
+            word = self.words.popleft()
+            if isinstance(word, Exception):
+                raise word
+            words.append(word)
+        return words
+
+    def close(self) -> None:
+        raise AssertionError("the share closes it")
+
+
+class Share:
+    def __init__(self) -> None:
+        self.member = Member()
+
+    def start(self) -> None:
+        raise AssertionError("it is started")
+
+    def witness(self, why: str, workers_gone: bool) -> None:
+        raise AssertionError("nobody died")
+
+    def close(self, linger: float) -> None:
+        raise AssertionError("the pump closes nothing")
+
+
+class Told:
+    """A channel on which it is seen that a notice is sent."""
+
+    def __init__(self, channel: Channel, see: Callable[[], object]) -> None:
+        self._channel, self._see = channel, see
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
+        if message["op"] == "notice":
+            self._see()
+        return self._channel.send(message, descriptors)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+
+class Desk:
+    """A pump that works one step at a time, between the test's end of a channel and a member of the test's."""
+
+    def __init__(self, heartbeat: float) -> None:
+        self.now = 100.0
+        sleep = shutil.which("sleep") or "sleep"
+        # Started first: a program that is being executed holds its parent's descriptors for a moment.
+        self.sleepers = [os.posix_spawn(sleep, ["sleep", "60"], {}) for _ in range(2)]
+        self.foreman = self.sleepers[0]
+        self.launcher, process = Channel.pair()
+        self.share = Share()
+        self.member = self.share.member
+        self.lines = LogLines()
+        handle = os.pidfd_open(self.sleepers[1])
+        self.lease = Lease()
+        self.pump = Pump(process, self.share, heartbeat, self.lines, handle, self.lease, lambda: self.now)
+        self.pump.begin()
+
+    def step(self, *, expected: bool | None = None) -> None:
+        assert self.pump.step(0.0) is expected
+
+    def hear(self, op: str, **facts: object) -> None:
+        """The launcher says something, and the pump works it off."""
+        self.launcher.send({"op": op, **facts})
+        self.step()
+
+    def guard(self, pid: int) -> None:
+        """The launcher gives what its workers will die with."""
+        handle = os.pidfd_open(pid)
+        self.launcher.send({"op": "guard"}, (handle,))
+        os.close(handle)
+        self.step()
+
+    def report(self, report: Report) -> None:
+        self.hear("report", report=encode(report).decode())
+
+    def tell(self, *words: Word | Exception) -> None:
+        """The member has *words*, and the pump works them off."""
+        self.member.words.extend(words)
+        self.step()
+
+    def said(self) -> list[Message]:
+        """What the launcher got, its signs of life apart; sockets that came along are closed."""
+        found = []
+        while wait_readable([self.launcher], 0):
+            received = self.launcher.receive()
+            assert received is not None
+            for descriptor in received[1]:
+                os.close(descriptor)
+            if received[0]["op"] != "alive":
+                found.append(received[0] | ({"sockets": len(received[1])} if received[1] else {}))
+        return found
+
+    def runs(self, pid: int) -> bool:
+        """Whether *pid* lives a moment later: a signal that was sent has done its work by then."""
+        handle = os.pidfd_open(pid)
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        try:
+            return not poll.poll(200)
+        finally:
+            os.close(handle)
+
+    def close(self) -> None:
+        for pid in self.sleepers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self.pump.guarded.forget()
+        for number in (self.pump.launcher, self.member.ready, self.lines.fileno()):
+            os.close(number)
+        self.launcher.close()
+        self.lease.close()
+        self.pump.channel.close()
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk(HEARTBEAT)
+    yield desk
+    desk.close()
+
+
+# Words.
+
+
+def test_the_first_word_is_a_sign_of_life(desk: Desk) -> None:
+    received = desk.launcher.receive()
+
+    assert received is not None and received[0] == {"op": "alive"}
+
+
+def test_reports_reach_the_member(desk: Desk) -> None:
+    desk.hear("join", slots=2, role="trainer", wish=1)
+    desk.report(Failed("n1/1-a", 0, (NOTE,)))
+    desk.report(Stopped("n1/1-a", 0, (NOTE,)))
+    desk.report(Succeeded("n1/1-a", 1))
+    desk.report(Leave("n1/1-a", "signal 15", 1))
+    desk.report(Close("n1/1-a", "done"))
+
+    assert desk.member.asked == [
+        ("join", 2, "trainer"),
+        ("failed", 0, (NOTE,)),
+        ("stopped", 0, (NOTE,)),
+        ("succeeded", 1),
+        ("leave", "signal 15", 1),
+        ("end_job", "done"),
+    ]
+
+
+def test_words_reach_the_launcher_in_their_order(desk: Desk) -> None:
+    end = RoundEnd(0, "rank 1 failed", True)
+    desk.tell(PEERS, end, ContactLost("nobody answers", 1.5))
+
+    seat, ended, lost = desk.said()
+
+    assert [decode(each["notice"].encode()) for each in (seat, ended)] == [PEERS, end]
+    assert lost == {"op": "lost", "why": "nobody answers", "grace": 1.5}
+
+
+@pytest.mark.parametrize(("seat", "sockets"), [(SEAT, 1), (PEERS, None)])
+def test_group_rank_0_gets_the_socket_of_the_workers_store(desk: Desk, seat: Seat, sockets: int | None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        desk.member.bound = bound
+        desk.tell(seat)
+
+        (frame,) = desk.said()
+
+    assert frame.get("sockets") == sockets
+    assert (desk.member.bound is None) is (sockets == 1)
+
+
+def test_a_seat_without_a_socket_is_passed_on_alone(desk: Desk) -> None:
+    desk.tell(SEAT)
+
+    assert [frame["op"] for frame in desk.said()] == ["notice"]
+
+
+def test_what_breaks_the_member_is_told_once(desk: Desk) -> None:
+    desk.tell(RendezvousTimeoutError("the job was not found"))
+    desk.member.words.append(RendezvousTimeoutError("again"))
+    desk.step()
+
+    assert desk.said() == [{"op": "error", "kind": "RendezvousTimeoutError", "text": "the job was not found"}]
+
+
+def test_an_error_that_is_nobodys_is_told_with_its_class() -> None:
+    frame = told(ZeroDivisionError("division by zero"))
+
+    assert frame["text"] == "the rendezvous process failed: ZeroDivisionError: division by zero"
+
+
+def test_log_lines_reach_the_launcher(desk: Desk) -> None:
+    record = logging.LogRecord("elasticlib", logging.WARNING, "", 0, "waiting for %d nodes", (2,), None)
+    desk.lines.handle(record)
+
+    desk.step()
+
+    assert desk.said() == [{"op": "log", "level": logging.WARNING, "text": "waiting for 2 nodes"}]
+
+
+def test_a_line_of_a_process_that_stays_says_for_how_long(desk: Desk) -> None:
+    record = logging.LogRecord("elasticlib", logging.WARNING, "", 0, "it stays", None, None)
+    record.stays = 60.0
+    desk.lines.handle(record)
+
+    desk.step()
+
+    assert desk.said() == [{"op": "log", "level": logging.WARNING, "text": "it stays", "stays": 60.0}]
+
+
+def test_that_the_store_is_gone_is_passed_on(desk: Desk) -> None:
+    desk.tell(StoreGone("refused"))
+
+    assert desk.said() == [{"op": "gone", "why": "refused"}]
+
+
+def test_how_many_wait_is_told_when_it_changes(desk: Desk) -> None:
+    for desk.member.others in (0, 2, 2, 0):
+        desk.step()
+
+    assert desk.said() == [{"op": "waiting", "count": 2}, {"op": "waiting", "count": 0}]
+
+
+def test_how_many_wait_is_kept_for_a_launcher_that_stands_still(desk: Desk) -> None:
+    desk.now += HEARTBEAT
+    desk.member.others = 2
+    desk.step()
+    desk.step()
+    untold = desk.said()
+
+    desk.hear("alive")
+
+    assert (untold, desk.said()) == ([], [{"op": "waiting", "count": 2}])
+
+
+def test_signs_of_life_are_answered_now_and_then(desk: Desk) -> None:
+    desk.launcher.receive()
+    for _ in range(10):
+        desk.now += 0.05 * HEARTBEAT
+        desk.hear("alive")
+
+    answers = 0
+    while wait_readable([desk.launcher], 0):
+        desk.launcher.receive()
+        answers += 1
+    assert 2 <= answers <= 4
+
+
+# The end of the launcher.
+
+
+def test_a_goodbye_ends_the_work(desk: Desk) -> None:
+    desk.launcher.send({"op": "close"})
+
+    desk.step(expected=True)
+
+
+def test_a_closed_channel_is_the_launchers_death(desk: Desk) -> None:
+    desk.launcher.close()
+
+    desk.step(expected=False)
+
+
+def test_a_launcher_is_dead_though_a_child_holds_its_channel(desk: Desk) -> None:
+    os.kill(desk.sleepers[1], signal.SIGKILL)
+    wait_readable([desk.pump.launcher], LIMIT)
+
+    desk.step(expected=False)
+
+
+def test_what_a_dead_launcher_said_last_is_taken_in(desk: Desk) -> None:
+    desk.launcher.send({"op": "report", "report": encode(Stopped("n1/1-a", 0, ())).decode()})
+    desk.launcher.close()
+
+    desk.step(expected=False)
+
+    assert desk.member.asked == [("stopped", 0, ())]
+
+
+# A launcher that stands still.
+
+
+def test_a_silent_launchers_node_stops_beating_until_it_speaks(desk: Desk) -> None:
+    desk.now += 0.1 * HEARTBEAT
+    desk.step()
+    desk.step()
+    silent = list(desk.member.asked)
+
+    desk.hear("alive")
+
+    assert silent == [("hold", True)]
+    assert desk.member.asked == [("hold", True), ("hold", False)]
+
+
+def test_what_a_launcher_said_counts_before_its_silence(desk: Desk) -> None:
+    desk.now += 10 * HEARTBEAT
+
+    desk.hear("alive")
+
+    assert desk.member.asked == []
+
+
+def test_a_launcher_that_may_stand_still_keeps_its_beats_for_so_long(desk: Desk) -> None:
+    desk.pump.vigil = evolve(desk.pump.vigil, stillness=1.0)
+    desk.now += 0.9 * HEARTBEAT
+    desk.step()
+    before = list(desk.member.asked)
+
+    patience = desk.pump.patience()
+    desk.now += 0.1 * HEARTBEAT
+    desk.step()
+
+    assert (before, desk.member.asked) == ([], [("hold", True)])
+    assert patience == pytest.approx(0.1 * HEARTBEAT)
+
+
+def test_without_a_heartbeat_no_launcher_is_silent() -> None:
+    desk = Desk(0.0)
+    desk.now += 1e6
+
+    desk.step()
+
+    assert desk.member.asked == []
+    desk.close()
+
+
+def test_log_lines_for_a_launcher_that_stands_still_are_dropped(desk: Desk) -> None:
+    desk.now += HEARTBEAT
+    desk.step()
+    desk.lines.handle(logging.LogRecord("elasticlib", logging.INFO, "", 0, "still waiting", (), None))
+
+    desk.step()
+
+    assert desk.said() == []
+
+
+# Workers that outlive the contact.
+
+
+def run_workers(desk: Desk) -> None:
+    desk.hear("join", slots=2, role="trainer", wish=1)
+    desk.tell(PEERS)
+    desk.guard(desk.foreman)
+    desk.said()
+
+
+def test_workers_that_outlive_their_time_are_killed(desk: Desk) -> None:
+    run_workers(desk)
+    desk.member.kill_after = 0.0
+
+    desk.step()
+
+    assert not desk.runs(desk.foreman)
+
+
+def test_the_launcher_hears_of_lost_contact_before_its_workers_die(desk: Desk) -> None:
+    run_workers(desk)
+    desk.member.kill_after = -1.0
+    desk.tell(ContactLost("nobody answers", 1.5))
+
+    assert [frame["op"] for frame in desk.said()] == ["lost"]
+    assert not desk.runs(desk.foreman)
+
+
+def test_workers_that_have_time_left_live(desk: Desk) -> None:
+    run_workers(desk)
+    desk.member.kill_after = 0.1
+
+    desk.step()
+
+    assert desk.pump.patience() == pytest.approx(0.1)
+    assert desk.runs(desk.foreman)
+
+
+def test_the_lease_of_the_workers_ends_when_they_must_be_dead(desk: Desk) -> None:
+    run_workers(desk)
+    without = desk.lease.ends_at()
+    desk.member.kill_after = 5.0
+
+    desk.step()
+    known = desk.lease.ends_at()
+    desk.now += 2.0
+    desk.step()
+
+    assert (math.inf, 105.0, 107.0) == (without, known, desk.lease.ends_at())
+
+
+def test_a_seat_is_told_with_its_lease(desk: Desk) -> None:
+    """Whoever starts workers reads it at once, and this process may be stopped before it goes on."""
+    desk.hear("join", slots=2, role="trainer", wish=1)
+    desk.member.kill_after = 5.0
+    desk.member.words.append(PEERS)
+    seen: list[float] = []
+    desk.pump.channel = Told(desk.pump.channel, lambda: seen.append(desk.lease.ends_at()))  # type: ignore[assignment]
+
+    desk.step()
+
+    assert [105.0] == seen
+
+
+def test_a_lease_that_is_over_is_not_renewed_for_workers_that_should_be_dead(desk: Desk) -> None:
+    run_workers(desk)
+    desk.member.kill_after = -1.0
+    desk.step()
+    desk.member.kill_after = 5.0
+    desk.step()
+    over = desk.lease.ends_at()
+
+    desk.hear("join", slots=2, role="trainer", wish=1)
+
+    assert (99.0, math.inf) == (over, desk.lease.ends_at())
+
+
+@pytest.mark.parametrize("report", [Stopped("n1/1-a", 0, ()), Succeeded("n1/1-a", 0), None])
+def test_a_node_without_workers_loses_nobody(desk: Desk, report: Report | None) -> None:
+    run_workers(desk)
+    if report is None:
+        desk.hear("join", slots=2, role="trainer", wish=1)
+    else:
+        desk.report(report)
+    desk.member.kill_after = -1.0
+
+    desk.step()
+
+    assert desk.runs(desk.foreman)
+
+
+@pytest.mark.parametrize("report", [Failed("n1/1-a", 0, (NOTE,)), Leave("n1/1-a", "signal 15", 0)])
+def test_while_others_may_still_run_the_foreman_is_killed(desk: Desk, report: Report) -> None:
+    run_workers(desk)
+    desk.report(report)
+    desk.member.kill_after = -1.0
+
+    desk.step()
+
+    assert not desk.runs(desk.foreman)
+
+
+def test_a_foreman_that_is_named_too_late_is_killed_at_once(desk: Desk) -> None:
+    desk.tell(PEERS)
+    desk.member.kill_after = -1.0
+    desk.step()
+
+    desk.guard(desk.foreman)
+
+    assert not desk.runs(desk.foreman)
+
+
+def test_a_foreman_that_took_the_place_of_a_killed_one_is_killed_too(desk: Desk) -> None:
+    run_workers(desk)
+    desk.member.kill_after = -1.0
+    desk.step()
+    second = os.posix_spawn(shutil.which("sleep") or "sleep", ["sleep", "60"], {})
+    desk.sleepers.append(second)
+
+    desk.guard(second)
+
+    assert not desk.runs(second)
+
+
+def test_a_foreman_that_is_named_after_contact_came_back_is_killed_all_the_same(desk: Desk) -> None:
+    """Others have had the time to take the seat of a launcher that stood still before it named its foreman."""
+    desk.tell(PEERS)
+    desk.member.kill_after = -1.0
+    desk.step()
+    desk.member.kill_after = 5.0
+
+    desk.guard(desk.foreman)
+
+    assert not desk.runs(desk.foreman)
+
+
+def test_a_new_seat_has_its_own_time(desk: Desk) -> None:
+    run_workers(desk)
+    desk.member.kill_after = -1.0
+    desk.step()
+    desk.member.kill_after = 5.0
+    desk.hear("join", slots=2, role="trainer", wish=1)
+    desk.tell(PEERS)
+    second = os.posix_spawn(shutil.which("sleep") or "sleep", ["sleep", "60"], {})
+    desk.sleepers.append(second)
+
+    desk.guard(second)
+
+    assert desk.runs(second)
+
+
+def test_a_node_that_lost_contact_leaves_the_next_wish_to_its_agent(desk: Desk) -> None:
+    run_workers(desk)
+
+    desk.tell(ContactLost("nobody answers", 1.5))
+
+    assert desk.member.asked == [("join", 2, "trainer")]
+
+
+def test_a_foreman_that_has_ended_already_is_no_error(desk: Desk) -> None:
+    run_workers(desk)
+    os.kill(desk.foreman, signal.SIGKILL)
+    wait_readable([desk.pump.guarded.handle or -1], LIMIT)
+    desk.member.kill_after = -1.0
+
+    desk.step()
+
+    assert desk.pump.outlast(0.0)
+
+
+def test_workers_count_as_gone_only_when_their_foreman_is(desk: Desk) -> None:
+    pump = desk.pump
+    before = pump.outlast(0.0)
+    desk.tell(PEERS)
+    seated = pump.outlast(0.0)
+    desk.guard(desk.foreman)
+    running = pump.outlast(0.0)
+    pump.guarded.kill()
+
+    assert (before, seated, running, pump.outlast(LIMIT)) == (True, False, False, True)

@@ -1,0 +1,504 @@
+"""The launcher's handle of its rendezvous process; the other end of the channel is the test's own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from elasticlib._programs import Child
+from elasticlib._wire import Channel, Message, wait_readable
+from elasticlib.errors import (
+    ConfigError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+from elasticlib.rendezvous import ContactLost, FailureNote, Final, RoundEnd, Seat
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous.protocol._messages import Close, Failed, Leave, Notice, Stopped, Succeeded, decode, encode
+from elasticlib.rendezvous.sidecar import _client
+from elasticlib.rendezvous.sidecar._client import RemoteMember
+
+LIMIT = 30.0
+HEARTBEAT = 1000.0
+"""So long that no sign of life is sent in a test that does not want one."""
+SEAT = Seat(0, 0, 1, 0, 2, 0, 2, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Process:
+    """The rendezvous process as a test wants it: its end of the channel, and a pid that sleeps."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.environment: dict[str, str] = {}
+        self.channel = Channel(socket.socket(socket.AF_UNIX))
+
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str], descriptor: int) -> Child:
+        self.channel.close()
+        self.channel = Channel.adopt(os.dup(descriptor))
+        self.environment = dict(environment)
+        sleep = shutil.which("sleep") or "sleep"
+        self.pid = os.posix_spawn(sleep, ["sleep", "60"], {})
+        return Child(self.pid)
+
+    def say(self, op: str, *descriptors: int, **facts: object) -> None:
+        self.channel.send({"op": op, **facts}, descriptors)
+
+    def tell(self, notice: Notice, *descriptors: int, wish: int = 0) -> None:
+        self.say("notice", *descriptors, notice=encode(notice).decode(), wish=wish)
+
+    def heard(self) -> Message:
+        assert wait_readable([self.channel], LIMIT), "nothing was said"
+        received = self.channel.receive()
+        assert received is not None
+        return received[0]
+
+    def end(self) -> None:
+        if self.channel.fileno() >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.channel.close()
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+    process = Process()
+    monkeypatch.setattr(_client, "spawn", process.spawn)
+    yield process
+    process.channel.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def job(heartbeat: float = HEARTBEAT, token: str | None = None, join_timeout: float = 50.0) -> Job:
+    return Job(
+        run_id="job",
+        node="n1/1-a",
+        backend="c10d",
+        endpoint="n1:29400",
+        heartbeat=heartbeat,
+        token=token,
+        join_timeout=join_timeout,
+    )
+
+
+@pytest.fixture
+def member(process: Process, clock: Clock) -> Iterator[RemoteMember]:
+    """A member whose process has begun and has its job."""
+    member = RemoteMember(job(), clock=clock)
+    assert process.heard()["op"] == "job"
+    process.say("alive")
+    assert taken(member) == []
+    yield member
+    process.end()
+    member.close()
+
+
+def taken(member: RemoteMember) -> list[Word]:
+    assert wait_readable([member], LIMIT), "nothing came"
+    return member.take()
+
+
+def failing(member: RemoteMember) -> BaseException:
+    with pytest.raises((RendezvousError, ConfigError)) as caught:
+        taken(member)
+    return caught.value
+
+
+# What goes over.
+
+
+def test_the_process_learns_its_job_first_and_no_secret_by_its_command(process: Process, clock: Clock) -> None:
+    member = RemoteMember(job(token="h4sh-h4sh"), clock=clock)
+
+    first = process.heard()
+
+    assert Job(**first["job"]) == job(token="h4sh-h4sh")
+    assert "h4sh" not in "".join(process.environment.values())
+    process.end()
+    member.close()
+
+
+def test_the_process_asks_no_name_server_for_the_names_of_peers(member: RemoteMember, process: Process) -> None:
+    assert process.environment["RES_OPTIONS"] == "attempts:0"
+    assert process.environment["PATH"] == os.environ["PATH"]
+
+
+def test_reports_go_over_in_their_order(member: RemoteMember, process: Process) -> None:
+    notes = (FailureNote(0, 0, 7, 1, "a bad value", traceback="Traceback\n  'é'"),)
+    member.join(2, "trainer")
+    member.guard(1)
+    member.failed(0, notes)
+    member.stopped(0, notes)
+    member.succeeded(1)
+    member.leave("signal 15", 1)
+    member.end_job("done")
+
+    join, guard, *reports = [process.heard() for _ in range(7)]
+
+    assert join == {"op": "join", "slots": 2, "role": "trainer", "wish": 1}
+    assert guard == {"op": "guard"}
+    assert [decode(each["report"].encode()) for each in reports] == [
+        Failed("n1/1-a", 0, notes),
+        Stopped("n1/1-a", 0, notes),
+        Succeeded("n1/1-a", 1),
+        Leave("n1/1-a", "signal 15", 1),
+        Close("n1/1-a", "done"),
+    ]
+
+
+def test_between_reports_the_launcher_says_that_it_lives(process: Process) -> None:
+    member = RemoteMember(job(heartbeat=0.05))
+
+    ops = [process.heard()["op"] for _ in range(4)]
+
+    assert ops == ["job", "alive", "alive", "alive"]
+    process.end()
+    member.close()
+
+
+def test_no_report_waits_for_a_process_that_does_not_read(member: RemoteMember) -> None:
+    long = tuple(FailureNote(rank, rank, 7, 1, traceback="x" * 20_000) for rank in range(64))
+
+    for _ in range(10):
+        member.failed(0, long)
+
+    assert member.take() == []
+
+
+# What comes.
+
+
+def test_notices_come_in_their_order(member: RemoteMember, process: Process) -> None:
+    words: list[Notice] = [SEAT, RoundEnd(0, "rank 1 failed", True), Final(True, "all succeeded")]
+    for word in words:
+        process.tell(word)
+
+    assert taken(member) == words
+
+
+def test_the_end_is_known_once_it_was_taken(member: RemoteMember, process: Process) -> None:
+    before = member.final
+    process.tell(Final(True, "all succeeded"))
+    taken(member)
+
+    assert (before, member.final) == (None, Final(True, "all succeeded"))
+
+
+def test_how_many_wait_is_known_as_the_process_told_it_last(member: RemoteMember, process: Process) -> None:
+    counts = [member.waiting()]
+    for count in (2, 1):
+        process.say("waiting", count=count)
+        assert taken(member) == []
+        counts.append(member.waiting())
+
+    assert counts == [0, 2, 1]
+
+
+def test_a_seat_brings_the_socket_of_the_workers_store_once(member: RemoteMember, process: Process) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        process.tell(SEAT, bound.fileno())
+        taken(member)
+        found, again = member.listener(), member.listener()
+
+        assert found is not None and again is None
+        with found:
+            assert found.getsockname() == bound.getsockname()
+
+
+def test_a_socket_that_nobody_fetched_is_closed_when_the_next_one_comes(member: RemoteMember, process: Process) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        process.tell(SEAT, first.fileno())
+        taken(member)
+        before = member._listener
+        process.tell(SEAT, second.fileno())
+        taken(member)
+
+        found = member.listener()
+        assert before is not None and before.fileno() == -1
+        assert found is not None and found.getsockname() == second.getsockname()
+        found.close()
+
+
+def test_an_answer_to_an_earlier_wish_is_none_any_more(member: RemoteMember, process: Process) -> None:
+    member.join(1, "trainer")
+    member.join(1, "trainer")
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        process.tell(SEAT, bound.fileno(), wish=1)
+    process.tell(SEAT, wish=2)
+
+    assert [SEAT] == taken(member)
+    assert member.listener() is None
+
+
+def test_lost_contact_comes_as_the_process_tells_it(member: RemoteMember, process: Process) -> None:
+    process.say("lost", why="nobody answered for 6 s", grace=1.5)
+
+    assert taken(member) == [ContactLost("nobody answered for 6 s", 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("RendezvousTimeoutError", RendezvousTimeoutError),
+        ("RendezvousClosedError", RendezvousClosedError),
+        ("ConfigError", ConfigError),
+        ("", RendezvousError),
+        ("ChildFailedError", RendezvousError),
+        ("os", RendezvousError),
+    ],
+)
+def test_an_error_over_there_is_raised_here_as_the_same_class(
+    member: RemoteMember, process: Process, kind: str, expected: type[Exception]
+) -> None:
+    process.say("error", kind=kind, text="too few nodes came")
+
+    error = failing(member)
+
+    assert type(error) is expected
+    assert str(error) == "too few nodes came"
+
+
+def test_what_came_before_an_error_is_told_before_it(member: RemoteMember, process: Process) -> None:
+    process.say("lost", why="nobody answers", grace=1.0)
+    process.say("error", kind="RendezvousConnectionError", text="gone")
+
+    first = taken(member)
+
+    assert first == [ContactLost("nobody answers", 1.0)]
+    assert member.patience() == 0.0
+    with pytest.raises(RendezvousConnectionError, match="gone"):
+        member.take()
+
+
+def test_what_the_process_logs_is_logged_here(
+    member: RemoteMember, process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    process.say("log", level=logging.WARNING, text="waiting for 2 of 4 nodes")
+
+    with caplog.at_level(logging.INFO, logger="elasticlib"):
+        assert taken(member) == []
+
+    assert [(each.levelno, each.getMessage()) for each in caplog.records] == [
+        (logging.WARNING, "waiting for 2 of 4 nodes")
+    ]
+
+
+# A process that dies or stands still.
+
+
+def test_the_death_of_the_process_is_lost_contact_and_then_an_error(member: RemoteMember, process: Process) -> None:
+    process.end()
+
+    (word,) = taken(member)
+
+    assert isinstance(word, ContactLost)
+    assert word.grace == pytest.approx(0.15 * HEARTBEAT)
+    assert member.patience() == 0.0
+    assert isinstance(failing(member), RendezvousConnectionError)
+
+
+def test_a_dead_process_is_reaped(member: RemoteMember, process: Process) -> None:
+    process.end()
+    taken(member)
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+def test_a_dead_process_takes_reports_without_a_word(member: RemoteMember, process: Process) -> None:
+    process.end()
+    taken(member)
+
+    member.stopped(0)
+    member.join(2, "trainer")
+
+    assert isinstance(failing(member), RendezvousConnectionError)
+
+
+def test_a_process_that_does_not_answer_is_lost_contact_once(member: RemoteMember, clock: Clock) -> None:
+    clock.now += 0.45 * HEARTBEAT
+
+    assert member.patience() == 0.0
+    (word,) = member.take()
+    assert isinstance(word, ContactLost) and "does not answer" in word.why
+    assert (member.take(), member.patience()) == ([], 60.0)
+
+
+def test_a_process_that_stays_silent_is_given_up(member: RemoteMember, clock: Clock) -> None:
+    clock.now += HEARTBEAT
+    member.take()
+    clock.now += 59.9
+    before = member.take()
+
+    clock.now += 0.1
+
+    assert before == []
+    with pytest.raises(RendezvousConnectionError, match="rendezvous process has not answered for 60 s more"):
+        member.take()
+
+
+def test_a_process_that_answers_again_is_watched_again(member: RemoteMember, process: Process, clock: Clock) -> None:
+    clock.now += HEARTBEAT
+    member.take()
+    process.say("alive")
+
+    assert taken(member) == []
+    assert member.patience() == pytest.approx(0.45 * HEARTBEAT)
+    clock.now += HEARTBEAT
+    assert [type(word) for word in member.take()] == [ContactLost]
+
+
+def test_a_program_that_may_stand_still_gives_its_process_that_time_too(process: Process, clock: Clock) -> None:
+    member = RemoteMember(job(), stillness=1.0, clock=clock)
+    said = process.heard()
+    process.say("alive")
+    taken(member)
+    clock.now += 1.4 * HEARTBEAT
+    before = member.take()
+
+    clock.now += 0.2 * HEARTBEAT
+
+    assert (said["stillness"], before) == (1.0, [])
+    assert [type(word) for word in member.take()] == [ContactLost]
+    process.end()
+    member.close()
+
+
+def test_answers_that_wait_count_before_silence(member: RemoteMember, process: Process, clock: Clock) -> None:
+    process.say("alive")
+    wait_readable([member], LIMIT)
+    clock.now += 10 * HEARTBEAT
+
+    assert member.take() == []
+
+
+def test_a_process_that_never_begins_is_waited_for_as_long_as_a_join_may_take(process: Process, clock: Clock) -> None:
+    member = RemoteMember(job(join_timeout=50.0), clock=clock)
+    clock.now += 49.0
+    before = member.take()
+
+    clock.now += 1.0
+
+    assert before == []
+    with pytest.raises(RendezvousTimeoutError, match="did not begin within 50 s"):
+        member.take()
+    process.end()
+    member.close()
+
+
+def test_who_waits_for_a_process_that_has_not_begun_is_told_so_now_and_then(
+    process: Process, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    member = RemoteMember(job(join_timeout=50.0), clock=clock)
+    patience = [member.patience()]
+    with caplog.at_level(logging.WARNING, "elasticlib"):
+        for _ in range(12):
+            clock.now += 4.0
+            assert member.take() == []
+    patience.append(member.patience())
+    process.say("alive")
+    taken(member)
+    clock.now += 40.0
+    with caplog.at_level(logging.WARNING, "elasticlib"):
+        member.take()
+
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.partition(": ")[0] for line in said] == [
+        f"node n1/1-a has waited {seconds} s for job 'job'" for seconds in (8, 16, 32)
+    ]
+    assert all("`import torch` takes so long" in line for line in said)
+    assert said[0].endswith("; 42 s left")
+    assert patience == [5.0, 2.0]
+    process.end()
+    member.close()
+
+
+def test_without_a_heartbeat_silence_means_nothing(process: Process, clock: Clock) -> None:
+    member = RemoteMember(job(heartbeat=0.0), clock=clock)
+    process.say("alive")
+    taken(member)
+
+    clock.now += 1e6
+
+    assert (member.take(), member.patience()) == ([], None)
+    process.end()
+    member.close()
+
+
+# The end.
+
+
+def test_closing_parts_from_the_process_and_waits_for_its_end(member: RemoteMember, process: Process) -> None:
+    os.kill(process.pid, signal.SIGTERM)
+    member.close()
+
+    assert process.heard() == {"op": "close"}
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+def test_a_process_that_does_not_part_is_killed(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_client, "_ENDING", 0.0)
+    member = RemoteMember(Job(run_id="job", node="n", backend="c10d", endpoint="n", close_timeout=0.0))
+
+    member.close()
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+def test_after_the_end_nothing_comes_and_reports_are_refused(member: RemoteMember, process: Process) -> None:
+    process.end()
+    member.close()
+    member.close()
+
+    assert (member.take(), member.fileno()) == ([], -1)
+    with pytest.raises(RendezvousClosedError, match="too late"):
+        member.join(2, "trainer")
+
+
+def test_a_socket_that_nobody_fetched_is_closed_at_the_end(member: RemoteMember, process: Process) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        process.tell(SEAT, bound.fileno())
+        taken(member)
+    held = member._listener
+    process.end()
+    member.close()
+
+    assert held is not None and held.fileno() == -1
+
+
+def test_a_forked_child_ends_nothing_of_its_parents(member: RemoteMember, process: Process) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            member.close()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+    process.say("alive")
+
+    assert taken(member) == []
+    os.kill(process.pid, 0)

@@ -1,0 +1,143 @@
+"""How long a worker may take between its program's outcome and its process' end, and what follows."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib._programs import KILLED
+from elasticlib.workers.child._exiting import Act, Course, Outcome, Stage, announce, notices
+
+FAILING = [(Outcome.RAISED, 1), (Outcome.RAISED, -2), (Outcome.ENDED, 3)]
+WELL = [(Outcome.RETURNED, 0), (Outcome.CLOSING, 0)]
+
+
+def until_told(course: Course, now: float) -> list[Act]:
+    """What is done from *now* on, the stacks being written at once, until the launcher is told."""
+    acts: list[Act] = []
+    while Act.TELL not in acts:
+        assert course.deadline is not None
+        now = max(now, course.deadline)
+        acts += course.due(now, dumped=True)
+    return acts
+
+
+@pytest.mark.parametrize(("outcome", "status"), FAILING)
+def test_a_failure_is_news_when_it_is_announced(outcome: Outcome, status: int) -> None:
+    """Not only when the process ends."""
+    course = Course(10.0)
+
+    assert course.heard(outcome, status, now=1.0)
+    assert (True, Stage.EXITS, 11.0) == (course.failed(), course.stage, course.deadline)
+
+
+@pytest.mark.parametrize(("outcome", "status"), FAILING + WELL)
+def test_who_does_not_end_in_time_is_dumped_told_of_and_stopped(outcome: Outcome, status: int) -> None:
+    """The stacks first, then the ladder."""
+    course = Course(10.0)
+    course.heard(outcome, status, now=0.0)
+
+    assert [] == course.due(9.9, dumped=False)
+    assert [Act.DUMP, Act.TELL, Act.TERM] == until_told(course, 10.0)
+    assert course.deadline is not None
+    assert [Act.KILL] == course.due(course.deadline, dumped=True)
+    assert [Act.GIVE_UP] == course.due(course.deadline, dumped=True)
+    assert course.deadline is None
+
+
+def test_a_script_that_ended_well_is_told_of_once_and_let_be() -> None:
+    """Threads that work on are a legitimate program."""
+    course = Course(10.0)
+    course.heard(Outcome.ENDED, 0, now=0.0)
+
+    assert [Act.DUMP, Act.TELL] == until_told(course, 10.0)
+    assert (Stage.LINGERS, None, False) == (course.stage, course.deadline, course.overdue)
+
+
+def test_a_timeout_that_was_asked_for_holds_for_scripts_that_ended_well() -> None:
+    course = Course(10.0, for_scripts=True)
+    course.heard(Outcome.ENDED, 0, now=0.0)
+
+    assert [Act.DUMP, Act.TELL, Act.TERM] == until_told(course, 10.0)
+
+
+@pytest.mark.parametrize("told_before", [False, True])
+def test_finalizers_of_a_script_have_a_time_limit(told_before: bool) -> None:
+    """Once its threads and exit handlers are done, nothing of the user's is left to wait for."""
+    course = Course(10.0)
+    course.heard(Outcome.ENDED, 0, now=0.0)
+    if told_before:
+        until_told(course, 10.0)
+
+    assert not course.heard(Outcome.CLOSING, 0, now=50.0)
+    assert 60.0 == course.deadline
+    assert [Act.DUMP, Act.TELL, Act.TERM] == until_told(course, 60.0)
+
+
+def test_a_stop_leaves_a_failed_worker_the_time_for_its_exit_handlers() -> None:
+    """Where it is stopped because of a failure; an operator's signal reaches everyone."""
+    course, other = Course(10.0), Course(10.0)
+    course.heard(Outcome.RAISED, 1, now=0.0)
+
+    assert not course.stop(30.0, now=1.0, spare_failed=True)
+    assert 10.0 == course.deadline
+    assert other.stop(30.0, now=1.0, spare_failed=True)
+    assert course.stop(30.0, now=2.0, spare_failed=False)
+    assert (Stage.ASKED, 32.0) == (course.stage, course.deadline)
+
+
+def test_nothing_is_stronger_than_the_kill() -> None:
+    course = Course()
+    course.stop(0.0, now=0.0, spare_failed=False)
+    course.due(0.0, dumped=False)
+
+    assert not course.stop(30.0, now=1.0, spare_failed=False)
+    assert KILLED == course.deadline
+
+
+def test_the_exit_code_of_a_program_outlives_the_signal_that_ended_its_process() -> None:
+    """Only where we sent it: a crash in an exit handler is a crash."""
+    returned, crashed, asked = Course(), Course(), Course()
+    returned.heard(Outcome.RETURNED, 0, now=0.0)
+    crashed.heard(Outcome.RETURNED, 0, now=0.0)
+    returned.stop(1.0, now=1.0, spare_failed=False)
+    asked.stop(1.0, now=1.0, spare_failed=False)
+
+    assert (0, -11, -15) == (returned.exitcode(-15), crashed.exitcode(-11), asked.exitcode(-15))
+
+
+def test_stacks_that_never_come_hold_nobody_up() -> None:
+    course = Course(1.0)
+    course.heard(Outcome.RAISED, 1, now=0.0)
+    acts, now = course.due(1.0, dumped=False), 1.0
+    while Act.TELL not in acts:
+        assert course.deadline is not None
+        now = course.deadline
+        acts += course.due(now, dumped=False)
+
+    assert [Act.DUMP, Act.TELL, Act.TERM] == acts
+    assert now <= 2.1
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_announcement_are_left_out(data: bytes) -> None:
+    for pid, outcome, status in notices(data):
+        assert isinstance(outcome, Outcome)
+        assert struct.pack("!iBi", pid, outcome, status) in data
+
+
+def test_only_the_worker_itself_announces() -> None:
+    """A process that it forked has its order too."""
+    reading, writing = os.pipe()
+    facts = os.fstat(writing)
+    order = {"notices": writing, "notices_identity": [facts.st_dev, facts.st_ino], "foreman": os.getpid()}
+    announce({**order, "pid": os.getpid() + 1}, Outcome.RAISED, 1)
+    announce({**order, "pid": os.getpid()}, Outcome.RETURNED, 0)
+
+    assert [(os.getpid(), Outcome.RETURNED, 0)] == list(notices(os.read(reading, 100)))
+    os.close(reading)
+    os.close(writing)

@@ -1,0 +1,360 @@
+"""A worker's last word: whole or absent, of any size; and the error file that other tools read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticlib.workers.child import _report
+from elasticlib.workers.child._report import Report, is_secondary, of_exception, qualified_name, read, write
+from tests.unit.untrusted import spoiled, strange
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    descriptor = os.memfd_create("report")
+    yield descriptor
+    os.close(descriptor)
+
+
+REPORTS = st.builds(
+    Report,
+    st.sampled_from(["result", "error"]),
+    st.binary(max_size=300),
+    st.text(max_size=30),
+    st.text(max_size=300),
+    st.text(max_size=300),
+    st.floats(0, 1e11),
+    st.booleans(),
+)
+
+
+FACTS = json.dumps(
+    {"kind": "error", "exception_type": "E", "message": "E: x", "traceback": "", "timestamp": 1.5, "secondary": False}
+).encode()
+
+
+@given(REPORTS)
+def test_what_was_written_is_read(report: Report) -> None:
+    descriptor = os.memfd_create("report")
+    try:
+        write(descriptor, report)
+        found = read(descriptor)
+    finally:
+        os.close(descriptor)
+
+    assert found == report
+
+
+def test_a_large_result_is_read_whole(memory: int) -> None:
+    report = Report("result", os.urandom(MIB) * 8)
+
+    write(memory, report)
+
+    assert read(memory) == report
+
+
+def test_writes_that_the_kernel_cuts_short_are_continued(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda number, data, offset: plain(number, bytes(data[:7]), offset))
+    report = Report("error", b"payload", "ValueError", "a bad value", "Traceback", 1.5, True)
+
+    write(memory, report)
+
+    assert read(memory) == report
+
+
+def test_a_worker_that_wrote_nothing_left_no_report(memory: int) -> None:
+    assert read(memory) is None
+
+
+@pytest.mark.parametrize("survives", range(3))
+def test_a_report_that_was_cut_off_is_absent(memory: int, survives: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, left = os.pwrite, [survives]
+
+    def dies(number: int, data: Any, offset: int) -> int:
+        if not left[0]:
+            raise InterruptedError("killed")
+        left[0] -= 1
+        return plain(number, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", dies)
+    with pytest.raises(InterruptedError):
+        write(memory, Report("result", b"payload"))
+
+    assert read(memory) is None
+
+
+def test_bytes_that_are_missing_are_an_error(memory: int) -> None:
+    os.pwrite(memory, b"abc", 0)
+
+    with pytest.raises(EOFError, match="2 bytes less"):
+        _report.read_exactly(memory, 5)
+
+
+# The memory that a worker lost and finds again.
+
+
+@pytest.fixture
+def owner(memory: int) -> Iterator[int]:
+    """A process that holds the memory under the same number."""
+    os.set_inheritable(memory, True)
+    sleep = shutil.which("sleep") or "sleep"
+    pid = os.posix_spawn(sleep, ["sleep", "60"], {})
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def open_descriptors() -> list[str]:
+    return os.listdir("/proc/self/fd")
+
+
+def test_a_file_is_told_from_all_others_and_stays_itself(memory: int) -> None:
+    other, copy = os.memfd_create("other"), os.dup(memory)
+    try:
+        assert _report.identity(copy) == _report.identity(memory)
+        assert _report.identity(other) != _report.identity(memory)
+    finally:
+        os.close(other)
+        os.close(copy)
+
+
+def test_a_closed_descriptor_is_no_file() -> None:
+    memory = os.memfd_create("report")
+    os.close(memory)
+
+    assert _report.identity(memory) == (0, 0)
+
+
+def test_memory_that_is_still_there_is_not_looked_for(memory: int) -> None:
+    before = open_descriptors()
+
+    found = _report.reopened(memory, _report.identity(memory), owner=0)
+
+    assert found == memory
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_memory_whose_descriptor_was_closed_is_found_through_its_owner(memory: int, owner: int, reused: bool) -> None:
+    expected, kept, users = _report.identity(memory), os.dup(memory), os.memfd_create("of the user")
+    os.close(memory)
+    if reused:
+        os.dup2(users, memory)
+
+    found = _report.reopened(memory, expected, owner)
+    write(found, Report("result", b"payload"))
+    os.dup2(kept, memory)  # for the fixture to close
+    sizes = os.fstat(kept).st_size, os.fstat(users).st_size
+    for descriptor in {found, kept, users} - {memory}:
+        os.close(descriptor)
+
+    assert read(memory) == Report("result", b"payload")
+    assert sizes[0] > 0 and sizes[1] == 0
+
+
+def test_memory_that_its_owner_has_lost_too_is_an_error(memory: int, owner: int) -> None:
+    before = open_descriptors()
+
+    with pytest.raises(OSError, match="awaits this worker's report, was closed"):
+        _report.reopened(memory, (1, 1), owner)
+    assert open_descriptors() == before
+
+
+def test_memory_whose_owner_is_gone_is_an_error(memory: int) -> None:
+    gone = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(gone, 0)
+
+    with pytest.raises(OSError, match=str(gone)):
+        _report.reopened(memory, (1, 1), gone)
+
+
+# What an exception says.
+
+
+class TroubleError(Exception):
+    pass
+
+
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_an_exception_is_reported_with_type_message_and_traceback() -> None:
+    report = of_exception(raised(ValueError("a bad value")), b"pickled")
+
+    assert (report.kind, report.payload) == ("error", b"pickled")
+    assert (report.exception_type, report.message) == ("ValueError", "ValueError: a bad value")
+    assert "in raised\n    raise error\n" in report.traceback
+    assert report.timestamp > 0
+
+
+def test_an_exception_without_a_text_is_called_by_its_type() -> None:
+    assert of_exception(ValueError(), b"").message == "ValueError"
+
+
+def test_an_exception_of_a_module_is_called_with_it() -> None:
+    assert qualified_name(TroubleError) == f"{__name__}.TroubleError"
+    assert qualified_name(json.JSONDecodeError) == "json.decoder.JSONDecodeError"
+
+
+def test_an_exception_of_main_is_called_without_it() -> None:
+    assert qualified_name(type("TroubleError", (Exception,), {"__module__": "__main__"})) == "TroubleError"
+
+
+def test_an_exception_that_cannot_say_its_text_is_reported_all_the_same() -> None:
+    assert of_exception(WordlessError(), b"").exception_type.endswith("WordlessError")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError("reset"),
+        BrokenPipeError(),
+        EOFError(),
+        type("DistNetworkError", (RuntimeError,), {})("timed out"),
+        RuntimeError("[/pytorch/gloo/pair.cc:1] Connection closed by peer [127.0.0.1]:1"),
+        RuntimeError("NCCL error: remote process exited or there was a network error"),
+        RuntimeError("Connection was reset"),
+    ],
+    ids=lambda error: f"{type(error).__name__} {error}",
+)
+def test_a_lost_connection_to_a_peer_is_secondary(error: BaseException) -> None:
+    assert is_secondary(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("connection closed by peer"),
+        RuntimeError("CUDA out of memory"),
+        OSError("no space left"),
+        KeyError("connection reset"),
+    ],
+    ids=lambda error: f"{type(error).__name__} {error}",
+)
+def test_any_other_failure_is_primary(error: BaseException) -> None:
+    assert not is_secondary(error)
+
+
+# The error file.
+
+
+def test_the_error_file_has_torchs_form(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+
+    _report.write_error_file(str(path), Report("error", b"", "ValueError", "ValueError: bad", "Trace", 1234.75))
+
+    assert json.loads(path.read_text()) == {
+        "message": {
+            "message": "ValueError: bad",
+            "extraInfo": {"py_callstack": "Trace", "timestamp": "1234", "timestamp_fraction": 0.75},
+        }
+    }
+
+
+def test_the_folder_of_the_error_file_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "attempt_0" / "1" / "error.json"
+
+    _report.write_error_file(str(path), Report("error", b""))
+
+    assert path.is_file()
+
+
+def test_the_first_error_file_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_text("of an earlier failure")
+
+    _report.write_error_file(str(path), Report("error", b""))
+
+    assert path.read_text() == "of an earlier failure"
+
+
+@pytest.mark.parametrize("former", [None, "former"])
+def test_a_file_that_cannot_be_written_whole_is_not_written(tmp_path: Path, former: str | None) -> None:
+    path = tmp_path / "error.json"
+    if former is not None:
+        path.write_text(former)
+
+    with pytest.raises(TypeError):
+        _report.write_json(str(path), {"message": "begins well", "then": object()})
+
+    assert [each.read_text() for each in tmp_path.iterdir()] == ([] if former is None else [former])
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_who_may_read_the_error_file_is_for_the_umask_to_say(tmp_path: Path, umask: int, mode: int) -> None:
+    path = tmp_path / "error.json"
+    former = os.umask(umask)
+    try:
+        _report.write_error_file(str(path), Report("error", b""))
+    finally:
+        os.umask(former)
+
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.slow
+def test_torchs_own_reader_understands_the_error_file(tmp_path: Path) -> None:
+    torchs = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
+
+    path = str(tmp_path / "error.json")
+    report = of_exception(raised(ValueError("a bad value")), b"")
+    _report.write_error_file(path, report)
+
+    failure = torchs.ProcessFailure(local_rank=1, pid=7, exitcode=1, error_file=path)
+
+    assert failure.timestamp == int(report.timestamp)
+    assert "ValueError: a bad value" in str(torchs.ChildFailedError("train.py", {1: failure}))
+
+
+def test_a_folder_that_is_made_anew_for_an_error_file_is_for_this_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "gone" / "0"
+
+    _report.write_json(str(folder / "error.json"), {})
+
+    assert ["0o700", "0o700"] == [oct(each.stat().st_mode & 0o777) for each in (folder.parent, folder)]
+
+
+@given(spoiled(FACTS) | strange, st.integers(0, 20), st.sampled_from([0, 1, 2**40, 2**63]))
+def test_whatever_a_worker_writes_over_its_report_is_one_or_none(facts: bytes, payload: int, more: int) -> None:
+    descriptor = os.memfd_create("report")
+    try:
+        os.pwrite(descriptor, _report._HEAD.pack(_report._MAGIC, len(facts), payload + more), 0)
+        os.pwrite(descriptor, facts + b"x" * payload, _report._HEAD.size)
+
+        found = read(descriptor)
+    finally:
+        os.close(descriptor)
+
+    assert found is None or (more == 0 and b"x" * payload == found.payload)
+
+
+def test_a_memory_that_was_made_larger_than_any_is_read_in_part(memory: int) -> None:
+    os.pwrite(memory, b"said", 0)
+    os.ftruncate(memory, 2**50)
+
+    assert _report.read_text(memory).startswith("said")
+    os.pwrite(memory, _report._HEAD.pack(_report._MAGIC, 2**49, 4), 0)
+    assert read(memory) is None

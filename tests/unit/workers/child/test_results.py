@@ -1,0 +1,213 @@
+"""What a worker sends back: by name what both sides have in ``__main__``, by value all else."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import traceback
+import types
+from typing import Any
+
+import pytest
+
+from elasticlib.workers.child import _exceptions
+from elasticlib.workers.child._results import pack_exception, pack_result
+
+
+@pytest.fixture
+def point(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A class of ``__main__``."""
+    kind = type("Point", (), {"__module__": "__main__", "side": "worker"})
+    monkeypatch.setattr(sys.modules["__main__"], "Point", kind, raising=False)
+    return kind
+
+
+@pytest.fixture
+def launchers_point(point: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the launcher has under the same name; asked for once the worker's side is packed."""
+    kind = type("Point", (), {"__module__": "__main__", "side": "launcher"})
+
+    def become_the_launcher() -> Any:
+        monkeypatch.setattr(sys.modules["__main__"], "Point", kind)
+        return kind
+
+    return become_the_launcher
+
+
+def test_a_class_that_both_sides_have_travels_by_name(point: Any, launchers_point: Any) -> None:
+    packed = pack_result(point(), ["Point"])
+    there = launchers_point()
+
+    assert type(pickle.loads(packed)) is there
+
+
+def test_a_forked_caller_has_all_that_its_workers_have(point: Any, launchers_point: Any) -> None:
+    packed = pack_result(point, None)
+    there = launchers_point()
+
+    assert pickle.loads(packed) is there
+
+
+def test_a_class_that_only_the_worker_has_travels_by_value(point: Any, launchers_point: Any) -> None:
+    packed = pack_result(point(), ())
+    there = launchers_point()
+
+    found = pickle.loads(packed)
+    assert type(found) is not there
+    assert found.side == "worker"
+
+
+def test_a_class_that_the_worker_defined_anew_travels_by_value(point: Any, launchers_point: Any) -> None:
+    anew = type("Point", (), {"__module__": "__main__", "side": "anew"})
+
+    packed = pack_result(anew(), ["Point"])
+    launchers_point()
+
+    assert pickle.loads(packed).side == "anew"
+
+
+@pytest.mark.parametrize("value", [None, 1.5, "text", b"\0" * 100_000, {"a": [1, (2,)]}, range(3), print])
+def test_plain_values_come_back_as_they_are(value: object) -> None:
+    assert pickle.loads(pack_result(value, ())) == value
+
+
+def test_what_cannot_be_pickled_is_an_error() -> None:
+    with pytest.raises(TypeError, match="lock"):
+        pack_result(threading.Lock(), ())
+
+
+# Exceptions: as much of them as can travel.
+
+
+class TwoNeeded(Exception):  # noqa: N818
+    """Cannot be made of its ``args``."""
+
+    def __init__(self, first: str, second: object) -> None:
+        super().__init__(f"{first} and {second}")
+        self.first, self.second = first, second
+
+
+class Decorated(ValueError):  # noqa: N818
+    """Makes another text of what it is made of."""
+
+    def __init__(self, code: object) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class SaysItsField(LookupError):  # noqa: N818
+    """Its text comes from a field."""
+
+    def __str__(self) -> str:
+        return f"lost {self.what}"  # type: ignore[attr-defined]
+
+
+def with_fields(error: BaseException, **fields: object) -> BaseException:
+    vars(error).update(fields)
+    return error
+
+
+def there(error: BaseException) -> BaseException:
+    found = _exceptions.unpack(pack_exception(error, ()))
+    assert found is not None
+    assert str(error) == str(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad", 3),
+        KeyError("name"),
+        FileNotFoundError(2, "no such file", "x"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "why"),
+        TwoNeeded("1", 2),
+        Decorated(5),
+        with_fields(ValueError("bad"), code=5),
+    ],
+    ids=repr,
+)
+def test_an_exception_comes_back_as_it_is(error: BaseException) -> None:
+    found = there(error)
+
+    assert (type(error), error.args, vars(error)) == (type(found), found.args, vars(found))
+
+
+def test_a_field_that_cannot_travel_is_left_out_and_the_others_come() -> None:
+    found = there(with_fields(TwoNeeded("1", 2), lock=threading.Lock(), code=5))
+
+    assert TwoNeeded is type(found)
+    assert {"first": "1", "second": 2, "code": 5} == vars(found)
+
+
+@pytest.mark.parametrize("args", [(threading.Lock(),), ("bad", threading.Lock(), 3)], ids=["alone", "among others"])
+def test_for_an_argument_that_cannot_travel_goes_its_text(args: tuple[object, ...]) -> None:
+    found = there(ValueError(*args))
+
+    assert ValueError is type(found)
+    assert [value for value in args if isinstance(value, (str, int))] == [
+        value for value in found.args if type(value) in (str, int)
+    ]
+
+
+def test_a_text_that_needs_what_could_not_travel_is_kept_by_a_class_of_that_name() -> None:
+    found = there(with_fields(SaysItsField(), what=threading.Lock()))
+
+    assert isinstance(found, SaysItsField)
+    assert "SaysItsField" == type(found).__name__
+
+
+def test_for_a_class_that_cannot_travel_stands_the_nearest_above_it() -> None:
+    class Local(Decorated):
+        lock = threading.Lock()
+
+    found = there(Local(5))
+
+    assert isinstance(found, Decorated)
+    assert ("Local", 5) == (type(found).__name__, found.code)
+
+
+def test_for_a_class_that_the_launcher_lacks_stands_the_nearest_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("of_the_worker")
+    kind = type("StepError", (ArithmeticError,), {"__module__": module.__name__})
+    module.StepError = kind  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    packed = pack_exception(with_fields(kind("too large", 7), step=3), ())
+    monkeypatch.delitem(sys.modules, module.__name__)
+
+    found = _exceptions.unpack(packed)
+
+    assert isinstance(found, ArithmeticError)
+    assert ("of_the_worker.StepError: ('too large', 7)\n", ("too large", 7), {"step": 3}) == (
+        traceback.format_exception_only(type(found), found)[0],
+        found.args,
+        vars(found),
+    )
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="no groups in this Python")
+def test_a_group_of_which_a_part_cannot_travel_keeps_its_name_and_text() -> None:
+    group = ExceptionGroup("two", [ValueError("bad"), with_fields(ValueError(threading.Lock()))])  # type: ignore[name-defined]  # noqa: F821
+
+    found = there(group)
+
+    assert "ExceptionGroup" == type(found).__name__
+
+
+def test_an_exception_that_has_no_text_travels_too() -> None:
+    class Mute(Exception):  # noqa: N818
+        def __str__(self) -> str:
+            raise TypeError("no text")
+
+        __repr__ = __str__
+
+    found = _exceptions.unpack(pack_exception(Mute(Mute()), ()))
+
+    assert "Mute" == type(found).__name__
+
+
+def test_other_bytes_are_no_exception() -> None:
+    assert [None] * 4 == [
+        _exceptions.unpack(each) for each in (b"", b"rubbish", pickle.dumps(ValueError("bad")), pickle.dumps({"a": 1}))
+    ]

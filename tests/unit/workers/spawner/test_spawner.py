@@ -1,0 +1,377 @@
+"""The foreman's stop ladder and what it says, with nobody really killed."""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import shutil
+import signal
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from elasticlib._wire import Channel, Message, wait_readable
+from elasticlib.workers import _reaper
+from elasticlib.workers.child import _report
+from elasticlib.workers.child._exiting import Course, Outcome
+from elasticlib.workers.spawner import _spawner
+from elasticlib.workers.spawner._spawner import Foreman
+
+
+class Yard:
+    """A foreman, its launcher's end of the channel, and workers whom signals do not reach."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launcher, theirs = Channel.pair()
+        self.theirs = theirs
+        self.foreman = Foreman(theirs, os.getppid(), frozenset(), {"SET": "by the wrapper", "RANK": "by an import"})
+        self.foreman.listen()
+        self.orders: list[Message] = []
+        self.sent: list[tuple[int, int]] = []
+        self.workers: list[int] = []
+        monkeypatch.setattr(_spawner, "_signal_group", lambda leader, _, signum: self.sent.append((leader, signum)))
+        monkeypatch.setattr(_reaper, "send", lambda handle, signum: None)
+        monkeypatch.setattr(_reaper, "sweep", lambda *spare, **limits: [])
+
+    def process(self, order: Message | None = None) -> int:
+        """A process that stands for a worker; *order* is what the foreman would have it do."""
+        sleep = shutil.which("sleep") or "sleep"
+        pid = os.posix_spawn(sleep, ["sleep", "60"], {})
+        self.workers.append(pid)
+        if order is not None:
+            self.orders.append(order)
+        return pid
+
+    def worker(self, rank: int) -> _spawner._Live:
+        pid = self.process()
+        left = os.memfd_create("report"), os.memfd_create("faults"), os.memfd_create("tail")
+        live = _spawner._Live(self.foreman._round, rank, pid, os.pidfd_open(pid), left, Course())
+        self.foreman._live[rank] = live
+        self.foreman._selector.register(live.handle, selectors.EVENT_READ, lambda: self.foreman._ended(live))
+        return live
+
+    def kill(self, live: _spawner._Live) -> None:
+        os.kill(live.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, live.pid, os.WEXITED | os.WNOWAIT)
+
+    def end(self, live: _spawner._Live) -> None:
+        self.kill(live)
+        self.workers.remove(live.pid)
+        self.foreman._ended(live)
+
+    def order(self, **message: object) -> None:
+        more = {"spare": False} if message["op"] == "stop" else {}
+        self.launcher.send({**more, **message}, (0, 1, 2) if message["op"] == "start" else ())
+        self.foreman._obey()
+
+    def out_of_time(self) -> None:
+        """Let the deadlines of all workers pass."""
+        for live in list(self.foreman._live.values()):
+            live.course.deadline = 0.0
+            self.foreman._look_at(live)
+
+    def said(self) -> list[Message]:
+        """All that the foreman has said by now."""
+        found = []
+        while wait_readable([self.launcher], 0):
+            received = self.launcher.receive()
+            assert received is not None
+            for descriptor in received[1]:
+                os.close(descriptor)
+            found.append(received[0])
+        return found
+
+    def close(self) -> None:
+        for pid in self.workers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for live in self.foreman._live.values():
+            for descriptor in (live.handle, *live.left):
+                os.close(descriptor)
+        for descriptor in self.foreman._notices:
+            os.close(descriptor)
+        self.foreman._selector.close()
+        self.launcher.close()
+        self.theirs.close()
+
+
+@pytest.fixture
+def yard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
+    yard = Yard(monkeypatch)
+    yield yard
+    yard.close()
+
+
+def test_an_end_is_told_with_its_status(yard: Yard) -> None:
+    live = yard.worker(0)
+    yard.worker(1)
+
+    yard.end(live)
+
+    (message,) = yard.said()
+    assert (message["op"], message["local_rank"], message["pid"]) == ("exited", 0, live.pid)
+    assert (message["exitcode"], message["told"]) == (-signal.SIGKILL, False)
+
+
+def test_whoever_ends_takes_its_group_along(yard: Yard) -> None:
+    live = yard.worker(0)
+
+    yard.end(live)
+
+    assert (live.pid, signal.SIGKILL) in yard.sent
+
+
+def test_the_last_end_ends_the_round(yard: Yard) -> None:
+    first, last = yard.worker(0), yard.worker(1)
+
+    yard.end(first)
+    yard.end(last)
+
+    assert [message["op"] for message in yard.said()] == ["exited", "exited", "stopped"]
+
+
+def test_a_stop_signals_all_groups_and_wakes_the_stopped_ones(yard: Yard) -> None:
+    first, second = yard.worker(0), yard.worker(1)
+
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    assert yard.sent == [
+        (pid, signum) for pid in (first.pid, second.pid) for signum in (signal.SIGTERM, signal.SIGCONT)
+    ]
+
+
+def test_one_worker_is_signalled_by_its_rank_as_long_as_its_round_runs(yard: Yard) -> None:
+    """Whoever knows only its number would hit whoever has that by then."""
+    yard.foreman._round = 2
+    live, _ = yard.worker(0), yard.worker(1)
+
+    for number, rank in ((2, 0), (1, 1), (2, 7)):
+        yard.order(op="signal", round=number, local_rank=rank, signal=int(signal.SIGUSR1))
+
+    assert yard.sent == [(live.pid, signal.SIGUSR1)]
+
+
+def test_an_end_after_the_stop_signal_is_told_as_such(yard: Yard) -> None:
+    live = yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    yard.end(live)
+
+    assert yard.said()[0]["told"] is True
+
+
+def test_who_had_ended_before_the_stop_signal_was_not_told(yard: Yard) -> None:
+    ended, other = yard.worker(0), yard.worker(1)
+    yard.kill(ended)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    yard.end(ended)
+    yard.end(other)
+
+    told = {message["local_rank"]: message["told"] for message in yard.said() if message["op"] == "exited"}
+    assert told == {0: False, 1: True}
+
+
+def test_who_was_told_once_stays_told_when_the_next_signal_finds_it_ending(yard: Yard) -> None:
+    live = yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+    yard.kill(live)
+    yard.order(op="stop", signal=int(signal.SIGINT), grace=30.0)
+
+    yard.end(live)
+
+    assert yard.said()[0]["told"] is True
+
+
+def test_a_stop_without_workers_is_done_at_once(yard: Yard) -> None:
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    assert [message["op"] for message in yard.said()] == ["stopped"]
+
+
+def test_out_of_time_means_a_kill_and_then_the_survivors_are_told(yard: Yard) -> None:
+    live = yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
+
+    yard.out_of_time()
+    after_kill = yard.said()
+    yard.out_of_time()
+
+    assert yard.sent[-1] == (live.pid, signal.SIGKILL)
+    assert after_kill == []
+    assert [(message["op"], message["survivors"]) for message in yard.said()] == [("stopped", [live.pid])]
+
+
+def test_another_signal_after_the_kill_does_not_make_a_survivor_of_who_is_just_dying(yard: Yard) -> None:
+    live = yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGINT), grace=30.0)
+    yard.order(op="stop", signal=int(signal.SIGKILL), grace=0.0)
+    yard.out_of_time()
+    until_then = live.course.deadline
+
+    yard.order(op="stop", signal=int(signal.SIGKILL), grace=0.0)
+
+    assert live.course.deadline == until_then
+
+
+def test_a_survivor_is_no_worker_of_a_later_round(yard: Yard) -> None:
+    yard.foreman._round = 0
+    survivor = yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
+    yard.out_of_time()
+    yard.out_of_time()
+    yard.said()
+
+    yard.order(op="start", round=1, workers=[], more=[])
+    yard.kill(survivor)
+    heard = [key.fd for key, _ in yard.foreman._selector.select(0)]
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    assert heard == []
+    assert [(message["op"], message["round"]) for message in yard.said()] == [("started", 1), ("stopped", 1)]
+
+
+def test_a_survivor_leaves_no_descriptor_open(yard: Yard) -> None:
+    before = os.listdir("/proc/self/fd")
+    yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
+
+    yard.out_of_time()
+    yard.out_of_time()
+
+    assert os.listdir("/proc/self/fd") == before
+
+
+def start(yard: Yard, *ranks: int) -> None:
+    """Order a round of workers, of whom only their orders are looked at."""
+    yard.foreman._job = {"common": {"env": {"SET": "by the caller", "HOME": "/"}, "stdout": None, "stderr": None}}
+    yard.foreman._job["common"]["exit_timeout"] = [30.0, False]
+    workers = [{"local_rank": rank, "env": {"RANK": str(rank)}} for rank in ranks]
+    yard.order(op="start", round=3, workers=workers, more=[])
+
+
+def test_the_foreman_names_itself_when_it_has_its_job(yard: Yard) -> None:
+    yard.order(op="job", memories=[])
+
+    assert yard.said() == [{"op": "hired", "foreman": os.getpid()}]
+
+
+def test_a_round_is_told_with_its_processes(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yard.foreman, "_fork", yard.process)
+
+    start(yard, 0, 1)
+
+    pids = {"0": yard.workers[0], "1": yard.workers[1]}
+    assert yard.said() == [{"op": "started", "round": 3, "pids": pids}]
+
+
+def test_what_the_template_added_beats_the_callers_variables_and_not_the_workers_own(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(yard.foreman, "_fork", yard.process)
+
+    start(yard, 1)
+
+    assert yard.orders[0]["env"] == {"SET": "by the wrapper", "HOME": "/", "RANK": "1"}
+
+
+def test_a_worker_learns_how_to_find_its_report_again(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yard.foreman, "_fork", yard.process)
+
+    start(yard, 0)
+
+    (order,) = yard.orders
+    assert tuple(order["identity"]) == _report.identity(order["report"])
+    assert order["foreman"] == os.getpid()
+
+
+def test_a_start_that_fails_in_the_middle_is_broken_and_never_started(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fork(order: Message) -> int:
+        if order["local_rank"] == 1:
+            raise BlockingIOError("no process left")
+        return yard.process(order)
+
+    monkeypatch.setattr(yard.foreman, "_fork", fork)
+
+    start(yard, 0, 1)
+
+    assert yard.said() == [{"op": "broken", "why": "a worker could not be started: no process left"}]
+
+
+def test_a_knock_that_comes_with_the_last_end_finds_no_store(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = os.eventfd(1, os.EFD_CLOEXEC)
+    yard.foreman._store.await_knock(listener)
+    live = yard.worker(0)
+    knock = yard.foreman._selector.get_key(listener)
+
+    yard.end(live)
+    begun: list[int] = []
+    monkeypatch.setattr(os, "fork", lambda: begun.append(1) or 1)
+    knock.data()
+
+    assert begun == []
+
+
+@pytest.mark.parametrize("grace", [1e10, math.inf])
+def test_a_grace_may_be_longer_than_the_kernel_can_count(yard: Yard, grace: float) -> None:
+    yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=grace)
+    yard.foreman._selector.register(yard.theirs, selectors.EVENT_READ)
+    yard.launcher.send({"op": "quit"})
+
+    ready = yard.foreman._selector.select(yard.foreman._left())
+
+    assert [key.fileobj for key, _ in ready] == [yard.theirs]
+
+
+def announced(yard: Yard, live: _spawner._Live, outcome: Outcome, status: int) -> None:
+    """Have *live* announce the outcome of its program, as its process would."""
+    writing = yard.foreman._notices[1]
+    os.write(writing, struct.pack("!iBi", live.pid, outcome, status))
+    yard.foreman._hear()
+
+
+def test_a_failure_is_told_when_it_is_announced_with_its_report(yard: Yard) -> None:
+    live = yard.worker(1)
+
+    announced(yard, live, Outcome.RAISED, 1)
+
+    assert yard.said() == [{"op": "failed", "round": -1, "local_rank": 1, "pid": live.pid, "exitcode": 1}]
+
+
+def test_a_stop_after_a_failure_spares_who_has_failed(yard: Yard) -> None:
+    failed, other = yard.worker(0), yard.worker(1)
+    announced(yard, failed, Outcome.RAISED, 1)
+
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0, spare=True)
+
+    assert {other.pid} == {pid for pid, _ in yard.sent}
+
+
+def test_who_lives_on_is_told_of_and_ends_with_the_status_of_its_program(yard: Yard) -> None:
+    """Its threads' stacks are asked for, then it is stopped."""
+    live = yard.worker(0)
+    announced(yard, live, Outcome.RETURNED, 0)
+    os.write(live.left[1], b"stacks")
+
+    while not yard.sent:
+        yard.out_of_time()
+    yard.end(live)
+
+    lingers, exited, stopped = yard.said()
+    assert ("lingers", True, 30.0) == (lingers["op"], lingers["ends"], lingers["seconds"])
+    assert (0, 30.0, False) == (exited["exitcode"], exited["overdue"], exited["told"])
+    assert "stopped" == stopped["op"]
+
+
+def test_announcements_of_strangers_are_left_out(yard: Yard) -> None:
+    yard.worker(0)
+    os.write(yard.foreman._notices[1], struct.pack("!iBi", 1, Outcome.RAISED, 1) + b"and more")
+
+    yard.foreman._hear()
+
+    assert yard.said() == []

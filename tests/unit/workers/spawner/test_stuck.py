@@ -1,0 +1,169 @@
+"""Who sits in native code while it should end, and who is at work on it."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from elasticlib.workers import _reaper
+from elasticlib.workers.spawner import _stuck
+from elasticlib.workers.spawner._stuck import INTERVAL, PATIENCE, PATIENCE_FOR_HANDLERS, Look, Stop
+
+LIMIT = 30.0
+WAITS = Look(cpu=1.0, sleeps=True, own_handler=False)
+HANDLES = Look(cpu=1.0, sleeps=True, own_handler=True)
+
+
+def killed(looks: Callable[[float], dict[int, Look | None]], until: float) -> list[tuple[float, int]]:
+    """When which rank is to be killed, where each look finds what *looks* says; a killed one is gone."""
+    stop, now, found = Stop(signal.SIGINT, began=0.0), 0.0, list[tuple[float, int]]()
+    while now < until:
+        now = stop.next_look
+        gone = {rank for _, rank in found}
+        rank = stop.stuck({each: look for each, look in looks(now).items() if each not in gone}, now)
+        if rank is not None:
+            found.append((now, rank))
+    return found
+
+
+def test_when_all_sit_in_native_code_one_after_the_other_is_killed_from_the_last() -> None:
+    ends = killed(lambda now: {0: WAITS, 1: WAITS, 2: WAITS}, until=10.0)
+
+    assert [2, 1, 0] == [rank for _, rank in ends]
+    assert PATIENCE <= ends[0][0] < PATIENCE + INTERVAL
+    assert all(later - earlier >= INTERVAL for (earlier, _), (later, _) in itertools.pairwise(ends))
+
+
+def test_one_that_is_at_work_on_its_end_keeps_the_time_of_all() -> None:
+    """What it does may free the others, and none of these has waited in vain when it is done."""
+    ends = killed(lambda now: {0: None, 1: WAITS} if now < 9.0 else {1: WAITS}, until=20.0)
+
+    ((at, rank),) = ends
+    assert (1, True) == (rank, 9.0 + PATIENCE - INTERVAL <= at)
+
+
+def test_a_program_with_a_handler_of_its_own_has_more_time() -> None:
+    ends = killed(lambda now: {0: HANDLES, 1: WAITS}, until=PATIENCE_FOR_HANDLERS + INTERVAL)
+
+    assert PATIENCE_FOR_HANDLERS <= ends[0][0]
+
+
+@pytest.mark.parametrize(
+    "at_work",
+    [
+        lambda now: Look(now, sleeps=True, own_handler=False),
+        lambda now: Look(1.0, sleeps=False, own_handler=False),
+        lambda now: Look(1.0, sleeps=int(now) % 2 == 0, own_handler=False),
+    ],
+    ids=["uses the processor", "waits for a disk", "waits for a disk now and then"],
+)
+def test_native_code_that_is_at_work_is_left_alone(at_work: Callable[[float], Look]) -> None:
+    assert [] == killed(lambda now: {0: WAITS, 1: at_work(now)}, until=20.0)
+
+
+def test_a_wait_that_looks_about_now_and_then_is_a_wait() -> None:
+    assert killed(lambda now: {0: Look(1.0 + now / 100, sleeps=True, own_handler=False)}, until=PATIENCE + INTERVAL)
+
+
+def test_nobody_is_nobody() -> None:
+    assert [] == killed(lambda now: {}, until=20.0)
+
+
+# What can be seen of a real process.
+
+NATIVE = """
+import ctypes, signal, sys
+mutex = ctypes.create_string_buffer(64)
+lock = ctypes.CDLL(None).pthread_mutex_lock
+{before}
+print(flush=True)
+lock(mutex)
+lock(mutex)
+"""
+HANDLER = "signal.signal(signal.SIGINT, lambda *_: None)"
+PYTHON = """
+import signal
+signal.signal(signal.SIGINT, lambda *_: {handler})
+print(flush=True)
+while True:
+    signal.pause()
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a program of this interpreter, and waits until it is ready."""
+    started: list[subprocess.Popen[str]] = []
+
+    def new(code: str) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True))
+        process = started[-1]
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    yield new
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not come within {LIMIT:g} s"
+
+
+@pytest.mark.parametrize(("before", "own"), [("", False), (HANDLER, True)], ids=["no handler", "own handler"])
+def test_a_process_in_native_code_is_seen_to_have_a_signal_before_it(start: Start, before: str, own: bool) -> None:
+    process = start(NATIVE.format(before=before))
+    until(lambda: (_reaper.status(process.pid) or [b""])[0] == b"S")
+    first = _stuck.look(process.pid, signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    until(lambda: _stuck.look(process.pid, signal.SIGINT))
+
+    found = _stuck.look(process.pid, signal.SIGINT)
+
+    assert first is None
+    assert found is not None
+    assert own == found.own_handler
+    assert _stuck.look(process.pid, signal.SIGTERM) is None
+
+
+@pytest.mark.parametrize("handler", ["print(flush=True)", "(print(flush=True), signal.pause())"], ids=["done", "at it"])
+def test_a_process_whose_handler_was_called_is_not_deaf_though_it_waits_again(start: Start, handler: str) -> None:
+    process = start(PYTHON.format(handler=handler))
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    assert _stuck.look(process.pid, signal.SIGINT) is None
+
+
+def test_of_a_program_that_is_no_python_nothing_is_said() -> None:
+    with subprocess.Popen(["sleep", "60"]) as program:
+        found = _stuck.look(program.pid, signal.SIGINT)
+        program.kill()
+
+    assert found is None
+
+
+def test_of_a_process_that_is_gone_nothing_is_said() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as program:
+        program.wait()
+
+    assert _stuck.look(program.pid, signal.SIGINT) is None
+
+
+def test_of_an_interpreter_that_is_built_otherwise_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stuck, "_layout", lambda: None)
+
+    assert _stuck.look(1, signal.SIGINT) is None

@@ -1,0 +1,242 @@
+"""What is refused before any process is started, and what a call becomes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import ConfigError, EntrypointError, LogDirError, PicklingError, SpecError
+from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.numa import NumaOptions
+from elasticlib.workers import MultiprocessContext, SubprocessContext, _call, start_processes
+
+NOWHERE = DefaultLogsSpecs(os.devnull)
+
+
+def adds(left: int, right: int) -> int:
+    return left + right
+
+
+def start(entrypoint: Any = adds, args: Any = None, envs: Any = None, **options: Any) -> None:
+    args, envs = {0: (1, 2)} if args is None else args, {0: {}} if envs is None else envs
+    start_processes(**{"name": "t", "logs_specs": NOWHERE, **options}, entrypoint=entrypoint, args=args, envs=envs)
+
+
+@pytest.mark.parametrize(
+    ("args", "envs"),
+    [
+        ({0: (), 2: ()}, {0: {}, 2: {}}),
+        ({1: ()}, {1: {}}),
+        ({0: (), 1: ()}, {0: {}}),
+        ({0: ()}, {0: {}, 1: {}}),
+        ({}, {0: {}}),
+        ({0: ()}, {}),
+    ],
+)
+@pytest.mark.parametrize("kind", [RuntimeError, ConfigError])
+def test_local_ranks_that_are_not_0_to_n_1_are_refused(args: Any, envs: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="local rank"):
+        start(args=args, envs=envs)
+
+
+@pytest.mark.parametrize("value", [None, 0])
+def test_no_signal_to_end_by_is_sigterm(value: Any) -> None:
+    assert signal.SIGTERM == _call.death_signal(value)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "said"), [([1, 2], (1, 2), 0), (iter("ab"), ("a", "b"), 0), ("ab", ("a", "b"), 1)]
+)
+def test_arguments_are_whatever_can_be_run_through(
+    given: Any, expected: tuple[Any, ...], said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert {0: expected} == _call.arguments({0: given})
+    assert said == len(caplog.records)
+
+
+@pytest.mark.parametrize("args", ["no mapping", {0: 3}])
+def test_arguments_that_cannot_be_run_through_are_refused(args: Any) -> None:
+    with pytest.raises(ConfigError, match="args"):
+        start(args=args)
+
+
+@pytest.mark.parametrize("env", [{"RANK": 1}, {3: "x"}, [("A", "b")]])
+def test_variables_that_are_no_text_are_refused_as_by_popen(env: Any) -> None:
+    with pytest.raises(TypeError, match=r"envs\[0\]") as caught:
+        start(envs={0: env})
+    assert isinstance(caught.value, ConfigError)
+
+
+@pytest.mark.parametrize("env", [{"": "x"}, {"A=B": "x"}, {"A": "x\0"}])
+def test_variables_that_no_environment_can_hold_are_refused(env: Any) -> None:
+    with pytest.raises(ConfigError, match="which no environment can hold"):
+        start(envs={0: env})
+
+
+def test_a_program_that_is_not_there_is_refused() -> None:
+    with pytest.raises(FileNotFoundError, match="no_such_program") as caught:
+        start("no_such_program", {0: ()})
+    assert isinstance(caught.value, EntrypointError)
+
+
+@pytest.mark.parametrize("entrypoint", [3, None, Path("train.py")])
+def test_what_is_neither_text_nor_callable_is_refused(entrypoint: Any) -> None:
+    with pytest.raises(EntrypointError, match="is no callable"):
+        start(entrypoint)
+
+
+def test_an_argument_that_cannot_be_sent_is_named_with_its_rank() -> None:
+    with pytest.raises(PicklingError, match=r"local rank 1: argument 0 of .*adds, a lock"):
+        start(args={0: (1, 2), 1: (threading.Lock(),)}, envs={0: {}, 1: {}})
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"start_method": "thread"}, "start_method='thread' is none of spawn, fork, forkserver"),
+        ({"logs_specs": None}, "logs_specs=None"),
+        ({"duplicate_stdout_filters": "loss"}, "duplicate_stdout_filters='loss' must be a list"),
+        ({"duplicate_stderr_filters": ["loss"]}, "duplicate_stderr_filters.* needs a log folder"),
+        ({"numa_options": "node"}, "numa_options"),
+    ],
+)
+def test_an_option_that_cannot_be_met_is_named(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        start(**options)
+
+
+def test_a_folder_for_logs_that_is_a_file_is_refused_as_by_torch(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(NotADirectoryError) as caught:
+        start(logs_specs=DefaultLogsSpecs(str(tmp_path / "file")))
+    assert isinstance(caught.value, LogDirError)
+
+
+def test_what_the_caller_gave_is_copied() -> None:
+    args, envs = {1: ("b",), 0: ("a",)}, {1: {"A": "b"}, 0: {"A": "a"}}
+
+    context = SubprocessContext("t", "echo", args, envs, NOWHERE)
+
+    assert (list(context.args), list(context.envs)) == ([0, 1], [0, 1])
+    assert envs == {1: {"A": "b"}, 0: {"A": "a"}}
+
+
+def test_a_context_tells_where_its_output_will_go(tmp_path: Path) -> None:
+    from elasticlib.spec import Std
+
+    logs = DefaultLogsSpecs(str(tmp_path), redirects={0: Std.OUT})
+    context = SubprocessContext("t", "echo", {0: (), 1: ()}, {0: {}, 1: {}}, logs)
+
+    assert context.nprocs == 2
+    assert context.stdouts[0].endswith("/0/stdout.log") and context.stdouts[1] == ""
+    assert context.stderrs == {0: "", 1: ""}
+    assert [context.envs[rank]["TORCHELASTIC_ERROR_FILE"] for rank in (0, 1)] == list(context.error_files.values())
+    assert context.error_files[1].endswith("/1/error.json")
+
+
+def test_an_error_file_of_the_callers_own_is_kept_where_the_logs_have_none(tmp_path: Path) -> None:
+    own = str(tmp_path / "own.json")
+
+    context = SubprocessContext("t", "echo", {0: ()}, {0: {"TORCHELASTIC_ERROR_FILE": own}}, NOWHERE)
+
+    assert context.error_files == {0: own}
+
+
+def test_an_error_file_that_the_program_inherited_is_not_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/parent/error.json")
+
+    context = SubprocessContext("t", "echo", {0: ()}, {0: {}}, NOWHERE)
+
+    assert context.envs[0]["TORCHELASTIC_ERROR_FILE"] == ""
+
+
+def new() -> MultiprocessContext:
+    return MultiprocessContext("t", adds, {0: (1, 2)}, {0: {}}, "forkserver", NOWHERE)
+
+
+def test_a_set_that_was_not_started_cannot_be_waited_for() -> None:
+    with pytest.raises(SpecError, match=r"call start\(\) first"):
+        new().wait(0)
+
+
+@pytest.mark.parametrize("act", [lambda each: each.close(), lambda each: each.pids()])
+def test_a_set_that_was_not_started_can_be_asked_and_closed(act: Callable[[Any], Any]) -> None:
+    assert not act(new())
+
+
+def test_a_set_that_was_not_started_holds_no_descriptor_once_it_is_gone() -> None:
+    before = os.listdir("/proc/self/fd")
+
+    new()
+
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_set_that_was_closed_cannot_be_started() -> None:
+    context = new()
+    context.close()
+
+    with pytest.raises(ConfigError, match="were closed already"):
+        context.start()
+
+
+@pytest.mark.parametrize(("given", "expected"), [("3", 3), ("3,2", 3)])
+def test_a_worker_computes_with_the_threads_that_its_own_variables_name(given: str, expected: int) -> None:
+    assert _call.threads({"OMP_NUM_THREADS": given}) == {"threads": expected}
+
+
+def test_a_worker_without_such_a_variable_has_the_threads_of_the_set() -> None:
+    assert _call.threads({"A": "b"}) == {}
+
+
+def test_a_set_computes_with_all_cpus_as_any_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("elasticlib.workers._machine.cpus", lambda: 6.0)
+
+    assert new()._job.common["threads"] == 6
+
+
+def test_a_binding_that_is_not_possible_is_refused_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("elasticlib.workers._machine.may_have_accelerators", lambda: False)
+
+    with pytest.raises(RuntimeError, match="numa_options=node"):
+        start(numa_options=NumaOptions("node"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "prefixes", [{0: 5}, {0: None}, {0: b"x"}, {0: "\ud800"}, "[0]:", [(0, "x")]], ids=lambda each: ascii(each)
+)
+def test_prefixes_that_are_no_text_are_refused_before_a_folder_is_made(tmp_path: Path, prefixes: Any) -> None:
+    with pytest.raises(ConfigError, match="log_line_prefixes"):
+        start(logs_specs=DefaultLogsSpecs(str(tmp_path)), log_line_prefixes=prefixes)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_cannot_stand_before_a_line_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name="):
+        start(name="\ud800", logs_specs=DefaultLogsSpecs(str(tmp_path)))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prefix_for_a_rank_that_is_not_there_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    SubprocessContext("t", "true", {0: ()}, {0: {}}, NOWHERE, {1: "x", 0: "y"})
+
+    assert [record.message for record in caplog.records] == [
+        "log_line_prefixes names local rank 1, but there is 0 only: that has no effect"
+    ]
+
+
+def test_lines_begin_with_the_prefix_of_their_rank_and_by_default_with_the_name() -> None:
+    assert _call.prefixes("t", {1: "<é>"}, 2) == {0: b"[t0]:", 1: "<é>".encode()}
+    assert _call.prefixes("t", None, 1) == {0: b"[t0]:"}

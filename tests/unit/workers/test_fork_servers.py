@@ -1,0 +1,390 @@
+"""Which template serves which launch, how many are kept, and what is left in a forked child."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from elasticlib._programs import Process
+from elasticlib._wire import Channel
+from elasticlib.errors import EntrypointError, StartError
+from elasticlib.workers import _fork_servers
+from elasticlib.workers._fork_servers import TemplateKey, importable_by
+from elasticlib.workers.spawner import _fork_server
+
+
+def key(preload: Sequence[str] = ("torch",)) -> TemplateKey:
+    return TemplateKey("/usr/bin/python", tuple(preload))
+
+
+# What two launches must have in common.
+
+
+def test_other_modules_another_path_and_another_interpreter_ask_for_a_new_template() -> None:
+    keys = {
+        key(),
+        key(preload=()),
+        TemplateKey("/usr/bin/python", ("torch",), ("/src",)),
+        TemplateKey("/opt/python", ("torch",)),
+        TemplateKey("/usr/bin/python", ("torch",), (), ("-O",)),
+    }
+
+    assert len(keys) == 5
+
+
+# How many are kept.
+
+
+class Fake:
+    """A template without a process."""
+
+    made: ClassVar[list[Fake]] = []
+
+    def __init__(self, key: TemplateKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
+        self.key = key
+        self.crews = 0
+        self.given = environment
+        self.lives, self.changed, self.imported = True, False, True
+        self.closed = self.dropped = False
+        Fake.made.append(self)
+
+    def alive(self) -> bool:
+        return self.lives
+
+    def serves(self, key: TemplateKey, environment: Mapping[str, str]) -> bool:
+        return (self.key, self.given) == (key, environment)
+
+    def outdated(self) -> bool:
+        return self.changed
+
+    def ready(self) -> bool:
+        return self.imported
+
+    def close(self, patience: float | None = None) -> None:
+        self.closed = True
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+class Shelf:
+    """The templates of a program, all of them fakes."""
+
+    def __init__(self) -> None:
+        self.templates = _fork_servers._Templates()
+
+    def take(self, name: str) -> Fake:
+        template = self.templates.take(key(), {"NAME": name}, ())
+        assert isinstance(template, Fake)
+        return template
+
+    def give_back(self, template: Fake, unused: bool = False) -> None:
+        self.templates.give_back(template, unused)  # type: ignore[arg-type]
+
+    def use(self, name: str) -> Fake:
+        template = self.take(name)
+        self.give_back(template)
+        return template
+
+
+@pytest.fixture
+def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    monkeypatch.setattr(_fork_servers, "Template", Fake)
+    monkeypatch.setattr(Fake, "made", [])
+    return Shelf()
+
+
+def living() -> int:
+    return sum(not template.closed for template in Fake.made)
+
+
+def test_a_template_serves_the_next_launch_of_its_kind(shelf: Shelf) -> None:
+    first = shelf.use("a")
+
+    assert shelf.use("a") is first
+    assert len(Fake.made) == 1
+
+
+def test_a_template_serves_launches_side_by_side(shelf: Shelf) -> None:
+    assert shelf.take("a") is shelf.take("a")
+
+
+def test_at_most_two_templates_are_kept_and_the_one_unused_longest_goes(shelf: Shelf) -> None:
+    first, second = shelf.use("a"), shelf.use("b")
+    shelf.use("a")
+
+    third = shelf.use("c")
+
+    assert (first.closed, second.closed, third.closed) == (False, True, False)
+
+
+def test_a_template_at_work_is_not_ended_for_another(shelf: Shelf) -> None:
+    busy = [shelf.take(name) for name in "abc"]
+
+    assert [template.closed for template in busy] == [False, False, False]
+
+
+def test_at_most_two_templates_are_kept_after_launches_side_by_side(shelf: Shelf) -> None:
+    for template in [shelf.take(name) for name in "abcd"]:
+        shelf.give_back(template)
+
+    assert living() == 2
+
+
+def test_a_template_that_died_is_replaced(shelf: Shelf) -> None:
+    dead = shelf.use("a")
+    dead.lives = False
+
+    new = shelf.use("a")
+
+    assert new is not dead
+    assert dead.closed and not new.closed
+
+
+def test_a_template_whose_modules_changed_is_replaced(shelf: Shelf) -> None:
+    old = shelf.use("a")
+    old.changed = True
+
+    new = shelf.use("a")
+
+    assert new is not old
+    assert old.closed
+
+
+def test_a_template_whose_modules_changed_serves_its_running_launch_to_the_end(shelf: Shelf) -> None:
+    old = shelf.take("a")
+    old.changed = True
+    new = shelf.take("a")
+    while_running = old.closed
+
+    shelf.give_back(old)
+    shelf.use("a")
+
+    assert new is not old
+    assert (while_running, old.closed) == (False, True)
+
+
+def test_a_template_that_was_interrupted_at_its_imports_is_ended(shelf: Shelf) -> None:
+    template = shelf.take("a")
+    template.imported = False
+
+    shelf.give_back(template, unused=True)
+
+    assert template.closed
+    assert shelf.use("a") is not template
+
+
+def test_a_template_at_its_imports_stays_for_another_launch_that_waits_for_it(shelf: Shelf) -> None:
+    template = shelf.take("a")
+    shelf.take("a")
+    template.imported = False
+
+    shelf.give_back(template, unused=True)
+
+    assert not template.closed
+
+
+def test_a_template_that_is_ready_stays_also_when_it_was_not_used(shelf: Shelf) -> None:
+    template = shelf.take("a")
+
+    shelf.give_back(template, unused=True)
+
+    assert not template.closed
+
+
+def test_the_end_of_the_program_ends_all_templates(shelf: Shelf) -> None:
+    used = [shelf.use("a"), shelf.take("b")]
+
+    shelf.templates.close()
+
+    assert [template.closed for template in used] == [True, True]
+
+
+def test_a_forked_child_has_no_template_and_ends_none(shelf: Shelf) -> None:
+    parents = shelf.use("a")
+
+    shelf.templates.drop()
+    own = shelf.use("a")
+
+    assert own is not parents
+    assert (parents.dropped, parents.closed) == (True, False)
+
+
+# What a template says, and does not say.
+
+
+@pytest.fixture
+def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_fork_servers.Template, Channel]]:
+    """A template without a process, and the other end of its channel."""
+    ends = []
+
+    def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None) -> Process:
+        ends.append(Channel.adopt(os.dup(descriptor)))
+        return Process(0, -1)
+
+    monkeypatch.setattr(_fork_servers, "spawn", spawn)
+    monkeypatch.setattr(_fork_servers, "_TALK_LIMIT", 0.05)
+    made = _fork_servers.Template(key(), {"READ": "1", "OTHER": "1"}, ())
+    yield made, ends[0]
+    made._link.close()
+    os.close(made._said)
+    ends[0].close()
+
+
+READY = {"op": "ready", "pid": 1, "names": ["READ"], "defaults": {}, "intel_openmp": False, "whole": False}
+
+
+def test_a_template_serves_by_what_it_read_once_it_has_told(template: tuple[_fork_servers.Template, Channel]) -> None:
+    """Before, any variable may be among that."""
+    made, end = template
+    others = [{"READ": "1", "OTHER": "2"}, {"READ": "2", "OTHER": "1"}]
+    before = [made.serves(key(), other) for other in others]
+    end.send(READY)
+
+    assert [False, False] == before
+    assert [True, False] == [made.serves(key(), other) for other in others]
+    assert not made.serves(key(preload=()), others[0])
+
+
+def test_a_template_that_stops_in_the_middle_of_a_message_has_failed(
+    template: tuple[_fork_servers.Template, Channel],
+) -> None:
+    """And whoever looks whether it lives does not wait for the rest."""
+    made, end = template
+    os.write(end.fileno(), b"\0\0")
+
+    assert not made.alive()
+    assert "in the middle of a message" in str(made.failure())
+
+
+def test_a_template_that_takes_no_orders_has_failed(template: tuple[_fork_servers.Template, Channel]) -> None:
+    made, _ = template
+    asked = []
+
+    with pytest.raises(StartError, match="takes no orders: it is stopped, or hangs"):
+        for _ in range(10_000):
+            asked.append(made.request("job"))
+
+    assert asked and not made.alive()
+    for channel in asked:
+        channel.close()
+
+
+# Which search paths are as good as another.
+
+
+@pytest.mark.parametrize(
+    ("path", "other", "same"),
+    [
+        (["a", "b"], ["a", "b"], True),
+        (["a", "b"], ["a", "b", "of_others"], True),
+        (["a", "b"], ["of_others", "a", "b"], True),
+        (["a", "b"], ["a", "of_others", "b", "not_there"], True),
+        (["a", "b"], ["a", "b", "of_mine"], True),
+        (["a", "b"], ["a", "of_mine", "b"], False),
+        (["a", "b"], ["a", "b", "not_there", "with_missing"], False),
+        (["a", "b"], ["with_missing", "a", "b"], False),
+        (["a", "b"], ["of_native_mine", "a", "b"], False),
+        (["a", "b"], ["a", "b", "archive.zip"], False),
+        (["a", "b"], ["b", "a"], False),
+        (["a", "b"], ["a"], False),
+        (["a", "b"], ["a", "a", "b"], False),
+    ],
+)
+def test_a_folder_more_matters_when_it_holds_a_missing_module_or_hides_one_that_was_found(
+    path: list[str], other: list[str], same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder less, or another order, always."""
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "of_others/helpers.py",
+        "of_mine/models/__init__.py",
+        "of_native_mine/models.abi3.so",
+        "archive.zip",
+        "with_missing/extra.py",
+    ):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+    found, missing = frozenset({"models", "torch"}), frozenset({"extra"})
+    assert same == _fork_servers._finds_the_same(path, other, found, missing)
+    assert (path == other) == _fork_servers._finds_the_same(path, other, None, missing)
+
+
+# Whether a preloaded module changed.
+
+
+def stamps(preload: Sequence[str], folder: Path) -> dict[str, float]:
+    return _fork_servers._stamps(key(preload), (str(folder),))
+
+
+def test_a_module_has_a_stamp_that_changes_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "model_of_mine.py"
+    path.write_text("")
+    before = stamps(["model_of_mine"], tmp_path)
+    os.utime(path, (1.0, 1.0))
+
+    after = stamps(["model_of_mine"], tmp_path)
+
+    assert set(before) == set(after) == {"model_of_mine"}
+    assert before != after
+
+
+def test_an_archive_on_the_path_has_a_stamp_as_a_whole(tmp_path: Path) -> None:
+    archive = tmp_path / "app.pyz"
+    archive.write_bytes(b"")
+    before = stamps(["model_of_mine"], archive)
+    os.utime(archive, (1.0, 1.0))
+
+    assert {str(archive): 1.0} == stamps(["model_of_mine"], archive) != before
+
+
+def test_a_package_has_the_stamp_of_its_first_file(tmp_path: Path) -> None:
+    package = tmp_path / "package_of_mine" / "inner"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+
+    assert set(stamps(["package_of_mine.inner"], tmp_path)) == {"package_of_mine.inner"}
+
+
+def test_torch_is_not_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+
+    assert stamps(["torch"], tmp_path) == {}
+
+
+# Interpreters.
+
+
+def test_an_interpreter_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(EntrypointError, match="PYTHON_EXEC='/no/such/python' cannot be run: No such file"):
+        importable_by("/no/such/python", {})
+
+
+@pytest.mark.slow
+def test_this_interpreter_can_be_a_template() -> None:
+    assert importable_by(sys.executable, dict(os.environ))
+
+
+@pytest.mark.slow
+def test_an_interpreter_without_our_packages_cannot_be_a_template(tmp_path: Path) -> None:
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    bare.chmod(0o755)
+
+    assert not importable_by(str(bare), dict(os.environ))
+
+
+def test_a_launch_that_cannot_be_forked_is_told_why() -> None:
+    asker, template = Channel.pair()
+
+    _fork_server._turn_down([os.dup(template.fileno())], "no process can be started")
+    template.close()
+
+    assert [({"op": "broken", "why": "no process can be started"}, []), None] == [asker.receive(), asker.receive()]
+    asker.close()

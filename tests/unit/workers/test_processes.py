@@ -1,0 +1,488 @@
+"""Processes as far as it goes without one: what is made of what the foreman tells, and how a stop is hurried."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticlib import records
+from elasticlib._lease import Lease
+from elasticlib.errors import ConfigError, PicklingError, root_cause
+from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.workers import MultiprocessContext, Std, _call, _context, _processes
+from elasticlib.workers._launch import Event, Exit, Lost, Stopped, StoreGone, Stuck
+from elasticlib.workers._processes import Processes
+from elasticlib.workers.child._report import Report
+
+
+class Told:
+    """Stands in for a crew: tells *events*, and takes down how it is asked to stop."""
+
+    def __init__(self, *events: Event) -> None:
+        self.events = list(events)
+        self.stops: list[tuple[int, float]] = []
+        self.closed = 0
+        self.killed = False
+        self.ready = os.eventfd(1, os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self.ready
+
+    def started(self) -> bool:
+        return True
+
+    def take(self) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def stop(self, signum: int, grace: float, spare_failed: bool = False) -> bool:
+        self.stops.append((signum, grace))
+        return True
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def ended(rank: int, exitcode: int = 0, *, told: bool = False) -> Exit:
+    return Exit(rank, 100 + rank, exitcode, told, None, "", "")
+
+
+@pytest.fixture
+def said() -> list[records.Record]:
+    return []
+
+
+@pytest.fixture
+def make(said: list[records.Record]) -> Iterator[Callable[..., tuple[Processes, Told]]]:
+    crews: list[Told] = []
+
+    def new(*events: Event) -> tuple[Processes, Told]:
+        job = _call.of_program("true", {0: (), 1: ()}, _call.Wishes("t", None, None, None))
+        processes, crew = Processes(job, 2, said.append), Told(*events)
+        processes._crew = crew  # type: ignore[assignment]
+        processes.pids = {0: 100, 1: 101}
+        crews.append(crew)
+        return processes, crew
+
+    yield new
+    for crew in crews:
+        os.close(crew.ready)
+
+
+Make = Callable[..., tuple[Processes, Told]]
+
+
+def test_all_have_succeeded_only_when_nothing_of_them_is_left(make: Make) -> None:
+    processes, crew = make(ended(0), ended(1))
+    processes.take()
+    before = processes.all_succeeded()
+
+    crew.events = [Stopped()]
+    processes.take()
+
+    assert (before, processes.all_succeeded()) == (False, True)
+
+
+@pytest.mark.parametrize("last", [Stopped(), Lost("killed from outside")])
+def test_a_set_is_gone_when_all_ended_or_were_lost(make: Make, last: Event) -> None:
+    processes, _ = make(last)
+    before = processes.gone()
+
+    processes.take()
+
+    assert (before, processes.gone()) == (False, True)
+
+
+def test_survivors_are_said_in_a_record(make: Make, said: list[records.Record]) -> None:
+    processes, _ = make(Stopped([100]))
+
+    processes.take()
+
+    assert said == [records.WorkersSurvived((100,))]
+
+
+def test_who_was_stopped_by_us_is_no_failure_but_cut_short(make: Make) -> None:
+    processes, _ = make(ended(0, -signal.SIGTERM, told=True), ended(1), Stopped())
+    processes.take()
+
+    assert processes.failures() == {}
+    (failure,) = processes.cut_short().values()
+    assert (failure.local_rank, failure.exitcode, failure.pid) == (0, -signal.SIGTERM, 100)
+    assert "SIGTERM" in failure.message and "stopped by its launcher" in failure.hint
+
+
+def test_who_was_not_seen_to_end_is_cut_short(make: Make) -> None:
+    processes, _ = make(ended(1), Stopped([100]))
+    processes.take()
+
+    assert {rank: each.pid for rank, each in processes.cut_short().items()} == {0: 100}
+
+
+def test_a_loss_is_the_failure_of_all_unless_it_is_nobodys(make: Make) -> None:
+    processes, _ = make(Lost("killed from outside"))
+    processes.take()
+
+    assert {rank: each.pid for rank, each in processes.failures(4).items()} == {4: 100, 5: 101}
+    assert processes.failures(by_loss=False) == {}
+
+
+def test_a_crew_that_does_not_stop_its_workers_in_time_is_killed(
+    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_processes, "_ANSWER", 0.1)
+    monkeypatch.setattr(_processes._guardian, "wait_for_ends", lambda pids, limit: None)
+    processes, crew = make()
+    os.eventfd_read(crew.ready)
+
+    processes.stop(signal.SIGTERM, 0.0)
+
+    assert (crew.killed, crew.closed, processes.gone()) == (True, 1, True)
+    assert said == [records.SpawnerKilled(0.1)]
+    assert processes.failures() == {}
+
+
+def test_a_crew_whose_lease_is_over_is_killed_if_its_workers_still_run(
+    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have their ranks from then on, and the process that keeps the contact may be stopped."""
+    monkeypatch.setattr(_processes._guardian, "wait_for_ends", lambda pids, limit: None)
+    processes, crew = make()
+    processes._lease = lease = Lease()
+    lease.renew(time.monotonic() + 60.0)
+    processes.take()
+    patience, killed = processes.patience(), crew.killed
+    lease.renew(time.monotonic() - 1.0)
+
+    waits = processes.patience()
+    processes.take()
+
+    assert patience is not None and 50.0 < patience <= 60.0
+    assert (False, 0.0, True, True) == (killed, waits, crew.killed, processes.gone())
+    assert said == [records.WorkersCutOff()]
+    lease.close()
+
+
+def test_a_crew_has_as_long_as_its_workers_and_some_more(make: Make) -> None:
+    processes, crew = make()
+    before = processes.patience()
+
+    processes.ask_to_stop(signal.SIGTERM, 30.0)
+    asked = processes.patience()
+    processes.hasten(signal.SIGKILL, 0.0)
+    hastened = processes.patience()
+    crew.events = [Stopped()]
+    processes.take()
+
+    assert asked is not None and hastened is not None
+    assert asked > 30.0 > hastened > 0.0
+    assert (before, processes.patience()) == (None, None)
+
+
+STORE = StoreGone("the process that hosts the workers' store (pid 7) was ended by SIGKILL", 7, -signal.SIGKILL)
+
+
+def raised(rank: int, *, secondary: bool) -> Exit:
+    report = Report("error", b"", "ValueError", "ValueError: bad", "", 1.0, secondary)
+    return Exit(rank, 100 + rank, 1, False, report, "")
+
+
+def test_a_store_that_ended_is_a_failure_though_all_workers_run(make: Make) -> None:
+    processes, _ = make(STORE)
+    processes.take()
+
+    assert processes.any_failed() and not processes.gone()
+    ((rank, failure),) = processes.failures(4).items()
+    assert (rank, failure.message, failure.pid, failure.exitcode) == (4, STORE.why, 7, -signal.SIGKILL)
+    assert str(processes.original_exception(0)) == STORE.why
+
+
+def test_a_store_that_ended_is_the_root_cause_of_connections_that_were_lost(make: Make) -> None:
+    processes, _ = make(raised(0, secondary=True), raised(1, secondary=True), STORE, Stopped())
+    processes.take()
+
+    _, cause = root_cause(processes.failures())
+
+    assert cause.message == STORE.why
+
+
+def test_a_worker_that_failed_by_itself_is_not_blamed_on_the_store(make: Make) -> None:
+    processes, _ = make(raised(0, secondary=False), STORE, Stopped())
+    processes.take()
+
+    failures = processes.failures()
+
+    assert (failures[0].message, failures[1].message) == ("ValueError: bad", STORE.why)
+
+
+def test_what_could_not_be_read_of_a_worker_is_an_error_and_no_none(make: Make) -> None:
+    processes, _ = make(Exit(0, 100, 0, False, None, "", unread=True), ended(1), Stopped())
+    processes.take()
+
+    with pytest.raises(PicklingError, match=r"rank 0 .*as many files open as it may.*ulimit -n"):
+        processes.return_values()
+
+
+def test_a_stop_asks_once_and_ends_when_all_are_gone(make: Make) -> None:
+    processes, crew = make()
+
+    def tell(limit: float | None) -> None:
+        crew.events.append(Stopped())
+
+    processes.stop(signal.SIGTERM, 30.0, tell)
+
+    assert crew.stops == [(signal.SIGTERM, 30.0)]
+
+
+def test_a_stop_of_what_is_gone_asks_nobody(make: Make) -> None:
+    processes, crew = make(ended(0), ended(1), Stopped())
+
+    processes.stop(signal.SIGTERM, 30.0)
+
+    assert crew.stops == []
+
+
+def test_a_stop_is_hastened_and_never_slowed_down(make: Make) -> None:
+    processes, crew = make()
+
+    def hurry(limit: float | None) -> None:
+        for grace in (60.0, 1.0, 5.0, 0.0):
+            processes.hasten(signal.SIGKILL, grace)
+        crew.events.append(Stopped())
+
+    processes.stop(signal.SIGTERM, 30.0, hurry)
+
+    assert [grace for _, grace in crew.stops] == [30.0, 1.0, 0.0]
+
+
+def test_a_stop_that_spares_who_failed_is_hastened_for_them_too(make: Make) -> None:
+    """Their time goes on after the others' grace: another signal must still reach them."""
+    processes, crew = make()
+
+    def hurry(limit: float | None) -> None:
+        processes._deadline = 0.0  # the others' time is over
+        processes.hasten(signal.SIGKILL, 0.0)
+        crew.events.append(Stopped())
+
+    processes.stop(signal.SIGTERM, 1.0, hurry, spare_failed=True)
+
+    assert [(signal.SIGTERM, 1.0), (signal.SIGKILL, 0.0)] == crew.stops
+
+
+@pytest.mark.parametrize("somebody_waits", [True, False])
+def test_whoever_waits_for_a_stop_is_told_once_for_whom(
+    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch, somebody_waits: bool
+) -> None:
+    monkeypatch.setattr(_processes, "_AT_ONCE", 0.0)
+    processes, crew = make(ended(0))
+    limits: list[float | None] = []
+
+    def listen(limit: float | None) -> None:
+        limits.append(limit)
+        if len(limits) == 3:
+            crew.events.append(Stopped())
+
+    processes.stop(signal.SIGINT, 30.0, listen, rank_base=4, somebody_waits=somebody_waits)
+
+    assert all(limit is not None and limit <= 30.0 + _processes._ANSWER for limit in limits)
+    assert (limits[0] == 0.0) == somebody_waits
+    told = [(record.pids, record.signum) for record in said if isinstance(record, records.StopAwaited)]
+    assert told == [({5: 101}, signal.SIGINT)] * somebody_waits
+
+
+def test_a_worker_that_was_killed_in_native_code_is_told_by_its_global_rank(
+    make: Make, said: list[records.Record]
+) -> None:
+    processes, crew = make()
+
+    def find(limit: float | None) -> None:
+        crew.events += [Stuck(1, 101, 2.25), Stopped()]
+
+    processes.stop(signal.SIGINT, 30.0, find, rank_base=4)
+
+    assert [records.WorkerStuck(5, 101, signal.SIGINT, 2.25)] == said
+
+
+def test_a_loss_lets_go_of_the_foreman(make: Make) -> None:
+    processes, crew = make(Lost("killed from outside"))
+
+    processes.stop(signal.SIGTERM, 30.0)
+
+    assert crew.closed == 1
+    assert processes.fileno() == -1
+
+
+# A context on top of them.
+
+
+def context_on(crew: Any, specs: DefaultLogsSpecs | None = None) -> MultiprocessContext:
+    context = MultiprocessContext(
+        "t", print, {0: (), 1: ()}, {0: {}, 1: {}}, "forkserver", specs or DefaultLogsSpecs(os.devnull)
+    )
+    context._processes._crew = crew
+    context._started = True
+    return context
+
+
+def test_temporary_logs_stay_until_the_close_after_a_success(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    context = context_on(make(ended(0), ended(1), Stopped())[1], DefaultLogsSpecs(redirects=Std.OUT))
+
+    result = context.wait()
+    assert result is not None
+    before = [os.path.isfile(path) for path in result.stdouts.values()]
+    context.close()
+    context.close()
+
+    assert before == [True, True]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_temporary_logs_stay_where_nobody_heard_of_a_success(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    failed = context_on(make(ended(0), ended(1, 3), Stopped())[1], DefaultLogsSpecs())
+    unheard = context_on(make(ended(0), ended(1), Stopped())[1], DefaultLogsSpecs())
+
+    failed.wait()
+    for context in (failed, unheard):
+        context.close()
+
+    assert all(os.path.isdir(os.path.dirname(path)) for path in failed.error_files.values())
+    assert all(os.path.isdir(os.path.dirname(path)) for path in unheard.error_files.values())
+
+
+def test_a_success_leaves_the_logs_of_another_set_with_the_same_specification(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    specs = DefaultLogsSpecs()
+    well, other = (context_on(make(ended(0), ended(1), Stopped())[1], specs) for _ in range(2))
+
+    well.wait()
+    well.close()
+
+    assert not any(os.path.isdir(os.path.dirname(path)) for path in well.error_files.values())
+    assert all(os.path.isdir(os.path.dirname(path)) for path in other.error_files.values())
+
+
+def test_a_failure_stops_the_others_once_and_is_told_when_they_are_gone(make: Make) -> None:
+    _, crew = make(ended(1, 3))
+    context = context_on(crew)
+    before = [context.wait(0), context.wait(0)]
+
+    crew.events = [ended(0, -signal.SIGTERM, told=True), Stopped()]
+    result = context.wait()
+
+    assert before == [None, None]
+    assert crew.stops == [(signal.SIGTERM, 30.0)]
+    assert result is not None and list(result.failures) == [1]
+    assert crew.closed == 1
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e10, 1e300, sys.maxsize])
+def test_a_wait_may_be_as_long_as_one_likes(make: Make, timeout: float) -> None:
+    _, crew = make()
+    context = context_on(crew)
+    looks = iter([[], [ended(0), ended(1), Stopped()]])
+    crew.take = lambda: next(looks)  # type: ignore[method-assign]
+
+    result = context.wait(timeout)
+
+    assert result is not None and not result.is_failed()
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e10])
+def test_a_wait_for_another_thread_may_be_as_long_as_one_likes(make: Make, timeout: float) -> None:
+    context = context_on(make(ended(0), ended(1), Stopped())[1])
+    context._lock.acquire()
+    results: list[Any] = []
+    waits = threading.Thread(target=lambda: results.append(context.wait(timeout)))
+
+    waits.start()
+    context._lock.release()
+    waits.join()
+
+    assert [result.is_failed() for result in results] == [False]
+
+
+@pytest.mark.parametrize("timeout", [None, "5", [1]])
+def test_a_wait_for_what_is_no_number_is_refused(make: Make, timeout: Any) -> None:
+    context = context_on(make()[1])
+
+    with pytest.raises(TypeError, match=r"timeout=.* must be a number of seconds") as caught:
+        context.wait(timeout)
+
+    assert isinstance(caught.value, ConfigError)
+
+
+def test_a_wait_for_a_time_that_is_none_is_refused(make: Make) -> None:
+    with pytest.raises(ConfigError, match="timeout=nan"):
+        context_on(make()[1]).wait(math.nan)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ({"death_sig": "TERM"}, "death_sig='TERM' must be a signal"),
+        ({"death_sig": True}, "death_sig=True must be a signal"),
+        ({"death_sig": 1000}, "death_sig=1000 must be a signal"),
+        ({"death_sig": signal.SIGTERM, "timeout": "x"}, "timeout='x' must be a number"),
+        ({"timeout": None}, "timeout=None must be a number"),
+        ({"timeout": math.nan}, "timeout=nan"),
+    ],
+)
+def test_a_close_that_cannot_work_is_refused_before_it_touches_anything(
+    make: Make, call: dict[str, Any], words: str
+) -> None:
+    _, crew = make()
+    context = context_on(crew)
+
+    with pytest.raises(ConfigError, match=words):
+        context.close(**call)
+
+    assert (crew.stops, crew.closed, context.wait(0)) == ([], 0, None)
+
+
+def test_a_close_takes_a_plain_number_of_a_signal(make: Make) -> None:
+    _, crew = make()
+    context = context_on(crew)
+    stop = crew.stop
+
+    def stopping(signum: int, grace: float, _: bool = False) -> bool:
+        crew.events.append(Stopped())
+        return stop(signum, grace)
+
+    crew.stop = stopping  # type: ignore[method-assign]
+
+    context.close(10, math.inf)  # type: ignore[arg-type]
+
+    assert crew.stops == [(10, math.inf)]
+
+
+def test_a_close_that_was_cut_off_ends_waits_all_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error within it: workers are killed, but nobody heard of their ends."""
+    _, crew = make()
+    context = context_on(crew)
+    monkeypatch.setattr(crew, "stop", lambda *_: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        context.close()
+    result = context.wait()
+
+    assert result is not None and list(result.failures) == [0, 1]
+    assert context not in _context._running

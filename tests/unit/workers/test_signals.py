@@ -1,0 +1,270 @@
+"""Signals as events: what is parsed, collected and put back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from elasticlib._wire import wait_readable
+from elasticlib.errors import ConfigError, LaunchInterrupted, SignalException
+from elasticlib.workers._signals import Raising, Signals, interruption, parse
+
+LIMIT = 30.0
+
+
+@pytest.fixture
+def seen() -> Iterator[list[int]]:
+    """What a handler of the user's, installed for SIGUSR1 and SIGUSR2, was called with."""
+    came: list[int] = []
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        came.append(signum)
+
+    signums = (signal.SIGUSR1, signal.SIGUSR2)
+    former = [signal.signal(signum, handler) for signum in signums]
+    yield came
+    for signum, handler_before in zip(signums, former, strict=True):
+        signal.signal(signum, handler_before)
+
+
+def test_names_become_signals_in_their_order() -> None:
+    assert parse("SIGTERM,SIGINT,SIGUSR1") == (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def test_blanks_and_empty_parts_are_no_signals() -> None:
+    assert parse(" SIGTERM , ,SIGHUP,") == (signal.SIGTERM, signal.SIGHUP)
+    assert parse("") == ()
+
+
+def test_an_unknown_name_is_warned_of_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "elasticlib"):
+        found = parse("SIGTERM,SIGNOSUCH")
+
+    assert found == (signal.SIGTERM,)
+    assert "SIGNOSUCH" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_a_signal_that_cannot_be_caught_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        parse(f"SIGTERM,{name}")
+
+
+def test_a_signal_is_collected_and_not_acted_on(seen: list[int]) -> None:
+    with Signals((signal.SIGUSR1,)) as signals:
+        signal.raise_signal(signal.SIGUSR1)
+        taken = signals.take()
+
+    assert taken == [signal.SIGUSR1]
+    assert seen == []
+
+
+def test_signals_are_taken_once_and_oldest_first(seen: list[int]) -> None:
+    with Signals((signal.SIGUSR1, signal.SIGUSR2)) as signals:
+        signal.raise_signal(signal.SIGUSR2)
+        signal.raise_signal(signal.SIGUSR1)
+        first, second = signals.take(), signals.take()
+
+    assert first == [signal.SIGUSR2, signal.SIGUSR1]
+    assert second == []
+
+
+def test_a_waiting_signal_makes_the_descriptor_readable_until_it_is_taken(seen: list[int]) -> None:
+    with Signals((signal.SIGUSR1,)) as signals:
+        before = wait_readable([signals], 0)
+        signal.raise_signal(signal.SIGUSR1)
+        while_waiting = wait_readable([signals], 0)
+        signals.take()
+        afterwards = wait_readable([signals], 0)
+
+        assert (before, while_waiting, afterwards) == (set(), {signals.fileno()}, set())
+
+
+def test_a_signal_ends_a_wait(seen: list[int]) -> None:
+    with Signals((signal.SIGUSR1,)) as signals:
+        sender = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGUSR1))
+        sender.start()
+        readable = wait_readable([signals], LIMIT)
+        sender.join()
+
+        assert readable == {signals.fileno()}
+
+
+def test_other_signals_are_left_to_their_handlers(seen: list[int]) -> None:
+    with Signals((signal.SIGUSR1,)):
+        signal.raise_signal(signal.SIGUSR2)
+
+    assert seen == [signal.SIGUSR2]
+
+
+def test_the_former_handlers_come_back(seen: list[int]) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+
+    with Signals((signal.SIGUSR1,)):
+        meanwhile = signal.getsignal(signal.SIGUSR1)
+
+    assert meanwhile != before
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_the_former_handlers_come_back_after_an_exception(seen: list[int]) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+
+    with pytest.raises(RuntimeError, match="of the launch"), Signals((signal.SIGUSR1,)):
+        raise RuntimeError("of the launch")
+
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_the_former_handlers_come_back_for_a_signal_that_was_named_twice(seen: list[int]) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+
+    with Signals(parse("SIGUSR1,SIGUSR1")):
+        pass
+
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_a_signal_that_nobody_took_reaches_the_former_handler(seen: list[int]) -> None:
+    with Signals((signal.SIGUSR1,)):
+        signal.raise_signal(signal.SIGUSR1)
+
+    assert seen == [signal.SIGUSR1]
+
+
+def test_a_signal_that_nobody_took_does_not_hide_an_exception(seen: list[int]) -> None:
+    def interrupted() -> None:
+        with Signals((signal.SIGUSR1,)):
+            signal.raise_signal(signal.SIGUSR1)
+            raise RuntimeError("of the launch")
+
+    with pytest.raises(RuntimeError, match="of the launch"):
+        interrupted()
+    assert seen == []
+
+
+def test_another_thread_installs_no_handler(seen: list[int]) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    found: list[object] = []
+
+    def enter() -> None:
+        with Signals((signal.SIGUSR1,)) as signals:
+            found.extend((signal.getsignal(signal.SIGUSR1), signals.take()))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join(LIMIT)
+
+    assert found == [before, []]
+
+
+def test_leaving_frees_the_descriptor(seen: list[int]) -> None:
+    with Signals((signal.SIGUSR1,)) as signals:
+        number = signals.fileno()
+
+    assert signals.fileno() == -1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+
+
+# Signals that raise.
+
+
+@pytest.fixture
+def hang_ups() -> Iterator[list[int]]:
+    """Collects SIGHUP where nobody else does."""
+    came: list[int] = []
+    former = signal.signal(signal.SIGHUP, lambda signum, frame: came.append(signum))
+    yield came
+    signal.signal(signal.SIGHUP, former)
+
+
+def raising() -> Raising:
+    handlers = Raising((signal.SIGHUP,), "it tested")
+    handlers.install()
+    return handlers
+
+
+def test_a_signal_is_an_exception_that_says_what_it_came_into(hang_ups: list[int]) -> None:
+    handlers = raising()
+
+    with pytest.raises(SignalException, match="got SIGHUP while it tested") as caught:
+        signal.raise_signal(signal.SIGHUP)
+    handlers.remove()
+
+    assert caught.value.sigval is signal.SIGHUP
+    assert hang_ups == []
+
+
+def test_an_interrupt_is_a_keyboard_interrupt_too() -> None:
+    assert isinstance(interruption(signal.SIGINT, "it tested"), LaunchInterrupted)
+    assert isinstance(interruption(signal.SIGINT, "it tested"), KeyboardInterrupt)
+
+
+def test_removed_handlers_leave_the_programs_own(hang_ups: list[int]) -> None:
+    own = signal.getsignal(signal.SIGHUP)
+    handlers = raising()
+
+    for _ in range(2):
+        handlers.remove()
+
+    assert signal.getsignal(signal.SIGHUP) is own
+
+
+def test_handlers_that_were_removed_in_another_thread_pass_the_signal_on(hang_ups: list[int]) -> None:
+    own = signal.getsignal(signal.SIGHUP)
+    handlers = raising()
+    thread = threading.Thread(target=handlers.remove)
+    thread.start()
+    thread.join()
+
+    signal.raise_signal(signal.SIGHUP)
+
+    assert hang_ups == [signal.SIGHUP]
+    assert signal.getsignal(signal.SIGHUP) is own
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_handlers_upon_handlers_may_be_removed_in_any_order(hang_ups: list[int], first: int) -> None:
+    own = signal.getsignal(signal.SIGHUP)
+    both = raising(), raising()
+
+    for each in (both[first], both[1 - first]):
+        each.remove()
+
+    assert signal.getsignal(signal.SIGHUP) is own
+
+
+def test_the_handler_that_is_left_still_raises(hang_ups: list[int]) -> None:
+    lower, upper = raising(), raising()
+    lower.remove()
+
+    with pytest.raises(SignalException):
+        signal.raise_signal(signal.SIGHUP)
+    upper.remove()
+
+
+def test_a_loop_on_top_collects_what_would_raise(hang_ups: list[int]) -> None:
+    handlers = raising()
+
+    with Signals((signal.SIGHUP,)) as signals:
+        signal.raise_signal(signal.SIGHUP)
+        came = signals.take()
+    handlers.remove()
+
+    assert came == [signal.SIGHUP]
+
+
+def test_in_another_thread_nothing_is_installed(hang_ups: list[int]) -> None:
+    own = signal.getsignal(signal.SIGHUP)
+    thread = threading.Thread(target=raising)
+    thread.start()
+    thread.join()
+
+    assert signal.getsignal(signal.SIGHUP) is own

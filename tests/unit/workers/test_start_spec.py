@@ -1,0 +1,507 @@
+"""The check of a call: what kind of work it is, what is refused, what the workers will find."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import EntrypointError, PicklingError, StartError
+from elasticlib.numa import AffinityMode, BindingError, NumaOptions
+from elasticlib.numa._cpus import Topology
+from elasticlib.spec import WorkerSpec
+from elasticlib.workers import _start_spec
+from elasticlib.workers._fork_servers import TemplateKey
+from elasticlib.workers._start_spec import Job
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The relative path of a script in the present folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    return "train.py"
+
+
+def plan(
+    entrypoint: Any,
+    *args: Any,
+    method: str = "forkserver",
+    environment: Mapping[str, str] | None = None,
+    threads: int = 1,
+    **spec: Any,
+) -> Job:
+    asked = WorkerSpec("trainer", 2, None, entrypoint=entrypoint, args=args, **spec)
+    return _start_spec.plan(asked, method, environment if environment is not None else {"PATH": os.defpath}, threads)
+
+
+class Typed(os.PathLike[str]):
+    """A path that keeps its spelling, as those of the command line do."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __fspath__(self) -> str:
+        return self.text
+
+
+def train(rate: float, *, epochs: int = 1) -> float:
+    return rate * epochs
+
+
+# What kind of work it is.
+
+
+def test_a_callable_is_a_function_with_its_arguments() -> None:
+    job = plan(train, 0.5, kwargs={"epochs": 4})
+
+    function, args, kwargs = pickle.loads(job.memories["function"])
+    assert job.common["kind"] == "function"
+    assert function(*args, **kwargs) == 2.0
+
+
+def test_a_function_sees_the_callers_command_line_and_search_path() -> None:
+    job = plan(train, 0.5)
+
+    assert job.argv(0) == sys.argv
+    assert job.common["sys_path"] == sys.path
+
+
+def test_a_function_in_a_forked_caller_is_not_pickled() -> None:
+    lock = threading.Lock()
+
+    job = plan(lambda given: given is lock, lock, method="fork")
+
+    assert job.template is None
+    assert not job.memories
+    assert job.call is not None and job.call()
+
+
+def test_a_path_that_ends_in_py_is_a_script(script: str) -> None:
+    assert plan(script).common["kind"] == "script"
+
+
+def test_a_path_object_is_a_script_whatever_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "train"
+    path.write_text("")
+
+    assert plan(path).common["kind"] == "script"
+
+
+@pytest.mark.parametrize("typed", ["app", "./app/", "app.pyz"])
+def test_a_folder_or_archive_with_a_main_is_run_as_such_and_searched_first(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").touch()
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as archive:
+        archive.writestr("__main__.py", "")
+
+    job = plan(Typed(typed), "--fast")
+
+    assert (job.common["kind"], job.common["path0"]) == ("package", os.path.join(tmp_path, typed))
+    assert job.argv(0) == [typed, "--fast"]
+
+
+def test_a_main_that_was_added_since_the_refusal_is_found(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    with pytest.raises(EntrypointError, match="without a __main__"):
+        plan(app)
+    kept = app.stat()
+    (app / "__main__.py").touch()
+    os.utime(app, ns=(kept.st_atime_ns, kept.st_mtime_ns))  # as on a file system with coarse times
+
+    assert plan(app).common["kind"] == "package"
+
+
+def test_a_scripts_path_reaches_it_as_it_was_typed(script: str) -> None:
+    typed = f"./{script}"
+
+    assert plan(typed, "--lr", 0.1).argv(0) == [typed, "--lr", "0.1"]
+
+
+def test_modules_beside_a_script_can_be_imported_also_through_a_link(script: str, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "link.py").symlink_to(tmp_path / script)
+
+    assert plan("elsewhere/link.py").common["path0"] == str(tmp_path)
+
+
+def test_a_module_is_searched_from_the_present_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    job = plan("pkg.train", "--fast", module=True)
+
+    assert (job.common["kind"], job.common["entry"], job.common["path0"]) == ("module", "pkg.train", str(tmp_path))
+    assert job.argv(0) == ["-m", "--fast"]
+
+
+def test_any_other_name_is_a_program_of_the_path() -> None:
+    job = plan("sh", "-c", "true")
+
+    assert job.common["kind"] == "program"
+    assert os.path.isabs(job.argv(0)[0]) and job.argv(0)[1:] == ["-c", "true"]
+
+
+def test_no_python_makes_a_program_of_an_executable_script(script: str) -> None:
+    os.chmod(script, 0o755)
+
+    job = plan(f"./{script}", no_python=True)
+
+    assert (job.common["kind"], job.argv(0)) == ("program", [f"./{script}"])
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("--rank=${local_rank}", "--rank=1"),
+        ("$local_rank", "1"),
+        ("${local_rank}${local_rank}", "11"),
+        ("$$", "$$"),
+        ("costs $5", "costs $5"),
+        ("$local_ranks", "$local_ranks"),
+        ("${other}", "${other}"),
+        ("", ""),
+        ("--", "--"),
+    ],
+)
+def test_only_local_rank_is_replaced_in_arguments(script: str, typed: str, expected: str) -> None:
+    assert plan(script, typed).argv(1) == [script, expected]
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "spec"),
+    [("train.py", {}), ("pkg.train", {"module": True}), ("sh", {}), ("train.py", {"preload": ("helpers_of_mine",)})],
+    ids=["script", "module", "program", "preload"],
+)
+def test_fork_is_for_functions_and_all_else_starts_as_under_forkserver(
+    script: str, caplog: pytest.LogCaptureFixture, entrypoint: str, spec: dict[str, Any]
+) -> None:
+    caplog.set_level("INFO", "elasticlib")
+
+    forked = plan(entrypoint, "--fast", method="fork", **spec)
+
+    assert plan(entrypoint, "--fast", method="forkserver", **spec) == forked
+    [line] = caplog.records
+    assert ("INFO", True) == (line.levelname, "start_method='fork' is for functions" in line.getMessage())
+
+
+def test_arguments_of_a_script_become_text(script: str) -> None:
+    assert plan(script, 3, 0.5, None).argv(0) == [script, "3", "0.5", "None"]
+
+
+# What a worker finds.
+
+
+def test_a_worker_finds_the_place_that_the_call_was_made_in(script: str, tmp_path: Path) -> None:
+    former = os.umask(0o027)
+    try:
+        job = plan(script, environment={"A": "1"}, threads=3)
+    finally:
+        os.umask(former)
+
+    assert job.common["env"] == {"A": "1"}
+    assert job.common["cwd"] == str(tmp_path)
+    assert job.common["umask"] == 0o027
+    assert job.common["affinity"] == sorted(os.sched_getaffinity(0))
+    assert job.common["threads"] == 3
+
+
+def test_only_spawn_asks_for_fresh_interpreters(script: str) -> None:
+    assert plan(script, method="spawn").common["fresh"]
+    assert not plan(script).common["fresh"]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_the_environment_is_no_part_of_what_names_a_template(method: str, script: str) -> None:
+    """Which of its variables matter, the template tells when it has read them."""
+    one = plan(script, method=method, environment={"A": "1"})
+    other = plan(script, method=method, environment={"A": "2"})
+
+    assert one.template is not None
+    assert one.template == other.template
+
+
+@pytest.mark.parametrize("preload", [("torch",), ("torch", "torch._dynamo"), ()])
+def test_another_search_path_asks_for_no_new_template_for_torch_or_nothing(
+    preload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = plan(len, preload=preload)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert before.template is not None
+    assert before.template == plan(len, preload=preload).template
+
+
+def test_templates_that_preload_torch_alone_serve_scripts_of_all_folders(script: str, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "other.py").write_text("")
+
+    assert plan(script).template == plan("sub/other.py").template
+
+
+def test_templates_that_preload_the_users_modules_know_where_these_are(script: str, tmp_path: Path) -> None:
+    job = plan(script, preload=("helpers_of_mine",))
+
+    assert job.template is not None
+    assert job.template.path == job.search_path == (str(tmp_path),)
+
+
+def test_a_script_named_by_the_local_rank_is_looked_for_by_each_worker() -> None:
+    job = plan("train${local_rank}.py", "a")
+
+    assert [[sys.executable, "-u", f"train{rank}.py", "a"] for rank in (0, 1)] == [job.argv(0), job.argv(1)]
+
+
+@pytest.mark.parametrize("name", ["my-mod", "1pkg", "pkg.my-mod"])
+def test_a_module_is_what_python_would_look_for(name: str) -> None:
+    assert name == plan(name, module=True).common["entry"]
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "spec", "complaint"),
+    [
+        (3, {}, "entrypoint=3, a int, is no callable"),
+        ("gone.py", {}, "script 'gone.py' was not found in"),
+        ("folder.py", {}, "script 'folder.py' is a folder without a __main__.py"),
+        (Path("package"), {}, "script 'package' is a folder without a __main__.py"),
+        (Path("app.pyz"), {}, "script 'app.pyz' is an archive without a __main__.py"),
+        (Path("pipe"), {}, "script 'pipe' is not a file"),
+        (Path("gone"), {}, "script 'gone' was not found in"),
+        ("no-such-program", {}, "'no-such-program' was not found on PATH"),
+        ("./gone", {}, "program './gone' was not found in"),
+        ("./folder.py", {"no_python": True}, "program './folder.py' is not a file"),
+        ("./train.py", {"no_python": True}, "program './train.py' may not be executed"),
+        ("pkg/train.py", {"module": True}, "module 'pkg/train.py' is no dotted name"),
+        ("pkg..train", {"module": True}, "module 'pkg..train' is no dotted name"),
+        ("", {"module": True}, "module '' is no dotted name"),
+        ("train.py", {"kwargs": {"lr": 1}}, r"takes no keyword arguments \(lr\)"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(
+    script: str, tmp_path: Path, entrypoint: Any, spec: dict[str, Any], complaint: str
+) -> None:
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "package" / "__main__").mkdir(parents=True)
+    (tmp_path / "package" / "__main__" / "__init__.py").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as archive:
+        archive.writestr("helper.py", "")
+
+    with pytest.raises(EntrypointError, match=complaint):
+        plan(entrypoint, **spec)
+
+
+def test_a_script_that_may_not_be_read_is_refused(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read whatever the mode says
+
+    with pytest.raises(EntrypointError, match="may not be read"):
+        plan(script)
+
+
+def test_an_argument_that_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(PicklingError, match="argument 0 of train"):
+        plan(train, threading.Lock())
+
+
+def test_a_folder_that_was_removed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+
+    with pytest.raises(EntrypointError, match="current folder was removed"):
+        plan(train, 0.5)
+
+
+def test_an_interpreter_that_cannot_be_run_is_refused(script: str) -> None:
+    with pytest.raises(EntrypointError, match="PYTHON_EXEC='/no/such/python' cannot be run"):
+        plan(script, environment={"PYTHON_EXEC": "/no/such/python"})
+
+
+# Another interpreter.
+
+
+def test_an_interpreter_that_can_be_a_template_makes_one(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_start_spec, "importable_by", lambda python, environment: True)
+
+    job = plan(script, environment={"PYTHON_EXEC": "/opt/other/python"})
+
+    assert job.common["kind"] == "script"
+    assert job.template is not None and job.template.python == "/opt/other/python"
+
+
+def test_an_interpreter_that_cannot_be_a_template_runs_the_script_and_is_warned_of(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_start_spec, "importable_by", lambda python, environment: False)
+
+    with pytest.warns(UserWarning, match="cannot import elasticlib"):
+        job = plan(script, "--fast", environment={"PYTHON_EXEC": "/opt/other/python"})
+
+    assert job.common["kind"] == "program"
+    assert job.argv(0) == ["/opt/other/python", "-u", script, "--fast"]
+
+
+def test_a_module_of_another_interpreter_runs_by_its_name(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_start_spec, "importable_by", lambda python, environment: False)
+
+    with pytest.warns(UserWarning, match="cannot import elasticlib"):
+        job = plan("pkg.train", module=True, environment={"PYTHON_EXEC": "/opt/other/python"})
+
+    assert job.argv(0) == ["/opt/other/python", "-u", "-m", "pkg.train"]
+
+
+def test_an_interpreter_of_the_path_is_found_before_it_is_needed(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_start_spec, "importable_by", lambda python, environment: True)
+    name = os.path.basename(sys.executable)
+
+    job = plan(script, environment={"PATH": os.path.dirname(sys.executable), "PYTHON_EXEC": name})
+
+    assert job.template is not None
+    assert os.path.isabs(job.template.python)
+
+
+# What each worker has for itself.
+
+
+def test_an_order_tells_who_a_worker_is() -> None:
+    job = plan("/bin/echo", "${local_rank}")
+
+    assert {"local_rank": 1, "argv": ["/bin/echo", "1"], "env": {"RANK": "5"}} == job.order(1, {"RANK": "5"})
+
+
+def test_a_virtual_local_rank_changes_the_environment_and_nothing_else() -> None:
+    """The arguments tell the real one."""
+    environment = {"PATH": os.defpath, "CUDA_VISIBLE_DEVICES": "6,7"}
+
+    order = plan("/bin/echo", "${local_rank}", environment=environment, virtual_local_rank=True).order(
+        1, {"RANK": "5", "LOCAL_RANK": "1"}
+    )
+
+    assert {"RANK": "5", "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "7"} == order["env"]
+    assert (1, ["/bin/echo", "1"]) == (order["local_rank"], order["argv"])
+
+
+def test_a_virtual_local_rank_without_a_device_is_refused_before_the_work_is_looked_at() -> None:
+    with pytest.raises(ValueError, match=r"virtual_local_rank=True: CUDA_VISIBLE_DEVICES='0' names 1 devices"):
+        plan("gone.py", environment={"CUDA_VISIBLE_DEVICES": "0"}, virtual_local_rank=True)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Two NUMA nodes with a GPU each, of which the first is at the second node; who asked for them."""
+    asked: list[Any] = []
+
+    def addresses(template: TemplateKey | None, environment: Mapping[str, str], search_path: object) -> list[str]:
+        asked.append((template, environment))
+        return ["0000:01:00.0", "0000:02:00.0"]
+
+    topology = Topology({0: frozenset({0, 1}), 1: frozenset({2, 3})}, {}, {}, {}, (1, 0))
+    monkeypatch.setattr(_start_spec._devices, "gpu_addresses", addresses)
+    monkeypatch.setattr(_start_spec, "read_topology", lambda addresses: topology)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    return asked
+
+
+NODE = NumaOptions(AffinityMode.NODE)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_workers_are_bound_by_the_gpu_of_their_local_rank(method: str, machine: list[Any]) -> None:
+    job = plan(train, 0.5, method=method, numa_options=NODE)
+
+    assert [([2], True), ([0, 1], True)] == [
+        (order["affinity"], order["bound"]) for order in (job.order(0, {}), job.order(1, {}))
+    ]
+    assert [(job.template, job.environment)] == machine
+
+
+def test_a_virtual_local_rank_is_bound_by_the_real_one(machine: list[Any]) -> None:
+    job = plan(train, 0.5, numa_options=NODE, virtual_local_rank=True)
+
+    assert [("0", [2]), ("0", [0, 1])] == [
+        (order["env"]["LOCAL_RANK"], order["affinity"]) for order in (job.order(0, {}), job.order(1, {}))
+    ]
+
+
+def test_without_the_option_no_gpu_is_asked_for_and_no_worker_bound(machine: list[Any]) -> None:
+    """Row 197."""
+    order = plan(train, 0.5).order(0, {})
+
+    assert [] == machine
+    assert {"affinity", "bound"}.isdisjoint(order)
+
+
+def test_a_binding_that_cannot_be_is_refused(machine: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+
+    with pytest.raises(BindingError, match="numa_options=node: NUMA node 1, where GPU 0 is, has the CPUs 2-3"):
+        plan(train, 0.5, numa_options=NODE)
+
+
+@pytest.mark.parametrize("error", [StartError("no driver"), OSError("no file")])
+def test_where_the_options_allow_it_workers_start_unbound(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*facts: object) -> list[str]:
+        raise error
+
+    monkeypatch.setattr(_start_spec._devices, "gpu_addresses", fail)
+
+    job = plan(train, 0.5, numa_options=NumaOptions(AffinityMode.NODE, True))
+
+    assert {"affinity", "bound"}.isdisjoint(job.order(0, {}))
+    assert [f"numa_options=node: {error}. Nothing is bound to CPUs, as should_fall_back_if_binding_fails allows"] == [
+        record.getMessage() for record in caplog.records
+    ]
+
+
+def test_a_machine_without_a_device_file_is_not_asked_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_start_spec._devices._machine, "may_have_accelerators", lambda: False)
+
+    with pytest.raises(RuntimeError, match=r"numa_options=node: .*torch finds none here.*; or leave the binding out"):
+        plan(train, 0.5, numa_options=NODE)
+
+
+@pytest.mark.parametrize(
+    ("variables", "preloaded"),
+    [
+        ({}, ("torch",)),
+        ({"OMP_PROC_BIND": "close"}, ()),
+        ({"OMP_PLACES": "cores"}, ()),
+        ({"OMP_PLACES": "cores", "OMP_PROC_BIND": " FALSE "}, ("torch",)),
+        ({"GOMP_CPU_AFFINITY": "0-3"}, ()),
+    ],
+)
+@pytest.mark.usefixtures("machine")
+def test_bound_workers_load_an_openmp_that_binds_threads_themselves(
+    variables: dict[str, str], preloaded: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It chooses its places when it is loaded: in the template it would choose among all CPUs."""
+    job = plan(train, 0.5, environment=variables, numa_options=NODE)
+
+    assert job.template is not None and job.template.preload == preloaded
+    assert ("torch itself, on its own CPUs" in caplog.text) == (not preloaded)
+
+
+def test_without_a_binding_openmp_is_left_alone() -> None:
+    job = plan(train, 0.5, environment={"OMP_PROC_BIND": "close"})
+
+    assert job.template is not None and job.template.preload == ("torch",)
