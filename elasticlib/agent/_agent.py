@@ -354,7 +354,7 @@ class SimpleElasticAgent(ElasticAgent):
             ids = self._chronicle.measured(self._start_workers, self._worker_group)
         except StartError:
             if self._listen():
-                return  # it stood still until the foreman was killed for it
+                return  # it stood still until the spawner was killed for it
             raise
         self._started(seat, ids)
 

@@ -1,7 +1,7 @@
 """
 What a local agent needs that no rendezvous has a say in: made before one is opened, it is the check of the call.
 
-Rules of this file: it starts no worker, and at most the template, to ask it for the GPUs.
+Rules of this file: it starts no worker, and at most the fork server, to ask it for the GPUs.
 """
 
 from __future__ import annotations

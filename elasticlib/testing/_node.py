@@ -359,7 +359,7 @@ class Node:
         return [self.agent, self.rendezvous, *spawners, *(group.process for group in groups if of_workers)]
 
     def agent_dies(self) -> None:
-        """The agent was killed: its guardian kills the workers, its rendezvous process bears witness."""
+        """The agent was killed: its reaper kills the workers, its rendezvous process bears witness."""
         timeline, group = self.cluster.timeline, self.group
         self._queue.clear()
         if group is not None and not group.gone:

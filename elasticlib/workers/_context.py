@@ -355,7 +355,7 @@ def start_processes(
     are turned into text), ``envs[rank]`` the variables that a worker has beyond this program's; both have exactly
     the keys 0 to n-1. *logs_specs* says where the output goes; lines of tee'd streams begin with
     ``log_line_prefixes[rank]``, by default ``[<name><rank>]:``. *start_method* is for callables: ``forkserver``,
-    unlike torch's ``spawn``, forks from a warm template that never saw this program's threads or devices.
+    unlike torch's ``spawn``, forks from a warm fork server that never saw this program's threads or devices.
     *numa_options* binds each worker to the CPUs near the GPU of its local rank.
 
     Raises `ConfigError` and its kinds before anything is started: `LocalRanksError` (a ``RuntimeError``) for

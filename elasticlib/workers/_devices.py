@@ -10,7 +10,7 @@ from elasticlib.errors import ElasticError, SpecError
 from elasticlib.numa._options import NumaOptions, as_numa_options
 from elasticlib.spec import DEVICE_WORDS
 from elasticlib.workers import _environment, _machine
-from elasticlib.workers._fork_servers import TemplateKey, count_devices, depends_on_path, list_gpus, templates
+from elasticlib.workers._fork_servers import ForkServerKey, count_devices, depends_on_path, fork_servers, list_gpus
 
 
 def workers_per_node(asked: int | str, preload: Sequence[str] = ("torch",), flags: tuple[str, ...] = ()) -> int:
@@ -19,8 +19,8 @@ def workers_per_node(asked: int | str, preload: Sequence[str] = ("torch",), flag
 
     ``cpu`` counts the CPUs of the affinity mask, ``gpu`` CUDA (or ROCm) devices, ``xpu`` those of Intel,
     ``auto`` the accelerators of whatever kind, else the CPUs; any other word is torch's name of a device, such as
-    ``npu``. Asked is a template with *preload* and *flags*, those of the job where it has torch, so that it can serve
-    that too. Raises `SpecError` (a ``ValueError``) where there is none of the kind asked for.
+    ``npu``. Asked is a fork server with *preload* and *flags*, those of the job where it has torch, so that it can
+    serve that too. Raises `SpecError` (a ``ValueError``) where there is none of the kind asked for.
     """
     if isinstance(asked, int):
         return asked
@@ -57,22 +57,22 @@ def default_numa_options(
 
 
 def gpu_addresses(
-    template: TemplateKey | None, environment: Mapping[str, str], search_path: tuple[str, ...]
+    fork_server: ForkServerKey | None, environment: Mapping[str, str], search_path: tuple[str, ...]
 ) -> list[str]:
     """
     PCI addresses of the accelerators, by index, that workers of a job with *environment* see.
 
-    It asks the job's own *template* where that has loaded torch. Raises `ElasticError` when torch cannot list them.
+    It asks the job's own *fork server* where that has loaded torch. Raises `ElasticError` when torch cannot list them.
     """
     if not _machine.may_have_accelerators():
         return []
-    if template is None or "torch" not in template.preload:
-        template, search_path = TemplateKey(sys.executable, ("torch",)), tuple(sys.path)
-    asked = templates.take(template, environment, search_path)
+    if fork_server is None or "torch" not in fork_server.preload:
+        fork_server, search_path = ForkServerKey(sys.executable, ("torch",)), tuple(sys.path)
+    asked = fork_servers.take(fork_server, environment, search_path)
     try:
         return list_gpus(asked, environment)
     finally:
-        templates.give_back(asked)
+        fork_servers.give_back(asked)
 
 
 def _accelerators(preload: tuple[str, ...], flags: tuple[str, ...]) -> tuple[int, str]:
@@ -81,8 +81,8 @@ def _accelerators(preload: tuple[str, ...], flags: tuple[str, ...]) -> tuple[int
     if "torch" not in preload or depends_on_path(preload):
         preload = ("torch",)
     environment = _environment.without_secrets(os.environ)
-    template = templates.take(TemplateKey(sys.executable, preload, (), flags), environment, tuple(sys.path))
+    fork_server = fork_servers.take(ForkServerKey(sys.executable, preload, (), flags), environment, tuple(sys.path))
     try:
-        return count_devices(template, environment)
+        return count_devices(fork_server, environment)
     finally:
-        templates.give_back(template)
+        fork_servers.give_back(fork_server)

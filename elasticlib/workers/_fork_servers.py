@@ -1,7 +1,7 @@
 """
-The launcher's handles of its templates: started when none fits, kept warm for the next launch.
+The launcher's handles of its fork servers: started when none fits, kept warm for the next launch.
 
-Rules of this file: whatever is started here ends with the launcher (`_guardian`); a child that the
+Rules of this file: whatever is started here ends with the launcher (`_reaper`); a child that the
 caller forks drops all handles, so that it can neither use nor keep alive what is not its own.
 """
 
@@ -28,14 +28,14 @@ from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
 from elasticlib.workers.spawner._reads import Reads, serves
 
-_TEMPLATE_BOOT = BOOT + "from elasticlib.workers.spawner._fork_server import main; main()"
+_FORK_SERVER_BOOT = BOOT + "from elasticlib.workers.spawner._fork_server import main; main()"
 _FRESH_BOOT = BOOT + "from elasticlib.workers.child._child import run_fresh; run_fresh(int(sys.argv.pop()))"
 
-_MOST_TEMPLATES = 2
+_MOST_FORK_SERVERS = 2
 _TALK_LIMIT = 5.0
-"""Seconds that a template may leave a message of ours untaken, or one of its own half said."""
+"""Seconds that a fork server may leave a message of ours untaken, or one of its own half said."""
 _CLOSE_LIMIT = 0.5
-"""Seconds that a launch waits for the end of a template that it displaced; after that a thread does."""
+"""Seconds that a launch waits for the end of a fork server that it displaced; after that a thread does."""
 _COUNT_LIMIT = 60.0
 """Seconds that torch may take to answer about devices: opening eight GPUs without their daemon takes up to thirty."""
 
@@ -46,7 +46,7 @@ def fresh_command(python: str, flags: Sequence[str] = ()) -> list[str]:
 
 
 def importable_by(python: str, environment: Mapping[str, str]) -> bool:
-    """Whether the interpreter *python* could be a template: it finds elasticlib and what that needs."""
+    """Whether the interpreter *python* could be a fork server: it finds elasticlib and what that needs."""
     command = [python, "-c", BOOT + "import elasticlib.workers.spawner._fork_server"]
     try:
         return (
@@ -67,8 +67,8 @@ def depends_on_path(preload: Sequence[str]) -> bool:
 
 
 @frozen
-class TemplateKey:
-    """What two launches must have in common to fork their workers from one template, besides what that has read."""
+class ForkServerKey:
+    """What two launches must have in common to fork their workers from one fork server, besides what that has read."""
 
     python: str
     preload: tuple[str, ...] = ()
@@ -77,12 +77,12 @@ class TemplateKey:
     """Options of the interpreter."""
 
 
-class Template:
-    """A running template with its guardian; `link` carries requests to fork."""
+class ForkServer:
+    """A running fork server with its reaper; `link` carries requests to fork."""
 
-    def __init__(self, key: TemplateKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
+    def __init__(self, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
         self.key = key
-        self.crews = 0
+        self.spawners = 0
         self._given = dict(environment)
         self._reads: Reads | None = None
         self._found: frozenset[str] | None = None
@@ -90,30 +90,30 @@ class Template:
         self._missing: frozenset[str] = frozenset()
         """Names of modules that its imports looked for in vain."""
         self._lock = threading.Lock()
-        """Held to hear the template, or to close it: for `_TALK_LIMIT` seconds at most."""
+        """Held to hear the fork server, or to close it: for `_TALK_LIMIT` seconds at most."""
         self._sending = threading.Lock()
         self._failure: Exception | None = None
         self._ready = False
         self._stamps = _stamps(key, search_path)
         self._search_path = tuple(search_path)
-        self._said = os.memfd_create("template-stderr")
+        self._said = os.memfd_create("fork server-stderr")
         ours, theirs = Channel.pair()
         ours.limit(_TALK_LIMIT)
         self._link = Link(ours)
         asked = json.dumps({"preload": key.preload, "path": list(search_path)})
-        guardian = [sys.executable, "-S", "-E", str(Path(_reaper.__file__)), str(os.getpid())]
+        reaper = [sys.executable, "-S", "-E", str(Path(_reaper.__file__)), str(os.getpid())]
         self._process: Process | None = None
-        """The template itself, once its imports are done."""
-        self._guardian = spawn(
-            [*guardian, key.python, *key.flags, "-u", "-c", _TEMPLATE_BOOT, asked],
+        """The fork server itself, once its imports are done."""
+        self._reaper = spawn(
+            [*reaper, key.python, *key.flags, "-u", "-c", _FORK_SERVER_BOOT, asked],
             environment,
             theirs.fileno(),
             self._said,
         )
         theirs.close()
 
-    def serves(self, key: TemplateKey, environment: Mapping[str, str]) -> bool:
-        """Whether a launch of that *key* may fork its workers, which get the *environment*, from this template."""
+    def serves(self, key: ForkServerKey, environment: Mapping[str, str]) -> bool:
+        """Whether a launch of that *key* may fork its workers, which get the *environment*, from this fork server."""
         self.listen()
         return (
             evolve(self.key, path=key.path) == key
@@ -132,11 +132,11 @@ class Template:
         return self._ready
 
     def outdated(self) -> bool:
-        """Whether the file of a preloaded module, or an archive on its path, changed since the template was made."""
+        """Whether the file of a preloaded module, or an archive on its path, changed since the fork server was made."""
         return self._stamps != _stamps(self.key, self._search_path)
 
     def request(self, op: str) -> Channel:
-        """Have the template fork a child for *op*; the channel to it."""
+        """Have the fork server fork a child for *op*; the channel to it."""
         ours, theirs = Channel.pair()
         self._wake()
         try:
@@ -151,16 +151,16 @@ class Template:
         return Link(ours)
 
     def listen(self) -> Exception | None:
-        """Take in what the template has said; the error that ended it, None while it lives."""
+        """Take in what the fork server has said; the error that ended it, None while it lives."""
         with self._lock:
             while self._failure is None and wait_readable([self._link], 0):
                 try:
                     received = self._link.receive(whole=False)
                 except BlockingIOError:
-                    self._failure = StartError("the template process stopped in the middle of a message")
+                    self._failure = StartError("the fork server process stopped in the middle of a message")
                     break
                 if received is None:
-                    self._failure = StartError(f"the template process ended unexpectedly{self._last_words()}")
+                    self._failure = StartError(f"the fork server process ended unexpectedly{self._last_words()}")
                 elif received[0]["op"] == "refused":
                     self._failure = PreloadError(received[0]["module"], received[0]["why"])
                 else:
@@ -173,7 +173,7 @@ class Template:
             return self._failure
 
     def failure(self) -> Exception:
-        """Why a channel from this template ended: its own error, or that the child alone was killed."""
+        """Why a channel from this fork server ended: its own error, or that the child alone was killed."""
         return self.listen() or StartError("the process that starts the workers was ended from outside")
 
     def _last_words(self) -> str:
@@ -189,19 +189,19 @@ class Template:
 
     def close(self, patience: float | None = None) -> None:
         """
-        End the template and its guardian, with everything below; return when they are gone.
+        End the fork server and its reaper, with everything below; return when they are gone.
 
         Those that hang are killed in the end: by a thread, where that takes longer than *patience* seconds.
         """
         self.listen()
         if not self._ready:
-            # Busy with imports it hears nothing; it has forked nothing yet and dies with its guardian.
-            self._guardian.send(signal.SIGKILL)
+            # Busy with imports it hears nothing; it has forked nothing yet and dies with its reaper.
+            self._reaper.send(signal.SIGKILL)
         self._wake()
         with self._lock:
-            self._failure = self._failure or StartError("the template was closed")
+            self._failure = self._failure or StartError("the fork server was closed")
             self._link.close()
-        if patience is None or self._guardian.ends(patience):
+        if patience is None or self._reaper.ends(patience):
             self._reap()
         else:
             try:
@@ -213,87 +213,87 @@ class Template:
         if self._process is not None:
             # It sweeps first; what even SIGKILL does not end may take it that long.
             if not self._process.ends(KILLED + 1):
-                self._process.kill(0.0)  # its guardian sees to the rest
+                self._process.kill(0.0)  # its reaper sees to the rest
             self._process.close()
-        self._guardian.wait(KILLED + 1)
+        self._reaper.wait(KILLED + 1)
         os.close(self._said)
 
     def _wake(self) -> None:
         """Whoever was stopped from outside hears nobody."""
-        self._guardian.send(signal.SIGCONT)
+        self._reaper.send(signal.SIGCONT)
         if self._process is not None:
             self._process.send(signal.SIGCONT)
 
     def drop(self) -> None:
-        """Forget the template in a process that was forked from its owner."""
-        self._failure = StartError("the template belongs to the process that forked this one")
+        """Forget the fork server in a process that was forked from its owner."""
+        self._failure = StartError("the fork server belongs to the process that forked this one")
 
 
-class _Templates:
+class _ForkServers:
     """
-    The templates of this program: at most two, the most recently used last.
+    The fork servers of this program: at most two, the most recently used last.
 
-    The lock is held for looking and for starting, never for an end: no launch waits for another one's template.
+    The lock is held for looking and for starting, never for an end: no launch waits for another one's fork server.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: list[Template] = []
+        self._kept: list[ForkServer] = []
 
-    def take(self, key: TemplateKey, environment: Mapping[str, str], search_path: Sequence[str]) -> Template:
+    def take(self, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str]) -> ForkServer:
         with self._lock:
-            done = [t for t in self._kept if not t.alive() or (t.crews == 0 and t.outdated())]
+            done = [t for t in self._kept if not t.alive() or (t.spawners == 0 and t.outdated())]
             self._kept = [t for t in self._kept if t not in done]
             fitting = [t for t in reversed(self._kept) if t.serves(key, environment) and not t.outdated()]
             found = next((t for t in fitting if t.ready()), fitting[0] if fitting else None)
             if found is None:
-                found = Template(key, environment, search_path)
+                found = ForkServer(key, environment, search_path)
             else:
                 self._kept.remove(found)
-            found.crews += 1
+            found.spawners += 1
             self._kept.append(found)
             done += self._surplus()
         _end(done)
         return found
 
-    def give_back(self, template: Template, unused: bool = False) -> None:
-        """Let *template* serve others; one that was never used and is still at its imports is ended."""
+    def give_back(self, fork_server: ForkServer, unused: bool = False) -> None:
+        """Let *fork server* serve others; one that was never used and is still at its imports is ended."""
         done = []
         with self._lock:
-            template.crews -= 1
-            if unused and template.crews == 0 and template in self._kept and not template.ready():
-                self._kept.remove(template)
-                done = [template]
+            fork_server.spawners -= 1
+            if unused and fork_server.spawners == 0 and fork_server in self._kept and not fork_server.ready():
+                self._kept.remove(fork_server)
+                done = [fork_server]
             done += self._surplus()
         _end(done)
 
-    def _surplus(self) -> list[Template]:
+    def _surplus(self) -> list[ForkServer]:
         """Take out and return those that are too many; under the lock."""
-        idle = [template for template in self._kept if template.crews == 0]
-        surplus = idle[: max(0, len(self._kept) - _MOST_TEMPLATES)]
-        self._kept = [template for template in self._kept if template not in surplus]
+        idle = [fork_server for fork_server in self._kept if fork_server.spawners == 0]
+        surplus = idle[: max(0, len(self._kept) - _MOST_FORK_SERVERS)]
+        self._kept = [fork_server for fork_server in self._kept if fork_server not in surplus]
         return surplus
 
     def close(self) -> None:
         with self._lock:
             kept, self._kept = self._kept, []
-        for template in kept:
-            template.close()
+        for fork_server in kept:
+            fork_server.close()
 
     def drop(self) -> None:
         self._lock = threading.Lock()
         kept, self._kept = self._kept, []
-        for template in kept:
-            template.drop()
+        for fork_server in kept:
+            fork_server.drop()
 
 
-def _end(some: Sequence[Template]) -> None:
-    """End templates that nobody can find any more."""
-    for template in some:
-        template.close(_CLOSE_LIMIT)
+def _end(some: Sequence[ForkServer]) -> None:
+    """End fork servers that nobody can find any more."""
+    for fork_server in some:
+        fork_server.close(_CLOSE_LIMIT)
 
 
-def _stamps(key: TemplateKey, search_path: Sequence[str]) -> dict[str, float]:
+def _stamps(key: ForkServerKey, search_path: Sequence[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for module in key.preload:
         if module.partition(".")[0] == "torch":
@@ -332,37 +332,39 @@ def _finds_the_same(
     return True
 
 
-templates = _Templates()
-atexit.register(templates.close)
+fork_servers = _ForkServers()
+atexit.register(fork_servers.close)
 
 
-os.register_at_fork(after_in_child=templates.drop)
+os.register_at_fork(after_in_child=fork_servers.drop)
 
 
-def count_devices(template: Template, environment: Mapping[str, str]) -> tuple[int, str]:
+def count_devices(fork_server: ForkServer, environment: Mapping[str, str]) -> tuple[int, str]:
     """
     How many accelerators torch sees with the variables of *environment*, and their type.
 
     Raises `StartError`, also when a driver does not answer.
     """
     doing, instead = "counting the accelerators", "give nproc_per_node=N, a number"
-    answer = _ask_of_a_child(template, "count", environment, doing, instead)
+    answer = _ask_of_a_child(fork_server, "count", environment, doing, instead)
     if "count" not in answer:
         raise StartError(answer["why"])
     return answer["count"], answer["kind"]
 
 
-def list_gpus(template: Template, environment: Mapping[str, str]) -> list[str]:
+def list_gpus(fork_server: ForkServer, environment: Mapping[str, str]) -> list[str]:
     """PCI addresses of the GPUs that torch sees, by index, as with `count_devices`."""
-    answer = _ask_of_a_child(template, "gpus", environment, "listing the GPUs", "leave numa_options out")
+    answer = _ask_of_a_child(fork_server, "gpus", environment, "listing the GPUs", "leave numa_options out")
     if "why" in answer:
         raise StartError(answer["why"])
     return [str(address) for address in answer["addresses"]]
 
 
-def _ask_of_a_child(template: Template, op: str, environment: Mapping[str, str], doing: str, instead: str) -> Message:
-    """The answer to *op* of a child of *template* that is thrown away, and killed where a driver keeps it."""
-    channel, handle, began = template.request(op), None, None
+def _ask_of_a_child(
+    fork_server: ForkServer, op: str, environment: Mapping[str, str], doing: str, instead: str
+) -> Message:
+    """The answer to *op* of a child of *fork server* that is thrown away, and killed where a driver keeps it."""
+    channel, handle, began = fork_server.request(op), None, None
     try:
         while True:
             left = 0.1 if began is None else _COUNT_LIMIT - (time.monotonic() - began)
@@ -374,13 +376,13 @@ def _ask_of_a_child(template: Template, op: str, environment: Mapping[str, str],
             if wait_readable([channel], left):
                 received = channel.receive()
                 if received is None:
-                    raise template.failure()
+                    raise fork_server.failure()
                 message, descriptors = received
                 if not descriptors:
                     return message
                 (handle,) = descriptors
                 channel.send({"env": dict(environment)})
-            elif began is None and template.ready():
+            elif began is None and fork_server.ready():
                 began = time.monotonic()  # its imports, which may be slow, are not what the limit is for
     finally:
         if handle is not None:

@@ -1,5 +1,5 @@
 """
-The launcher's side of one launch: a foreman with its workers, to be started, heard and stopped.
+The launcher's side of one launch: a spawner with its workers, to be started, heard and stopped.
 
 Rules of this file: no call waits for one thing only: a caller may pass a descriptor whose readiness
 interrupts; nothing is thrown away that a worker left behind.
@@ -23,7 +23,7 @@ from elasticlib._times import Term
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.workers import _reaper
-from elasticlib.workers._fork_servers import Template, templates
+from elasticlib.workers._fork_servers import ForkServer, fork_servers
 from elasticlib.workers.child import _report
 
 
@@ -97,7 +97,7 @@ class StoreGone:
 
 @define
 class Lost:
-    """The foreman is gone, and with it every worker."""
+    """The spawner is gone, and with it every worker."""
 
     why: str
     cause: Exception | None = None
@@ -106,31 +106,31 @@ class Lost:
 Event = Exit | Failed | Lingers | Stuck | Stopped | StoreGone | Lost
 
 _EXIT_LIMIT = 1.0
-"""Seconds between a foreman's last word, the end of its channel, and its end."""
+"""Seconds between a spawner's last word, the end of its channel, and its end."""
 _LEFT = 3
 """Descriptors of what a worker leaves behind."""
 _QUIT_LIMIT = 6.0
-"""Seconds for a foreman that is let go of: as long as it waits for what even SIGKILL does not end, and one more."""
+"""Seconds for a spawner that is let go of: as long as it waits for what even SIGKILL does not end, and one more."""
 
 
-class Crew:
-    """The workers of one launch, started and stopped by a foreman of their own."""
+class SpawnerClient:
+    """The workers of one launch, started and stopped by a spawner of their own."""
 
     def __init__(self, job: Message, memories: Mapping[str, bytes]) -> None:
         self._job = job
         self._memories = dict(memories)
-        self._template: Template | None = None
+        self._fork_server: ForkServer | None = None
         self._channel: Channel | None = None
         self._anchor: Child | None = None
-        """The guardian that was forked from the caller."""
+        """The reaper that was forked from the caller."""
         self._early: list[Event] = []
         self._round = -1
-        self._foreman: Process | None = None
+        self._spawner: Process | None = None
         self._used = False
         self._warm = False
 
     def fileno(self) -> int:
-        """Readable when `take` has something to tell; -1 when no foreman is there."""
+        """Readable when `take` has something to tell; -1 when no spawner is there."""
         return -1 if self._channel is None else self._channel.fileno()
 
     def started(self) -> bool:
@@ -138,21 +138,21 @@ class Crew:
         return self._used
 
     def was_warm(self) -> bool:
-        """Whether the template had done its imports when it was employed, so that its end was no fault of theirs."""
+        """Whether the fork server had done its imports when it was employed, so that its end was no fault of theirs."""
         return self._warm
 
-    def employ(self, template: Template) -> None:
-        """Have *template* fork a foreman for this crew; the crew gives the template back when it closes."""
-        self._template = template
-        self._warm = template.ready()
+    def employ(self, fork_server: ForkServer) -> None:
+        """Have *fork server* fork a spawner for this spawner; the spawner gives the fork server back when it closes."""
+        self._fork_server = fork_server
+        self._warm = fork_server.ready()
         try:
-            self._hire(template.request("job"))
+            self._start_spawner(fork_server.request("job"))
         except BaseException:
             self.close()
             raise
 
     def fork_caller(self, call: Callable[[], Any]) -> None:
-        """Have a foreman that is forked from this very process (start method ``fork``)."""
+        """Have a spawner that is forked from this very process (start method ``fork``)."""
         ours, theirs = Channel.pair()
         link = Link(ours)
         me = os.getpid()
@@ -172,9 +172,9 @@ class Crew:
             _guard_forked(theirs, me, call)
         self._anchor = Child(pid)
         theirs.close()
-        self._hire(link)
+        self._start_spawner(link)
 
-    def _hire(self, channel: Channel) -> None:
+    def _start_spawner(self, channel: Channel) -> None:
         self._channel = channel
         descriptors = [os.memfd_create(name) for name in self._memories]
         for descriptor, content in zip(descriptors, self._memories.values(), strict=True):
@@ -183,21 +183,21 @@ class Crew:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def foreman(self, interrupt: int | None = None) -> Process | None:
+    def spawner(self, interrupt: int | None = None) -> Process | None:
         """
         Wait for the process with which all workers will die.
 
         None when *interrupt* becomes readable first. Raises `StartError` or `PreloadError` when it cannot come.
         """
-        while self._foreman is None:
+        while self._spawner is None:
             answer = self._answer(interrupt)
             if answer is None:
                 return None
             self._early += self._event(*answer)
-        return self._foreman
+        return self._spawner
 
     def _answer(self, interrupt: int | None) -> tuple[Message, list[int]] | None:
-        """What the foreman says next; None when *interrupt* is readable first."""
+        """What the spawner says next; None when *interrupt* is readable first."""
         assert self._channel is not None
         watched = [self._channel, *(() if interrupt is None else (interrupt,))]
         if self._channel.fileno() not in wait_readable(watched, None):
@@ -233,8 +233,8 @@ class Crew:
             answer, extra = received
             if answer["op"] == "started" and answer["round"] == number:
                 self._used = True
-                if self._template is not None:
-                    self._template.listen()
+                if self._fork_server is not None:
+                    self._fork_server.listen()
                 return {int(rank): pid for rank, pid in answer["pids"].items()}
             self._early += self._event(answer, extra)
         return {}
@@ -254,14 +254,14 @@ class Crew:
         return events
 
     def _why_gone(self) -> Exception:
-        if self._template is None:
+        if self._fork_server is None:
             return StartError("the process that starts the workers was ended from outside")
-        return self._template.failure()
+        return self._fork_server.failure()
 
     def _event(self, message: Message, descriptors: list[int]) -> list[Event]:
         try:
-            if message["op"] == "hired":
-                self._foreman = Process(message["foreman"], descriptors.pop() if descriptors else -1)
+            if message["op"] == "spawning":
+                self._spawner = Process(message["spawner"], descriptors.pop() if descriptors else -1)
                 return []
             if message["op"] == "broken":
                 return [Lost(message["why"], StartError(message["why"]))]
@@ -305,27 +305,27 @@ class Crew:
         return self._channel is not None and self._channel.send(message)
 
     def signal(self, local_rank: int, signum: int) -> None:
-        """Signal the group of one worker, if it runs: the foreman alone knows whom its number means."""
+        """Signal the group of one worker, if it runs: the spawner alone knows whom its number means."""
         self._wake()
         if self._channel is not None:
             self._channel.send({"op": "signal", "round": self._round, "local_rank": local_rank, "signal": signum})
 
     def _wake(self) -> None:
-        """A foreman that was stopped from outside hears nobody."""
-        if self._foreman is not None:
-            self._foreman.send(signal.SIGCONT)
+        """A spawner that was stopped from outside hears nobody."""
+        if self._spawner is not None:
+            self._spawner.send(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill a foreman that does not answer, and with it all workers."""
-        if self._foreman is not None:
-            self._foreman.kill()
+        """Kill a spawner that does not answer, and with it all workers."""
+        if self._spawner is not None:
+            self._spawner.kill()
 
     def close(self) -> None:
-        """Kill what still runs and let the foreman go; call it in any state, more than once."""
-        if self._channel is not None and (self._used or self._template is None or self._template.ready()):
+        """Kill what still runs and let the spawner go; call it in any state, more than once."""
+        if self._channel is not None and (self._used or self._fork_server is None or self._fork_server.ready()):
             self._wake()
             self._channel.send({"op": "quit"})
-            # The foreman closes its end when nothing is left below it.
+            # The spawner closes its end when nothing is left below it.
             deadline = time.monotonic() + _QUIT_LIMIT
             while (left := deadline - time.monotonic()) > 0 and wait_readable([self._channel], left):
                 received = self._channel.receive(whole=False)
@@ -336,17 +336,17 @@ class Crew:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        if self._foreman is not None:
-            if not self._foreman.ends(_EXIT_LIMIT):
-                self._foreman.kill()
-            self._foreman.close()
-            self._foreman = None
+        if self._spawner is not None:
+            if not self._spawner.ends(_EXIT_LIMIT):
+                self._spawner.kill()
+            self._spawner.close()
+            self._spawner = None
         if self._anchor is not None:
             self._anchor.wait(_QUIT_LIMIT)
             self._anchor = None
-        if self._template is not None:
-            templates.give_back(self._template, unused=not self._used)
-            self._template = None
+        if self._fork_server is not None:
+            fork_servers.give_back(self._fork_server, unused=not self._used)
+            self._fork_server = None
 
 
 def _stream(number: int) -> int:
@@ -369,7 +369,7 @@ def _in_background() -> bool:
 
 
 def _guard_forked(channel: Channel, launcher: int, call: Callable[[], Any]) -> None:
-    """In a fork of the caller: fork the foreman, then be its guardian."""
+    """In a fork of the caller: fork the spawner, then be its reaper."""
     from elasticlib.workers.spawner import _spawner
 
     try:
@@ -390,7 +390,7 @@ def _guard_forked(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
             Channel.adopt(descriptor).send({"op": "broken", "why": why})
             os._exit(1)
         if child == 0:
-            _spawner.be_foreman(descriptor, me, call=call)
+            _spawner.be_spawner(descriptor, me, call=call)
         # Whoever waits for the last copy of one of the caller's files to close does not wait for this process.
         close_all_but({0, 1, 2})
         _reaper.guard(launcher, child)

@@ -26,8 +26,8 @@ from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import DEFAULT_PRELOAD, LogsDest
 from elasticlib.workers import _failure, _left, _machine, _reaper, _start_spec
-from elasticlib.workers._fork_servers import templates
-from elasticlib.workers._launch import Crew, Exit, Failed, Lingers, Lost, Stopped, StoreGone, Stuck
+from elasticlib.workers._fork_servers import fork_servers
+from elasticlib.workers._launch import Exit, Failed, Lingers, Lost, SpawnerClient, Stopped, StoreGone, Stuck
 
 _ANSWER = 15.0
 """Seconds beyond a shutdown's own time in which it must be done: two waits for kills, and some for a slow machine."""
@@ -52,7 +52,7 @@ class Processes:
         self._count = count
         self._sink = sink
         self._duplicates = duplicates or _streams.Duplicates()
-        self._crew: Crew | None = None
+        self._spawner: SpawnerClient | None = None
         self._tee: Tee | None = None
         self._dest = LogsDest()
         self._deadline = 0.0
@@ -122,7 +122,7 @@ class Processes:
             self._tee = Tee(console_sink(sys.stdout), console_sink(sys.stderr))
         _streams.follow(self._tee, self._dest, prefixes, self._duplicates)
         whole = [self._with_streams(order) for order in orders]
-        crew = self._crew = self._crew or self._hire()
+        spawner = self._spawner = self._spawner or self._start_spawner()
 
         def begin() -> dict[int, int]:
             return self._begin(number, whole, listener, interrupt, guard)
@@ -130,7 +130,7 @@ class Processes:
         try:
             self.pids = begin()
         except PreloadError as error:
-            asked = None if self._job.template is None else self._job.template.preload
+            asked = None if self._job.fork_server is None else self._job.fork_server.preload
             if (error.module,) != asked or error.module not in DEFAULT_PRELOAD:
                 raise
             # Nobody asked for it: a job without torch, or one whose torch does not bear it, runs all the same.
@@ -138,9 +138,9 @@ class Processes:
             self._job = _start_spec.without_preload(self._job)
             self.pids = begin()
         except StartError:
-            if not (crew.started() or crew.was_warm()):
+            if not (spawner.started() or spawner.was_warm()):
                 raise
-            # Template or foreman was killed while idle: nothing ran, so this costs no restart.
+            # ForkServer or spawner was killed while idle: nothing ran, so this costs no restart.
             self.pids = begin()
         return self.pids
 
@@ -152,26 +152,26 @@ class Processes:
         interrupt: int | None,
         guard: Callable[[int], Term | None] | None,
     ) -> dict[int, int]:
-        if self._crew is None:
-            self._crew = self._hire()
+        if self._spawner is None:
+            self._spawner = self._start_spawner()
         try:
-            foreman = self._crew.foreman(interrupt)
-            if foreman is None:
+            spawner = self._spawner.spawner(interrupt)
+            if spawner is None:
                 return {}
-            self._lease = None if guard is None else guard(foreman.fileno())
-            return self._crew.start(number, orders, listener, interrupt, self._lease)
+            self._lease = None if guard is None else guard(spawner.fileno())
+            return self._spawner.start(number, orders, listener, interrupt, self._lease)
         except ElasticError:
             self.dismiss()
             raise
 
-    def _hire(self) -> Crew:
-        crew = Crew({"common": self._job.common}, self._job.memories)
-        if self._job.template is None:
+    def _start_spawner(self) -> SpawnerClient:
+        spawner = SpawnerClient({"common": self._job.common}, self._job.memories)
+        if self._job.fork_server is None:
             assert self._job.call is not None
-            crew.fork_caller(self._job.call)
+            spawner.fork_caller(self._job.call)
         else:
-            crew.employ(templates.take(self._job.template, self._job.environment, self._job.search_path))
-        return crew
+            spawner.employ(fork_servers.take(self._job.fork_server, self._job.environment, self._job.search_path))
+        return spawner
 
     def _with_streams(self, order: Message) -> Message:
         rank = order["local_rank"]
@@ -181,13 +181,13 @@ class Processes:
 
     def fileno(self) -> int:
         """Readable when `take` has something to learn; -1 when nobody is there to tell."""
-        return -1 if self._crew is None else self._crew.fileno()
+        return -1 if self._spawner is None else self._spawner.fileno()
 
     def take(self) -> None:
         """Learn what has happened since the last call; never waits."""
-        if self._crew is None:
+        if self._spawner is None:
             return
-        for event in self._crew.take():
+        for event in self._spawner.take():
             match event:
                 case Exit():
                     self.exits[event.local_rank] = event
@@ -209,7 +209,7 @@ class Processes:
                 case Lost():
                     self.lost = self.lost or event  # the first one knows why
         if (limit := self._latest()) is not None and time.monotonic() >= limit:
-            self._end_deaf(self._crew)
+            self._end_deaf(self._spawner)
 
     def patience(self) -> float | None:
         """Seconds until `take` wants to be called though nothing is readable; None: not at all."""
@@ -226,11 +226,11 @@ class Processes:
     def _lease_end(self) -> float:
         return math.inf if self._lease is None else self._lease.ends_at()
 
-    def _end_deaf(self, crew: Crew) -> None:
+    def _end_deaf(self, spawner: SpawnerClient) -> None:
         """Whoever should stop the workers does not answer, or not in time: kill it, and them with it."""
         is_over = time.monotonic() >= self._lease_end()
         self._sink(records.WorkersCutOff() if is_over else records.SpawnerKilled(_ANSWER))
-        crew.kill()
+        spawner.kill()
         self.dismiss()
         _reaper.wait_for_ends(self.pids.values(), KILLED)
         self._stopped = True
@@ -274,8 +274,8 @@ class Processes:
         """
         self._rank_base = rank_base
         self.take()
-        crew = self._crew
-        if crew is not None and crew.started() and not self.gone():
+        spawner = self._spawner
+        if spawner is not None and spawner.started() and not self.gone():
             self.ask_to_stop(signum, grace, spare_failed)
             tell_at = time.monotonic() + _AT_ONCE if somebody_waits else None
             while not self.gone():
@@ -289,8 +289,8 @@ class Processes:
                 if tell_at is not None and time.monotonic() >= tell_at and not self.gone():
                     self._tell_who_is_left()
                     tell_at = None
-        elif crew is not None and not crew.started():
-            self.dismiss()  # an interrupt came before the template was ready
+        elif spawner is not None and not spawner.started():
+            self.dismiss()  # an interrupt came before the fork server was ready
         if self.lost is not None:
             self.dismiss()
         self.drain()
@@ -305,21 +305,21 @@ class Processes:
         self._deadline, self._signum = time.monotonic() + grace, signum
         exit_timeout = self._job.common["exit_timeout"][0] if spare_failed else 0.0
         self._limit = self._deadline + exit_timeout + _ANSWER
-        if self._crew is not None:
-            self._crew.stop(signum, grace, spare_failed)
+        if self._spawner is not None:
+            self._spawner.stop(signum, grace, spare_failed)
 
     def hasten(self, signum: int, grace: float) -> None:
         """While workers are being stopped: send them *signum* and leave them *grace* s, unless they have less."""
         deadline = time.monotonic() + grace
         latest = self._deadline if self._limit is None else self._limit - _ANSWER  # of those that are spared, too
-        if self._crew is not None and deadline < latest:
+        if self._spawner is not None and deadline < latest:
             self._deadline, self._limit = min(self._deadline, deadline), deadline + _ANSWER
-            self._crew.stop(signum, grace)
+            self._spawner.stop(signum, grace)
 
     def signal(self, local_rank: int, signum: int) -> None:
         """Signal one worker and all that it started; nothing once it has ended."""
-        if self._crew is not None:
-            self._crew.signal(local_rank, signum)
+        if self._spawner is not None:
+            self._spawner.signal(local_rank, signum)
 
     def drain(self) -> None:
         """Bring the last lines of this round's workers, which must be gone, to the console."""
@@ -330,9 +330,9 @@ class Processes:
 
     def dismiss(self) -> None:
         """Kill what still runs and let go of the process that starts workers; may come in any state."""
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
+        if self._spawner is not None:
+            self._spawner.close()
+            self._spawner = None
 
     def finish(self, patience: float | None = None, impatient: Callable[[], object] = bool) -> None:
         """Wait for the console to take all lines; every *patience* s *impatient* may say that it is enough."""

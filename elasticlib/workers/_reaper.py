@@ -1,13 +1,13 @@
 """
 Nothing outlives the launcher: how a process watches its parent, adopts orphans and clears up.
 
-Run as a script it is the guardian: a tiny process in a session of its own that stands between the
-launcher and the template and watches both; when either is gone it kills every descendant and ends.
-Template and foreman use the same three steps, so that any one of the chain may be killed, and the kernel wakes
+Run as a script it is the reaper: a tiny process in a session of its own that stands between the
+launcher and the fork server and watches both; when either is gone it kills every descendant and ends.
+ForkServer and spawner use the same three steps, so that any one of the chain may be killed, and the kernel wakes
 whoever of them was stopped when the one above it dies.
 
 Rules of this file: nobody is signalled by a number that may be another's by now; standard library only and no
-import of the package, since the guardian must start in milliseconds and stay small. Linux only (pidfd,
+import of the package, since the reaper must start in milliseconds and stay small. Linux only (pidfd,
 sub-reaper, parent-death signal).
 """
 
@@ -25,8 +25,8 @@ from typing import NoReturn
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
-TEMPLATE_FD = 3
-"""The descriptor on which a template finds its control socket."""
+FORK_SERVER_FD = 3
+"""The descriptor on which a fork server finds its control socket."""
 FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 _LOW = 256
 
@@ -227,7 +227,7 @@ def guard(parent: int, child: int) -> NoReturn:
 
 def _close_inherited() -> None:
     """Close all but the standard streams and `TEMPLATE_FD`, however high the limit is."""
-    os.closerange(TEMPLATE_FD + 1, _LOW)  # blindly: that makes room for the listing where the limit leaves none
+    os.closerange(FORK_SERVER_FD + 1, _LOW)  # blindly: that makes room for the listing where the limit leaves none
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:  # no /proc: as slow as the limit is high, where the kernel has no call for ranges
@@ -239,7 +239,7 @@ def _close_inherited() -> None:
 
 
 def _main(argv: Sequence[str]) -> NoReturn:
-    """``_guardian.py LAUNCHER_PID COMMAND...``: start COMMAND with descriptor 3 kept, then guard it."""
+    """``_reaper.py LAUNCHER_PID COMMAND...``: start COMMAND with descriptor 3 kept, then guard it."""
     launcher = int(argv[1])
     # What the launcher's program made inheritable is none of ours: its peers wait for the last copy to close.
     _close_inherited()
@@ -257,15 +257,15 @@ def _main(argv: Sequence[str]) -> NoReturn:
         os.setsid()
         die_with_parent(me)
         os.close(handle)
-        os.set_inheritable(TEMPLATE_FD, True)
+        os.set_inheritable(FORK_SERVER_FD, True)
         try:
             os.execv(argv[2], list(argv[2:]))
         except OSError as error:
             os.write(2, f"cannot run {argv[2]}: {error}\n".encode())
             os._exit(127)
     os.close(handle)
-    # The template alone may hold the control socket: its end of file must mean that a peer is gone.
-    os.close(TEMPLATE_FD)
+    # The fork server alone may hold the control socket: its end of file must mean that a peer is gone.
+    os.close(FORK_SERVER_FD)
     guard(launcher, child)
 
 

@@ -30,7 +30,7 @@ from elasticlib.numa._cpus import cpus_for
 from elasticlib.numa._sysfs import read_topology
 from elasticlib.spec import DEFAULT_PRELOAD, WorkerSpec
 from elasticlib.workers import _devices, _environment, _packing
-from elasticlib.workers._fork_servers import TemplateKey, depends_on_path, flags_here, fresh_command, importable_by
+from elasticlib.workers._fork_servers import ForkServerKey, depends_on_path, flags_here, fresh_command, importable_by
 from elasticlib.workers.child import _exiting
 
 _log = logging.getLogger("elasticlib")
@@ -53,11 +53,11 @@ class Job:
     args: tuple[str, ...]
     """Command line after the program's name; ``${local_rank}`` stands for each worker's."""
     memories: Mapping[str, bytes]
-    template: TemplateKey | None
+    fork_server: ForkServerKey | None
     """None where the caller itself is forked."""
     environment: Mapping[str, str]
     search_path: tuple[str, ...]
-    """Where the template finds what it preloads."""
+    """Where the fork server finds what it preloads."""
     call: Callable[..., Any] | None = None
     variables: Sequence[Mapping[str, str]] = ()
     """By local rank, what beats a worker's usual variables."""
@@ -89,7 +89,7 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
     The job of *spec* in *environment*. Raises `EntrypointError`, `PicklingError` or another `ConfigError`, and
     `StartError` on a machine where nothing can be started.
 
-    It starts no worker, and at most the template, to ask it for the GPUs. *threads* is what each worker computes with.
+    It starts no worker, and at most the fork server, to ask it for the GPUs. *threads*: what each worker computes with.
     """
     need_system()
     variables = _environment.alone_with_a_device(environment, spec.local_world_size) if spec.virtual_local_rank else ()
@@ -97,13 +97,13 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
         _log.warning("virtual_local_rank=True: no device is listed for local rank %s", ", ".join(map(str, bare)))
     job = _work(spec, start_method, environment, threads)
     job = evolve(job, variables=variables, affinities=_affinities(spec, job))
-    if job.affinities and job.template is not None and job.template.preload and _openmp_binds(environment):
-        # Loaded ahead, OpenMP would put the workers' threads on places that it found among the template's CPUs.
+    if job.affinities and job.fork_server is not None and job.fork_server.preload and _openmp_binds(environment):
+        # Loaded ahead, OpenMP would put the workers' threads on places that it found among the fork server's CPUs.
         _log.warning(
             "numa_options=%s: OpenMP binds threads too (OMP_PROC_BIND, OMP_PLACES ...), so each worker imports %s "
             "itself, on its own CPUs",
             spec.numa_options.affinity_mode.value if spec.numa_options else None,
-            ", ".join(job.template.preload),
+            ", ".join(job.fork_server.preload),
         )
         job = without_preload(job)
     return job
@@ -153,7 +153,7 @@ def _affinities(spec: WorkerSpec, job: Job) -> list[frozenset[int]]:
     options, found = spec.numa_options, list[frozenset[int]]()
     if options is not None:
         with attempt(options):
-            topology = read_topology(_devices.gpu_addresses(job.template, job.environment, job.search_path))
+            topology = read_topology(_devices.gpu_addresses(job.fork_server, job.environment, job.search_path))
             allowed = frozenset(job.common["affinity"])
             found = [cpus_for(options.affinity_mode, rank, topology, allowed) for rank in range(spec.local_world_size)]
     return found
@@ -197,14 +197,14 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     memories = {"function": packed.function}
     if packed.definitions:
         memories["definitions"] = packed.definitions
-    job = _templated(evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method)
-    assert job.template is not None
-    return evolve(job, template=evolve(job.template, flags=flags))
+    job = _fork_serverd(evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method)
+    assert job.fork_server is not None
+    return evolve(job, fork_server=evolve(job.fork_server, flags=flags))
 
 
 def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
     if start_method == "fork":
-        _log.info("start_method='fork' is for functions: %s starts as with 'forkserver', from a template", entry)
+        _log.info("start_method='fork' is for functions: %s starts as with 'forkserver', from a fork server", entry)
         start_method = "forkserver"
     environment = job.environment
     args = tuple(str(arg) for arg in spec.args)
@@ -224,7 +224,7 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
     elif as_script and not spec.no_python and _LOCAL_RANK.search(entry) and not os.path.lexists(entry):
         # Each worker has a script of its own, which its own interpreter looks for.
         job.common.update(kind="program", argv=[python, "-u"], fresh=False)
-        return _templated(evolve(job, args=(entry, *args)), spec, "spawn")
+        return _fork_serverd(evolve(job, args=(entry, *args)), spec, "spawn")
     elif as_script and not spec.no_python:
         _check_script(entry)
         absolute = os.path.join(job.common["cwd"], entry)
@@ -240,7 +240,7 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
     if len(command) > 1 and (python == sys.executable or importable_by(python, environment)):
         job.common["python"] = fresh_command(python)
         path = (job.common["path0"],) if depends_on_path(spec.preload) else ()
-        return _templated(evolve(job, args=args, search_path=path), spec, start_method, python)
+        return _fork_serverd(evolve(job, args=args, search_path=path), spec, start_method, python)
     if len(command) > 1:
         warnings.warn(
             f"PYTHON_EXEC={python!r} cannot import elasticlib: each worker imports everything anew, "
@@ -248,27 +248,27 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
             stacklevel=2,
         )
     job.common.update(kind="program", argv=command, fresh=False)
-    return _templated(evolve(job, args=args), spec, "spawn")
+    return _fork_serverd(evolve(job, args=args), spec, "spawn")
 
 
 def without_preload(job: Job) -> Job:
-    """*job* with a template that imports nothing ahead."""
-    assert job.template is not None
-    return evolve(job, template=evolve(job.template, preload=(), path=()), search_path=())
+    """*job* with a fork server that imports nothing ahead."""
+    assert job.fork_server is not None
+    return evolve(job, fork_server=evolve(job.fork_server, preload=(), path=()), search_path=())
 
 
-def _templated(job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable) -> Job:
+def _fork_serverd(job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable) -> Job:
     if start_method == "spawn":
-        return evolve(job, template=TemplateKey(sys.executable, ()), search_path=())
+        return evolve(job, fork_server=ForkServerKey(sys.executable, ()), search_path=())
     path = job.search_path if depends_on_path(spec.preload) else ()
-    return evolve(job, template=TemplateKey(python, spec.preload, path))
+    return evolve(job, fork_server=ForkServerKey(python, spec.preload, path))
 
 
 def _refuse_preload(spec: WorkerSpec) -> None:
     if spec.preload not in (DEFAULT_PRELOAD, ()):
         raise ConfigError(
             f"preload={','.join(spec.preload)!r}: only Python workers of start_method='forkserver' come from a "
-            "template that imports ahead: leave it out"
+            "fork server that imports ahead: leave it out"
         )
 
 

@@ -109,21 +109,21 @@ def find(target: str, launcher: int) -> tree.Process | None:
     played = {pid: _part(tree.command(pid)) for pid in pids}
     children = {pid: [each.pid for each in processes.values() if each.parent == pid] for pid in pids}
     # What is forked keeps its parent's command line: the first of a line is the one whose name it is.
-    top = [pid for pid in pids if played[pid] == "guardian" and played.get(processes[pid].parent) != "guardian"]
-    if target != "guardian":
-        top = [child for pid in top for child in children[pid] if played.get(child) == "template"]
-    if target == "foreman":
+    top = [pid for pid in pids if played[pid] == "reaper" and played.get(processes[pid].parent) != "reaper"]
+    if target != "reaper":
+        top = [child for pid in top for child in children[pid] if played.get(child) == "fork server"]
+    if target == "spawner":
         top = [child for pid in top for child in children[pid] if child in played]
-        # The foreman is the child that has workers; before there are any, the one that came first.
+        # The spawner is the child that has workers; before there are any, the one that came first.
         top = [pid for pid in top if children[pid]] or top
     return min((processes[pid] for pid in top), key=lambda each: each.born, default=None)
 
 
 def _part(command: str) -> str:
-    # The guardian's command line holds that of the template, which it starts.
-    if "_guardian.py" in command:
-        return "guardian"
-    return "template" if "workers._template" in command or "_template.py" in command else ""
+    # The reaper's command line holds that of the fork server, which it starts.
+    if "_reaper.py" in command:
+        return "reaper"
+    return "fork server" if "workers._fork_server" in command or "_fork_server.py" in command else ""
 
 
 def _await_target(target: str, job: Job, limit: float) -> tree.Process | None:

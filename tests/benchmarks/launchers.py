@@ -48,7 +48,7 @@ ELASTICLIB = Launcher(
     command=(sys.executable, "-m", "elasticlib.run"),
     interface="elasticlib",
     start_method="forkserver",
-    inner=("guardian", "template", "foreman"),
+    inner=("reaper", "fork server", "spawner"),
     nodes="tests.benchmarks.jobs.our_nodes",
     node_variables={"RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"},
 )

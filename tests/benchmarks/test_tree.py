@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 _PARENT = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); {}"
 _STAY = "import signal; signal.pause()"
-_GUARDIAN = "import subprocess, sys; subprocess.run([sys.executable, sys.argv[1]])"
-_TEMPLATE = "import os, signal; os.fork() or os.fork() or print('worker', os.getpid(), flush=True); signal.pause()"
+_REAPER = "import subprocess, sys; subprocess.run([sys.executable, sys.argv[1]])"
+_FORK_SERVER = "import os, signal; os.fork() or os.fork() or print('worker', os.getpid(), flush=True); signal.pause()"
 
 
 def _wait(process: subprocess.Popen[bytes], folder: Path, count: int) -> frozenset[tree.Process]:
@@ -92,14 +92,14 @@ def test_a_launcher_that_ends_early_makes_no_figure() -> None:
 
 
 def test_the_parts_between_launcher_and_workers_are_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "_guardian.py").write_text(_GUARDIAN)
-    (tmp_path / "_template.py").write_text(_TEMPLATE)
-    parts = [str(tmp_path / "_guardian.py"), str(tmp_path / "_template.py")]
+    (tmp_path / "_reaper.py").write_text(_REAPER)
+    (tmp_path / "_fork_server.py").write_text(_FORK_SERVER)
+    parts = [str(tmp_path / "_reaper.py"), str(tmp_path / "_fork_server.py")]
     launcher = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1].split(',')])"
     with started([sys.executable, "-c", launcher, ",".join(parts)]) as job:
         job.wait_for(lambda: "worker" in (job.folder / "stdout").read_text(), "the worker")
         worker = int((job.folder / "stdout").read_text().split()[1])
-        chain = [find(part, job.process.pid) for part in ("launcher", "guardian", "template", "foreman")]
+        chain = [find(part, job.process.pid) for part in ("launcher", "reaper", "fork server", "spawner")]
         parents = {each.pid: each.parent for each in tree.table().values()}
 
     pids = [each.pid for each in chain if each is not None]

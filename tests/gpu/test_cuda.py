@@ -1,4 +1,4 @@
-"""Workers with a real accelerator: forked from the template, and yet each with a device context of its own."""
+"""Workers with a real accelerator: forked from the fork server, and yet each with a device context of its own."""
 
 from __future__ import annotations
 

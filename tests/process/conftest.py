@@ -23,15 +23,15 @@ def command_line(pid: int) -> str:
 
 
 def left_behind() -> list[str]:
-    """Descendants of this process besides guardians, the templates that they keep warm, and Python's own helper."""
+    """Descendants of this process besides reapers, the fork servers that they keep warm, and Python's own helper."""
     members = _reaper.family(os.getpid())
     # One for the program, from the first use of multiprocessing's queues on; it goes with the program.
     members = [each for each in members if "multiprocessing.resource_tracker" not in command_line(each[0])]
-    guardians = {pid for pid, parent, _ in members if parent == os.getpid() and "_guardian.py" in command_line(pid)}
+    reapers = {pid for pid, parent, _ in members if parent == os.getpid() and "_reaper.py" in command_line(pid)}
     return [
         f"{pid} {command_line(pid)[:100]}"
         for pid, parent, state in members
-        if pid not in guardians and parent not in guardians and state not in "ZX"
+        if pid not in reapers and parent not in reapers and state not in "ZX"
     ]
 
 
@@ -51,7 +51,7 @@ def nothing_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Writes the module ``preloaded`` where the template finds it; returns its name."""
+    """Writes the module ``preloaded`` where the fork server finds it; returns its name."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(code: str) -> str:

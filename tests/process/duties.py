@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-CHAIN = ("worker", "foreman", "template", "guardian")
+CHAIN = ("worker", "spawner", "fork server", "reaper")
 
 
 def parent_of(pid: int) -> int:
@@ -30,10 +30,10 @@ def parent_of(pid: int) -> int:
 
 
 def chain() -> dict[str, int]:
-    """Pids from this worker up to the guardian."""
-    foreman = os.getppid()
-    template = parent_of(foreman)
-    return dict(zip(CHAIN, (os.getpid(), foreman, template, parent_of(template)), strict=True))
+    """Pids from this worker up to the reaper."""
+    spawner = os.getppid()
+    fork_server = parent_of(spawner)
+    return dict(zip(CHAIN, (os.getpid(), spawner, fork_server, parent_of(fork_server)), strict=True))
 
 
 def say(path: Path, text: str) -> None:
@@ -66,8 +66,8 @@ def works_on_in_round(first: int, folder: Path) -> dict[str, int]:
 
 
 def variable(name: str) -> tuple[str | None, int]:
-    """What the environment holds here, and which template this worker came from."""
-    return os.environ.get(name), chain()["template"]
+    """What the environment holds here, and which fork server this worker came from."""
+    return os.environ.get(name), chain()["fork server"]
 
 
 def surroundings() -> dict[str, Any]:
@@ -81,7 +81,7 @@ def surroundings() -> dict[str, Any]:
         "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
         "affinity": sorted(os.sched_getaffinity(0)),
         "stdin": sys.stdin.read(),
-        "template": chain()["template"],
+        "fork server": chain()["fork server"],
     }
 
 
@@ -320,8 +320,8 @@ def loses_the_store(folder: Path, does: str) -> str:
         pids = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
         distributed.all_gather(pids, torch.tensor([os.getpid()]))
         if os.environ["RANK"] == "0":
-            foreman = os.getppid()
-            children = {pid for pid, parent, _ in _reaper.family(foreman) if parent == foreman}
+            spawner = os.getppid()
+            children = {pid for pid, parent, _ in _reaper.family(spawner) if parent == spawner}
             (host,) = children - {int(pid) for pid in pids}
             say(folder / "store", str(host))
             os.kill(host, signal.SIGKILL)

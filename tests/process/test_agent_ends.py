@@ -17,7 +17,7 @@ from elasticlib.errors import LaunchInterrupted, PicklingError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.rendezvous import Rules, open_local
 from elasticlib.spec import Std, WorkerSpec
-from elasticlib.workers._fork_servers import templates
+from elasticlib.workers._fork_servers import fork_servers
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def ends_with_its_launcher(launcher: int) -> None:
     ],
     ids=["success", "failure", "error", "signal"],
 )
-def test_a_run_leaves_neither_foreman_nor_thread_nor_a_busy_template(
+def test_a_run_leaves_neither_spawner_nor_thread_nor_a_busy_fork_server(
     entrypoint: Callable[..., object], args: tuple[Any, ...], raised: type[BaseException] | None, tmp_path: Path
 ) -> None:
     threads = threading.enumerate()
@@ -72,6 +72,6 @@ def test_a_run_leaves_neither_foreman_nor_thread_nor_a_busy_template(
         with pytest.raises(raised) if raised else contextlib.nullcontext():
             agent.run()
 
-    assert agent._processes._crew is None and tuple(agent._watched()) == ()
+    assert agent._processes._spawner is None and tuple(agent._watched()) == ()
     assert threading.enumerate() == threads
-    assert [template.crews for template in templates._kept] == [0] * len(templates._kept)
+    assert [fork_server.spawners for fork_server in fork_servers._kept] == [0] * len(fork_servers._kept)

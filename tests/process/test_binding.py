@@ -15,7 +15,7 @@ from elasticlib import ChildFailedError, DefaultLogsSpecs, LaunchConfig, Std, el
 from elasticlib.numa import AffinityMode, NumaOptions
 from elasticlib.numa._sysfs import read_topology
 from elasticlib.workers import _devices, _start_spec
-from elasticlib.workers._fork_servers import TemplateKey
+from elasticlib.workers._fork_servers import ForkServerKey
 from tests.unit.numa.machines import Machine
 
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ def node_of_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[in
     machine = Machine((first, last), (first | last,), (first, last), (first, last), gpus=(1, -1))
     machine.write(tmp_path / "machine")
 
-    def addresses(template: TemplateKey | None, environment: Mapping[str, str], search_path: object) -> list[str]:
+    def addresses(fork_server: ForkServerKey | None, environment: Mapping[str, str], search_path: object) -> list[str]:
         return machine.addresses
 
     monkeypatch.setattr(_devices, "gpu_addresses", addresses)
@@ -90,15 +90,15 @@ def test_the_launcher_itself_is_not_bound(node_of_gpu: list[list[int]]) -> None:
 
 
 def test_gpus_are_asked_for_in_a_process_that_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With real devices hidden there are none; the job's own template has been asked, and lives on."""
+    """With real devices hidden there are none; the job's own fork server has been asked, and lives on."""
     monkeypatch.setattr(_devices._machine, "may_have_accelerators", lambda: True)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    key = TemplateKey(sys.executable, ("torch",))
+    key = ForkServerKey(sys.executable, ("torch",))
 
     assert [] == _devices.gpu_addresses(key, environment, tuple(sys.path))
     assert [] == _devices.gpu_addresses(None, environment, ())
-    [template] = [each for each in _devices.templates._kept if each.serves(key, environment)]
-    assert template.alive()
+    [fork_server] = [each for each in _devices.fork_servers._kept if each.serves(key, environment)]
+    assert fork_server.alive()
 
 
 def test_a_virtual_local_rank_leaves_the_real_one_in_arguments_and_logs(

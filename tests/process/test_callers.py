@@ -31,7 +31,7 @@ LIMIT = 20.0
 
 
 def config(workers: int = 1, **settings: Any) -> LaunchConfig:
-    """A launch without restarts whose template imports nothing, so that it starts in milliseconds."""
+    """A launch without restarts whose fork server imports nothing, so that it starts in milliseconds."""
     return LaunchConfig(nproc_per_node=workers, **{"max_restarts": 0, "preload": (), **settings})
 
 
@@ -57,7 +57,7 @@ if child:
 
 
 def test_a_forked_child_of_the_caller_launches_by_itself() -> None:
-    """Neither end touches the other's template, and both are gone when their owners are."""
+    """Neither end touches the other's fork server, and both are gone when their owners are."""
     done = subprocess.run(
         [sys.executable, "-c", FORKING_CALLER],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -69,10 +69,10 @@ def test_a_forked_child_of_the_caller_launches_by_itself() -> None:
 
     assert (0, "") == (done.returncode, done.stderr)
     told = dict(json.loads(line) for line in done.stdout.splitlines())
-    assert told["child"]["template"] != told["parent"]["template"]
-    assert {told["parent"]["template"]} == {told[f"parent {when}"]["template"] for when in ("beside", "after")}
+    assert told["child"]["fork server"] != told["parent"]["fork server"]
+    assert {told["parent"]["fork server"]} == {told[f"parent {when}"]["fork server"] for when in ("beside", "after")}
     duties.wait_for(
-        lambda: not any(duties.lives(each[who]) for each in told.values() for who in ("template", "guardian"))
+        lambda: not any(duties.lives(each[who]) for each in told.values() for who in ("fork server", "reaper"))
     )
 
 
@@ -80,7 +80,7 @@ LAUNCH_WITHOUT_DESCRIPTORS = """
 import os, pathlib, resource, sys, threading
 from elasticlib import LaunchConfig, elastic_launch
 from elasticlib.errors import PicklingError
-from elasticlib.workers import _reaper as _guardian
+from elasticlib.workers import _reaper
 from tests.process import duties
 
 begun, go = pathlib.Path(sys.argv[1], "begun"), pathlib.Path(sys.argv[1], "go")
@@ -106,13 +106,13 @@ except PicklingError as error:
     held = error  # with all that its traceback holds, as a notebook does
     print(error)
 thread.join()
-duties.wait_for(lambda: len(_guardian.family(os.getpid())) == 2, limit=5.0)
+duties.wait_for(lambda: len(_reaper.family(os.getpid())) == 2, limit=5.0)
 print([thread.name for thread in threading.enumerate()])
 """
 
 
 def test_a_launch_that_finds_no_descriptor_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Besides the guardian with the idle template."""
+    """Besides the reaper with the idle fork server."""
     done = subprocess.run(
         [sys.executable, "-c", LAUNCH_WITHOUT_DESCRIPTORS, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -231,7 +231,7 @@ def change_surroundings(folder: Path, text: str, umask: int, files: int, cpus: s
 @pytest.mark.usefixtures("present_surroundings")
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_take_over_what_the_caller_has_at_the_call(method: str, tmp_path: Path) -> None:
-    """The template was there before, and stays the same: mask, folder, limits, CPUs and stdin are sent to it."""
+    """The fork server was there before, and stays the same: mask, folder, limits, CPUs and stdin are sent to it."""
     job = elastic_launch(config(start_method=method), duties.surroundings)
     all_cpus = os.sched_getaffinity(0)
     expected, seen = [], []
@@ -240,32 +240,32 @@ def test_workers_take_over_what_the_caller_has_at_the_call(method: str, tmp_path
 
         seen.append(job()[0])
 
-    templates = [each.pop("template") for each in seen]
+    fork_servers = [each.pop("fork server") for each in seen]
     assert expected == seen
-    assert templates[0] == templates[1] or method == "fork"
+    assert fork_servers[0] == fork_servers[1] or method == "fork"
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_twenty_launches_leak_no_descriptor_and_no_process(method: str) -> None:
-    """Neither here nor in the template; a failed launch now and then leaks none either."""
+    """Neither here nor in the fork server; a failed launch now and then leaks none either."""
 
     good, bad = (elastic_launch(config(start_method=method), duty) for duty in (duties.chain, duties.fails))
-    template = good()[0]["template"]
-    pids = [os.getpid(), *([] if method == "fork" else [template])]
+    fork_server = good()[0]["fork server"]
+    pids = [os.getpid(), *([] if method == "fork" else [fork_server])]
 
     def held() -> list[int]:
-        """Descriptors of this process and the template, and processes below this one."""
+        """Descriptors of this process and the fork server, and processes below this one."""
         return [*(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids), len(_reaper.family(os.getpid()))]
 
     with pytest.raises(ChildFailedError):
         bad()
-    duties.wait_for(lambda: not _reaper.family(template))
+    duties.wait_for(lambda: not _reaper.family(fork_server))
     before = held()
 
     for index in range(20):
         with pytest.raises(ChildFailedError) if index % 5 == 4 else contextlib.nullcontext():
             (bad if index % 5 == 4 else good)()
 
-    # The template reaps a foreman, and closes what it held of it, when the launch is already over.
+    # The fork server reaps a spawner, and closes what it held of it, when the launch is already over.
     # What another test left behind in this process may go meanwhile: fewer are no leak.
     duties.wait_for(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))

@@ -17,7 +17,7 @@ def test_jobs_recover_from_a_killed_worker() -> None:
     assert 0 == campaign.unfinished
 
 
-@pytest.mark.parametrize("target", ["launcher", "guardian", "template", "foreman"])
+@pytest.mark.parametrize("target", ["launcher", "reaper", "fork server", "spawner"])
 def test_nothing_is_left_when_a_process_of_the_chain_is_killed(target: str) -> None:
     """Promise 7, row 113: at random moments, start included, with grandchildren in sessions of their own."""
     campaign = kills.campaign(ELASTICLIB, rounds=2, seed=20, chosen=(target,))

@@ -159,7 +159,9 @@ def test_a_crash_shows_the_users_frames_alone() -> None:
     failure = only_failure(failed_launch(crashes.crashes, "function", "forkserver"))
 
     assert "in crashes" in failure.traceback
-    assert not any(word in failure.traceback for word in ("_foreman", "_template", "popen_fork", "Extension modules"))
+    assert not any(
+        word in failure.traceback for word in ("_spawner", "_fork_server", "popen_fork", "Extension modules")
+    )
 
 
 def test_the_error_survives_pickling_with_all_failures() -> None:

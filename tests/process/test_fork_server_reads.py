@@ -1,4 +1,4 @@
-"""Which variables ask for a new template, and which go to the workers alone; and that no template holds up another."""
+"""Which variables ask for a new fork server, which go to the workers alone; and that none holds up another."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ NAME = "ELASTICLIB_TEST"
 
 
 def config(**settings: Any) -> LaunchConfig:
-    """A launch without restarts whose template imports nothing, so that it starts in milliseconds."""
+    """A launch without restarts whose fork server imports nothing, so that it starts in milliseconds."""
     return LaunchConfig(nproc_per_node=1, **{"max_restarts": 0, "preload": (), **settings})
 
 
-def template_and(name: str, **settings: Any) -> tuple[int, str | None]:
-    """Which template serves a launch now, and what its worker has as variable *name*."""
-    value, template = elastic_launch(config(**settings), duties.variable)(name)[0]
-    return template, value
+def fork_server_and(name: str, **settings: Any) -> tuple[int, str | None]:
+    """Which fork server serves a launch now, and what its worker has as variable *name*."""
+    value, fork_server = elastic_launch(config(**settings), duties.variable)(name)[0]
+    return fork_server, value
 
 
 def value_at_import() -> Any:
-    """What the preloaded module found, and the template that imported it."""
+    """What the preloaded module found, and the fork server that imported it."""
     import preloaded  # type: ignore[import-not-found]
 
-    return preloaded.VALUE, duties.chain()["template"]
+    return preloaded.VALUE, duties.chain()["fork server"]
 
 
 # Variables that nobody reads at import.
@@ -49,27 +49,27 @@ def value_at_import() -> Any:
 def test_a_variable_that_no_import_reads_goes_to_the_workers_alone(
     preload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Set, changed and removed: each launch has its own, all have one template."""
-    found = [template_and(NAME, preload=preload)]
+    """Set, changed and removed: each launch has its own, all have one fork server."""
+    found = [fork_server_and(NAME, preload=preload)]
     for value in ("one", "two"):
         monkeypatch.setenv(NAME, value)
-        found.append(template_and(NAME, preload=preload))
+        found.append(fork_server_and(NAME, preload=preload))
     monkeypatch.delenv(NAME)
-    found.append(template_and(NAME, preload=preload))
+    found.append(fork_server_and(NAME, preload=preload))
 
     assert [None, "one", "two", None] == [value for _, value in found]
-    assert len({template for template, _ in found}) == 1
+    assert len({fork_server for fork_server, _ in found}) == 1
 
 
 def test_what_an_import_in_the_caller_sets_for_openmp_goes_to_the_workers_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As scikit-learn does, while the template has another OpenMP."""
-    before, _ = template_and("KMP_INIT_AT_FORK", preload=("torch",))
+    """As scikit-learn does, while the fork server has another OpenMP."""
+    before, _ = fork_server_and("KMP_INIT_AT_FORK", preload=("torch",))
     monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")
     monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")
 
-    assert (before, "FALSE") == template_and("KMP_INIT_AT_FORK", preload=("torch",))
+    assert (before, "FALSE") == fork_server_and("KMP_INIT_AT_FORK", preload=("torch",))
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_a_preloaded_module_that_copies_the_environment_reads_nothing(
 ) -> None:
     name = module(f"import os, subprocess\ncopied = {copy}")
     monkeypatch.setenv(NAME, "one")
-    before, _ = template_and(NAME, preload=(name,))
+    before, _ = fork_server_and(NAME, preload=(name,))
     monkeypatch.setenv(NAME, "two")
 
-    assert (before, "two") == template_and(NAME, preload=(name,))
+    assert (before, "two") == fork_server_and(NAME, preload=(name,))
 
 
 @pytest.mark.parametrize("preload", [("torch",), ("torch", "torch.optim")])
-def test_a_template_that_counted_the_devices_serves_the_launch(
+def test_a_fork_server_that_counted_the_devices_serves_the_launch(
     preload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which sets a few variables by itself, and preloads more."""
@@ -103,9 +103,9 @@ def test_a_template_that_counted_the_devices_serves_the_launch(
     counted: list[int] = []
     count = _devices.count_devices
 
-    def noted(template: _fork_servers.Template, environment: Mapping[str, str]) -> tuple[int, str]:
-        counted.append(template._guardian.pid)
-        count(template, environment)
+    def noted(fork_server: _fork_servers.ForkServer, environment: Mapping[str, str]) -> tuple[int, str]:
+        counted.append(fork_server._reaper.pid)
+        count(fork_server, environment)
         return 0, ""  # so that the CPUs are taken, whatever is in this machine
 
     monkeypatch.setattr(_devices, "count_devices", noted)
@@ -113,13 +113,13 @@ def test_a_template_that_counted_the_devices_serves_the_launch(
 
     chain = elastic_launch(settings, duties.chain)()[0]
 
-    assert [chain["guardian"]] == counted
+    assert [chain["reaper"]] == counted
 
 
 # The search path.
 
 
-def test_a_folder_more_on_the_search_path_needs_no_new_template_unless_its_imports_would_look_there(
+def test_a_folder_more_on_the_search_path_needs_no_new_fork_server_unless_its_imports_would_look_there(
     module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an import of setuptools in the caller adds one; a module that was missing is found where it comes."""
@@ -143,7 +143,7 @@ def finds_extra() -> tuple[bool, int]:
     """Whether the preloaded module found what it looked for."""
     import preloaded
 
-    return preloaded.VALUE is not None, duties.chain()["template"]
+    return preloaded.VALUE is not None, duties.chain()["fork server"]
 
 
 # Variables that were read.
@@ -160,7 +160,7 @@ def finds_extra() -> tuple[bool, int]:
         f"os.path.expandvars('${NAME}')",
     ],
 )
-def test_a_variable_that_a_preloaded_module_reads_makes_a_new_template(
+def test_a_variable_that_a_preloaded_module_reads_makes_a_new_fork_server(
     lookup: str, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And another launch with the first value has the first one again."""
@@ -178,22 +178,22 @@ def test_a_variable_that_a_preloaded_module_reads_makes_a_new_template(
 @pytest.mark.parametrize(
     ("name", "preload"), [("LD_LIBRARY_PATH", ()), ("PYTHONHASHSEED", ()), ("TORCH_LOGS", ("torch",))]
 )
-def test_a_variable_that_the_interpreter_or_torch_reads_makes_a_new_template(
+def test_a_variable_that_the_interpreter_or_torch_reads_makes_a_new_fork_server(
     name: str, preload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = {"TORCH_LOGS": "recompiles"}.get(name, "1")
     monkeypatch.delenv(name, raising=False)
-    before, _ = template_and(name, preload=preload)
+    before, _ = fork_server_and(name, preload=preload)
     monkeypatch.setenv(name, value)
 
-    template, seen = template_and(name, preload=preload)
+    fork_server, seen = fork_server_and(name, preload=preload)
 
     assert value == seen
-    assert before != template
+    assert before != fork_server
 
 
 @pytest.mark.parametrize("lookup", ["os.environ.get('{}')", "dict(os.environ).get('{}')"])
-def test_what_a_customized_start_of_the_interpreter_may_read_makes_a_new_template(
+def test_what_a_customized_start_of_the_interpreter_may_read_makes_a_new_fork_server(
     lookup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs before anything could observe what it looks up."""
@@ -202,7 +202,7 @@ def test_what_a_customized_start_of_the_interpreter_may_read_makes_a_new_templat
     found = []
     for value in ("one", "two"):
         monkeypatch.setenv(NAME, value)
-        found.append(template_and("COPIED")[1])
+        found.append(fork_server_and("COPIED")[1])
 
     assert ["one", "two"] == found
 
@@ -224,7 +224,7 @@ def test_what_a_customized_start_of_the_interpreter_may_read_makes_a_new_templat
 def test_what_an_import_sets_or_leaves_is_as_in_a_plain_program(
     code: str, values: list[str | None], mine_first: bool, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the launch that the template was made for had."""
+    """Whatever the launch that the fork server was made for had."""
     preload = (module(f"import os\n{code}"),)
     given = [None, "mine", "default"]
     pairs = list(zip(given, values, strict=True))
@@ -233,7 +233,7 @@ def test_what_an_import_sets_or_leaves_is_as_in_a_plain_program(
             monkeypatch.delenv(NAME, raising=False)
         else:
             monkeypatch.setenv(NAME, own)
-        assert expected == template_and(NAME, preload=preload)[1]
+        assert expected == fork_server_and(NAME, preload=preload)[1]
 
 
 def test_a_default_that_was_decided_by_a_copy_never_beats_the_launchs_own_value(
@@ -241,27 +241,27 @@ def test_a_default_that_was_decided_by_a_copy_never_beats_the_launchs_own_value(
 ) -> None:
     code = f"import os\nif '{NAME}' not in dict(os.environ): os.environ['{NAME}'] = 'default'"
     preload = (module(code),)
-    absent = template_and(NAME, preload=preload)
+    absent = fork_server_and(NAME, preload=preload)
     monkeypatch.setenv(NAME, "mine")
 
-    assert ("default", "mine") == (absent[1], template_and(NAME, preload=preload)[1])
+    assert ("default", "mine") == (absent[1], fork_server_and(NAME, preload=preload)[1])
 
 
-def test_a_default_that_the_caller_has_by_itself_needs_no_new_template(
+def test_a_default_that_the_caller_has_by_itself_needs_no_new_fork_server(
     module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after an import of the same module in the caller."""
     preload = (module(f"import os\nos.environ.setdefault('{NAME}', 'default')"),)
-    before = template_and(NAME, preload=preload)
+    before = fork_server_and(NAME, preload=preload)
     monkeypatch.setenv(NAME, "default")
 
-    assert before == template_and(NAME, preload=preload)
+    assert before == fork_server_and(NAME, preload=preload)
 
 
-# No template holds up another.
+# No fork server holds up another.
 
 
-def test_a_launch_with_other_variables_does_not_wait_for_a_template_at_its_imports(
+def test_a_launch_with_other_variables_does_not_wait_for_a_fork_server_at_its_imports(
     module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What that one reads is not known yet."""
@@ -274,11 +274,11 @@ def test_a_launch_with_other_variables_does_not_wait_for_a_template_at_its_impor
     )
     preload = (module(code),)
     with ThreadPoolExecutor(1) as thread:
-        slow = thread.submit(template_and, NAME, preload=preload)
+        slow = thread.submit(fork_server_and, NAME, preload=preload)
         try:
             duties.wait_for(begun.exists)
             monkeypatch.setenv(NAME, "mine")
-            quick = template_and(NAME, preload=preload)
+            quick = fork_server_and(NAME, preload=preload)
             waited = not slow.done()
         finally:
             go.touch()
@@ -286,17 +286,17 @@ def test_a_launch_with_other_variables_does_not_wait_for_a_template_at_its_impor
         assert slow.result(LIMIT)[0] != quick[0]
 
 
-def test_a_launch_does_not_wait_for_the_end_of_a_template_that_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_does_not_wait_for_the_end_of_a_fork_server_that_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is idle, and has to go for another: it is woken, and ends."""
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     chain = elastic_launch(config(), duties.chain)()[0]
-    os.kill(chain["template"], signal.SIGSTOP)
+    os.kill(chain["fork server"], signal.SIGSTOP)
 
     for value in ("2", "3"):
         monkeypatch.setenv("MALLOC_ARENA_MAX", value)
-        template_and(NAME)
+        fork_server_and(NAME)
 
-    duties.wait_for(lambda: not any(duties.lives(chain[name]) for name in ("template", "guardian")))
+    duties.wait_for(lambda: not any(duties.lives(chain[name]) for name in ("fork server", "reaper")))
 
 
 # Devices.
@@ -316,9 +316,9 @@ accelerator.current_accelerator = staticmethod(lambda: accelerator)
 
 @pytest.fixture
 def own_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Writes a torch for templates of this test, on a machine that has devices."""
+    """Writes a torch for fork servers of this test, on a machine that has devices."""
     monkeypatch.setattr(_devices._machine, "may_have_accelerators", lambda: True)
-    monkeypatch.setenv("TORCH_OF_THIS_TEST", str(tmp_path))  # its template must serve no other test
+    monkeypatch.setenv("TORCH_OF_THIS_TEST", str(tmp_path))  # its fork server must serve no other test
     monkeypatch.syspath_prepend(str(tmp_path))
     return lambda code: (tmp_path / "torch.py").write_text(code) and None
 
@@ -326,13 +326,13 @@ def own_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 def test_devices_are_counted_as_the_launchs_own_variables_leave_them_visible(
     own_torch: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not those of the launch that the template was made for."""
+    """And not those of the launch that the fork server was made for."""
     own_torch(COUNTS)
     found = []
     for visible in ("0", "0,1,2"):
         monkeypatch.setenv("MY_VISIBLE_DEVICES", visible)
         found.append(_devices.workers_per_node("npu"))
-        found.append(_fork_servers.templates._kept[-1]._guardian.pid)
+        found.append(_fork_servers.fork_servers._kept[-1]._reaper.pid)
 
     one, first, three, second = found
     assert (1, 3) == (one, three)
@@ -371,15 +371,15 @@ def test_a_driver_that_hangs_when_devices_are_counted_is_told_and_its_process_ki
 
 
 def test_a_driver_that_hangs_holds_up_no_other_launch(hanging: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither one of its own template nor one of another."""
+    """Neither one of its own fork server nor one of another."""
     monkeypatch.setattr(_fork_servers, "_COUNT_LIMIT", 2 * LIMIT)
     with ThreadPoolExecutor(1) as thread:
         counting = thread.submit(_devices.workers_per_node, "gpu", ("torch",), _fork_servers.flags_here())
         duties.wait_for(lambda: hanging.exists() and hanging.read_text())
         asker = int(hanging.read_text())
         asked = duties.parent_of(asker)
-        of_the_same = elastic_launch(config(preload=("torch",)), duties.chain)()[0]["template"]
-        of_another, _ = template_and(NAME)
+        of_the_same = elastic_launch(config(preload=("torch",)), duties.chain)()[0]["fork server"]
+        of_another, _ = fork_server_and(NAME)
         waits = not counting.done()
         os.kill(asker, signal.SIGKILL)
         with pytest.raises(StartError, match="ended from outside"):

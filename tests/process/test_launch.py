@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
 METHODS = ["forkserver", "spawn", "fork"]
 BARE = {"preload": ()}
-"""For workers that need no torch: their template starts in a moment."""
+"""For workers that need no torch: their fork server starts in a moment."""
 
 
 def launch(count: int, function: Any, *args: Any, **settings: Any) -> dict[int, Any]:
@@ -305,7 +305,7 @@ def served(port: int) -> tuple[str, int]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_round_has_the_port_that_was_asked_for(method: str) -> None:
-    """Nobody holds the listener of the round before: neither who was forked from the caller, nor its guardian."""
+    """Nobody holds the listener of the round before: neither who was forked from the caller, nor its reaper."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
 
@@ -333,17 +333,17 @@ def open_sockets(pid: int) -> set[str]:
 
 
 def holders() -> tuple[set[str], set[str], set[str]]:
-    """The sockets of this worker, of its foreman, and of the guardian above them."""
-    foreman = os.getppid()
-    guardian = int(Path(f"/proc/{foreman}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    return open_sockets(os.getpid()), open_sockets(foreman), open_sockets(guardian)
+    """The sockets of this worker, of its spawner, and of the reaper above them."""
+    spawner = os.getppid()
+    reaper = int(Path(f"/proc/{spawner}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    return open_sockets(os.getpid()), open_sockets(spawner), open_sockets(reaper)
 
 
-def test_workers_forked_from_the_caller_keep_its_sockets_and_its_guardian_none() -> None:
+def test_workers_forked_from_the_caller_keep_its_sockets_and_its_reaper_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         name = os.readlink(f"/proc/self/fd/{listener.fileno()}")
-        worker, foreman, guardian = launch(1, holders, start_method="fork")[0]
+        worker, spawner, reaper = launch(1, holders, start_method="fork")[0]
 
     assert name in worker
-    assert worker <= foreman
-    assert guardian == set()
+    assert worker <= spawner
+    assert reaper == set()

@@ -1,4 +1,4 @@
-"""A worker looks to user code like ``python -u script.py``, although it was forked from a template."""
+"""A worker looks to user code like ``python -u script.py``, although it was forked from a fork server."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_model_compiles_in_a_forked_worker() -> None:
 
 
 def test_a_thread_count_set_before_importing_torch_is_obeyed_and_a_lost_setting_is_named() -> None:
-    """torch was imported by the template: what the script sets too late is applied, or warned of."""
+    """torch was imported by the fork server: what the script sets too late is applied, or warned of."""
     done = run([*RUN, "1", str(SCRIPTS / "threads.py")])
 
     assert "threads 1\n" == done.stdout
@@ -151,7 +151,7 @@ def threads_seen() -> tuple[int, str]:
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 def test_each_worker_gets_its_share_of_the_cpus(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two sizes in one program: the second gets its own number although the template has read the first."""
+    """Two sizes in one program: the second gets its own number although the fork server has read the first."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cpus = len(os.sched_getaffinity(0))
 

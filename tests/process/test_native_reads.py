@@ -23,7 +23,7 @@ OF_NO_EFFECT = {
 }
 IMPORTS = (
     "import json, sys\n"
-    "from elasticlib.workers.spawner import _fork_server as _template\n"
+    "from elasticlib.workers.spawner import _fork_server\n"
     "from elasticlib.workers.spawner._observer import Observer\n"
     "observer = Observer()\n"
     "with observer.observing():\n"

@@ -375,10 +375,10 @@ def test_an_end_that_takes_no_time_is_not_talked_about(job: Job) -> None:
 def test_a_signal_before_the_workers_begin_ends_the_launcher_quickly(
     signum: signal.Signals, method: str, job: Job
 ) -> None:
-    """Rows 111 and 112: while the template, or a worker's interpreter, is at its first imports."""
+    """Rows 111 and 112: while the fork server, or a worker's interpreter, is at its first imports."""
     (job.folder / "sitecustomize.py").write_text(
         "import os, sys, time\n"
-        "if not any('elasticlib.run' in arg or '_guardian' in arg for arg in sys.orig_argv):\n"
+        "if not any('elasticlib.run' in arg or '_reaper' in arg for arg in sys.orig_argv):\n"
         f"    with open({str(job.folder)!r} + f'/pids{{os.getpid()}}', 'w') as file:\n"
         "        file.write(f'{os.getpid()} {os.getppid()}')\n"
         f"    open({str(job.folder / 'importing')!r}, 'w').close()\n"

@@ -21,8 +21,8 @@ from elasticlib.elastic.multiprocessing.subprocess_handler import get_subprocess
 from elasticlib.errors import LaunchInterrupted, SignalException, StartError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.workers import PContext, RunProcsResult, Std, SubprocessContext, _context, start_processes
-from elasticlib.workers._fork_servers import templates
-from elasticlib.workers._launch import Crew
+from elasticlib.workers._fork_servers import fork_servers
+from elasticlib.workers._launch import SpawnerClient
 from elasticlib.workers._subprocess_view import ProcessView
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
@@ -46,7 +46,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
     yield start
     for each in sets:
         each.close()
-    assert [template.crews for template in templates._kept] == [0] * len(templates._kept)
+    assert [fork_server.spawners for fork_server in fork_servers._kept] == [0] * len(fork_servers._kept)
 
 
 def result_of(context: PContext) -> RunProcsResult:
@@ -397,13 +397,13 @@ def test_a_start_that_fails_half_way_leaves_no_process(
     started: Started, start_method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second worker's log file cannot be opened; `nothing_is_left` looks for the first one."""
-    whole = Crew.start
+    whole = SpawnerClient.start
 
-    def broken(self: Crew, number: int, workers: list[dict[str, Any]], *rest: Any) -> dict[int, int]:
+    def broken(self: SpawnerClient, number: int, workers: list[dict[str, Any]], *rest: Any) -> dict[int, int]:
         workers[1]["stdout"] = str(tmp_path / "none" / "stdout.log")
         return whole(self, number, workers, *rest)
 
-    monkeypatch.setattr(Crew, "start", broken)
+    monkeypatch.setattr(SpawnerClient, "start", broken)
 
     with pytest.raises(StartError, match="a worker could not be started"):
         started(time.sleep, (LONG,), (LONG,), start_method=start_method)

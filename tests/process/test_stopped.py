@@ -42,7 +42,7 @@ _ATTACH, _ANY_CHILD = 16, 0x40000000
 
 
 def chain(job: Job) -> dict[str, int]:
-    """The pids from rank 0 up to the guardian."""
+    """The pids from rank 0 up to the reaper."""
     return dict(zip(duties.CHAIN, map(int, (job.folder / "round0.rank0").read_text().split()), strict=True))
 
 
@@ -89,7 +89,7 @@ def test_a_launcher_whose_spawner_is_stopped_ends_by_a_signal(method: str, job: 
     """The spawner is woken, and passes the signal on."""
     job.start(WORKS, "--start-method", method, "--shutdown-timeout", NEVER)
     job.wait_for(*ALL_AT_WORK)
-    stop(chain(job)["foreman"])
+    stop(chain(job)["spawner"])
 
     job.send(signal.SIGTERM)
 
@@ -105,7 +105,7 @@ def test_a_spawner_that_does_not_answer_is_killed_with_all_below_it(grace: int, 
     job.start(WORKS, "--shutdown-timeout", str(grace))
     job.wait_for(*ALL_AT_WORK)
 
-    with held(chain(job)["foreman"]):
+    with held(chain(job)["spawner"]):
         job.send(signal.SIGTERM)
         status, stderr = job.end(grace + KILL_LIMIT + AT_ONCE)
 
@@ -117,7 +117,7 @@ def test_a_second_signal_kills_a_spawner_that_does_not_answer(job: Job) -> None:
     job.start(WORKS, "--shutdown-timeout", NEVER, LOGLEVEL="INFO")
     job.wait_for(*ALL_AT_WORK)
 
-    with held(chain(job)["foreman"]):
+    with held(chain(job)["spawner"]):
         job.send(signal.SIGTERM)
         assert job.launcher is not None and job.launcher.stderr is not None
         assert any("stop" in line for line in job.launcher.stderr), "the first one has been heard"
@@ -127,7 +127,7 @@ def test_a_second_signal_kills_a_spawner_that_does_not_answer(job: Job) -> None:
     assert 1 == status, stderr
 
 
-@pytest.mark.parametrize("victim", ["guardian", "template"])
+@pytest.mark.parametrize("victim", ["reaper", "fork server"])
 def test_a_launcher_ends_in_order_though_one_above_its_spawner_is_stopped(victim: str, job: Job) -> None:
     """It wakes whom it has to wait for."""
     job.start(ENDS)
@@ -146,7 +146,7 @@ def test_a_launcher_ends_in_order_though_one_above_its_spawner_is_stopped(victim
 
 @pytest.mark.parametrize(
     "victims",
-    [("guardian",), ("template",), ("foreman",), ("guardian", "template"), ("foreman", "template", "guardian")],
+    [("reaper",), ("fork server",), ("spawner",), ("reaper", "fork server"), ("spawner", "fork server", "reaper")],
     ids="-".join,
 )
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -165,11 +165,11 @@ def test_nothing_is_left_of_a_killed_launcher_though_others_are_stopped(
     assert nothing_is_left_of(job.pids())
 
 
-@pytest.mark.parametrize("killed", ["guardian", "template"])
+@pytest.mark.parametrize("killed", ["reaper", "fork server"])
 def test_nothing_is_left_though_the_next_one_below_who_is_killed_is_stopped(killed: str, job: Job) -> None:
     job.start(WORKS, "--max-restarts", "0")
     job.wait_for(*ALL_AT_WORK)
-    stop(chain(job)[{"guardian": "template", "template": "foreman"}[killed]])
+    stop(chain(job)[{"reaper": "fork server", "fork server": "spawner"}[killed]])
 
     os.kill(chain(job)[killed], signal.SIGKILL)
 
@@ -202,7 +202,7 @@ def forked(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Callable[[],
     program = subprocess.Popen([sys.executable, "-c", FORKS, str(tmp_path)], env=environment, text=True)
     duties.wait_for(lambda: all((tmp_path / name).exists() for name in ALL_AT_WORK))
     pids = {name: tuple(map(int, (tmp_path / name).read_text().split())) for name in ALL_AT_WORK}
-    yield program, lambda: dict(zip(("worker", "foreman", "guardian", "program"), pids["round0.rank0"], strict=True))
+    yield program, lambda: dict(zip(("worker", "spawner", "reaper", "program"), pids["round0.rank0"], strict=True))
     for pid in {pid for found in pids.values() for pid in found[:3]}:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -211,7 +211,7 @@ def forked(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Callable[[],
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("victim", ["guardian", "foreman"])
+@pytest.mark.parametrize("victim", ["reaper", "spawner"])
 def test_nothing_is_left_of_workers_forked_from_the_caller_though_one_above_them_is_stopped(
     victim: str,
     end: signal.Signals,
@@ -224,7 +224,7 @@ def test_nothing_is_left_of_workers_forked_from_the_caller_though_one_above_them
     program.send_signal(end)
     program.wait(AT_ONCE)
 
-    assert nothing_is_left_of({found[name] for name in ("worker", "foreman", "guardian")})
+    assert nothing_is_left_of({found[name] for name in ("worker", "spawner", "reaper")})
 
 
 def test_a_stopped_fork_server_is_woken_by_the_next_launch(job: Job) -> None:
@@ -233,7 +233,7 @@ def test_a_stopped_fork_server_is_woken_by_the_next_launch(job: Job) -> None:
         "import os, sys\nfrom elasticlib import LaunchConfig, elastic_launch\nfrom tests.process import duties\n"
         "from tests.process.test_stopped import stop\n"
         "call = elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), duties.chain)\n"
-        "first = call()[0]\nstop(first['template'])\nassert call()[0]['template'] == first['template']\n"
+        "first = call()[0]\nstop(first['fork server'])\nassert call()[0]['fork server'] == first['fork server']\n"
         f"duties.say(__import__('pathlib').Path({str(job.folder)!r}) / 'pids', ' '.join(map(str, first.values())))\n"
     )
     job.launcher = subprocess.Popen(

@@ -104,7 +104,7 @@ def nothing() -> None:
 
 
 def test_what_the_caller_made_inheritable_is_not_kept_open() -> None:
-    """Neither by the template, for the life of the program, nor by its guardian."""
+    """Neither by the fork server, for the life of the program, nor by its reaper."""
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
 

@@ -162,7 +162,7 @@ def test_metrics_cfg_takes_the_place_of_the_programs_handler(
     kept = Kept()
     metrics.configure(kept)
 
-    with pytest.raises(StartError):  # the first to be measured is a failure, with neither template nor worker
+    with pytest.raises(StartError):  # the first to be measured is a failure, with neither fork server nor worker
         launch_agent(unstartable(monkeypatch, metrics_cfg={"handler": name}), print)
 
     assert kept.names == []

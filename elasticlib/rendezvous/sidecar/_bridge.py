@@ -2,7 +2,7 @@
 The rendezvous process: one node's share in a job, apart from its launcher (which holds a `_remote.RemoteMember`).
 
 It keeps the contact while the launcher may be busy; lets the node count as lost when the launcher stands
-still; kills the foreman, and with it all workers, when they outlive the contact; and when the launcher dies it
+still; kills the spawner, and with it all workers, when they outlive the contact; and when the launcher dies it
 says so to the others. It ends with the launcher, seconds later at most.
 
 Rules of this file: one thread speaks with the launcher, and waits for everything at once; whatever the
@@ -49,7 +49,7 @@ from elasticlib.rendezvous.sidecar._watch import SILENCE, Vigil
 _DEATH_LIMIT = 5
 """Seconds from the launcher's death until this process is gone, come what may."""
 _OWN_END = 1.0
-"""Seconds that a dead launcher's workers get to end by themselves: their guardian sees to it."""
+"""Seconds that a dead launcher's workers get to end by themselves: their reaper sees to it."""
 _GOODBYE = 1.0
 
 

@@ -74,14 +74,14 @@ def enter(order: Message, parent: int, keep: Collection[int], drop: Collection[i
     for name in [name for name in os.environ if name not in environment]:
         del os.environ[name]
     for name, value in environment.items():
-        if os.environ.get(name) != value:  # most are as the template has them
+        if os.environ.get(name) != value:  # most are as the fork server has them
             os.environ[name] = value
     os.umask(order["umask"])
     for number, (soft, hard) in order["limits"]:
         try:
             resource.setrlimit(number, (soft, hard))
         except (OSError, ValueError):
-            continue  # a limit that the template may not raise again
+            continue  # a limit that the fork server may not raise again
     try:
         os.sched_setaffinity(0, order["affinity"])
     except OSError:  # the allowed CPUs shrank since the launch began
@@ -108,7 +108,7 @@ def _forget_the_caller() -> None:
     atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
 
 
-def forget_the_template() -> None:
+def forget_the_fork_server() -> None:
     """Make multiprocessing, random generators and stdin what they are in a program's first process."""
     from multiprocessing import context, process
 
@@ -153,7 +153,7 @@ def run_forked(
         enter(order, parent, keep, drop)
         if order["kind"] == "program":
             _execute(order)
-        forget_the_template()
+        forget_the_fork_server()
         _threads.apply(order["threads"])
         if call is None:
             _randomness.reseed()
@@ -358,7 +358,7 @@ def _deliver(report: _report.Report, order: Message) -> bool:
         )
         return report.kind == "result"
     try:
-        _report.write(_report.reopened(order["report"], tuple(order["identity"]), order["foreman"]), report)
+        _report.write(_report.reopened(order["report"], tuple(order["identity"]), order["spawner"]), report)
     except OSError as failure:
         print(f"elasticlib: this worker's {report.kind} is lost: {failure}", file=sys.stderr)
         return False

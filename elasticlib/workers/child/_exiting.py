@@ -78,7 +78,7 @@ def announce(order: Message, outcome: Outcome, status: int) -> None:
     if os.getpid() != order["pid"]:
         return
     try:
-        descriptor = _report.reopened(order["notices"], tuple(order["notices_identity"]), order["foreman"])
+        descriptor = _report.reopened(order["notices"], tuple(order["notices_identity"]), order["spawner"])
         os.write(descriptor, _NOTICE.pack(order["pid"], outcome, status))
         if descriptor != order["notices"]:
             os.close(descriptor)

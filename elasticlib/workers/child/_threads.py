@@ -2,7 +2,7 @@
 How many threads a worker computes with, although its libraries were loaded before it was born.
 
 torch and the BLAS libraries read OMP_NUM_THREADS and its kin once, at import. A worker forked from the
-template gets the number through their setters; a variable that the user's code sets too late for
+fork server gets the number through their setters; a variable that the user's code sets too late for
 anything else is answered with a warning that names it.
 """
 
@@ -32,7 +32,7 @@ def blas_libraries() -> list[Any]:
     """
     The OpenBLAS libraries of this process, each as (getter, setter) of its thread count.
 
-    The answer is kept, for the workers too: first asked for when the template has done its imports.
+    The answer is kept, for the workers too: first asked for when the fork server has done its imports.
     """
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         paths = {line.split(maxsplit=5)[5].strip() for line in file if "openblas" in line}

@@ -1,5 +1,5 @@
 """
-The template: a process that did the imports once, from which every launch's foreman is forked.
+The fork server: a process that did the imports once, from which every launch's spawner is forked.
 
 It is a program of its own, in a session of its own, so it never holds the caller's threads, CUDA context
 or ``__main__``. It imports what ``preload`` names, refuses what would not survive a fork, freezes its
@@ -86,13 +86,13 @@ def _preload(modules: list[str], observer: Observer, control: Channel) -> None:
 
 
 def main() -> NoReturn:
-    """Be the template; ``sys.argv[1]`` is JSON: the modules to ``preload`` and the ``path`` to find them on."""
+    """Be the fork server; ``sys.argv[1]`` is JSON: the modules to ``preload`` and the ``path`` to find them on."""
     parent = os.getppid()
     _reaper.settle_signals()
     asked = json.loads(sys.argv.pop())
-    mine = {0, 1, 2, _reaper.TEMPLATE_FD}
-    control = Channel.adopt(_reaper.TEMPLATE_FD)
-    os.set_inheritable(_reaper.TEMPLATE_FD, False)
+    mine = {0, 1, 2, _reaper.FORK_SERVER_FD}
+    control = Channel.adopt(_reaper.FORK_SERVER_FD)
+    os.set_inheritable(_reaper.FORK_SERVER_FD, False)
     _child.base_path[:] = sys.path
     sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
     observer = Observer()
@@ -172,22 +172,22 @@ def _serve(
     watched = _reaper.watch(parent)
     selector.register(watched, selectors.EVENT_READ)
     _reaper.outlive_parent()
-    # A descriptor of each launch's foreman; workers get the caller's limit.
+    # A descriptor of each launch's spawner; workers get the caller's limit.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     me = os.getpid()
     itself = os.pidfd_open(me)
     control.send({**ready, "pid": me}, (itself,))
     os.close(itself)
-    foremen: dict[int, int] = {}  # pidfd -> pid
+    spawners: dict[int, int] = {}  # pidfd -> pid
     while True:
         for key, _ in selector.select():
-            if key.fd in foremen:
+            if key.fd in spawners:
                 selector.unregister(key.fd)
                 os.close(key.fd)
-                os.waitpid(foremen.pop(key.fd), 0)
-                # Whoever is my child and no foreman was left behind by the one that ended.
-                _reaper.sweep(spare=set(foremen.values()))
+                os.waitpid(spawners.pop(key.fd), 0)
+                # Whoever is my child and no spawner was left behind by the one that ended.
+                _reaper.sweep(spare=set(spawners.values()))
             elif key.fd == watched or (received := control.receive(whole=False)) is None:
                 _reaper.sweep()
                 os._exit(0)
@@ -211,11 +211,11 @@ def _serve(
                         _count_devices(Channel.adopt(descriptor), changed)
                     if message["op"] == "gpus":
                         _list_gpus(Channel.adopt(descriptor), changed)
-                    _spawner.be_foreman(descriptor, me, keep, changed)
+                    _spawner.be_spawner(descriptor, me, keep, changed)
                 for descriptor in descriptors:
                     os.close(descriptor)
                 handle = os.pidfd_open(pid)
-                foremen[handle] = pid
+                spawners[handle] = pid
                 selector.register(handle, selectors.EVENT_READ)
 
 
@@ -262,7 +262,7 @@ def _be_asked(answer: Channel, changed: Mapping[str, str | None]) -> None:
     received = answer.receive() if told else None
     if received is None:
         os._exit(0)  # nobody waits any more
-    # Which devices are visible is up to the launch, and not to the one that this template was made for.
+    # Which devices are visible is up to the launch, and not to the one that this fork server was made for.
     wanted = {**received[0]["env"], **changed}
     os.environ.clear()
     os.environ.update({name: value for name, value in wanted.items() if value is not None})

@@ -1,9 +1,9 @@
 """
-The foreman: one process per launch that forks the workers, sees their ends and stops them.
+The spawner: one process per launch that forks the workers, sees their ends and stops them.
 
-It is forked from the template (or, with start method ``fork``, from the caller) and takes orders over a
+It is forked from the fork server (or, with start method ``fork``, from the caller) and takes orders over a
 channel from the launcher. It is the workers' parent and adopts their orphans, so it alone signals and
-reaps, and no pid can be mistaken for another's. When the launcher or the foreman's own parent is gone
+reaps, and no pid can be mistaken for another's. When the launcher or the spawner's own parent is gone
 it kills every descendant and ends.
 
 Rules of this file: never wait for one thing only; one stop ladder for every case: the signal to the
@@ -63,15 +63,15 @@ class _Live:
 
 
 @dataclass(eq=False)
-class Foreman:
+class Spawner:
     """The workers of one launch, round after round."""
 
     _launcher: Channel
     _parent: int
     _keep: frozenset[int]
-    """Descriptors that modules of the template opened at import: workers keep them."""
+    """Descriptors that modules of the fork server opened at import: workers keep them."""
     _changed: dict[str, str | None] = field(default_factory=dict)
-    """Variables that the template's interpreter or imports set or (None) removed, as in a plain program."""
+    """Variables that the fork server's interpreter or imports set or (None) removed, as in a plain program."""
     _call: Callable[[], Any] | None = None
     """The entry point itself where the caller was forked; else it comes pickled."""
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -159,7 +159,7 @@ class Foreman:
         """Put this process into the launcher's hands: who holds a pidfd of it can never hit another one."""
         me = os.getpid()
         handle = os.pidfd_open(me)
-        self._launcher.send({"op": "hired", "foreman": me}, (handle,))
+        self._launcher.send({"op": "spawning", "spawner": me}, (handle,))
         os.close(handle)
 
     def _start(self, message: Message, descriptors: list[int]) -> None:
@@ -176,7 +176,7 @@ class Foreman:
             for order in message["workers"]:
                 self._start_worker(order, streams)
         except OSError as error:
-            # No process, memory or descriptor left: the launcher lets go of this foreman, which ends what runs.
+            # No process, memory or descriptor left: the launcher lets go of this spawner, which ends what runs.
             mend = _MENDS.get(error.errno or 0, "")
             self._launcher.send({"op": "broken", "why": f"a worker could not be started: {error}{mend}"})
             return
@@ -192,7 +192,7 @@ class Foreman:
         report, faults, tail = [os.memfd_create(name) for name in ("report", "faults", "tail")]
         opened = []
         order |= {"stdin": streams[0], "report": report, "faults": faults, "tail": tail}
-        order |= {"identity": _report.identity(report), "foreman": os.getpid()}
+        order |= {"identity": _report.identity(report), "spawner": os.getpid()}
         order |= {"notices": self._notices[1], "notices_identity": _report.identity(self._notices[1])}
         order |= {name: self._memories.get(name) for name in ("function", "definitions")}
         for name, inherited in (("stdout", streams[1]), ("stderr", streams[2])):
@@ -227,7 +227,7 @@ class Foreman:
         worker = _context().Process(target=_child.run_forked, args=(order, os.getpid(), keep, drop, self._call))
         sys.stdout.flush()
         worker.start()
-        # The foreman reaps by itself, after the group was killed: multiprocessing must not be first.
+        # The spawner reaps by itself, after the group was killed: multiprocessing must not be first.
         multiprocessing_process._children.discard(worker)  # type: ignore[attr-defined]
         if order["inherit"]:
             os.close(order["inherit"][-1])
@@ -364,14 +364,14 @@ def _signal_group(leader: int, handle: int, signum: int) -> None:
         pass  # a program that changed its user: its end is still seen, and it dies with this process
 
 
-def be_foreman(
+def be_spawner(
     descriptor: int,
     parent: int,
     keep: frozenset[int] = frozenset(),
     changed: dict[str, str | None] | None = None,
     call: Callable[[], Any] | None = None,
 ) -> NoReturn:
-    """Turn this just-forked process into the foreman whose orders come over *descriptor*."""
+    """Turn this just-forked process into the spawner whose orders come over *descriptor*."""
     channel = Channel.adopt(descriptor)
     try:
         os.setsid()
@@ -383,7 +383,7 @@ def be_foreman(
         # Three descriptors a worker; the workers themselves get the caller's limit back.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        Foreman(channel, parent, keep, changed or {}, call).serve()
+        Spawner(channel, parent, keep, changed or {}, call).serve()
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"the process that starts the workers failed: {type(error).__name__}: {error}"

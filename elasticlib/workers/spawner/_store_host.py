@@ -1,5 +1,5 @@
 """
-The process that hosts the workers' store of one round, on the foreman's side: made at the first knock, and watched.
+The process that hosts the workers' store of one round, on the spawner's side: made at the first knock, and watched.
 
 Rules of this file: workers cannot tell a store that died from a peer that did, so its end is told by its name as
 soon as it comes, also when it could not begin.
@@ -118,7 +118,7 @@ def _signal_name(number: int) -> str:
 
 
 def _host(listener: int, parent: int, words: int, keep: Collection[int]) -> NoReturn:
-    """Host torch's TCPStore on *listener* until the foreman ends this process."""
+    """Host torch's TCPStore on *listener* until the spawner ends this process."""
     try:
         _reaper.die_with_parent(parent)
         os.setsid()

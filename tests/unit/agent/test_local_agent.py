@@ -61,7 +61,7 @@ def ended(rank: int, exitcode: int = 0, report: Report | None = None, *, told: b
 
 
 def note(agent: LocalElasticAgent, *ends: Exit, stopped: bool = False, lost: Lost | None = None) -> None:
-    """Have *agent* know what its foreman would have told."""
+    """Have *agent* know what its spawner would have told."""
     for end in ends:
         agent._processes.exits[end.local_rank] = end
         agent._processes._noticed[end.local_rank] = 1.0
@@ -191,18 +191,18 @@ def test_workers_that_were_only_stopped_are_no_failures(make: Make) -> None:
     assert set(agent._failures()) == {1}
 
 
-def test_a_lost_foreman_fails_all_workers_and_says_why(make: Make) -> None:
+def test_a_lost_spawner_fails_all_workers_and_says_why(make: Make) -> None:
     agent = make()
-    note(agent, lost=Lost("the template process ended unexpectedly", StartError("gone")))
+    note(agent, lost=Lost("the fork server process ended unexpectedly", StartError("gone")))
 
     result = agent._monitor_workers(agent.get_worker_group())
 
     assert result.state is WorkerState.FAILED
-    assert {each.message for each in result.failures.values()} == {"the template process ended unexpectedly"}
+    assert {each.message for each in result.failures.values()} == {"the fork server process ended unexpectedly"}
     assert set(result.failures) == {0, 1}
 
 
-def test_a_foreman_that_is_lost_after_all_workers_ended_well_costs_nothing(make: Make) -> None:
+def test_a_spawner_that_is_lost_after_all_workers_ended_well_costs_nothing(make: Make) -> None:
     agent = make()
     note(agent, ended(0), ended(1), stopped=True, lost=Lost("killed from outside"))
 
@@ -223,7 +223,7 @@ def test_the_original_exception_is_the_workers_own(make: Make) -> None:
         assert "from the worker of local rank 1" in original.__notes__[0]
 
 
-def test_the_original_exception_of_a_lost_foreman_is_the_loss(make: Make) -> None:
+def test_the_original_exception_of_a_lost_spawner_is_the_loss(make: Make) -> None:
     agent = make()
     cause = StartError("killed from outside")
     note(agent, lost=Lost(str(cause), cause))
@@ -231,7 +231,7 @@ def test_the_original_exception_of_a_lost_foreman_is_the_loss(make: Make) -> Non
     assert agent.original_exception(0) is cause
 
 
-def test_without_a_foreman_there_is_nothing_to_watch(make: Make) -> None:
+def test_without_a_spawner_there_is_nothing_to_watch(make: Make) -> None:
     agent = make()
 
     assert tuple(agent._watched()) == ()
@@ -249,11 +249,11 @@ def test_an_agent_may_be_shut_down_before_it_ran_and_twice(make: Make) -> None:
 
 # A start that fails.
 
-FOREMAN, HANDLE = 69, 99_999
+SPAWNER, HANDLE = 69, 99_999
 
 
 class Starter:
-    """Stands in for a crew: its start fails with *error*, or says where the workers are."""
+    """Stands in for a spawner: its start fails with *error*, or says where the workers are."""
 
     def __init__(self, error: Exception | None = None, *, warm: bool = False, used: bool = False) -> None:
         self.error, self.warm, self.used = error, warm, used
@@ -269,8 +269,8 @@ class Starter:
     def started(self) -> bool:
         return self.used
 
-    def foreman(self, interrupt: int | None = None) -> Process | None:
-        return Process(FOREMAN, HANDLE)
+    def spawner(self, interrupt: int | None = None) -> Process | None:
+        return Process(SPAWNER, HANDLE)
 
     def was_warm(self) -> bool:
         return self.warm
@@ -286,13 +286,13 @@ class Starter:
         self.closed = True
 
 
-def start_with(agent: LocalElasticAgent, *crews: Starter, present: Starter | None = None) -> dict[int, object]:
-    """Start the workers; the agent has *present* already, and gets *crews* one after the other."""
-    hired = iter(crews)
+def start_with(agent: LocalElasticAgent, *spawners: Starter, present: Starter | None = None) -> dict[int, object]:
+    """Start the workers; the agent has *present* already, and gets *spawners* one after the other."""
+    spawning = iter(spawners)
     group = agent.get_worker_group()
     group.group_rank, group.group_world_size = 0, 1
-    agent._processes._crew = present  # type: ignore[assignment]
-    agent._processes._hire = lambda: next(hired)  # type: ignore[method-assign, assignment, return-value]
+    agent._processes._spawner = present  # type: ignore[assignment]
+    agent._processes._start_spawner = lambda: next(spawning)  # type: ignore[method-assign, assignment, return-value]
     with agent._signals:
         return agent._start_workers(group)
 
@@ -300,7 +300,7 @@ def start_with(agent: LocalElasticAgent, *crews: Starter, present: Starter | Non
 GONE = StartError("killed from outside")
 
 
-def test_a_template_that_was_killed_while_idle_is_replaced(make: Make) -> None:
+def test_a_fork_server_that_was_killed_while_idle_is_replaced(make: Make) -> None:
     killed, fresh = Starter(GONE, warm=True), Starter()
 
     pids = start_with(make(), killed, fresh)
@@ -309,7 +309,7 @@ def test_a_template_that_was_killed_while_idle_is_replaced(make: Make) -> None:
     assert killed.closed and not fresh.closed
 
 
-def test_a_foreman_that_was_killed_between_two_rounds_is_replaced(make: Make) -> None:
+def test_a_spawner_that_was_killed_between_two_rounds_is_replaced(make: Make) -> None:
     killed = Starter(GONE, used=True)
 
     pids = start_with(make(), Starter(), present=killed)
@@ -318,11 +318,13 @@ def test_a_foreman_that_was_killed_between_two_rounds_is_replaced(make: Make) ->
     assert killed.closed
 
 
-@pytest.mark.parametrize("crews", [[Starter(GONE)], [Starter(GONE, warm=True), Starter(GONE, warm=True)]])
-def test_a_template_that_fails_at_its_imports_and_a_second_failure_are_errors(make: Make, crews: list[Starter]) -> None:
+@pytest.mark.parametrize("spawners", [[Starter(GONE)], [Starter(GONE, warm=True), Starter(GONE, warm=True)]])
+def test_a_fork_server_that_fails_at_its_imports_and_a_second_failure_are_errors(
+    make: Make, spawners: list[Starter]
+) -> None:
     with pytest.raises(StartError, match="killed from outside"):
-        start_with(make(), *crews)
-    assert all(crew.closed for crew in crews)
+        start_with(make(), *spawners)
+    assert all(spawner.closed for spawner in spawners)
 
 
 def test_a_module_that_cannot_be_preloaded_is_not_tried_twice(make: Make) -> None:
@@ -334,10 +336,10 @@ def test_a_module_that_cannot_be_preloaded_is_not_tried_twice(make: Make) -> Non
 
 
 def test_the_first_reason_of_a_loss_is_told(make: Make) -> None:
-    agent, crew = make(), Starter()
-    start_with(agent, crew)
+    agent, spawner = make(), Starter()
+    start_with(agent, spawner)
     first, later = StartError("no descriptor left"), StartError("ended from outside")
-    crew.events = [Lost(str(first), first), Lost(str(later), later)]
+    spawner.events = [Lost(str(first), first), Lost(str(later), later)]
 
     result = agent._monitor_workers(agent.get_worker_group())
 
@@ -351,27 +353,27 @@ def test_the_first_reason_of_a_loss_is_told(make: Make) -> None:
 def test_the_process_with_which_all_workers_will_die_is_named_before_there_are_any(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent, crew = make(), Starter()
+    agent, spawner = make(), Starter()
     named: list[tuple[int, bool]] = []
-    monkeypatch.setattr(agent._member, "guard", lambda handle: named.append((handle, crew.used)))
+    monkeypatch.setattr(agent._member, "guard", lambda handle: named.append((handle, spawner.used)))
 
-    start_with(agent, crew)
+    start_with(agent, spawner)
 
     assert named == [(HANDLE, False)]
 
 
-def test_a_signal_before_there_is_a_foreman_starts_nobody(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, crew = make(), Starter()
-    monkeypatch.setattr(crew, "foreman", lambda interrupt: None)
+def test_a_signal_before_there_is_a_spawner_starts_nobody(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, spawner = make(), Starter()
+    monkeypatch.setattr(spawner, "spawner", lambda interrupt: None)
 
-    pids = start_with(agent, crew)
+    pids = start_with(agent, spawner)
 
-    assert (pids, crew.used) == ({}, False)
+    assert (pids, spawner.used) == ({}, False)
 
 
 def test_workers_that_were_killed_because_contact_was_lost_have_not_failed(make: Make) -> None:
     agent = make()
-    note(agent, lost=Lost("the template process ended unexpectedly", StartError("gone")))
+    note(agent, lost=Lost("the fork server process ended unexpectedly", StartError("gone")))
     agent._fenced = True
 
     assert agent._failures() == {}
@@ -424,7 +426,7 @@ def test_workers_host_their_store_only_when_asked_to_and_where_the_port_can_be_t
 
 
 class Ladder(Starter):
-    """A crew whose workers end when they are told to be quick."""
+    """A spawner whose workers end when they are told to be quick."""
 
     def __init__(self) -> None:
         super().__init__(used=True)
@@ -449,7 +451,7 @@ class Ladder(Starter):
 
 def bring_down(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *words: Any) -> Ladder:
     """Stop the workers with 30 s of grace while the rendezvous says *words*; raises what it left to be said."""
-    left, crew = list(words), Ladder()
+    left, spawner = list(words), Ladder()
 
     def take() -> list[Any]:
         word = left.pop(0) if left else None
@@ -459,44 +461,44 @@ def bring_down(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *words
 
     monkeypatch.setattr(agent._member, "take", take)
     monkeypatch.setattr(agent._member, "patience", lambda: 0.0)
-    agent._processes._crew = crew  # type: ignore[assignment]
+    agent._processes._spawner = spawner  # type: ignore[assignment]
     with agent._signals:
         agent._bring_down(signal.SIGTERM, 30.0)
-    crew.close()
-    agent._processes._crew = None
-    return crew
+    spawner.close()
+    agent._processes._spawner = None
+    return spawner
 
 
 def test_lost_contact_shortens_a_stop_that_goes_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, lost = make(), ContactLost("nobody answered", 1.5)
 
-    crew = bring_down(agent, monkeypatch, None, RoundEnd(0, "rank 1 failed", True), lost)
+    spawner = bring_down(agent, monkeypatch, None, RoundEnd(0, "rank 1 failed", True), lost)
 
-    assert crew.stops == [(signal.SIGTERM, 30.0), (signal.SIGTERM, 1.5)]
+    assert spawner.stops == [(signal.SIGTERM, 30.0), (signal.SIGTERM, 1.5)]
     assert list(agent._events) == [RoundEnd(0, "rank 1 failed", True), lost]
 
 
 def test_lost_contact_never_prolongs_a_stop(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     long, short = ContactLost("nobody answered", 60.0), ContactLost("nobody answered", 1.5)
 
-    crew = bring_down(make(), monkeypatch, long, short)
+    spawner = bring_down(make(), monkeypatch, long, short)
 
-    assert [grace for _, grace in crew.stops] == [30.0, 1.5]
+    assert [grace for _, grace in spawner.stops] == [30.0, 1.5]
 
 
 def test_a_rendezvous_that_breaks_while_workers_stop_is_an_error_thereafter(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent, crew = make(), Ladder()
-    monkeypatch.setattr(crew, "take", lambda: [Stopped()] if agent._broken else [])
+    agent, spawner = make(), Ladder()
+    monkeypatch.setattr(spawner, "take", lambda: [Stopped()] if agent._broken else [])
     monkeypatch.setattr(agent._member, "take", raising(RendezvousConnectionError("gone")))
-    agent._processes._crew = crew  # type: ignore[assignment]
+    agent._processes._spawner = spawner  # type: ignore[assignment]
     with agent._signals:
-        os.eventfd_write(crew.ready, 1)
+        os.eventfd_write(spawner.ready, 1)
         agent._bring_down(signal.SIGTERM, 30.0)
     monkeypatch.setattr(agent._member, "take", list)
-    crew.close()
-    agent._processes._crew = None
+    spawner.close()
+    agent._processes._spawner = None
 
     with pytest.raises(RendezvousConnectionError, match="gone"):
         agent._words()

@@ -1,4 +1,4 @@
-"""Which template serves which launch, how many are kept, and what is left in a forked child."""
+"""Which fork server serves which launch, how many are kept, and what is left in a forked child."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from elasticlib._programs import Process
 from elasticlib._wire import Channel
 from elasticlib.errors import EntrypointError, StartError
 from elasticlib.workers import _fork_servers
-from elasticlib.workers._fork_servers import TemplateKey, importable_by
+from elasticlib.workers._fork_servers import ForkServerKey, importable_by
 from elasticlib.workers.spawner import _fork_server
 
 
-def key(preload: Sequence[str] = ("torch",)) -> TemplateKey:
-    return TemplateKey("/usr/bin/python", tuple(preload))
+def key(preload: Sequence[str] = ("torch",)) -> ForkServerKey:
+    return ForkServerKey("/usr/bin/python", tuple(preload))
 
 
 # What two launches must have in common.
 
 
-def test_other_modules_another_path_and_another_interpreter_ask_for_a_new_template() -> None:
+def test_other_modules_another_path_and_another_interpreter_ask_for_a_new_fork_server() -> None:
     keys = {
         key(),
         key(preload=()),
-        TemplateKey("/usr/bin/python", ("torch",), ("/src",)),
-        TemplateKey("/opt/python", ("torch",)),
-        TemplateKey("/usr/bin/python", ("torch",), (), ("-O",)),
+        ForkServerKey("/usr/bin/python", ("torch",), ("/src",)),
+        ForkServerKey("/opt/python", ("torch",)),
+        ForkServerKey("/usr/bin/python", ("torch",), (), ("-O",)),
     }
 
     assert len(keys) == 5
@@ -41,13 +41,13 @@ def test_other_modules_another_path_and_another_interpreter_ask_for_a_new_templa
 
 
 class Fake:
-    """A template without a process."""
+    """A fork server without a process."""
 
     made: ClassVar[list[Fake]] = []
 
-    def __init__(self, key: TemplateKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
+    def __init__(self, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
         self.key = key
-        self.crews = 0
+        self.spawners = 0
         self.given = environment
         self.lives, self.changed, self.imported = True, False, True
         self.closed = self.dropped = False
@@ -56,7 +56,7 @@ class Fake:
     def alive(self) -> bool:
         return self.lives
 
-    def serves(self, key: TemplateKey, environment: Mapping[str, str]) -> bool:
+    def serves(self, key: ForkServerKey, environment: Mapping[str, str]) -> bool:
         return (self.key, self.given) == (key, environment)
 
     def outdated(self) -> bool:
@@ -73,48 +73,48 @@ class Fake:
 
 
 class Shelf:
-    """The templates of a program, all of them fakes."""
+    """The fork servers of a program, all of them fakes."""
 
     def __init__(self) -> None:
-        self.templates = _fork_servers._Templates()
+        self.fork_servers = _fork_servers._ForkServers()
 
     def take(self, name: str) -> Fake:
-        template = self.templates.take(key(), {"NAME": name}, ())
-        assert isinstance(template, Fake)
-        return template
+        fork_server = self.fork_servers.take(key(), {"NAME": name}, ())
+        assert isinstance(fork_server, Fake)
+        return fork_server
 
-    def give_back(self, template: Fake, unused: bool = False) -> None:
-        self.templates.give_back(template, unused)  # type: ignore[arg-type]
+    def give_back(self, fork_server: Fake, unused: bool = False) -> None:
+        self.fork_servers.give_back(fork_server, unused)  # type: ignore[arg-type]
 
     def use(self, name: str) -> Fake:
-        template = self.take(name)
-        self.give_back(template)
-        return template
+        fork_server = self.take(name)
+        self.give_back(fork_server)
+        return fork_server
 
 
 @pytest.fixture
 def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
-    monkeypatch.setattr(_fork_servers, "Template", Fake)
+    monkeypatch.setattr(_fork_servers, "ForkServer", Fake)
     monkeypatch.setattr(Fake, "made", [])
     return Shelf()
 
 
 def living() -> int:
-    return sum(not template.closed for template in Fake.made)
+    return sum(not fork_server.closed for fork_server in Fake.made)
 
 
-def test_a_template_serves_the_next_launch_of_its_kind(shelf: Shelf) -> None:
+def test_a_fork_server_serves_the_next_launch_of_its_kind(shelf: Shelf) -> None:
     first = shelf.use("a")
 
     assert shelf.use("a") is first
     assert len(Fake.made) == 1
 
 
-def test_a_template_serves_launches_side_by_side(shelf: Shelf) -> None:
+def test_a_fork_server_serves_launches_side_by_side(shelf: Shelf) -> None:
     assert shelf.take("a") is shelf.take("a")
 
 
-def test_at_most_two_templates_are_kept_and_the_one_unused_longest_goes(shelf: Shelf) -> None:
+def test_at_most_two_fork_servers_are_kept_and_the_one_unused_longest_goes(shelf: Shelf) -> None:
     first, second = shelf.use("a"), shelf.use("b")
     shelf.use("a")
 
@@ -123,20 +123,20 @@ def test_at_most_two_templates_are_kept_and_the_one_unused_longest_goes(shelf: S
     assert (first.closed, second.closed, third.closed) == (False, True, False)
 
 
-def test_a_template_at_work_is_not_ended_for_another(shelf: Shelf) -> None:
+def test_a_fork_server_at_work_is_not_ended_for_another(shelf: Shelf) -> None:
     busy = [shelf.take(name) for name in "abc"]
 
-    assert [template.closed for template in busy] == [False, False, False]
+    assert [fork_server.closed for fork_server in busy] == [False, False, False]
 
 
-def test_at_most_two_templates_are_kept_after_launches_side_by_side(shelf: Shelf) -> None:
-    for template in [shelf.take(name) for name in "abcd"]:
-        shelf.give_back(template)
+def test_at_most_two_fork_servers_are_kept_after_launches_side_by_side(shelf: Shelf) -> None:
+    for fork_server in [shelf.take(name) for name in "abcd"]:
+        shelf.give_back(fork_server)
 
     assert living() == 2
 
 
-def test_a_template_that_died_is_replaced(shelf: Shelf) -> None:
+def test_a_fork_server_that_died_is_replaced(shelf: Shelf) -> None:
     dead = shelf.use("a")
     dead.lives = False
 
@@ -146,7 +146,7 @@ def test_a_template_that_died_is_replaced(shelf: Shelf) -> None:
     assert dead.closed and not new.closed
 
 
-def test_a_template_whose_modules_changed_is_replaced(shelf: Shelf) -> None:
+def test_a_fork_server_whose_modules_changed_is_replaced(shelf: Shelf) -> None:
     old = shelf.use("a")
     old.changed = True
 
@@ -156,7 +156,7 @@ def test_a_template_whose_modules_changed_is_replaced(shelf: Shelf) -> None:
     assert old.closed
 
 
-def test_a_template_whose_modules_changed_serves_its_running_launch_to_the_end(shelf: Shelf) -> None:
+def test_a_fork_server_whose_modules_changed_serves_its_running_launch_to_the_end(shelf: Shelf) -> None:
     old = shelf.take("a")
     old.changed = True
     new = shelf.take("a")
@@ -169,58 +169,58 @@ def test_a_template_whose_modules_changed_serves_its_running_launch_to_the_end(s
     assert (while_running, old.closed) == (False, True)
 
 
-def test_a_template_that_was_interrupted_at_its_imports_is_ended(shelf: Shelf) -> None:
-    template = shelf.take("a")
-    template.imported = False
+def test_a_fork_server_that_was_interrupted_at_its_imports_is_ended(shelf: Shelf) -> None:
+    fork_server = shelf.take("a")
+    fork_server.imported = False
 
-    shelf.give_back(template, unused=True)
+    shelf.give_back(fork_server, unused=True)
 
-    assert template.closed
-    assert shelf.use("a") is not template
+    assert fork_server.closed
+    assert shelf.use("a") is not fork_server
 
 
-def test_a_template_at_its_imports_stays_for_another_launch_that_waits_for_it(shelf: Shelf) -> None:
-    template = shelf.take("a")
+def test_a_fork_server_at_its_imports_stays_for_another_launch_that_waits_for_it(shelf: Shelf) -> None:
+    fork_server = shelf.take("a")
     shelf.take("a")
-    template.imported = False
+    fork_server.imported = False
 
-    shelf.give_back(template, unused=True)
+    shelf.give_back(fork_server, unused=True)
 
-    assert not template.closed
-
-
-def test_a_template_that_is_ready_stays_also_when_it_was_not_used(shelf: Shelf) -> None:
-    template = shelf.take("a")
-
-    shelf.give_back(template, unused=True)
-
-    assert not template.closed
+    assert not fork_server.closed
 
 
-def test_the_end_of_the_program_ends_all_templates(shelf: Shelf) -> None:
+def test_a_fork_server_that_is_ready_stays_also_when_it_was_not_used(shelf: Shelf) -> None:
+    fork_server = shelf.take("a")
+
+    shelf.give_back(fork_server, unused=True)
+
+    assert not fork_server.closed
+
+
+def test_the_end_of_the_program_ends_all_fork_servers(shelf: Shelf) -> None:
     used = [shelf.use("a"), shelf.take("b")]
 
-    shelf.templates.close()
+    shelf.fork_servers.close()
 
-    assert [template.closed for template in used] == [True, True]
+    assert [fork_server.closed for fork_server in used] == [True, True]
 
 
-def test_a_forked_child_has_no_template_and_ends_none(shelf: Shelf) -> None:
+def test_a_forked_child_has_no_fork_server_and_ends_none(shelf: Shelf) -> None:
     parents = shelf.use("a")
 
-    shelf.templates.drop()
+    shelf.fork_servers.drop()
     own = shelf.use("a")
 
     assert own is not parents
     assert (parents.dropped, parents.closed) == (True, False)
 
 
-# What a template says, and does not say.
+# What a fork server says, and does not say.
 
 
 @pytest.fixture
-def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_fork_servers.Template, Channel]]:
-    """A template without a process, and the other end of its channel."""
+def fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_fork_servers.ForkServer, Channel]]:
+    """A fork server without a process, and the other end of its channel."""
     ends = []
 
     def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None) -> Process:
@@ -229,7 +229,7 @@ def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_fork_servers.Te
 
     monkeypatch.setattr(_fork_servers, "spawn", spawn)
     monkeypatch.setattr(_fork_servers, "_TALK_LIMIT", 0.05)
-    made = _fork_servers.Template(key(), {"READ": "1", "OTHER": "1"}, ())
+    made = _fork_servers.ForkServer(key(), {"READ": "1", "OTHER": "1"}, ())
     yield made, ends[0]
     made._link.close()
     os.close(made._said)
@@ -239,9 +239,11 @@ def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_fork_servers.Te
 READY = {"op": "ready", "pid": 1, "names": ["READ"], "defaults": {}, "intel_openmp": False, "whole": False}
 
 
-def test_a_template_serves_by_what_it_read_once_it_has_told(template: tuple[_fork_servers.Template, Channel]) -> None:
+def test_a_fork_server_serves_by_what_it_read_once_it_has_told(
+    fork_server: tuple[_fork_servers.ForkServer, Channel],
+) -> None:
     """Before, any variable may be among that."""
-    made, end = template
+    made, end = fork_server
     others = [{"READ": "1", "OTHER": "2"}, {"READ": "2", "OTHER": "1"}]
     before = [made.serves(key(), other) for other in others]
     end.send(READY)
@@ -251,19 +253,19 @@ def test_a_template_serves_by_what_it_read_once_it_has_told(template: tuple[_for
     assert not made.serves(key(preload=()), others[0])
 
 
-def test_a_template_that_stops_in_the_middle_of_a_message_has_failed(
-    template: tuple[_fork_servers.Template, Channel],
+def test_a_fork_server_that_stops_in_the_middle_of_a_message_has_failed(
+    fork_server: tuple[_fork_servers.ForkServer, Channel],
 ) -> None:
     """And whoever looks whether it lives does not wait for the rest."""
-    made, end = template
+    made, end = fork_server
     os.write(end.fileno(), b"\0\0")
 
     assert not made.alive()
     assert "in the middle of a message" in str(made.failure())
 
 
-def test_a_template_that_takes_no_orders_has_failed(template: tuple[_fork_servers.Template, Channel]) -> None:
-    made, _ = template
+def test_a_fork_server_that_takes_no_orders_has_failed(fork_server: tuple[_fork_servers.ForkServer, Channel]) -> None:
+    made, _ = fork_server
     asked = []
 
     with pytest.raises(StartError, match="takes no orders: it is stopped, or hangs"):
@@ -367,12 +369,12 @@ def test_an_interpreter_that_is_not_there_is_refused_by_name() -> None:
 
 
 @pytest.mark.slow
-def test_this_interpreter_can_be_a_template() -> None:
+def test_this_interpreter_can_be_a_fork_server() -> None:
     assert importable_by(sys.executable, dict(os.environ))
 
 
 @pytest.mark.slow
-def test_an_interpreter_without_our_packages_cannot_be_a_template(tmp_path: Path) -> None:
+def test_an_interpreter_without_our_packages_cannot_be_a_fork_server(tmp_path: Path) -> None:
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
     bare.chmod(0o755)
@@ -381,10 +383,10 @@ def test_an_interpreter_without_our_packages_cannot_be_a_template(tmp_path: Path
 
 
 def test_a_launch_that_cannot_be_forked_is_told_why() -> None:
-    asker, template = Channel.pair()
+    asker, fork_server = Channel.pair()
 
-    _fork_server._turn_down([os.dup(template.fileno())], "no process can be started")
-    template.close()
+    _fork_server._turn_down([os.dup(fork_server.fileno())], "no process can be started")
+    fork_server.close()
 
     assert [({"op": "broken", "why": "no process can be started"}, []), None] == [asker.receive(), asker.receive()]
     asker.close()

@@ -1,4 +1,4 @@
-"""Processes as far as it goes without one: what is made of what the foreman tells, and how a stop is hurried."""
+"""Processes as far as it goes without one: what is made of what the spawner tells, and how a stop is hurried."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from elasticlib.workers.child._report import Report
 
 
 class Told:
-    """Stands in for a crew: tells *events*, and takes down how it is asked to stop."""
+    """Stands in for a spawner: tells *events*, and takes down how it is asked to stop."""
 
     def __init__(self, *events: Event) -> None:
         self.events = list(events)
@@ -66,30 +66,30 @@ def said() -> list[records.Record]:
 
 @pytest.fixture
 def make(said: list[records.Record]) -> Iterator[Callable[..., tuple[Processes, Told]]]:
-    crews: list[Told] = []
+    spawners: list[Told] = []
 
     def new(*events: Event) -> tuple[Processes, Told]:
         job = _call.of_program("true", {0: (), 1: ()}, _call.Wishes("t", None, None, None))
-        processes, crew = Processes(job, 2, said.append), Told(*events)
-        processes._crew = crew  # type: ignore[assignment]
+        processes, spawner = Processes(job, 2, said.append), Told(*events)
+        processes._spawner = spawner  # type: ignore[assignment]
         processes.pids = {0: 100, 1: 101}
-        crews.append(crew)
-        return processes, crew
+        spawners.append(spawner)
+        return processes, spawner
 
     yield new
-    for crew in crews:
-        os.close(crew.ready)
+    for spawner in spawners:
+        os.close(spawner.ready)
 
 
 Make = Callable[..., tuple[Processes, Told]]
 
 
 def test_all_have_succeeded_only_when_nothing_of_them_is_left(make: Make) -> None:
-    processes, crew = make(ended(0), ended(1))
+    processes, spawner = make(ended(0), ended(1))
     processes.take()
     before = processes.all_succeeded()
 
-    crew.events = [Stopped()]
+    spawner.events = [Stopped()]
     processes.take()
 
     assert (before, processes.all_succeeded()) == (False, True)
@@ -138,51 +138,51 @@ def test_a_loss_is_the_failure_of_all_unless_it_is_nobodys(make: Make) -> None:
     assert processes.failures(by_loss=False) == {}
 
 
-def test_a_crew_that_does_not_stop_its_workers_in_time_is_killed(
+def test_a_spawner_that_does_not_stop_its_workers_in_time_is_killed(
     make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_processes, "_ANSWER", 0.1)
-    monkeypatch.setattr(_processes._guardian, "wait_for_ends", lambda pids, limit: None)
-    processes, crew = make()
-    os.eventfd_read(crew.ready)
+    monkeypatch.setattr(_processes._reaper, "wait_for_ends", lambda pids, limit: None)
+    processes, spawner = make()
+    os.eventfd_read(spawner.ready)
 
     processes.stop(signal.SIGTERM, 0.0)
 
-    assert (crew.killed, crew.closed, processes.gone()) == (True, 1, True)
+    assert (spawner.killed, spawner.closed, processes.gone()) == (True, 1, True)
     assert said == [records.SpawnerKilled(0.1)]
     assert processes.failures() == {}
 
 
-def test_a_crew_whose_lease_is_over_is_killed_if_its_workers_still_run(
+def test_a_spawner_whose_lease_is_over_is_killed_if_its_workers_still_run(
     make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others have their ranks from then on, and the process that keeps the contact may be stopped."""
-    monkeypatch.setattr(_processes._guardian, "wait_for_ends", lambda pids, limit: None)
-    processes, crew = make()
+    monkeypatch.setattr(_processes._reaper, "wait_for_ends", lambda pids, limit: None)
+    processes, spawner = make()
     processes._lease = lease = Lease()
     lease.renew(time.monotonic() + 60.0)
     processes.take()
-    patience, killed = processes.patience(), crew.killed
+    patience, killed = processes.patience(), spawner.killed
     lease.renew(time.monotonic() - 1.0)
 
     waits = processes.patience()
     processes.take()
 
     assert patience is not None and 50.0 < patience <= 60.0
-    assert (False, 0.0, True, True) == (killed, waits, crew.killed, processes.gone())
+    assert (False, 0.0, True, True) == (killed, waits, spawner.killed, processes.gone())
     assert said == [records.WorkersCutOff()]
     lease.close()
 
 
-def test_a_crew_has_as_long_as_its_workers_and_some_more(make: Make) -> None:
-    processes, crew = make()
+def test_a_spawner_has_as_long_as_its_workers_and_some_more(make: Make) -> None:
+    processes, spawner = make()
     before = processes.patience()
 
     processes.ask_to_stop(signal.SIGTERM, 30.0)
     asked = processes.patience()
     processes.hasten(signal.SIGKILL, 0.0)
     hastened = processes.patience()
-    crew.events = [Stopped()]
+    spawner.events = [Stopped()]
     processes.take()
 
     assert asked is not None and hastened is not None
@@ -235,49 +235,49 @@ def test_what_could_not_be_read_of_a_worker_is_an_error_and_no_none(make: Make) 
 
 
 def test_a_stop_asks_once_and_ends_when_all_are_gone(make: Make) -> None:
-    processes, crew = make()
+    processes, spawner = make()
 
     def tell(limit: float | None) -> None:
-        crew.events.append(Stopped())
+        spawner.events.append(Stopped())
 
     processes.stop(signal.SIGTERM, 30.0, tell)
 
-    assert crew.stops == [(signal.SIGTERM, 30.0)]
+    assert spawner.stops == [(signal.SIGTERM, 30.0)]
 
 
 def test_a_stop_of_what_is_gone_asks_nobody(make: Make) -> None:
-    processes, crew = make(ended(0), ended(1), Stopped())
+    processes, spawner = make(ended(0), ended(1), Stopped())
 
     processes.stop(signal.SIGTERM, 30.0)
 
-    assert crew.stops == []
+    assert spawner.stops == []
 
 
 def test_a_stop_is_hastened_and_never_slowed_down(make: Make) -> None:
-    processes, crew = make()
+    processes, spawner = make()
 
     def hurry(limit: float | None) -> None:
         for grace in (60.0, 1.0, 5.0, 0.0):
             processes.hasten(signal.SIGKILL, grace)
-        crew.events.append(Stopped())
+        spawner.events.append(Stopped())
 
     processes.stop(signal.SIGTERM, 30.0, hurry)
 
-    assert [grace for _, grace in crew.stops] == [30.0, 1.0, 0.0]
+    assert [grace for _, grace in spawner.stops] == [30.0, 1.0, 0.0]
 
 
 def test_a_stop_that_spares_who_failed_is_hastened_for_them_too(make: Make) -> None:
     """Their time goes on after the others' grace: another signal must still reach them."""
-    processes, crew = make()
+    processes, spawner = make()
 
     def hurry(limit: float | None) -> None:
         processes._deadline = 0.0  # the others' time is over
         processes.hasten(signal.SIGKILL, 0.0)
-        crew.events.append(Stopped())
+        spawner.events.append(Stopped())
 
     processes.stop(signal.SIGTERM, 1.0, hurry, spare_failed=True)
 
-    assert [(signal.SIGTERM, 1.0), (signal.SIGKILL, 0.0)] == crew.stops
+    assert [(signal.SIGTERM, 1.0), (signal.SIGKILL, 0.0)] == spawner.stops
 
 
 @pytest.mark.parametrize("somebody_waits", [True, False])
@@ -285,13 +285,13 @@ def test_whoever_waits_for_a_stop_is_told_once_for_whom(
     make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch, somebody_waits: bool
 ) -> None:
     monkeypatch.setattr(_processes, "_AT_ONCE", 0.0)
-    processes, crew = make(ended(0))
+    processes, spawner = make(ended(0))
     limits: list[float | None] = []
 
     def listen(limit: float | None) -> None:
         limits.append(limit)
         if len(limits) == 3:
-            crew.events.append(Stopped())
+            spawner.events.append(Stopped())
 
     processes.stop(signal.SIGINT, 30.0, listen, rank_base=4, somebody_waits=somebody_waits)
 
@@ -304,33 +304,33 @@ def test_whoever_waits_for_a_stop_is_told_once_for_whom(
 def test_a_worker_that_was_killed_in_native_code_is_told_by_its_global_rank(
     make: Make, said: list[records.Record]
 ) -> None:
-    processes, crew = make()
+    processes, spawner = make()
 
     def find(limit: float | None) -> None:
-        crew.events += [Stuck(1, 101, 2.25), Stopped()]
+        spawner.events += [Stuck(1, 101, 2.25), Stopped()]
 
     processes.stop(signal.SIGINT, 30.0, find, rank_base=4)
 
     assert [records.WorkerStuck(5, 101, signal.SIGINT, 2.25)] == said
 
 
-def test_a_loss_lets_go_of_the_foreman(make: Make) -> None:
-    processes, crew = make(Lost("killed from outside"))
+def test_a_loss_lets_go_of_the_spawner(make: Make) -> None:
+    processes, spawner = make(Lost("killed from outside"))
 
     processes.stop(signal.SIGTERM, 30.0)
 
-    assert crew.closed == 1
+    assert spawner.closed == 1
     assert processes.fileno() == -1
 
 
 # A context on top of them.
 
 
-def context_on(crew: Any, specs: DefaultLogsSpecs | None = None) -> MultiprocessContext:
+def context_on(spawner: Any, specs: DefaultLogsSpecs | None = None) -> MultiprocessContext:
     context = MultiprocessContext(
         "t", print, {0: (), 1: ()}, {0: {}, 1: {}}, "forkserver", specs or DefaultLogsSpecs(os.devnull)
     )
-    context._processes._crew = crew
+    context._processes._spawner = spawner
     context._started = True
     return context
 
@@ -381,25 +381,25 @@ def test_a_success_leaves_the_logs_of_another_set_with_the_same_specification(
 
 
 def test_a_failure_stops_the_others_once_and_is_told_when_they_are_gone(make: Make) -> None:
-    _, crew = make(ended(1, 3))
-    context = context_on(crew)
+    _, spawner = make(ended(1, 3))
+    context = context_on(spawner)
     before = [context.wait(0), context.wait(0)]
 
-    crew.events = [ended(0, -signal.SIGTERM, told=True), Stopped()]
+    spawner.events = [ended(0, -signal.SIGTERM, told=True), Stopped()]
     result = context.wait()
 
     assert before == [None, None]
-    assert crew.stops == [(signal.SIGTERM, 30.0)]
+    assert spawner.stops == [(signal.SIGTERM, 30.0)]
     assert result is not None and list(result.failures) == [1]
-    assert crew.closed == 1
+    assert spawner.closed == 1
 
 
 @pytest.mark.parametrize("timeout", [math.inf, 1e10, 1e300, sys.maxsize])
 def test_a_wait_may_be_as_long_as_one_likes(make: Make, timeout: float) -> None:
-    _, crew = make()
-    context = context_on(crew)
+    _, spawner = make()
+    context = context_on(spawner)
     looks = iter([[], [ended(0), ended(1), Stopped()]])
-    crew.take = lambda: next(looks)  # type: ignore[method-assign]
+    spawner.take = lambda: next(looks)  # type: ignore[method-assign]
 
     result = context.wait(timeout)
 
@@ -449,36 +449,36 @@ def test_a_wait_for_a_time_that_is_none_is_refused(make: Make) -> None:
 def test_a_close_that_cannot_work_is_refused_before_it_touches_anything(
     make: Make, call: dict[str, Any], words: str
 ) -> None:
-    _, crew = make()
-    context = context_on(crew)
+    _, spawner = make()
+    context = context_on(spawner)
 
     with pytest.raises(ConfigError, match=words):
         context.close(**call)
 
-    assert (crew.stops, crew.closed, context.wait(0)) == ([], 0, None)
+    assert (spawner.stops, spawner.closed, context.wait(0)) == ([], 0, None)
 
 
 def test_a_close_takes_a_plain_number_of_a_signal(make: Make) -> None:
-    _, crew = make()
-    context = context_on(crew)
-    stop = crew.stop
+    _, spawner = make()
+    context = context_on(spawner)
+    stop = spawner.stop
 
     def stopping(signum: int, grace: float, _: bool = False) -> bool:
-        crew.events.append(Stopped())
+        spawner.events.append(Stopped())
         return stop(signum, grace)
 
-    crew.stop = stopping  # type: ignore[method-assign]
+    spawner.stop = stopping  # type: ignore[method-assign]
 
     context.close(10, math.inf)  # type: ignore[arg-type]
 
-    assert crew.stops == [(10, math.inf)]
+    assert spawner.stops == [(10, math.inf)]
 
 
 def test_a_close_that_was_cut_off_ends_waits_all_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error within it: workers are killed, but nobody heard of their ends."""
-    _, crew = make()
-    context = context_on(crew)
-    monkeypatch.setattr(crew, "stop", lambda *_: 1 / 0)
+    _, spawner = make()
+    context = context_on(spawner)
+    monkeypatch.setattr(spawner, "stop", lambda *_: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
         context.close()

@@ -88,14 +88,14 @@ def test_a_number_that_a_stranger_has_by_now_is_not_swept() -> None:
     """A descendant that was listed ends, and the kernel gives its number away, before it is killed."""
     script = (
         "import os, signal, subprocess\n"
-        "from elasticlib.workers import _reaper as _guardian\n"
-        "_guardian.adopt_orphans()\n"
+        "from elasticlib.workers import _reaper\n"
+        "_reaper.adopt_orphans()\n"
         "child = subprocess.Popen(['sleep', '60'])\n"
-        "listed = _guardian.family(os.getpid())\n"
-        "_guardian.family = lambda root, spare=(): [(os.getppid(), child.pid, 'S'), *listed]\n"
+        "listed = _reaper.family(os.getpid())\n"
+        "_reaper.family = lambda root, spare=(): [(os.getppid(), child.pid, 'S'), *listed]\n"
         "signalled = []\n"
-        "_guardian.send = lambda handle, signum: signalled.append(open(f'/proc/self/fdinfo/{handle}').read())\n"
-        "_guardian.sweep(limit=0.0)\n"
+        "_reaper.send = lambda handle, signum: signalled.append(open(f'/proc/self/fdinfo/{handle}').read())\n"
+        "_reaper.sweep(limit=0.0)\n"
         "print([f'Pid:\\t{child.pid}\\n' in each for each in signalled])\n"
         "child.kill()\n"
     )
@@ -128,15 +128,15 @@ def test_a_process_that_the_kernel_takes_down_has_begun_to_end(
 
 
 STOPS_NOBODY = """
-from elasticlib.workers import _reaper as _guardian
-_guardian.adopt_orphans()
-print(_guardian.sweep(), _guardian.sweep(limit=0.0))
+from elasticlib.workers import _reaper
+_reaper.adopt_orphans()
+print(_reaper.sweep(), _reaper.sweep(limit=0.0))
 """
 
 KILLS_ALL = """
 import os, signal, subprocess, sys
-from elasticlib.workers import _reaper as _guardian
-_guardian.adopt_orphans()
+from elasticlib.workers import _reaper
+_reaper.adopt_orphans()
 INNER = (
     "import os, signal, subprocess, sys;"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN);"
@@ -148,31 +148,31 @@ pids = []
 for how in ("stays", "goes"):
     child = subprocess.Popen([sys.executable, "-c", INNER, how], start_new_session=True, stdout=subprocess.PIPE)
     pids += [int(pid) for pid in child.stdout.readline().split()]
-print(_guardian.sweep(), [pid for pid in pids if os.path.exists(f"/proc/{pid}")], _guardian.family(os.getpid()))
+print(_reaper.sweep(), [pid for pid in pids if os.path.exists(f"/proc/{pid}")], _reaper.family(os.getpid()))
 """
 
 SPARES_ONE = """
 import os, subprocess
-from elasticlib.workers import _reaper as _guardian
-_guardian.adopt_orphans()
+from elasticlib.workers import _reaper
+_reaper.adopt_orphans()
 spared, other = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
-print(_guardian.sweep(spare={spared.pid}), spared.poll(), os.path.exists(f"/proc/{other.pid}"))
+print(_reaper.sweep(spare={spared.pid}), spared.poll(), os.path.exists(f"/proc/{other.pid}"))
 spared.kill()
 """
 
 KILLS_WHOM_ONLY_THREADS_KEEP_ALIVE = """
 import os, platform, subprocess, sys
-from elasticlib.workers import _reaper as _guardian
-_guardian.adopt_orphans()
+from elasticlib.workers import _reaper
+_reaper.adopt_orphans()
 INNER = (
     "import ctypes, threading, time;"
     "threading.Thread(target=time.sleep, args=(60,)).start();"
     "ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}['" + platform.machine() + "'], 0)"
 )
 child = subprocess.Popen([sys.executable, "-c", INNER])
-while [state for pid, _, state in _guardian.family(os.getpid()) if pid == child.pid] != ["Z"]:
+while [state for pid, _, state in _reaper.family(os.getpid()) if pid == child.pid] != ["Z"]:
     pass
-left = _guardian.sweep(limit=1.0)
+left = _reaper.sweep(limit=1.0)
 alive = os.path.exists(f"/proc/{child.pid}/task")
 child.kill()
 print(left, alive)
@@ -214,16 +214,16 @@ os.dup2(theirs, 3)
 os.close(theirs)
 guarded = "setsid sleep 60 & echo $$ $! >&3; exec 3>&-; wait"
 command = [sys.executable, "-S", "-E", sys.argv[1], str(os.getpid()), "/bin/sh", "-c", guarded]
-guardian = subprocess.Popen(command, pass_fds=[3])
+reaper = subprocess.Popen(command, pass_fds=[3])
 os.close(3)
 child, grandchild = (int(pid) for pid in os.read(ours, 100).split())
 os.kill(child, signal.SIGKILL)
-print(guardian.wait(), os.path.exists(f"/proc/{grandchild}"))
+print(reaper.wait(), os.path.exists(f"/proc/{grandchild}"))
 """
 
 
 @pytest.mark.slow
-def test_a_guardian_ends_with_its_child_and_takes_all_descendants_along() -> None:
+def test_a_reaper_ends_with_its_child_and_takes_all_descendants_along() -> None:
     assert outcome(GUARDED, str(_reaper.__file__)) == "0 False"
 
 
@@ -235,7 +235,7 @@ subprocess.run([sys.executable, "-S", sys.argv[1], str(os.getpid()), "/no/such/p
 
 
 @pytest.mark.slow
-def test_a_guardian_says_what_it_cannot_run() -> None:
+def test_a_reaper_says_what_it_cannot_run() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", MISSING, str(_reaper.__file__)]
 
@@ -246,7 +246,7 @@ def test_a_guardian_says_what_it_cannot_run() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_dies_with_its_parent_ends_when_that_is_already_gone() -> None:
-    script = "from elasticlib.workers import _reaper as _guardian; _guardian.die_with_parent(1); print('alive')"
+    script = "from elasticlib.workers import _reaper; _reaper.die_with_parent(1); print('alive')"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=LIMIT)

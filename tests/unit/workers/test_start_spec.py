@@ -18,7 +18,7 @@ from elasticlib.numa import AffinityMode, BindingError, NumaOptions
 from elasticlib.numa._cpus import Topology
 from elasticlib.spec import WorkerSpec
 from elasticlib.workers import _start_spec
-from elasticlib.workers._fork_servers import TemplateKey
+from elasticlib.workers._fork_servers import ForkServerKey
 from elasticlib.workers._start_spec import Job
 
 
@@ -79,7 +79,7 @@ def test_a_function_in_a_forked_caller_is_not_pickled() -> None:
 
     job = plan(lambda given: given is lock, lock, method="fork")
 
-    assert job.template is None
+    assert job.fork_server is None
     assert not job.memories
     assert job.call is not None and job.call()
 
@@ -226,38 +226,38 @@ def test_only_spawn_asks_for_fresh_interpreters(script: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_the_environment_is_no_part_of_what_names_a_template(method: str, script: str) -> None:
-    """Which of its variables matter, the template tells when it has read them."""
+def test_the_environment_is_no_part_of_what_names_a_fork_server(method: str, script: str) -> None:
+    """Which of its variables matter, the fork server tells when it has read them."""
     one = plan(script, method=method, environment={"A": "1"})
     other = plan(script, method=method, environment={"A": "2"})
 
-    assert one.template is not None
-    assert one.template == other.template
+    assert one.fork_server is not None
+    assert one.fork_server == other.fork_server
 
 
 @pytest.mark.parametrize("preload", [("torch",), ("torch", "torch._dynamo"), ()])
-def test_another_search_path_asks_for_no_new_template_for_torch_or_nothing(
+def test_another_search_path_asks_for_no_new_fork_server_for_torch_or_nothing(
     preload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     before = plan(len, preload=preload)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    assert before.template is not None
-    assert before.template == plan(len, preload=preload).template
+    assert before.fork_server is not None
+    assert before.fork_server == plan(len, preload=preload).fork_server
 
 
-def test_templates_that_preload_torch_alone_serve_scripts_of_all_folders(script: str, tmp_path: Path) -> None:
+def test_fork_servers_that_preload_torch_alone_serve_scripts_of_all_folders(script: str, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "other.py").write_text("")
 
-    assert plan(script).template == plan("sub/other.py").template
+    assert plan(script).fork_server == plan("sub/other.py").fork_server
 
 
-def test_templates_that_preload_the_users_modules_know_where_these_are(script: str, tmp_path: Path) -> None:
+def test_fork_servers_that_preload_the_users_modules_know_where_these_are(script: str, tmp_path: Path) -> None:
     job = plan(script, preload=("helpers_of_mine",))
 
-    assert job.template is not None
-    assert job.template.path == job.search_path == (str(tmp_path),)
+    assert job.fork_server is not None
+    assert job.fork_server.path == job.search_path == (str(tmp_path),)
 
 
 def test_a_script_named_by_the_local_rank_is_looked_for_by_each_worker() -> None:
@@ -338,16 +338,16 @@ def test_an_interpreter_that_cannot_be_run_is_refused(script: str) -> None:
 # Another interpreter.
 
 
-def test_an_interpreter_that_can_be_a_template_makes_one(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_that_can_be_a_fork_server_makes_one(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_start_spec, "importable_by", lambda python, environment: True)
 
     job = plan(script, environment={"PYTHON_EXEC": "/opt/other/python"})
 
     assert job.common["kind"] == "script"
-    assert job.template is not None and job.template.python == "/opt/other/python"
+    assert job.fork_server is not None and job.fork_server.python == "/opt/other/python"
 
 
-def test_an_interpreter_that_cannot_be_a_template_runs_the_script_and_is_warned_of(
+def test_an_interpreter_that_cannot_be_a_fork_server_runs_the_script_and_is_warned_of(
     script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_start_spec, "importable_by", lambda python, environment: False)
@@ -374,8 +374,8 @@ def test_an_interpreter_of_the_path_is_found_before_it_is_needed(script: str, mo
 
     job = plan(script, environment={"PATH": os.path.dirname(sys.executable), "PYTHON_EXEC": name})
 
-    assert job.template is not None
-    assert os.path.isabs(job.template.python)
+    assert job.fork_server is not None
+    assert os.path.isabs(job.fork_server.python)
 
 
 # What each worker has for itself.
@@ -409,8 +409,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Two NUMA nodes with a GPU each, of which the first is at the second node; who asked for them."""
     asked: list[Any] = []
 
-    def addresses(template: TemplateKey | None, environment: Mapping[str, str], search_path: object) -> list[str]:
-        asked.append((template, environment))
+    def addresses(fork_server: ForkServerKey | None, environment: Mapping[str, str], search_path: object) -> list[str]:
+        asked.append((fork_server, environment))
         return ["0000:01:00.0", "0000:02:00.0"]
 
     topology = Topology({0: frozenset({0, 1}), 1: frozenset({2, 3})}, {}, {}, {}, (1, 0))
@@ -430,7 +430,7 @@ def test_workers_are_bound_by_the_gpu_of_their_local_rank(method: str, machine: 
     assert [([2], True), ([0, 1], True)] == [
         (order["affinity"], order["bound"]) for order in (job.order(0, {}), job.order(1, {}))
     ]
-    assert [(job.template, job.environment)] == machine
+    assert [(job.fork_server, job.environment)] == machine
 
 
 def test_a_virtual_local_rank_is_bound_by_the_real_one(machine: list[Any]) -> None:
@@ -494,14 +494,14 @@ def test_a_machine_without_a_device_file_is_not_asked_for_gpus(monkeypatch: pyte
 def test_bound_workers_load_an_openmp_that_binds_threads_themselves(
     variables: dict[str, str], preloaded: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It chooses its places when it is loaded: in the template it would choose among all CPUs."""
+    """It chooses its places when it is loaded: in the fork server it would choose among all CPUs."""
     job = plan(train, 0.5, environment=variables, numa_options=NODE)
 
-    assert job.template is not None and job.template.preload == preloaded
+    assert job.fork_server is not None and job.fork_server.preload == preloaded
     assert ("torch itself, on its own CPUs" in caplog.text) == (not preloaded)
 
 
 def test_without_a_binding_openmp_is_left_alone() -> None:
     job = plan(train, 0.5, environment={"OMP_PROC_BIND": "close"})
 
-    assert job.template is not None and job.template.preload == ("torch",)
+    assert job.fork_server is not None and job.fork_server.preload == ("torch",)

@@ -144,7 +144,7 @@ class Desk:
         sleep = shutil.which("sleep") or "sleep"
         # Started first: a program that is being executed holds its parent's descriptors for a moment.
         self.sleepers = [os.posix_spawn(sleep, ["sleep", "60"], {}) for _ in range(2)]
-        self.foreman = self.sleepers[0]
+        self.spawner = self.sleepers[0]
         self.launcher, process = Channel.pair()
         self.share = Share()
         self.member = self.share.member
@@ -438,7 +438,7 @@ def test_log_lines_for_a_launcher_that_stands_still_are_dropped(desk: Desk) -> N
 def run_workers(desk: Desk) -> None:
     desk.hear("join", slots=2, role="trainer", wish=1)
     desk.tell(PEERS)
-    desk.guard(desk.foreman)
+    desk.guard(desk.spawner)
     desk.said()
 
 
@@ -448,7 +448,7 @@ def test_workers_that_outlive_their_time_are_killed(desk: Desk) -> None:
 
     desk.step()
 
-    assert not desk.runs(desk.foreman)
+    assert not desk.runs(desk.spawner)
 
 
 def test_the_launcher_hears_of_lost_contact_before_its_workers_die(desk: Desk) -> None:
@@ -457,7 +457,7 @@ def test_the_launcher_hears_of_lost_contact_before_its_workers_die(desk: Desk) -
     desk.tell(ContactLost("nobody answers", 1.5))
 
     assert [frame["op"] for frame in desk.said()] == ["lost"]
-    assert not desk.runs(desk.foreman)
+    assert not desk.runs(desk.spawner)
 
 
 def test_workers_that_have_time_left_live(desk: Desk) -> None:
@@ -467,7 +467,7 @@ def test_workers_that_have_time_left_live(desk: Desk) -> None:
     desk.step()
 
     assert desk.pump.patience() == pytest.approx(0.1)
-    assert desk.runs(desk.foreman)
+    assert desk.runs(desk.spawner)
 
 
 def test_the_lease_of_the_workers_ends_when_they_must_be_dead(desk: Desk) -> None:
@@ -520,31 +520,31 @@ def test_a_node_without_workers_loses_nobody(desk: Desk, report: Report | None) 
 
     desk.step()
 
-    assert desk.runs(desk.foreman)
+    assert desk.runs(desk.spawner)
 
 
 @pytest.mark.parametrize("report", [Failed("n1/1-a", 0, (NOTE,)), Leave("n1/1-a", "signal 15", 0)])
-def test_while_others_may_still_run_the_foreman_is_killed(desk: Desk, report: Report) -> None:
+def test_while_others_may_still_run_the_spawner_is_killed(desk: Desk, report: Report) -> None:
     run_workers(desk)
     desk.report(report)
     desk.member.kill_after = -1.0
 
     desk.step()
 
-    assert not desk.runs(desk.foreman)
+    assert not desk.runs(desk.spawner)
 
 
-def test_a_foreman_that_is_named_too_late_is_killed_at_once(desk: Desk) -> None:
+def test_a_spawner_that_is_named_too_late_is_killed_at_once(desk: Desk) -> None:
     desk.tell(PEERS)
     desk.member.kill_after = -1.0
     desk.step()
 
-    desk.guard(desk.foreman)
+    desk.guard(desk.spawner)
 
-    assert not desk.runs(desk.foreman)
+    assert not desk.runs(desk.spawner)
 
 
-def test_a_foreman_that_took_the_place_of_a_killed_one_is_killed_too(desk: Desk) -> None:
+def test_a_spawner_that_took_the_place_of_a_killed_one_is_killed_too(desk: Desk) -> None:
     run_workers(desk)
     desk.member.kill_after = -1.0
     desk.step()
@@ -556,16 +556,16 @@ def test_a_foreman_that_took_the_place_of_a_killed_one_is_killed_too(desk: Desk)
     assert not desk.runs(second)
 
 
-def test_a_foreman_that_is_named_after_contact_came_back_is_killed_all_the_same(desk: Desk) -> None:
-    """Others have had the time to take the seat of a launcher that stood still before it named its foreman."""
+def test_a_spawner_that_is_named_after_contact_came_back_is_killed_all_the_same(desk: Desk) -> None:
+    """Others have had the time to take the seat of a launcher that stood still before it named its spawner."""
     desk.tell(PEERS)
     desk.member.kill_after = -1.0
     desk.step()
     desk.member.kill_after = 5.0
 
-    desk.guard(desk.foreman)
+    desk.guard(desk.spawner)
 
-    assert not desk.runs(desk.foreman)
+    assert not desk.runs(desk.spawner)
 
 
 def test_a_new_seat_has_its_own_time(desk: Desk) -> None:
@@ -591,9 +591,9 @@ def test_a_node_that_lost_contact_leaves_the_next_wish_to_its_agent(desk: Desk) 
     assert desk.member.asked == [("join", 2, "trainer")]
 
 
-def test_a_foreman_that_has_ended_already_is_no_error(desk: Desk) -> None:
+def test_a_spawner_that_has_ended_already_is_no_error(desk: Desk) -> None:
     run_workers(desk)
-    os.kill(desk.foreman, signal.SIGKILL)
+    os.kill(desk.spawner, signal.SIGKILL)
     wait_readable([desk.pump.guarded.handle or -1], LIMIT)
     desk.member.kill_after = -1.0
 
@@ -602,12 +602,12 @@ def test_a_foreman_that_has_ended_already_is_no_error(desk: Desk) -> None:
     assert desk.pump.outlast(0.0)
 
 
-def test_workers_count_as_gone_only_when_their_foreman_is(desk: Desk) -> None:
+def test_workers_count_as_gone_only_when_their_spawner_is(desk: Desk) -> None:
     pump = desk.pump
     before = pump.outlast(0.0)
     desk.tell(PEERS)
     seated = pump.outlast(0.0)
-    desk.guard(desk.foreman)
+    desk.guard(desk.spawner)
     running = pump.outlast(0.0)
     pump.guarded.kill()
 

@@ -18,7 +18,7 @@ PAGE = b"of the user" * 20
 
 
 def config(method: str) -> LaunchConfig:
-    """A launch without restarts whose template imports nothing, so that it starts in milliseconds."""
+    """A launch without restarts whose fork server imports nothing, so that it starts in milliseconds."""
     return LaunchConfig(nproc_per_node=1, preload=(), max_restarts=0, start_method=method)  # type: ignore[arg-type]
 
 

@@ -134,7 +134,7 @@ def test_only_the_worker_itself_announces() -> None:
     """A process that it forked has its order too."""
     reading, writing = os.pipe()
     facts = os.fstat(writing)
-    order = {"notices": writing, "notices_identity": [facts.st_dev, facts.st_ino], "foreman": os.getpid()}
+    order = {"notices": writing, "notices_identity": [facts.st_dev, facts.st_ino], "spawner": os.getpid()}
     announce({**order, "pid": os.getpid() + 1}, Outcome.RAISED, 1)
     announce({**order, "pid": os.getpid()}, Outcome.RETURNED, 0)
 

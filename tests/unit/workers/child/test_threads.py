@@ -78,7 +78,7 @@ def test_libraries_that_are_not_loaded_are_not_loaded_for_it(monkeypatch: pytest
 
 @pytest.fixture
 def watched(torch: Library, blas: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The environment of a forked worker whose template has loaded torch, and nothing of its lazy parts."""
+    """The environment of a forked worker whose fork server has loaded torch, and nothing of its lazy parts."""
     monkeypatch.setenv("TORCH_TRACE", "")  # so that it is as before when the test is over
     monkeypatch.delenv("TORCH_TRACE")
     for name in ("TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND"):

@@ -1,4 +1,4 @@
-"""The foreman's stop ladder and what it says, with nobody really killed."""
+"""The spawner's stop ladder and what it says, with nobody really killed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
 from elasticlib.workers.child._exiting import Course, Outcome
 from elasticlib.workers.spawner import _spawner
-from elasticlib.workers.spawner._spawner import Foreman
+from elasticlib.workers.spawner._spawner import Spawner
 
 
 class Yard:
-    """A foreman, its launcher's end of the channel, and workers whom signals do not reach."""
+    """A spawner, its launcher's end of the channel, and workers whom signals do not reach."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launcher, theirs = Channel.pair()
         self.theirs = theirs
-        self.foreman = Foreman(theirs, os.getppid(), frozenset(), {"SET": "by the wrapper", "RANK": "by an import"})
-        self.foreman.listen()
+        self.spawner = Spawner(theirs, os.getppid(), frozenset(), {"SET": "by the wrapper", "RANK": "by an import"})
+        self.spawner.listen()
         self.orders: list[Message] = []
         self.sent: list[tuple[int, int]] = []
         self.workers: list[int] = []
@@ -36,7 +36,7 @@ class Yard:
         monkeypatch.setattr(_reaper, "sweep", lambda *spare, **limits: [])
 
     def process(self, order: Message | None = None) -> int:
-        """A process that stands for a worker; *order* is what the foreman would have it do."""
+        """A process that stands for a worker; *order* is what the spawner would have it do."""
         sleep = shutil.which("sleep") or "sleep"
         pid = os.posix_spawn(sleep, ["sleep", "60"], {})
         self.workers.append(pid)
@@ -47,9 +47,9 @@ class Yard:
     def worker(self, rank: int) -> _spawner._Live:
         pid = self.process()
         left = os.memfd_create("report"), os.memfd_create("faults"), os.memfd_create("tail")
-        live = _spawner._Live(self.foreman._round, rank, pid, os.pidfd_open(pid), left, Course())
-        self.foreman._live[rank] = live
-        self.foreman._selector.register(live.handle, selectors.EVENT_READ, lambda: self.foreman._ended(live))
+        live = _spawner._Live(self.spawner._round, rank, pid, os.pidfd_open(pid), left, Course())
+        self.spawner._live[rank] = live
+        self.spawner._selector.register(live.handle, selectors.EVENT_READ, lambda: self.spawner._ended(live))
         return live
 
     def kill(self, live: _spawner._Live) -> None:
@@ -59,21 +59,21 @@ class Yard:
     def end(self, live: _spawner._Live) -> None:
         self.kill(live)
         self.workers.remove(live.pid)
-        self.foreman._ended(live)
+        self.spawner._ended(live)
 
     def order(self, **message: object) -> None:
         more = {"spare": False} if message["op"] == "stop" else {}
         self.launcher.send({**more, **message}, (0, 1, 2) if message["op"] == "start" else ())
-        self.foreman._obey()
+        self.spawner._obey()
 
     def out_of_time(self) -> None:
         """Let the deadlines of all workers pass."""
-        for live in list(self.foreman._live.values()):
+        for live in list(self.spawner._live.values()):
             live.course.deadline = 0.0
-            self.foreman._look_at(live)
+            self.spawner._look_at(live)
 
     def said(self) -> list[Message]:
-        """All that the foreman has said by now."""
+        """All that the spawner has said by now."""
         found = []
         while wait_readable([self.launcher], 0):
             received = self.launcher.receive()
@@ -87,12 +87,12 @@ class Yard:
         for pid in self.workers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        for live in self.foreman._live.values():
+        for live in self.spawner._live.values():
             for descriptor in (live.handle, *live.left):
                 os.close(descriptor)
-        for descriptor in self.foreman._notices:
+        for descriptor in self.spawner._notices:
             os.close(descriptor)
-        self.foreman._selector.close()
+        self.spawner._selector.close()
         self.launcher.close()
         self.theirs.close()
 
@@ -144,7 +144,7 @@ def test_a_stop_signals_all_groups_and_wakes_the_stopped_ones(yard: Yard) -> Non
 
 def test_one_worker_is_signalled_by_its_rank_as_long_as_its_round_runs(yard: Yard) -> None:
     """Whoever knows only its number would hit whoever has that by then."""
-    yard.foreman._round = 2
+    yard.spawner._round = 2
     live, _ = yard.worker(0), yard.worker(1)
 
     for number, rank in ((2, 0), (1, 1), (2, 7)):
@@ -217,7 +217,7 @@ def test_another_signal_after_the_kill_does_not_make_a_survivor_of_who_is_just_d
 
 
 def test_a_survivor_is_no_worker_of_a_later_round(yard: Yard) -> None:
-    yard.foreman._round = 0
+    yard.spawner._round = 0
     survivor = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
     yard.out_of_time()
@@ -226,7 +226,7 @@ def test_a_survivor_is_no_worker_of_a_later_round(yard: Yard) -> None:
 
     yard.order(op="start", round=1, workers=[], more=[])
     yard.kill(survivor)
-    heard = [key.fd for key, _ in yard.foreman._selector.select(0)]
+    heard = [key.fd for key, _ in yard.spawner._selector.select(0)]
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
 
     assert heard == []
@@ -246,20 +246,20 @@ def test_a_survivor_leaves_no_descriptor_open(yard: Yard) -> None:
 
 def start(yard: Yard, *ranks: int) -> None:
     """Order a round of workers, of whom only their orders are looked at."""
-    yard.foreman._job = {"common": {"env": {"SET": "by the caller", "HOME": "/"}, "stdout": None, "stderr": None}}
-    yard.foreman._job["common"]["exit_timeout"] = [30.0, False]
+    yard.spawner._job = {"common": {"env": {"SET": "by the caller", "HOME": "/"}, "stdout": None, "stderr": None}}
+    yard.spawner._job["common"]["exit_timeout"] = [30.0, False]
     workers = [{"local_rank": rank, "env": {"RANK": str(rank)}} for rank in ranks]
     yard.order(op="start", round=3, workers=workers, more=[])
 
 
-def test_the_foreman_names_itself_when_it_has_its_job(yard: Yard) -> None:
+def test_the_spawner_names_itself_when_it_has_its_job(yard: Yard) -> None:
     yard.order(op="job", memories=[])
 
-    assert yard.said() == [{"op": "hired", "foreman": os.getpid()}]
+    assert yard.said() == [{"op": "spawning", "spawner": os.getpid()}]
 
 
 def test_a_round_is_told_with_its_processes(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yard.foreman, "_fork", yard.process)
+    monkeypatch.setattr(yard.spawner, "_fork", yard.process)
 
     start(yard, 0, 1)
 
@@ -267,10 +267,10 @@ def test_a_round_is_told_with_its_processes(yard: Yard, monkeypatch: pytest.Monk
     assert yard.said() == [{"op": "started", "round": 3, "pids": pids}]
 
 
-def test_what_the_template_added_beats_the_callers_variables_and_not_the_workers_own(
+def test_what_the_fork_server_added_beats_the_callers_variables_and_not_the_workers_own(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(yard.foreman, "_fork", yard.process)
+    monkeypatch.setattr(yard.spawner, "_fork", yard.process)
 
     start(yard, 1)
 
@@ -278,13 +278,13 @@ def test_what_the_template_added_beats_the_callers_variables_and_not_the_workers
 
 
 def test_a_worker_learns_how_to_find_its_report_again(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yard.foreman, "_fork", yard.process)
+    monkeypatch.setattr(yard.spawner, "_fork", yard.process)
 
     start(yard, 0)
 
     (order,) = yard.orders
     assert tuple(order["identity"]) == _report.identity(order["report"])
-    assert order["foreman"] == os.getpid()
+    assert order["spawner"] == os.getpid()
 
 
 def test_a_start_that_fails_in_the_middle_is_broken_and_never_started(
@@ -295,7 +295,7 @@ def test_a_start_that_fails_in_the_middle_is_broken_and_never_started(
             raise BlockingIOError("no process left")
         return yard.process(order)
 
-    monkeypatch.setattr(yard.foreman, "_fork", fork)
+    monkeypatch.setattr(yard.spawner, "_fork", fork)
 
     start(yard, 0, 1)
 
@@ -304,9 +304,9 @@ def test_a_start_that_fails_in_the_middle_is_broken_and_never_started(
 
 def test_a_knock_that_comes_with_the_last_end_finds_no_store(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = os.eventfd(1, os.EFD_CLOEXEC)
-    yard.foreman._store.await_knock(listener)
+    yard.spawner._store.await_knock(listener)
     live = yard.worker(0)
-    knock = yard.foreman._selector.get_key(listener)
+    knock = yard.spawner._selector.get_key(listener)
 
     yard.end(live)
     begun: list[int] = []
@@ -320,19 +320,19 @@ def test_a_knock_that_comes_with_the_last_end_finds_no_store(yard: Yard, monkeyp
 def test_a_grace_may_be_longer_than_the_kernel_can_count(yard: Yard, grace: float) -> None:
     yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=grace)
-    yard.foreman._selector.register(yard.theirs, selectors.EVENT_READ)
+    yard.spawner._selector.register(yard.theirs, selectors.EVENT_READ)
     yard.launcher.send({"op": "quit"})
 
-    ready = yard.foreman._selector.select(yard.foreman._left())
+    ready = yard.spawner._selector.select(yard.spawner._left())
 
     assert [key.fileobj for key, _ in ready] == [yard.theirs]
 
 
 def announced(yard: Yard, live: _spawner._Live, outcome: Outcome, status: int) -> None:
     """Have *live* announce the outcome of its program, as its process would."""
-    writing = yard.foreman._notices[1]
+    writing = yard.spawner._notices[1]
     os.write(writing, struct.pack("!iBi", live.pid, outcome, status))
-    yard.foreman._hear()
+    yard.spawner._hear()
 
 
 def test_a_failure_is_told_when_it_is_announced_with_its_report(yard: Yard) -> None:
@@ -370,8 +370,8 @@ def test_who_lives_on_is_told_of_and_ends_with_the_status_of_its_program(yard: Y
 
 def test_announcements_of_strangers_are_left_out(yard: Yard) -> None:
     yard.worker(0)
-    os.write(yard.foreman._notices[1], struct.pack("!iBi", 1, Outcome.RAISED, 1) + b"and more")
+    os.write(yard.spawner._notices[1], struct.pack("!iBi", 1, Outcome.RAISED, 1) + b"and more")
 
-    yard.foreman._hear()
+    yard.spawner._hear()
 
     assert yard.said() == []

@@ -1,4 +1,4 @@
-"""The template: what may be imported ahead, when one is shared or made anew, and what its workers find."""
+"""The fork server: what may be imported ahead, when one is shared or made anew, and what its workers find."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LIMIT = 20.0
 
 
 def config(workers: int = 1, **settings: Any) -> LaunchConfig:
-    """A launch without restarts whose template imports nothing, so that it starts in milliseconds."""
+    """A launch without restarts whose fork server imports nothing, so that it starts in milliseconds."""
     return LaunchConfig(nproc_per_node=workers, **{"max_restarts": 0, "preload": (), **settings})
 
 
 def chain(**settings: Any) -> dict[str, int]:
-    """Pids from a worker of a new launch up to its guardian."""
+    """Pids from a worker of a new launch up to its reaper."""
     found: dict[str, int] = elastic_launch(config(**settings), duties.chain)()[0]
     return found
 
@@ -110,9 +110,9 @@ def test_a_module_that_opens_an_accelerator_is_refused_by_name(module: Callable[
     device.touch()
     name = module(f"kept = open({str(device)!r})")
     check = (
-        "from elasticlib.workers.spawner import _fork_server as _template\n"
-        f"_template._DEVICE_FILES = ({str(tmp_path / 'nvidia')!r},)\n"
-        f"print(_template.why_refused({name!r}))"
+        "from elasticlib.workers.spawner import _fork_server\n"
+        f"_fork_server._DEVICE_FILES = ({str(tmp_path / 'nvidia')!r},)\n"
+        f"print(_fork_server.why_refused({name!r}))"
     )
 
     done = subprocess.run(
@@ -152,29 +152,29 @@ def test_what_an_import_sets_in_the_environment_reaches_the_workers(module: Call
     assert "by an import" == results[0][0]
 
 
-# When a template is shared, and when it is made anew.
+# When a fork server is shared, and when it is made anew.
 
 
-def test_a_second_call_forks_from_the_same_template() -> None:
+def test_a_second_call_forks_from_the_same_fork_server() -> None:
     first, second = chain(), chain()
 
-    assert (first["template"], first["guardian"]) == (second["template"], second["guardian"])
-    assert first["foreman"] != second["foreman"]
+    assert (first["fork server"], first["reaper"]) == (second["fork server"], second["reaper"])
+    assert first["spawner"] != second["spawner"]
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "PYTEST_CURRENT_TEST", "TORCHELASTIC_ERROR_FILE", "PWD"])
-def test_a_variable_that_no_import_reads_needs_no_new_template(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_no_import_reads_needs_no_new_fork_server(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "1")
-    first = chain()["template"]
+    first = chain()["fork server"]
     monkeypatch.setenv(name, "2")
 
-    value, template = elastic_launch(config(), duties.variable)(name)[0]
+    value, fork_server = elastic_launch(config(), duties.variable)(name)[0]
 
-    assert first == template
+    assert first == fork_server
     assert "2" == value or name == "TORCHELASTIC_ERROR_FILE"  # a worker has an error file of its own
 
 
-def test_a_variable_that_the_interpreter_reads_makes_a_new_template_and_both_are_kept(
+def test_a_variable_that_the_interpreter_reads_makes_a_new_fork_server_and_both_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = elastic_launch(config(), duties.variable)
@@ -190,17 +190,17 @@ def test_a_variable_that_the_interpreter_reads_makes_a_new_template_and_both_are
     assert before == after
 
 
-def test_no_more_than_two_templates_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that was not used for longest goes, with its guardian."""
+def test_no_more_than_two_fork_servers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was not used for longest goes, with its reaper."""
     chains = []
     for value in ("1", "2", "3"):
         monkeypatch.setenv("MALLOC_ARENA_MAX", value)
         chains.append(chain())
 
     oldest, *kept = chains
-    assert not duties.lives(oldest["template"])
-    assert not duties.lives(oldest["guardian"])
-    assert all(duties.lives(each["template"]) for each in kept)
+    assert not duties.lives(oldest["fork server"])
+    assert not duties.lives(oldest["reaper"])
+    assert all(duties.lives(each["fork server"]) for each in kept)
 
 
 def test_a_preloaded_module_whose_file_changed_is_imported_anew(module: Callable[[str], str], tmp_path: Path) -> None:
@@ -219,18 +219,18 @@ def test_a_preloaded_module_whose_file_changed_is_imported_anew(module: Callable
 # Ends that nobody asked for.
 
 
-@pytest.mark.parametrize("victim", ["template", "guardian"])
-def test_a_call_after_the_idle_template_was_killed_works(victim: str) -> None:
+@pytest.mark.parametrize("victim", ["fork server", "reaper"])
+def test_a_call_after_the_idle_fork_server_was_killed_works(victim: str) -> None:
     before = chain()
     kill(before[victim])
 
     after = chain()
 
-    assert before["template"] != after["template"]
-    duties.wait_for(lambda: not duties.lives(before["template"]) and not duties.lives(before["guardian"]))
+    assert before["fork server"] != after["fork server"]
+    duties.wait_for(lambda: not duties.lives(before["fork server"]) and not duties.lives(before["reaper"]))
 
 
-@pytest.mark.parametrize("victim", ["template", "guardian", "foreman"])
+@pytest.mark.parametrize("victim", ["fork server", "reaper", "spawner"])
 def test_a_kill_above_the_workers_costs_one_restart(victim: str, tmp_path: Path) -> None:
     """The workers go with whoever was killed, and the same call starts new ones."""
     old: list[dict[str, int]] = []
@@ -249,7 +249,7 @@ def test_a_kill_above_the_workers_costs_one_restart(victim: str, tmp_path: Path)
     assert not any(duties.lives(each["worker"]) for each in old)
 
 
-@pytest.mark.parametrize("victim", ["template", "guardian", "foreman"])
+@pytest.mark.parametrize("victim", ["fork server", "reaper", "spawner"])
 def test_a_kill_above_the_workers_is_told_where_no_restart_is_left(victim: str, tmp_path: Path) -> None:
     def kill_victim() -> None:
         duties.wait_for((tmp_path / "round0.rank0").exists)
@@ -263,7 +263,7 @@ def test_a_kill_above_the_workers_is_told_where_no_restart_is_left(victim: str, 
     assert chain()["worker"]
 
 
-def test_a_template_that_is_killed_at_its_imports_is_an_error_and_the_next_call_works(
+def test_a_fork_server_that_is_killed_at_its_imports_is_an_error_and_the_next_call_works(
     module: Callable[[str], str], tmp_path: Path
 ) -> None:
     name = module(
@@ -329,7 +329,7 @@ def test_a_module_beside_the_script_is_imported_ahead(module: Callable[[str], st
     assert seen_by(script, preload=(name,))["warm"]
 
 
-def test_a_wrapper_around_the_interpreter_starts_a_template(
+def test_a_wrapper_around_the_interpreter_starts_a_fork_server(
     module: Callable[[str], str], script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHON_EXEC", wrapper(tmp_path, "exec {python}"))
