@@ -26,7 +26,7 @@ from elasticlib._times import soonest
 from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy
 from elasticlib.agent._outcome import agreed, error_of, notes
-from elasticlib.agent._telemetry import Chronicle
+from elasticlib.agent._telemetry import Telemetry
 from elasticlib.errors import (
     ProcessFailure,
     RendezvousClosedError,
@@ -38,7 +38,7 @@ from elasticlib.rendezvous._membership import Membership, Word
 from elasticlib.rendezvous._open import Rendezvous
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
 from elasticlib.rendezvous.handlers._round_store import first_reachable
-from elasticlib.rendezvous.protocol._messages import ContactLost, RoundEnd, Seat
+from elasticlib.rendezvous.protocol._messages import ContactLost, RankAssignment, RoundEnd
 from elasticlib.rendezvous.third_party._contract import checked
 from elasticlib.rendezvous.third_party._member import HandlerMember
 from elasticlib.spec import DEFAULT_SIGNALS, WorkerSpec
@@ -104,7 +104,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._grace = shutdown_timeout
         """Seconds that `_stop_workers` gives the workers of the present round."""
         self._worker_group = WorkerGroup(spec)
-        self._chronicle = Chronicle(self._worker_group, self._run_id, sink, clock, metric_handler)
+        self._chronicle = Telemetry(self._worker_group, self._run_id, sink, clock, metric_handler)
         self._sink = self._chronicle.sink
         self._signals = _signals.Signals(_signals.parse(signals_to_handle))
         self._events: deque[_policy.Event] = deque()
@@ -279,7 +279,7 @@ class SimpleElasticAgent(ElasticAgent):
             case _policy.Join():
                 self._seated = False
                 # A seat that was taken in already answers an earlier wish: with this one it is given up.
-                self._events = deque(event for event in self._events if not isinstance(event, Seat))
+                self._events = deque(event for event in self._events if not isinstance(event, RankAssignment))
                 self._make_ready()
                 self._chronicle.sought(member.node)
                 member.join(group.spec.local_world_size, group.spec.role)
@@ -316,7 +316,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._listener.close()
             self._listener = None
 
-    def _take_seat(self, seat: Seat) -> None:
+    def _take_seat(self, seat: RankAssignment) -> None:
         group = self._worker_group
         self._result = RunResult(WorkerState.INIT)
         self._seated, self._fenced = True, False
@@ -346,7 +346,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._events.extend(self._words())
         return any(isinstance(event, ContactLost) for event in self._events)
 
-    def _begin(self, seat: Seat) -> None:
+    def _begin(self, seat: RankAssignment) -> None:
         if self._listen():
             return  # this process stood still, and others may have the seat by now
         self._runs = True
@@ -358,7 +358,7 @@ class SimpleElasticAgent(ElasticAgent):
             raise
         self._started(seat, ids)
 
-    def _started(self, seat: Seat, ids: dict[int, object]) -> None:
+    def _started(self, seat: RankAssignment, ids: dict[int, object]) -> None:
         group = self._worker_group
         self._close_listener()  # whoever hosts the store holds a descriptor of its own
         for worker in group.workers:

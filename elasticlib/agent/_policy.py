@@ -20,7 +20,7 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous.protocol._messages import ContactLost, Final, RoundEnd, Seat, StoreGone
+from elasticlib.rendezvous.protocol._messages import ContactLost, Final, RankAssignment, RoundEnd, StoreGone
 
 
 class Phase(enum.Enum):
@@ -83,7 +83,15 @@ class StopRequested:
 
 
 Event: TypeAlias = (
-    Seat | RoundEnd | Final | ContactLost | StoreGone | WorkersFailed | WorkersSucceeded | WorkersGone | StopRequested
+    RankAssignment
+    | RoundEnd
+    | Final
+    | ContactLost
+    | StoreGone
+    | WorkersFailed
+    | WorkersSucceeded
+    | WorkersGone
+    | StopRequested
 )
 
 
@@ -99,7 +107,7 @@ class Join:
 class Start:
     """Start the workers of this seat."""
 
-    seat: Seat
+    seat: RankAssignment
 
 
 @frozen
@@ -171,7 +179,7 @@ def step(state: State, event: Event) -> Step:
     if state.phase is Phase.DONE:
         return state, ()
     match event:
-        case Seat():
+        case RankAssignment():
             if state.phase is not Phase.JOINING:
                 return state, ()  # of a round that a signal made us leave
             state = State(Phase.RUNNING, event.round)

@@ -19,14 +19,14 @@ from elasticlib.errors import ProcessFailure
 from elasticlib.metrics._profiling import MEASURED
 from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._open import Rendezvous
-from elasticlib.rendezvous.protocol._messages import Seat
+from elasticlib.rendezvous.protocol._messages import RankAssignment
 from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
 
 _AGENT = "SimpleElasticAgent"
 T = TypeVar("T")
 
 
-class Chronicle:
+class Telemetry:
     """
     Tells *sink*, and whoever reads its events and metrics, what happens to *group*, with durations of *clock*.
 
@@ -68,7 +68,7 @@ class Chronicle:
             self._again = self._beginning
         self._sink(records.SeatSought(node))
 
-    def seated(self, seat: Seat) -> None:
+    def seated(self, seat: RankAssignment) -> None:
         """A seat was taken."""
         waited, self._seeking = self._since(self._seeking), None
         sizes = (seat.group_rank, seat.group_world_size, seat.world_size)
@@ -83,7 +83,7 @@ class Chronicle:
         ranks = tuple(worker.global_rank for worker in self._group.workers)
         self._sink(records.RanksAssigned(self._group.round, ranks, self._since(begun)))
 
-    def started(self, seat: Seat, pids: dict[int, int]) -> None:
+    def started(self, seat: RankAssignment, pids: dict[int, int]) -> None:
         """All workers were started."""
         group = self._group
         self._runs = True

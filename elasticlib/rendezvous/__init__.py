@@ -1,8 +1,8 @@
 """
 How the nodes of a job find each other, agree on ranks, and end rounds together.
 
-Rules of this house: `_coordinator` decides and is pure; `_host` runs it; a `Member` is one node's side;
-they meet in an `Exchange` only. One node or many, the same code runs. A `Station` is all that one node does
+Rules of this house: `_coordinator` decides and is pure; `_host` runs it; a `NodeClient` is one node's side;
+they meet in an `Exchange` only. One node or many, the same code runs. A `NodeRuntime` is all that one node does
 for its job; `_remote` and `_process` put it into a process of its own. `_handlers` and `registry` are torch's
 doors to the same.
 """
@@ -44,8 +44,8 @@ if typing.TYPE_CHECKING:
         FailureNote,
         Final,
         Notice,
+        RankAssignment,
         RoundEnd,
-        Seat,
     )
     from elasticlib.rendezvous.stores._memory import MemoryExchange
 
@@ -74,7 +74,7 @@ _ROOMS = {
         "Final",
         "Notice",
         "RoundEnd",
-        "Seat",
+        "RankAssignment",
     ),
     "elasticlib.rendezvous._open": ("Rendezvous", "open_local", "open_remote"),
     "elasticlib.rendezvous.stores._memory": ("MemoryExchange",),
@@ -95,6 +95,7 @@ __all__ = [
     "Membership",
     "MemoryExchange",
     "Notice",
+    "RankAssignment",
     "Rendezvous",
     "RendezvousClosedError",
     "RendezvousConnectionError",
@@ -110,7 +111,6 @@ __all__ = [
     "RendezvousTimeoutError",
     "RoundEnd",
     "Rules",
-    "Seat",
     "get_rendezvous_handler",
     "open_local",
     "open_remote",

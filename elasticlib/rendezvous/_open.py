@@ -15,10 +15,10 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Membership
 from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous.coordinator._state import Rules
-from elasticlib.rendezvous.net._node_info import BoundOffer
-from elasticlib.rendezvous.node._client import Member
+from elasticlib.rendezvous.net._node_info import BoundNodeInfo
+from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import Host
-from elasticlib.rendezvous.sidecar._client import RemoteMember
+from elasticlib.rendezvous.sidecar._client import SidecarClient
 from elasticlib.rendezvous.stores._memory import MemoryExchange
 
 
@@ -64,7 +64,7 @@ def open_local(
     name = node or host_name()
     host = Host(exchange, rules, run_id=run_id, name=name)
     host.start()
-    member = Member(lambda timeout: exchange.clone(), name, BoundOffer(port=port), run_id=run_id)
+    member = NodeClient(lambda timeout: exchange.clone(), name, BoundNodeInfo(port=port), run_id=run_id)
     try:
         return Rendezvous(run_id, backend, member.start(), host)
     except BaseException:
@@ -74,4 +74,4 @@ def open_local(
 
 def open_remote(job: Job) -> Rendezvous:
     """A place in *job* among other nodes, kept by a process of its own."""
-    return Rendezvous(job.run_id, job.backend, RemoteMember(job))
+    return Rendezvous(job.run_id, job.backend, SidecarClient(job))

@@ -119,8 +119,8 @@ class Candidate:
                     self._call(
                         "changed", version, limit=seconds, late=events.Changed(), then=lambda _: events.Changed()
                     )
-                case events.Seize(ttl):
-                    self._call("seize", self.name, ttl, then=lambda term: events.Seized(self._hold(term)))
+                case events.Acquire(ttl):
+                    self._call("seize", self.name, ttl, then=lambda term: events.Acquired(self._hold(term)))
                 case events.Renew(hold):
                     self._call("renew", hold.born, hold.ttl, then=events.Renewed)
                 case _:

@@ -22,7 +22,7 @@ from elasticlib.rendezvous._options import HEARTBEAT
 from elasticlib.rendezvous.coordinator import _coordinator
 from elasticlib.rendezvous.coordinator._state import Rules, State
 from elasticlib.rendezvous.node._session_liveness import Limits
-from elasticlib.rendezvous.protocol._messages import Descriptor, Final, Seat, Terms, key_of
+from elasticlib.rendezvous.protocol._messages import Descriptor, Final, RankAssignment, Terms, key_of
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.testing._adversary import Adversary
 from elasticlib.testing._arguments import NO_FAULTS, check
@@ -33,7 +33,7 @@ from elasticlib.testing._history import AgentStarted, Ended, Happened, Record, S
 from elasticlib.testing._host import Host, Saved
 from elasticlib.testing._invariants import InvariantBroken, NoWatch, Watch, over
 from elasticlib.testing._machine import Machine
-from elasticlib.testing._member import Member
+from elasticlib.testing._member import NodeClient
 from elasticlib.testing._network import Link, Network
 from elasticlib.testing._node import LADDER, Node
 from elasticlib.testing._store import Store
@@ -197,7 +197,7 @@ class SimulatedCluster:
         if self._trust is not None:
             self._trust.started(group)
 
-    def seated(self, node: Node, seat: Seat) -> None:
+    def seated(self, node: Node, seat: RankAssignment) -> None:
         """An agent takes a seat."""
         self._watch(node.member.nonce).seated(node, seat)
 
@@ -309,7 +309,7 @@ class SimulatedCluster:
             node.descriptor = Descriptor(slots, role, (f"10.0.0.{number}",), next(ports), index, first)
             return node.descriptor
 
-        member = Member(
+        member = NodeClient(
             name, rendezvous, machine.link, self.timeline, self._dialled, limits, terms, describe,
             lambda word: node.pass_on(word), lambda why: node.give_up(why), self._key,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve
 
-from elasticlib.rendezvous.protocol._messages import FailureNote, Seat
+from elasticlib.rendezvous.protocol._messages import FailureNote, RankAssignment
 from elasticlib.testing._faults import FailWorker
 from elasticlib.testing._history import Gone
 from elasticlib.testing._timeline import Process
@@ -34,7 +34,7 @@ class Group:
     """A node's workers of one round."""
 
     node: Node
-    seat: Seat
+    seat: RankAssignment
     process: Process
     """The workers."""
     spawner: Process

@@ -35,7 +35,7 @@ from elasticlib.rendezvous.coordinator._server_events import (
     Stop,
     Unsaved,
 )
-from elasticlib.rendezvous.coordinator._state import Beats, Rules, State
+from elasticlib.rendezvous.coordinator._state import Heartbeats, Rules, State
 from elasticlib.rendezvous.protocol._exchange import Posted
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
@@ -66,7 +66,7 @@ class Observed:
     def step(self, state: State, event: Any, now: float) -> Any:
         """One step of the coordinator."""
         outcome = self.logic.step(state, event, now)
-        if isinstance(event, Beats):
+        if isinstance(event, Heartbeats):
             self.counted(state, outcome[0])
         self.saw(outcome[0])
         return outcome

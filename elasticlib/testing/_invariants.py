@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from attrs import Factory, define, frozen
 
 from elasticlib.rendezvous.coordinator._state import Entry, Rules, State
-from elasticlib.rendezvous.protocol._messages import Final, Seat
+from elasticlib.rendezvous.protocol._messages import Final, RankAssignment
 from elasticlib.rendezvous.protocol._shortening import brief
 from elasticlib.rendezvous.protocol._timing import KILL
 from elasticlib.testing._group import Group
@@ -37,8 +37,8 @@ class Sealed:
     """A round as it was when it was made."""
 
     entries: Mapping[str, Entry]
-    seats: tuple[Seat, ...]
-    by_node: Mapping[str, Seat]
+    seats: tuple[RankAssignment, ...]
+    by_node: Mapping[str, RankAssignment]
 
 
 @define(eq=False, repr=False)
@@ -126,7 +126,7 @@ class Watch:
             self.forgotten.append(self.final)
             self.final = None
 
-    def _age(self, node: Node, seat: Seat) -> tuple[int, int] | None:
+    def _age(self, node: Node, seat: RankAssignment) -> tuple[int, int] | None:
         """Where in the order of rounds that of the seat is; None: nobody decided on it."""
         for age, rounds in reversed([*enumerate([*self.before, self.rounds])]):
             sealed = rounds.get(seat.round)
@@ -149,7 +149,7 @@ class Watch:
             self._demand(master == (first.addresses, first.store_port), f"{entry.node} has the master {master}")
             base += entry.descriptor.slots
 
-    def seated(self, node: Node, seat: Seat) -> None:
+    def seated(self, node: Node, seat: RankAssignment) -> None:
         """An agent was given a seat."""
         decided = self.rounds.get(seat.round)
         own = decided.by_node.get(node.name) if decided else None
@@ -240,7 +240,7 @@ class NoWatch(Watch):
         """No matter what."""
         return None
 
-    def seated(self, node: Node, seat: Seat) -> None:
+    def seated(self, node: Node, seat: RankAssignment) -> None:
         """No matter where."""
 
     def told(self, node: Node, final: Final) -> None:

@@ -47,7 +47,7 @@ class Line:
 
 
 @define(eq=False, repr=False)
-class Member:
+class NodeClient:
     """A node's membership. *tell* gets what its agent must know; *over* the error that ended its part."""
 
     name: str

@@ -24,16 +24,16 @@ from elasticlib.rendezvous.protocol._messages import (
     FailureNote,
     Final,
     Leave,
-    Seat,
+    RankAssignment,
     Stopped,
     Succeeded,
 )
 from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL
-from elasticlib.rendezvous.sidecar._watch import Vigil
+from elasticlib.rendezvous.sidecar._watch import SidecarWatch
 from elasticlib.testing._faults import FailWorker
 from elasticlib.testing._group import CHANNEL, END, Group
 from elasticlib.testing._history import Fenced, Started, Verdict
-from elasticlib.testing._member import Member
+from elasticlib.testing._member import NodeClient
 from elasticlib.testing._surroundings import Surroundings
 from elasticlib.testing._timeline import Process
 
@@ -57,7 +57,7 @@ class Answer:
     """Event of the agent's queue: a seat, and the number of the wish that it answers."""
 
     wish: int
-    seat: Seat
+    seat: RankAssignment
 
 
 @define(eq=False, repr=False)
@@ -69,7 +69,7 @@ class Node:
     cluster: Surroundings
     agent: Process
     rendezvous: Process
-    member: Member
+    member: NodeClient
     stubborn: Callable[[], float]
     """How long a worker goes on after SIGTERM, now."""
     closes: bool = False
@@ -85,7 +85,7 @@ class Node:
     """What the rendezvous process has sent and the agent has not read, each with the wish that it answers."""
     _wishes: int = 0
     """How often the agent has asked for a seat."""
-    _vigil: Vigil = field(init=False)
+    _vigil: SidecarWatch = field(init=False)
     """Of the rendezvous process."""
     _busy: bool = False
     _guarded: Group | None = None
@@ -93,7 +93,7 @@ class Node:
     def start(self) -> None:
         """The agent begins."""
         self.member.start()
-        self._vigil = Vigil(self.cluster.rules.heartbeat, self.member.clock(), self.member.clock())
+        self._vigil = SidecarWatch(self.cluster.rules.heartbeat, self.member.clock(), self.member.clock())
         self.policy, actions = _policy.begin()
         self._perform(deque(actions))
 
@@ -172,7 +172,7 @@ class Node:
         self._queue.append(_policy.WorkersGone())
         self._go_on()
 
-    def _start_workers(self, seat: Seat) -> None:
+    def _start_workers(self, seat: RankAssignment) -> None:
         if any(isinstance(event, ContactLost) for event in self._queue):
             return  # an agent that was frozen wakes to a seat which others have by now
         timeline = self.cluster.timeline
@@ -247,7 +247,7 @@ class Node:
 
     def pass_on(self, word: Word) -> None:
         """A word of the member goes to the agent."""
-        if isinstance(word, Seat):
+        if isinstance(word, RankAssignment):
             self._vigil = self._vigil.seated()
         self._send(word)
 
@@ -267,7 +267,7 @@ class Node:
         for wish, word in self._channel:
             if isinstance(word, ContactLost) and self._busy:
                 self._hasten(word.grace)
-            self._queue.append(Answer(wish, word) if isinstance(word, Seat) else word)
+            self._queue.append(Answer(wish, word) if isinstance(word, RankAssignment) else word)
         self._channel.clear()
         self._go_on()
 

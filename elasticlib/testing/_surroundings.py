@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from elasticlib.rendezvous.coordinator._state import Rules
-from elasticlib.rendezvous.protocol._messages import Final, Seat
+from elasticlib.rendezvous.protocol._messages import Final, RankAssignment
 from elasticlib.testing._history import Record
 from elasticlib.testing._timeline import Timeline
 
@@ -31,7 +31,7 @@ class Surroundings(Protocol):
     def started(self, group: Group) -> None:
         """Workers run."""
 
-    def seated(self, node: Node, seat: Seat) -> None:
+    def seated(self, node: Node, seat: RankAssignment) -> None:
         """A node was given a seat."""
 
     def told(self, node: Node, final: Final) -> None:

@@ -15,10 +15,10 @@ import pytest
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.stores._compare_and_set import EtcdExchange
+from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
 from elasticlib.rendezvous.stores._election import Candidate
 from elasticlib.rendezvous.stores._keys import Hold, Keys
-from elasticlib.rendezvous.stores._state_log import Journal, LeadershipLost
+from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 from elasticlib.rendezvous.stores.etcd._server import EtcdServer
 
@@ -32,7 +32,7 @@ class Node:
     """A candidate, and what it was told."""
 
     def __init__(self, job: ElectionContract, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.elected: queue.Queue[Journal] = queue.Queue()
+        self.elected: queue.Queue[StateLog] = queue.Queue()
         self.lost: queue.Queue[str] = queue.Queue()
         self.silent = threading.Event()
         self.backend = job.backend
@@ -51,7 +51,7 @@ class Node:
         keys.renew = silently  # type: ignore[method-assign]
         return keys
 
-    def win(self) -> Journal:
+    def win(self) -> StateLog:
         return self.elected.get(timeout=LONG)
 
 
@@ -67,8 +67,8 @@ class ElectionContract:
         for node in self.nodes:
             node.candidate.close()
 
-    def exchange(self) -> EtcdExchange:
-        exchange: EtcdExchange = self.backend.dial(LONG)
+    def exchange(self) -> CompareAndSetExchange:
+        exchange: CompareAndSetExchange = self.backend.dial(LONG)
         return exchange
 
     def test_one_of_several_is_elected(self) -> None:
@@ -287,7 +287,7 @@ class ElectionContract:
         assert node.lost.empty()
 
     def test_a_candidate_whose_start_fails_leaves_the_place_to_others(self) -> None:
-        def fail(journal: Journal) -> None:
+        def fail(journal: StateLog) -> None:
             failed.set()
             raise RendezvousStateError("no")
 
@@ -375,7 +375,7 @@ def test_a_holder_whose_server_dies_goes_on_by_another_one(etcd: EtcdServer, nam
     """Its lease goes on by the other server: a journal that stayed with the dead one would hold the office in vain."""
     first, second = Door(etcd.get_port()), Door(etcd.get_port())
     job = Job(run_id=uuid.uuid4().hex, node="n", backend=name, endpoint=f"{first.place},{second.place}")
-    elected: queue.Queue[Journal] = queue.Queue()
+    elected: queue.Queue[StateLog] = queue.Queue()
     candidate = EtcdBackend(job).candidate("n", elected.put, lambda why: None, TTL)
     candidate.start()
     journal = elected.get(timeout=LONG)

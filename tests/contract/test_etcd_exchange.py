@@ -12,7 +12,7 @@ import pytest
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
-from elasticlib.rendezvous.stores._compare_and_set import EtcdExchange
+from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
 from elasticlib.rendezvous.stores._keys import Keys
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 from elasticlib.rendezvous.stores.etcd._server import EtcdServer
@@ -31,7 +31,7 @@ class EtcdContract(ExchangeContract):
     def backend(self, run_id: str) -> EtcdBackend:
         return EtcdBackend(Job(run_id=run_id, node="n", backend=self.backend_name, endpoint=self.endpoint))
 
-    def connect(self) -> EtcdExchange:
+    def connect(self) -> CompareAndSetExchange:
         return self.backend(uuid.uuid4().hex).dial(LONG)
 
     @pytest.fixture
@@ -57,7 +57,7 @@ class EtcdContract(ExchangeContract):
         with pytest.raises(RendezvousConnectionError, match=r"closed$"):
             exchange.read(["key"])
 
-    def test_a_wait_ends_when_another_thread_closes_the_connection(self, exchange: EtcdExchange) -> None:
+    def test_a_wait_ends_when_another_thread_closes_the_connection(self, exchange: CompareAndSetExchange) -> None:
         exchange.read(["key"])
         with ThreadPoolExecutor(1) as pool:
             waiter = pool.submit(exchange.wait, "key", None)
@@ -69,7 +69,7 @@ class EtcdContract(ExchangeContract):
         stopper.join()
 
     def test_what_a_wait_has_found_is_read_with_it_once_and_not_after_a_change_of_its_own(
-        self, exchange: EtcdExchange
+        self, exchange: CompareAndSetExchange
     ) -> None:
         other = exchange.clone()
         exchange.write({"key": b"1"})

@@ -12,7 +12,7 @@ from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
 from elasticlib.rendezvous.handlers._in_program import ROOT, StateBackend
 from elasticlib.rendezvous.protocol._exchange import Exchange
-from elasticlib.rendezvous.stores._compare_and_set import EtcdExchange
+from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
 from elasticlib.rendezvous.stores._state_backend import RendezvousBackend
 from elasticlib.rendezvous.stores._state_keys import SharedState, StateKeys
 from tests.contract.test_etcd_election import ElectionContract
@@ -98,7 +98,7 @@ def test_many_writers_at_once_lose_nothing(backend: RendezvousBackend) -> None:
     writers = 8
 
     def write(number: int) -> None:
-        exchange = EtcdExchange(StateKeys(SharedState(backend)), ROOT)
+        exchange = CompareAndSetExchange(StateKeys(SharedState(backend)), ROOT)
         for index in range(5):
             exchange.post(f"{number}/{index}".encode())
             exchange.write({f"{number}/{index}": b"1"})
@@ -109,7 +109,7 @@ def test_many_writers_at_once_lose_nothing(backend: RendezvousBackend) -> None:
     for thread in threads:
         thread.join()
 
-    reader = EtcdExchange(StateKeys(SharedState(backend)), ROOT)
+    reader = CompareAndSetExchange(StateKeys(SharedState(backend)), ROOT)
     posted = [each.data.decode() for each in reader.receive(0.0)]
     expected = [f"{number}/{index}" for number in range(writers) for index in range(5)]
     assert sorted(expected) == sorted(posted)

@@ -30,7 +30,7 @@ from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.net._endpoint import spell
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS, resolve
 from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Exchange
-from elasticlib.rendezvous.protocol._messages import Hello, Terms, encode
+from elasticlib.rendezvous.protocol._messages import Announcement, Terms, encode
 from elasticlib.rendezvous.stores import _c10d
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores._file_store import sign
@@ -220,7 +220,7 @@ class TestWhoHosts:
         self, backend: Open, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], reason: str
     ) -> None:
         first = served(backend(f"localhost:{free_port()}", **facts))
-        hello = Hello("run", "nonce", "first", Terms(1, 9, 3), 10.0)
+        hello = Announcement("run", "nonce", "first", Terms(1, 9, 3), 10.0)
         first.dial(LONG).write({HELLO: encode(hello)})
         second = backend(first.endpoint, **facts)
 

@@ -21,7 +21,7 @@ import pytest
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, RendezvousError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.sidecar._client import RemoteMember
+from elasticlib.rendezvous.sidecar._client import SidecarClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
@@ -265,7 +265,7 @@ def test_a_torch_that_is_slow_to_import_is_waited_for_and_named_and_the_store_is
 
 
 def test_a_job_that_cannot_work_is_refused_as_over_there() -> None:
-    member = RemoteMember(Job(run_id="job", node="n/1-a", backend="c10d", endpoint="127.0.0.1:99999"))
+    member = SidecarClient(Job(run_id="job", node="n/1-a", backend="c10d", endpoint="127.0.0.1:99999"))
     member.join(1, "trainer")
     try:
         with pytest.raises((ConfigError, RendezvousError), match="99999"):
@@ -279,7 +279,7 @@ def test_a_job_that_cannot_work_is_refused_as_over_there() -> None:
 def test_a_member_that_parts_leaves_no_process(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-    member = RemoteMember(Job(run_id="job", node="n/1-a", backend="c10d", endpoint=endpoint))
+    member = SidecarClient(Job(run_id="job", node="n/1-a", backend="c10d", endpoint=endpoint))
     member.join(1, "trainer")
     assert wait_readable([member], LIMIT)
 

@@ -14,9 +14,9 @@ from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous.node._coordinator_host import Host
-from elasticlib.rendezvous.node._runtime import Station
+from elasticlib.rendezvous.node._runtime import NodeRuntime
 from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, key_place
-from elasticlib.rendezvous.protocol._messages import Hello, Pulse, Terms, encode, key_of
+from elasticlib.rendezvous.protocol._messages import Announcement, CoordinatorHeartbeat, Terms, encode, key_of
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores._guests import Claim
 from elasticlib.rendezvous.stores._leader_exchange import LeaderExchange, greeting_of
@@ -36,18 +36,18 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
-Open = Callable[..., Station]
+Open = Callable[..., NodeRuntime]
 
 
 @pytest.fixture
 def node() -> Iterator[Open]:
     """Starts nodes that ask for a seat, on one endpoint; the first one hosts the store."""
     endpoint = f"127.0.0.1:{free_port()}"
-    opened: list[Station] = []
+    opened: list[NodeRuntime] = []
 
-    def start(name: str, run_id: str = "job", **facts: Any) -> Station:
+    def start(name: str, run_id: str = "job", **facts: Any) -> NodeRuntime:
         facts = {"max_nodes": 2, "last_call": 0.0, "heartbeat": HEARTBEAT} | facts
-        opened.append(Station(Job(run_id=run_id, node=f"{name}/1", backend="c10d", endpoint=endpoint, **facts)))
+        opened.append(NodeRuntime(Job(run_id=run_id, node=f"{name}/1", backend="c10d", endpoint=endpoint, **facts)))
         opened[-1].prepare()
         opened[-1].start()
         opened[-1].member.join(1, "w")
@@ -67,12 +67,12 @@ def until(holds: Callable[[], Any]) -> Any:
     return found
 
 
-def nonce(station: Station) -> str:
+def nonce(station: NodeRuntime) -> str:
     """By which the node knows its coordinator."""
     return str(until(lambda: station.member.seen().nonce))
 
 
-def error_of(station: Station) -> str:
+def error_of(station: NodeRuntime) -> str:
     """What ends the node's part."""
     deadline = time.monotonic() + LONG
     while time.monotonic() < deadline:
@@ -84,7 +84,7 @@ def error_of(station: Station) -> str:
     raise AssertionError("nothing ended it")
 
 
-def store_of(station: Station) -> Any:
+def store_of(station: NodeRuntime) -> Any:
     """torch's own store, as any process that reaches the port may open it."""
     return station._backend.server
 
@@ -281,7 +281,10 @@ class TestClaims:
 def greeting(name: str, count: int, token: str = "secret") -> dict[str, bytes]:
     """What the coordinator called *name* writes again and again."""
     key = key_of(token)
-    hello, pulse = Hello("job", f"nonce-{name}", name, Terms(1, 2, 3), 10.0, True), Pulse(f"nonce-{name}", count)
+    hello, pulse = (
+        Announcement("job", f"nonce-{name}", name, Terms(1, 2, 3), 10.0, True),
+        CoordinatorHeartbeat(f"nonce-{name}", count),
+    )
     return {
         HELLO: encode(hello, key, key_place("job", "", HELLO)),
         PULSE: encode(pulse, key, key_place("job", f"nonce-{name}", PULSE)),

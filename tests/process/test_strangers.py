@@ -18,7 +18,7 @@ import pytest
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.protocol._exchange import HELLO, Exchange
-from elasticlib.rendezvous.protocol._messages import Close, Descriptor, Join, Letter, encode
+from elasticlib.rendezvous.protocol._messages import Close, Descriptor, Envelope, Join, encode
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd
@@ -33,7 +33,7 @@ ESC = "\x1b"
 
 def letter(**changes: Any) -> bytes:
     """A letter that would be a good one, but for these parts."""
-    body = json.loads(encode(Letter(1, Join("stranger/1", Descriptor(1, "trainer", ("10.0.0.1",), 1)))))
+    body = json.loads(encode(Envelope(1, Join("stranger/1", Descriptor(1, "trainer", ("10.0.0.1",), 1)))))
     for place, value in changes.items():
         part = body
         *way, last = place.split("__")
@@ -159,8 +159,8 @@ def test_what_a_stranger_says_is_shown_without_doing_anything_to_a_terminal(
     cluster.start()
     stranger = cluster.break_in()
     offer = Descriptor(1, f"role{ESC}c", (f"{ESC}[2J",), 1, work=f"{ESC}]0;title\x07")
-    stranger.post(encode(Letter(1, Join("stranger/1", offer))))
-    stranger.post(encode(Letter(2, Close("stranger/1", f"{ESC}[31mended\nforged: all is well\r\x9b2J\u202e"))))
+    stranger.post(encode(Envelope(1, Join("stranger/1", offer))))
+    stranger.post(encode(Envelope(2, Close("stranger/1", f"{ESC}[31mended\nforged: all is well\r\x9b2J\u202e"))))
     stranger.close()
 
     ((status, said),) = cluster.end()

@@ -18,7 +18,7 @@ from elasticlib.rendezvous.coordinator._incoming import Incoming
 from elasticlib.rendezvous.coordinator._state import Sighting
 from elasticlib.rendezvous.node import _session_liveness
 from elasticlib.rendezvous.node._outbox import Outbox
-from elasticlib.rendezvous.node._own_heartbeats import OwnBeats
+from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
 from elasticlib.rendezvous.protocol import _codec
 from elasticlib.rendezvous.protocol._messages import decode
 from elasticlib.testing import (
@@ -316,7 +316,7 @@ def takes_any_other_count_for_life(patch: pytest.MonkeyPatch) -> None:
 
 
 def does_not_see_that_its_beats_are_destroyed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OwnBeats, "are_destroyed", lambda *rest: False)
+    patch.setattr(OwnHeartbeats, "are_destroyed", lambda *rest: False)
     patch.setattr(_coordinator, "_tell_given_up", lambda entries, why: ())
 
 

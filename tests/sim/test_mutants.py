@@ -11,8 +11,8 @@ from elasticlib.agent import _policy
 from elasticlib.rendezvous.coordinator import _coordinator
 from elasticlib.rendezvous.coordinator._state import Round
 from elasticlib.rendezvous.node import _session_liveness
-from elasticlib.rendezvous.node._session_liveness import Contact
-from elasticlib.rendezvous.protocol._messages import ContactLost, Seat
+from elasticlib.rendezvous.node._session_liveness import SessionLiveness
+from elasticlib.rendezvous.protocol._messages import ContactLost, RankAssignment
 from elasticlib.testing import (
     Cut,
     Fault,
@@ -56,7 +56,7 @@ def seats_without_waiting_for_the_old_round(patch: pytest.MonkeyPatch) -> None:
 def recomputes_ranks_from_the_list_of_names(patch: pytest.MonkeyPatch) -> None:
     seated = Node._start_workers
 
-    def start(node: Node, seat: Seat) -> None:
+    def start(node: Node, seat: RankAssignment) -> None:
         names = sorted(f"{other.number}" for other in node.cluster.members if other.agent.alive)  # type: ignore[attr-defined]
         place = names.index(f"{node.number}")
         seated(node, evolve(seat, group_rank=place, rank_base=place))
@@ -65,7 +65,7 @@ def recomputes_ranks_from_the_list_of_names(patch: pytest.MonkeyPatch) -> None:
 
 
 def does_not_fence_itself(patch: pytest.MonkeyPatch) -> None:
-    def never(contact: Contact) -> float:
+    def never(contact: SessionLiveness) -> float:
         return float("inf")
 
     patch.setattr(_session_liveness, "_fence_at", never)

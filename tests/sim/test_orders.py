@@ -28,9 +28,9 @@ from elasticlib.rendezvous.protocol._messages import (
     Join,
     Leave,
     Notice,
+    RankAssignment,
     Report,
     RoundEnd,
-    Seat,
     Stopped,
     Succeeded,
 )
@@ -52,7 +52,7 @@ class Node:
     """Joined, and neither left nor told the verdict."""
     box: str = ""
     mail: deque[Notice] = Factory(deque)
-    seat: Seat | None = None
+    seat: RankAssignment | None = None
     workers: bool = False
     failures: tuple[FailureNote, ...] = ()
     stopping: RoundEnd | None = None
@@ -105,7 +105,7 @@ class Node:
     def take(self) -> None:
         notice = self.mail.popleft()
         match notice:
-            case Seat():
+            case RankAssignment():
                 assert self.seat is None and not self.workers
                 self.seat, self.workers = notice, self.inside  # who has left starts nothing
             case RoundEnd():
@@ -153,7 +153,7 @@ class Cluster:
                     self.wake_at = when
                 case Send(box=box, node=name, notice=notice):
                     self.boxes.setdefault(box, []).append(notice)
-                    if isinstance(notice, Seat):
+                    if isinstance(notice, RankAssignment):
                         running = [node.name for node in self.nodes.values() if node.workers]
                         assert not running, f"round {notice.round} starts while workers of {running} run"
                     if self.nodes[name].box == box:
@@ -171,7 +171,7 @@ class ClusterMachine(RuleBasedStateMachine):
     )
     def begin(self, least: int, more: int, restarts: int, call: float, departures: int, long_waits: int) -> None:
         self.cluster = Cluster(Rules(least, least + more, restarts, last_call=call, join_timeout=600.0))
-        self.sealed: dict[int, tuple[dict[str, Entry], tuple[Seat, ...]]] = {}
+        self.sealed: dict[int, tuple[dict[str, Entry], tuple[RankAssignment, ...]]] = {}
         self.final: Final | None = None
         self.departures, self.long_waits = departures, long_waits
         for name in NAMES[:least]:
@@ -267,7 +267,7 @@ class ClusterMachine(RuleBasedStateMachine):
         assert max(self.sealed) == current.number, "a former round is open again"
         assert cluster.state.restarts <= cluster.rules.max_restarts
 
-    def check_seats(self, sealed: tuple[dict[str, Entry], tuple[Seat, ...]]) -> None:
+    def check_seats(self, sealed: tuple[dict[str, Entry], tuple[RankAssignment, ...]]) -> None:
         entries, seats = sealed
         rules = self.cluster.rules
         assert rules.min_nodes <= len(seats) <= rules.max_nodes
@@ -283,11 +283,11 @@ class ClusterMachine(RuleBasedStateMachine):
     def check_boxes(self) -> None:
         for notices in self.cluster.boxes.values():
             kinds = [type(notice) for notice in notices]
-            expected: list[Any] = [kind for kind in (Seat, RoundEnd, Final) if kind in kinds]
+            expected: list[Any] = [kind for kind in (RankAssignment, RoundEnd, Final) if kind in kinds]
             assert expected == kinds, "a box holds a notice twice or out of turn"
             if RoundEnd in kinds:
                 seat, end = notices[:2]
-                assert isinstance(seat, Seat) and isinstance(end, RoundEnd) and seat.round == end.round
+                assert isinstance(seat, RankAssignment) and isinstance(end, RoundEnd) and seat.round == end.round
 
     def check_final(self) -> None:
         final = self.cluster.state.final

@@ -7,14 +7,14 @@ Rules of this file: data only; where it lies and how it is signed is the server'
 from __future__ import annotations
 
 from elasticlib.rendezvous.coordinator._state import Rules
-from elasticlib.rendezvous.protocol._messages import EPOCH_BITS, Hello, Missed, Pulse, Terms
+from elasticlib.rendezvous.protocol._messages import EPOCH_BITS, Announcement, CoordinatorHeartbeat, Missed, Terms
 from elasticlib.rendezvous.protocol._timing import TICK
 
 
-def hello(run_id: str, nonce: str, name: str, rules: Rules, *, signed: bool) -> Hello:
+def hello(run_id: str, nonce: str, name: str, rules: Rules, *, signed: bool) -> Announcement:
     """The greeting of the node *name*, which coordinates."""
     terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
-    return Hello(run_id, nonce, name, terms, rules.heartbeat, signed)
+    return Announcement(run_id, nonce, name, terms, rules.heartbeat, signed)
 
 
 def number(last: int, served: float, heartbeat: float) -> int:
@@ -29,7 +29,7 @@ def count(epoch: int, number: int) -> int:
 
 def pulse(
     nonce: str, epoch: int, number: int, status: str, remark: str, waiting: int, over: str, missed: tuple[Missed, ...]
-) -> Pulse:
+) -> CoordinatorHeartbeat:
     """Pulse *number* of that epoch; a successor's count must be above ours, whatever it is."""
     told = f"{status}; {remark}" if status and remark else status
-    return Pulse(nonce, count(epoch, number), told, waiting, over, missed)
+    return CoordinatorHeartbeat(nonce, count(epoch, number), told, waiting, over, missed)

@@ -44,10 +44,10 @@ from elasticlib.rendezvous.coordinator._sealing import gather, status
 from elasticlib.rendezvous.coordinator._state import (
     AGENT_GONE,
     Action,
-    Beats,
     Cause,
     Entry,
     Event,
+    Heartbeats,
     Outcome,
     Received,
     Round,
@@ -57,7 +57,7 @@ from elasticlib.rendezvous.coordinator._state import (
 )
 from elasticlib.rendezvous.protocol._exchange import box_name
 from elasticlib.rendezvous.protocol._messages import (
-    Bye,
+    Acknowledgement,
     Close,
     Failed,
     Final,
@@ -91,7 +91,7 @@ def step(state: State, event: Event, now: float) -> Outcome:
             actions += more
         if not heard:  # also of those who are refused, or go again, while one round runs for days
             state = remembering(state, event.pulse)
-    elif isinstance(event, Beats):
+    elif isinstance(event, Heartbeats):
         state, actions = _count(state, event.counts, now)
     state, more = _settle(state, now)
     return state, actions + more
@@ -120,7 +120,7 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
     report = event.report
     if isinstance(report, Join):
         return _join(state, report, event.seq, now)
-    if state.final is not None or isinstance(report, Bye):
+    if state.final is not None or isinstance(report, Acknowledgement):
         return state, ()
     if isinstance(report, Close):
         return abandon(state, f"node {report.node} closed the job: {report.why}")

@@ -17,7 +17,7 @@ from attrs import Factory, define
 from typing_extensions import Self
 
 from elasticlib import _untrusted
-from elasticlib.rendezvous.coordinator._outbox import Mail
+from elasticlib.rendezvous.coordinator._outbox import Outbox
 from elasticlib.rendezvous.coordinator._state import State
 from elasticlib.rendezvous.protocol._exchange import beat_key, box_key
 
@@ -49,7 +49,7 @@ class Garbage:
         self._boxes[node] = {**known, box: max(told, known.get(box, 0))}
         self._gone.pop(node, None)
 
-    def know(self, boxes: Mapping[str, str], mail: Mail) -> None:
+    def know(self, boxes: Mapping[str, str], mail: Outbox) -> None:
         """The nodes that live, at the beginning, and their boxes."""
         for node, box in boxes.items():
             self.opened(node, box, mail.next_index(box))
@@ -77,7 +77,7 @@ class Garbage:
                 keys += (beat_key(box), *(box_key(box, index) for index in range(first, told + 1)))
         return tuple(keys), nodes
 
-    def bury(self, mail: Mail, counts: Mapping[str, int], now: float, patience: float) -> None:
+    def bury(self, mail: Outbox, counts: Mapping[str, int], now: float, patience: float) -> None:
         """Wait no more for nodes that were told the end, and whose beats have stopped since."""
         for node in list(mail.unparted):
             count = counts.get(mail.box_of(node))
@@ -88,7 +88,7 @@ class Garbage:
                 mail.part(node)
         self._ends = {node: it for node, it in self._ends.items() if node in mail.unparted}
 
-    def clear_up(self, mail: Mail, watched: Collection[str], state: State, now: float) -> tuple[str, ...]:
+    def clear_up(self, mail: Outbox, watched: Collection[str], state: State, now: float) -> tuple[str, ...]:
         """Those who are gone get no mail any more; and the keys that are to be deleted for them."""
         here = mail.unparted.union(watched)
         keys, gone = self.sweep(here, now, state.rules.heartbeat)

@@ -20,7 +20,7 @@ from elasticlib._untrusted import shown
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._liveness import boxes
-from elasticlib.rendezvous.coordinator._outbox import Mail
+from elasticlib.rendezvous.coordinator._outbox import Outbox
 from elasticlib.rendezvous.coordinator._snapshot import decode_state, encode_state
 from elasticlib.rendezvous.coordinator._state import State
 from elasticlib.rendezvous.protocol._exchange import key_place
@@ -47,7 +47,7 @@ class Handover:
     epoch: int
     """How often the coordination had been taken over."""
     state: State
-    mail: Mail
+    mail: Outbox
     garbage: Garbage
 
     @property
@@ -76,7 +76,7 @@ def read_handover(data: bytes | None, run_id: str, key: bytes | None, now: float
         if type(nonce) is not str or type(epoch) is not int or not 0 <= epoch < LAST_EPOCH:
             raise ValueError(f"its nonce and epoch {shown((nonce, epoch))} should be a text and a whole number")
         state = _reserved(decode_state(body["state"].encode("ascii"), now), now, key is not None)
-        mail, garbage = Mail.from_plain(body["mail"], state, now), Garbage.from_plain(body["gone"], now)
+        mail, garbage = Outbox.from_plain(body["mail"], state, now), Garbage.from_plain(body["gone"], now)
         return Handover(nonce, epoch, state, mail, garbage)
     except (*_DAMAGES, RendezvousStateError) as error:
         raise RendezvousStateError(f"the coordinator's document is damaged: {error!r:.400}") from error

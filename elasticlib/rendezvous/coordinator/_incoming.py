@@ -20,11 +20,11 @@ from elasticlib.rendezvous.coordinator._past import doubt
 from elasticlib.rendezvous.coordinator._state import State
 from elasticlib.rendezvous.protocol._codec import Place
 from elasticlib.rendezvous.protocol._exchange import beat_key, key_place, report_place
-from elasticlib.rendezvous.protocol._messages import Beat, Letter, Message, decode
+from elasticlib.rendezvous.protocol._messages import Envelope, Message, NodeHeartbeat, decode
 from elasticlib.rendezvous.protocol._operations import Log, refuse
 from elasticlib.rendezvous.protocol._shortening import LETTER
 
-_Kind = TypeVar("_Kind", Beat, Letter)
+_Kind = TypeVar("_Kind", NodeHeartbeat, Envelope)
 
 
 @define
@@ -34,34 +34,36 @@ class Incoming:
     run_id: str = ""
     key: bytes | None = None
     _refusals: Refusals = Factory(Refusals)
-    _latest: dict[str, Beat] = Factory(dict)
+    _latest: dict[str, NodeHeartbeat] = Factory(dict)
     """By box."""
 
     def copy(self) -> Self:
         """The same, to be changed apart."""
         return type(self)(self.run_id, self.key, self._refusals, dict(self._latest))
 
-    def letter(self, data: bytes, nonce: str, state: State, now: float) -> tuple[Letter | None, tuple[Log, ...]]:
+    def letter(self, data: bytes, nonce: str, state: State, now: float) -> tuple[Envelope | None, tuple[Log, ...]]:
         """The letter that *data* holds, if it does; *nonce* is that of this beginning of the job, of that *state*."""
 
         def place(message: Message) -> str:  # whom it is from must be known to check that it is from them
-            if not isinstance(message, Letter):
+            if not isinstance(message, Envelope):
                 raise ValueError(f"a node may not post a {type(message).__name__}")
             return report_place(self.run_id, nonce, message.report.node, message.seq)
 
         if len(data) > LETTER:
             error = f"the inbox holds {len(data):,} bytes, and no letter has more than {LETTER:,}"
             return None, self._refuse("report", error, now)
-        letter, said = self._decode(Letter, "report", data, place, now)
+        letter, said = self._decode(Envelope, "report", data, place, now)
         if letter is not None and (why := doubt(state, letter.report)):
             return None, self._refuse("report", why, now)
         return letter, said
 
-    def beat(self, box: str, data: bytes | None, nonce: str, now: float) -> tuple[Beat | None, tuple[Log, ...]]:
+    def beat(
+        self, box: str, data: bytes | None, nonce: str, now: float
+    ) -> tuple[NodeHeartbeat | None, tuple[Log, ...]]:
         """The beat that *data* holds, or the one that is known already if this one is older."""
         if data is None:
             return None, ()
-        beat, said = self._decode(Beat, "beat", data, key_place(self.run_id, nonce, beat_key(box)), now)
+        beat, said = self._decode(NodeHeartbeat, "beat", data, key_place(self.run_id, nonce, beat_key(box)), now)
         known = self._latest.get(box)
         if beat is not None and (known is None or beat.count >= known.count):
             self._latest[box] = beat

@@ -18,7 +18,7 @@ from typing_extensions import Self
 from elasticlib import _untrusted
 from elasticlib.rendezvous.coordinator._state import State
 from elasticlib.rendezvous.protocol._exchange import CAUSE, box_key
-from elasticlib.rendezvous.protocol._messages import Failed, Final, Message, Seat, Told, decode, encode
+from elasticlib.rendezvous.protocol._messages import Failed, Final, Message, RankAssignment, Told, decode, encode
 from elasticlib.rendezvous.protocol._shortening import brief, refers
 
 _LONGEST_BOX = _untrusted.LONGEST_NAME + 1 + 20
@@ -32,7 +32,7 @@ class _Notice:
 
 
 @define
-class Mail:
+class Outbox:
     """Notices on their way, by box."""
 
     _told: dict[str, int] = Factory(dict)
@@ -146,7 +146,11 @@ class Mail:
         def place(notice: Told) -> int | None:
             if notice == state.final:
                 return None
-            if isinstance(notice, Seat) and notice.group_rank < len(seats) and notice == seats[notice.group_rank]:
+            if (
+                isinstance(notice, RankAssignment)
+                and notice.group_rank < len(seats)
+                and notice == seats[notice.group_rank]
+            ):
                 return -1 - notice.group_rank
             return texts.setdefault(notice, len(texts))
 

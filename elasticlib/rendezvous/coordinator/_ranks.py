@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticlib.rendezvous.protocol._messages import Descriptor, Seat
+from elasticlib.rendezvous.protocol._messages import Descriptor, RankAssignment
 
 
 def natural_key(name: str) -> tuple[Any, ...]:
@@ -39,17 +39,17 @@ def order(nodes: Mapping[str, Descriptor], last: Sequence[str] = ()) -> tuple[st
 
 def assign(
     descriptors: Sequence[Descriptor], round: int, restart_count: int, max_restarts: int, why: str
-) -> tuple[Seat, ...]:
+) -> tuple[RankAssignment, ...]:
     """The seats of a round, for nodes given in the order of their group ranks."""
     world_size = sum(descriptor.slots for descriptor in descriptors)
     role_sizes: Counter[str] = Counter()
     for descriptor in descriptors:
         role_sizes[descriptor.role] += descriptor.slots
-    seats: list[Seat] = []
+    seats: list[RankAssignment] = []
     rank_base = 0
     role_bases: Counter[str] = Counter()
     for group_rank, descriptor in enumerate(descriptors):
-        seat = Seat(
+        seat = RankAssignment(
             round=round,
             group_rank=group_rank,
             group_world_size=len(descriptors),

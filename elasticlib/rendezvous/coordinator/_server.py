@@ -29,10 +29,20 @@ from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._handover import ADVICE, Handover, read_handover, write_handover
 from elasticlib.rendezvous.coordinator._incoming import Incoming
 from elasticlib.rendezvous.coordinator._missing import Missing
-from elasticlib.rendezvous.coordinator._outbox import Mail, referring
-from elasticlib.rendezvous.coordinator._state import Beats, ClearStore, Received, Send, State, Tick, WakeAt
+from elasticlib.rendezvous.coordinator._outbox import Outbox, referring
+from elasticlib.rendezvous.coordinator._state import ClearStore, Heartbeats, Received, Send, State, Tick, WakeAt
 from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Posted, beat_key, box_name, key_place
-from elasticlib.rendezvous.protocol._messages import LAST_EPOCH, Beat, Bye, Final, Join, Leave, Message, encode, sealed
+from elasticlib.rendezvous.protocol._messages import (
+    LAST_EPOCH,
+    Acknowledgement,
+    Final,
+    Join,
+    Leave,
+    Message,
+    NodeHeartbeat,
+    encode,
+    sealed,
+)
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._timing import INTERVAL
@@ -67,7 +77,7 @@ class Server:
     refused: int = 0
     """How often the store would not take the document."""
     _epoch: int = 0
-    _mail: Mail = field(factory=Mail)
+    _mail: Outbox = field(factory=Outbox)
     _interval: float = 0.0
     _receives: bool = False
     _posted: tuple[Posted, ...] = ()
@@ -231,7 +241,7 @@ class Server:
                 self._follow(self.logic.asks_again(self.state, join.node, now), now, out)
         pulse = greeting.count(self._epoch, self._pulses) if self._interval else 0
         self._step(Received(letter.seq, letter.report, pulse), now, out)
-        if isinstance(letter.report, (Bye, Leave)):  # who leaves does not wait for the answer
+        if isinstance(letter.report, (Acknowledgement, Leave)):  # who leaves does not wait for the answer
             self._mail.part(letter.report.node)
 
     def _welcome(self, join: Join, box: str, now: float, out: list[events.Action]) -> None:
@@ -252,7 +262,7 @@ class Server:
                 self._mail.catch_up(node, box, beat.read)
         silent = self.logic.given_up(self.state).keys(), self.logic.missed(self.state)
         counts = self._incoming.counts([box for _, box in self._reads])
-        self._step(Beats(counts), now, out)
+        self._step(Heartbeats(counts), now, out)
         if silent != (self.logic.given_up(self.state).keys(), self.logic.missed(self.state)):
             self._greet_at = now  # by the pulse a node that sleeps sees for how long, and another that it is not heard
         self._garbage.bury(self._mail, counts, now, self.state.rules.heartbeat)
@@ -265,7 +275,7 @@ class Server:
         if (loss := self.logic.next_loss(self.state)) is not None:
             self._look_at = min(self._look_at, max(loss, now + _SHORTEST_LOOK))
 
-    def _heed(self, node: str, box: str, beat: Beat, now: float, out: list[events.Action]) -> None:
+    def _heed(self, node: str, box: str, beat: NodeHeartbeat, now: float, out: list[events.Action]) -> None:
         """What a beat tells besides that its node lives."""
         self._mail.note(box, beat.read)
         if beat.read:

@@ -22,13 +22,22 @@ from elasticlib import _untrusted
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._state import Cause, Entry, Exits, Past, Round, Rules, State
 from elasticlib.rendezvous.protocol._exchange import box_name
-from elasticlib.rendezvous.protocol._messages import Descriptor, Failed, Final, Message, RoundEnd, Seat, decode, encode
+from elasticlib.rendezvous.protocol._messages import (
+    Descriptor,
+    Failed,
+    Final,
+    Message,
+    RankAssignment,
+    RoundEnd,
+    decode,
+    encode,
+)
 
 VERSION = 1
 _T = TypeVar("_T")
 _OWN = ("rank_base", "role_rank_base", "role_world_size")
 """What differs between the seats of a round, besides the place."""
-_SHARED = tuple(part.name for part in fields(Seat) if part.name not in (*_OWN, "group_rank"))
+_SHARED = tuple(part.name for part in fields(RankAssignment) if part.name not in (*_OWN, "group_rank"))
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "int": _untrusted.whole,
     "float": _untrusted.seconds,
@@ -177,13 +186,13 @@ def _read_round(value: Any, now: float, after: Mapping[str, Exits]) -> Round:
     )
 
 
-def _read_seats(shared: Any, own: list[Any]) -> tuple[Seat, ...]:
+def _read_seats(shared: Any, own: list[Any]) -> tuple[RankAssignment, ...]:
     seats = []
     for place, numbers in enumerate(own):
         mine = dict(zip(_OWN, numbers, strict=True))
         body = {**{name: shared[name] for name in _SHARED}, **mine, "group_rank": place, "type": "seat", "v": 1}
         seats.append(body)
-    return tuple(_read_message(body, Seat) for body in seats)
+    return tuple(_read_message(body, RankAssignment) for body in seats)
 
 
 def _read_cause(value: Any, now: float) -> Cause:

@@ -16,7 +16,15 @@ from attrs import Attribute, Factory, field, frozen
 from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous.coordinator._ranks import natural_key
-from elasticlib.rendezvous.protocol._messages import Descriptor, FailureNote, Final, Report, RoundEnd, Seat, Told
+from elasticlib.rendezvous.protocol._messages import (
+    Descriptor,
+    FailureNote,
+    Final,
+    RankAssignment,
+    Report,
+    RoundEnd,
+    Told,
+)
 
 FIRST_PATIENCE = 600.0
 """Seconds that nodes wait for others where a `join_timeout` of 0 forbids to wait for replacements only."""
@@ -103,7 +111,7 @@ class Received:
 
 
 @frozen
-class Beats:
+class Heartbeats:
     """The beats were read: the count of each box that has one."""
 
     counts: Mapping[str, int]
@@ -138,7 +146,7 @@ class ClearStore:
     """Delete the keys that workers of the last round left in the shared store: none of them runs any more."""
 
 
-Event: TypeAlias = Received | Beats | Tick
+Event: TypeAlias = Received | Heartbeats | Tick
 Action: TypeAlias = Send | WakeAt | ClearStore
 
 
@@ -186,7 +194,7 @@ class Round:
     number: int
     entries: Mapping[str, Entry]
     """By node, in the order of group ranks."""
-    seats: tuple[Seat, ...]
+    seats: tuple[RankAssignment, ...]
     succeeded: frozenset[str] = frozenset()
     stopped: frozenset[str] = frozenset()
     """Nodes that have no worker of this round any more and did not succeed."""

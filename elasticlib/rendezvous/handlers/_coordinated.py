@@ -36,8 +36,8 @@ from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous.handlers import _round_store
 from elasticlib.rendezvous.handlers._base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from elasticlib.rendezvous.node._runtime import backend_of
-from elasticlib.rendezvous.protocol._messages import ContactLost, Final, RoundEnd, Seat
-from elasticlib.rendezvous.sidecar._client import RemoteMember
+from elasticlib.rendezvous.protocol._messages import ContactLost, Final, RankAssignment, RoundEnd
+from elasticlib.rendezvous.sidecar._client import SidecarClient
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -51,7 +51,7 @@ _log = logging.getLogger("elasticlib")
 
 
 class Connect(Protocol):
-    """Makes a node of a job; `RemoteMember` does, with a process that keeps the contact."""
+    """Makes a node of a job; `SidecarClient` does, with a process that keeps the contact."""
 
     def __call__(self, job: Job, *, stillness: float | None = None) -> Talk: ...
 
@@ -70,7 +70,7 @@ class CoordinatedHandler(RendezvousHandler):
     Raises `ConfigError` for a job that cannot work.
     """
 
-    def __init__(self, job: Job, connect: Connect = RemoteMember, check: Callable[[Job], object] = backend_of) -> None:
+    def __init__(self, job: Job, connect: Connect = SidecarClient, check: Callable[[Job], object] = backend_of) -> None:
         self.job = job
         check(job)  # says here and now what cannot work
         self._connect = connect
@@ -83,7 +83,7 @@ class CoordinatedHandler(RendezvousHandler):
         self._stores: list[Store] = []
         self._closing = False
         # What the coordinator said:
-        self._seat: Seat | None = None
+        self._seat: RankAssignment | None = None
         self._ended = False
         self._final: Final | None = None
         self._error: ElasticError | None = None
@@ -243,7 +243,7 @@ class CoordinatedHandler(RendezvousHandler):
                 start_thread(self._listener)
             return self._member
 
-    def _next_seat(self) -> Seat:
+    def _next_seat(self) -> RankAssignment:
         member = self._open()
         with self._turned:
             old, self._seat, self._ended = self._seat, None, False
@@ -264,10 +264,10 @@ class CoordinatedHandler(RendezvousHandler):
             finally:
                 self._seeks = False
 
-    def _given(self) -> Seat | None:
+    def _given(self) -> RankAssignment | None:
         return self._seat
 
-    def _info(self, seat: Seat) -> RendezvousInfo:
+    def _info(self, seat: RankAssignment) -> RendezvousInfo:
         assert self._member is not None, "it gave the seat"
         listener = self._member.listener() if seat.group_rank == 0 else None
         if listener is not None:
@@ -314,7 +314,7 @@ class CoordinatedHandler(RendezvousHandler):
                 self._turned.notify_all()
 
     def _note(self, word: Word) -> None:
-        if isinstance(word, Seat):
+        if isinstance(word, RankAssignment):
             self._seat, self._ended = word, False
         elif isinstance(word, Final):
             self._final = word

@@ -34,7 +34,7 @@ from elasticlib.rendezvous.handlers._in_program import connect_here
 from elasticlib.rendezvous.handlers._round_store import apart
 from elasticlib.rendezvous.net._binding import outward_address
 from elasticlib.rendezvous.net._endpoint import is_loopback
-from elasticlib.rendezvous.protocol._messages import Seat
+from elasticlib.rendezvous.protocol._messages import RankAssignment
 from elasticlib.rendezvous.stores._state_backend import RendezvousBackend
 from elasticlib.spec import TOKEN_VARIABLE
 
@@ -168,7 +168,7 @@ class DynamicRendezvousHandler(CoordinatedHandler):
         del stillness  # a program's threads stand still together
         return connect_here(job, self._holder, _address_beside(self._store))
 
-    def _info(self, seat: Seat) -> RendezvousInfo:
+    def _info(self, seat: RankAssignment) -> RendezvousInfo:
         info = super()._info(seat)
         return evolve(info, store=apart(self._store, self.job.run_id, seat.round))
 

@@ -12,12 +12,12 @@ from typing import Any, cast
 
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Talk
-from elasticlib.rendezvous.node._runtime import Station
-from elasticlib.rendezvous.stores._compare_and_set import EtcdExchange
+from elasticlib.rendezvous.node._runtime import NodeRuntime
+from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
 from elasticlib.rendezvous.stores._election import Candidate
 from elasticlib.rendezvous.stores._state_backend import RendezvousBackend
 from elasticlib.rendezvous.stores._state_keys import LONGEST, SharedState, StateKeys
-from elasticlib.rendezvous.stores._state_log import Journal
+from elasticlib.rendezvous.stores._state_log import StateLog
 
 ROOT = "/job"
 """What all keys lie below: a state belongs to one job."""
@@ -36,9 +36,9 @@ class StateBackend:
         self._heartbeat = heartbeat
         self._address = address
 
-    def dial(self, timeout: float) -> EtcdExchange:
+    def dial(self, timeout: float) -> CompareAndSetExchange:
         """A connection; raises `RendezvousConnectionError` when the back end does not answer now."""
-        return EtcdExchange(self.connect(timeout), ROOT)
+        return CompareAndSetExchange(self.connect(timeout), ROOT)
 
     def connect(self, timeout: float) -> StateKeys:
         """Like `dial`, for those who need more than an exchange; *timeout* binds the back end's own calls only."""
@@ -53,7 +53,7 @@ class StateBackend:
     def candidate(
         self,
         name: str,
-        on_elected: Callable[[Journal], None],
+        on_elected: Callable[[StateLog], None],
         on_lost: Callable[[str], None],
         ttl: float | None = None,
     ) -> Candidate:
@@ -68,7 +68,7 @@ class StateBackend:
 class _Place:
     """The member of a station, closed together with it."""
 
-    def __init__(self, station: Station, linger: float) -> None:
+    def __init__(self, station: NodeRuntime, linger: float) -> None:
         self._station = station
         self._linger = linger
 
@@ -81,6 +81,6 @@ class _Place:
 
 def connect_here(job: Job, backend: RendezvousBackend, address: str | None) -> Talk:
     """This node's place in *job*, whose nodes meet in the state that *backend* holds."""
-    station = Station(job, backend=StateBackend(backend, job.heartbeat, address))
+    station = NodeRuntime(job, backend=StateBackend(backend, job.heartbeat, address))
     station.start()
     return cast(Talk, _Place(station, job.close_timeout))

@@ -27,7 +27,7 @@ _GLOBAL_SCOPE = "00"
 
 
 @define(eq=False)
-class BoundOffer:
+class BoundNodeInfo:
     """Binds a socket for each round; `address` tells how peers reach this machine, once that is known."""
 
     address: Callable[[], str] = lambda: LOOPBACK
@@ -61,7 +61,7 @@ class BoundOffer:
 
 
 @frozen
-class FixedOffer:
+class FixedNodeInfo:
     """Where the job's own store serves the workers, too: nothing is bound."""
 
     address: str

@@ -14,14 +14,14 @@ from elasticlib.errors import RendezvousClosedError, RendezvousStateError
 from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE, beat_key, key_place, report_place
 from elasticlib.rendezvous.protocol._messages import (
     VERSION,
-    Beat,
+    Announcement,
+    CoordinatorHeartbeat,
+    Envelope,
     Failed,
     Final,
-    Hello,
-    Letter,
-    Pulse,
+    NodeHeartbeat,
+    RankAssignment,
     Report,
-    Seat,
     Told,
     decode,
     encode,
@@ -44,13 +44,13 @@ class Belief:
     nonce: str = ""
     """The coordinator's, once its greeting was read."""
 
-    def hello(self, data: bytes) -> Hello:
+    def hello(self, data: bytes) -> Announcement:
         """The greeting; raises `RendezvousClosedError` when the job that this node was in is not there any more."""
         try:
             hello = decode(data, self.key, key_place(self.run_id, "", HELLO))
         except RendezvousStateError as error:
             raise RendezvousStateError(_doubt(data, self.key, error)) from error
-        if not isinstance(hello, Hello) or hello.run_id != self.run_id:
+        if not isinstance(hello, Announcement) or hello.run_id != self.run_id:
             raise RendezvousStateError(f"where the greeting of job {self.run_id!r} should be is {data[:80]!r}")
         if self.nonce and hello.nonce != self.nonce:
             raise self.begun_anew(f" on {hello.host}")
@@ -60,7 +60,7 @@ class Belief:
         """Why this node has no part in the job any more."""
         return RendezvousClosedError(f"job {self.run_id!r} has begun anew{where}: our part of it is over")
 
-    def pulse(self, data: bytes | None) -> tuple[Pulse | None, str]:
+    def pulse(self, data: bytes | None) -> tuple[CoordinatorHeartbeat | None, str]:
         """The coordinator's heartbeat; or None, and why what lies there is none that can be believed."""
         if data is None:
             return None, "the store answers, but no heartbeat of the job's coordinator is there"
@@ -69,7 +69,7 @@ class Belief:
         except RendezvousStateError as error:
             return None, f"the heartbeat of the job's coordinator was overwritten: {error}"
         # Another beginning of the job has a pulse, too: only a token's signature would tell it from ours.
-        if not isinstance(pulse, Pulse) or pulse.nonce != self.nonce:
+        if not isinstance(pulse, CoordinatorHeartbeat) or pulse.nonce != self.nonce:
             return None, "the heartbeat in the store is not that of this job's coordinator"
         return pulse, ""
 
@@ -78,7 +78,7 @@ class Belief:
         message = decode(data, self.key, key_place(self.run_id, self.nonce, key))
         if not isinstance(message, Told):
             raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
-        if isinstance(message, Seat) and message.round <= last:
+        if isinstance(message, RankAssignment) and message.round <= last:
             raise RendezvousStateError(f"{key} holds a seat in round {message.round}, and round {last} had come before")
         return message
 
@@ -95,9 +95,9 @@ class Belief:
 
     def letter(self, seq: int, report: Report) -> bytes:
         """A report of this node, as the coordinator wants it."""
-        return encode(Letter(seq, report), self.key, report_place(self.run_id, self.nonce, self.node, seq))
+        return encode(Envelope(seq, report), self.key, report_place(self.run_id, self.nonce, self.node, seq))
 
-    def beat(self, box: str, beat: Beat) -> bytes:
+    def beat(self, box: str, beat: NodeHeartbeat) -> bytes:
         """A beat of this node."""
         return encode(beat, self.key, key_place(self.run_id, self.nonce, beat_key(box)))
 

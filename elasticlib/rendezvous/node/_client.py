@@ -32,8 +32,8 @@ from elasticlib.rendezvous.protocol._messages import (
     Final,
     Join,
     Leave,
+    RankAssignment,
     Report,
-    Seat,
     Terms,
     decode,
     encode,
@@ -49,7 +49,7 @@ _PARTING = 1.0
 """Seconds that `close` waits for a store which does not answer."""
 
 
-class Offer(Protocol):
+class NodeInfo(Protocol):
     """What this node brings to a round."""
 
     def describe(self, slots: int, role: str) -> Descriptor:
@@ -59,7 +59,7 @@ class Offer(Protocol):
         """What was bound for the last descriptor, now the caller's own; None when there is nothing."""
 
 
-class Member(Reporter):
+class NodeClient(Reporter):
     """
     The node called *node*, as it speaks with the coordinator of job *run_id*; fulfils `Membership`.
 
@@ -71,7 +71,7 @@ class Member(Reporter):
         self,
         dial: Dial,
         node: str,
-        offer: Offer,
+        offer: NodeInfo,
         *,
         run_id: str = "",
         terms: Terms | None = None,
@@ -183,7 +183,7 @@ class Member(Reporter):
             if error is not None and words:
                 os.eventfd_write(self._ready, 1)
         for word in words:
-            if isinstance(word, Seat):
+            if isinstance(word, RankAssignment):
                 self.round = word.round
             if isinstance(word, Final):
                 self.final = word

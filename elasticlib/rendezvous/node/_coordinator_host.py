@@ -36,7 +36,7 @@ from elasticlib.rendezvous.coordinator._state import Rules, State
 from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, perform
 from elasticlib.rendezvous.protocol._progress import Seen
-from elasticlib.rendezvous.stores._state_log import Journal, LeadershipLost
+from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
 
 _log = logging.getLogger("elasticlib")
 
@@ -56,7 +56,7 @@ class Host:
         name: str = "",
         key: bytes | None = None,
         clock: Clock = monotonic,
-        journal: Journal | None = None,
+        journal: StateLog | None = None,
         remark: str = "",
         seen: Seen | None = None,
     ) -> None:

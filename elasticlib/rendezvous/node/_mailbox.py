@@ -17,7 +17,7 @@ WAKE = b""
 
 
 @frozen
-class Box:
+class Mailbox:
     """By default there is none."""
 
     name: str = ""

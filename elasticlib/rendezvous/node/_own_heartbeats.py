@@ -10,7 +10,7 @@ from __future__ import annotations
 from attrs import evolve, frozen
 from typing_extensions import Self
 
-from elasticlib.rendezvous.protocol._messages import Pulse
+from elasticlib.rendezvous.protocol._messages import CoordinatorHeartbeat
 
 _SEEN_BY = 0.25
 """Share of the heartbeat time in which a beat that is in the store is read, and the pulse says so."""
@@ -20,7 +20,7 @@ _KEPT = 4
 
 
 @frozen
-class OwnBeats:
+class OwnHeartbeats:
     """By default, those of a node that has not beaten yet."""
 
     count: int = 0
@@ -45,7 +45,7 @@ class OwnBeats:
         """Whether an answer to the wish should long have come, and it is time to say so."""
         return self.unanswered in _UNANSWERED
 
-    def are_destroyed(self, pulse: Pulse, node: str, heartbeat: float, known: int, asked: float) -> bool:
+    def are_destroyed(self, pulse: CoordinatorHeartbeat, node: str, heartbeat: float, known: int, asked: float) -> bool:
         """
         Whether *pulse*, which was *asked* for then, misses beats of this *node* that are in the store.
 

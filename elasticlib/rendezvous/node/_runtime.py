@@ -18,21 +18,21 @@ from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, 
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import STAYS
 from elasticlib.rendezvous.net._dial import RefusedError
-from elasticlib.rendezvous.net._node_info import LOOPBACK, BoundOffer, FixedOffer
-from elasticlib.rendezvous.node._client import Member
+from elasticlib.rendezvous.net._node_info import LOOPBACK, BoundNodeInfo, FixedNodeInfo
+from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._exchange import Exchange
 from elasticlib.rendezvous.protocol._messages import key_of
 from elasticlib.rendezvous.protocol._shortening import SHORT, cut
-from elasticlib.rendezvous.stores._state_log import Journal, LeadershipLost
+from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
 
 _log = logging.getLogger("elasticlib")
 
 _MOST_NAMES = 8
 _AGAIN = 0.5
 _RESIGNING = 2.0
-"""Seconds that `Station.close` waits until this node's candidate has resigned."""
+"""Seconds that `NodeRuntime.close` waits until this node's candidate has resigned."""
 
 
 def backend_of(job: Job) -> Any:
@@ -51,14 +51,14 @@ def _named(run_id: str) -> str:
     return repr(cut(run_id, SHORT, 0.75))
 
 
-class Station:
+class NodeRuntime:
     """
     The node's share of *job*: `member` speaks for it from `start` on. `close` it when done.
 
     Raises `ConfigError` for a job that cannot work; nothing is connected before `start`.
     """
 
-    member: Member
+    member: NodeClient
 
     def __init__(self, job: Job, clock: Clock = monotonic, backend: Any = None) -> None:
         """*backend* carries the job, such that any node may coordinate it; None: what the job names."""
@@ -89,7 +89,7 @@ class Station:
         """Begin to seek the job."""
         job = self.job
         self._began = self._clock()
-        self.member = Member(
+        self.member = NodeClient(
             self._dial_etcd if self._moves else self._dial_c10d,
             job.node,
             self._offer(),
@@ -151,12 +151,12 @@ class Station:
         # Whoever waits for this process must know how long that may be.
         _log.warning("%s %s: %g s at most (store_linger), or until Ctrl-C", what, why, limit, extra={STAYS: limit})
 
-    def _offer(self) -> BoundOffer | FixedOffer:
+    def _offer(self) -> BoundNodeInfo | FixedNodeInfo:
         job = self.job
         if job.backend == "static":
             host, port = self._backend.host_and_port()
-            return FixedOffer(host, lambda: int(port), job.node_rank, lambda: job.node_rank == 0, job.work)
-        return BoundOffer(self._address, index=job.node_rank, hosts=lambda: self.hosts_store, work=job.work)
+            return FixedNodeInfo(host, lambda: int(port), job.node_rank, lambda: job.node_rank == 0, job.work)
+        return BoundNodeInfo(self._address, index=job.node_rank, hosts=lambda: self.hosts_store, work=job.work)
 
     def _address(self) -> str:
         if self.job.local_addr:
@@ -174,7 +174,7 @@ class Station:
         self._host.abandon(f"node {self.job.node}, which hosts the job's store, left: {why}", self.job.node)
         return True
 
-    def _new_host(self, exchange: Exchange, journal: Journal | None = None, remark: str = "") -> Host:
+    def _new_host(self, exchange: Exchange, journal: StateLog | None = None, remark: str = "") -> Host:
         job = self.job
         return Host(
             exchange,
@@ -246,7 +246,7 @@ class Station:
                 self._candidate.start()
         return exchange
 
-    def _elected(self, journal: Journal) -> None:
+    def _elected(self, journal: StateLog) -> None:
         try:
             over = self.member.is_over() and journal.load() is None
         except RendezvousError:
@@ -270,7 +270,7 @@ class Station:
         broken.__cause__ = error
         self.member.fail(broken)
 
-    def _lead(self, journal: Journal) -> None:
+    def _lead(self, journal: StateLog) -> None:
         """Coordinate for as long as the term lasts."""
         while self._leads and not self._closing:
             try:

@@ -25,10 +25,10 @@ from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node import _session_liveness
 from elasticlib.rendezvous.node._belief import DOUBT, LOOK_AGAIN, Belief
 from elasticlib.rendezvous.node._lanes import GREETING, SLICE, Asked, Lanes, Task
-from elasticlib.rendezvous.node._mailbox import WAKE, Box
+from elasticlib.rendezvous.node._mailbox import WAKE, Mailbox
 from elasticlib.rendezvous.node._outbox import Outbox, Written
-from elasticlib.rendezvous.node._own_heartbeats import OwnBeats
-from elasticlib.rendezvous.node._session_liveness import NO_PULSE, Contact, Limits, Tick
+from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
+from elasticlib.rendezvous.node._session_liveness import NO_PULSE, Limits, SessionLiveness, Tick
 from elasticlib.rendezvous.node._waiting import Waiting, search
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE, beat_key, box_name
@@ -42,7 +42,7 @@ class Session:
     """All that one node knows of its job. `take` what came for its agent."""
 
     belief: Belief
-    contact: Contact
+    contact: SessionLiveness
     terms: messages.Terms | None = None
     where: str = ""  # the store's place, for people
     words: tuple[Word, ...] = ()
@@ -59,8 +59,8 @@ class Session:
     _host: str = ""
     # What outlives a connection: letters to send, the box to read, and how far both have come.
     _outbox: Outbox = field(factory=Outbox)
-    _box: Box = field(factory=Box)
-    _beats: OwnBeats = field(factory=OwnBeats)
+    _box: Mailbox = field(factory=Mailbox)
+    _beats: OwnHeartbeats = field(factory=OwnHeartbeats)
     _held: bool = False
     _waiting: Waiting | None = None  # for a seat
     # The connection.
@@ -160,7 +160,8 @@ class Session:
         self._outbox = self._outbox.add(wish)
         self._box = self._box.opened(box_name(self.belief.node, self._outbox.wish), self.seen.epoch)
         # What came before and was not taken speaks of a seat that this node does not want any more.
-        self.words = tuple(word for word in self.words if not isinstance(word, (messages.Seat, messages.RoundEnd)))
+        old = (messages.RankAssignment, messages.RoundEnd)
+        self.words = tuple(word for word in self.words if not isinstance(word, old))
         self._waiting, self.contact, self._beats = (
             Waiting(now),
             _session_liveness.wish(self.contact),
@@ -192,7 +193,7 @@ class Session:
     def _stop(self, why: str, grace: float) -> None:
         """Others may have this node's seat by now, and one that was not taken yet is none any more."""
         self.words = (
-            *(word for word in self.words if not isinstance(word, messages.Seat)),
+            *(word for word in self.words if not isinstance(word, messages.RankAssignment)),
             messages.ContactLost(why, grace),
         )
 
@@ -316,11 +317,11 @@ class Session:
             self._waiting = self._waiting if isinstance(notice, messages.RoundEnd) else None
         if isinstance(notice, messages.Final):
             self.final = notice
-            self._outbox = self._outbox.add(messages.Bye(self.belief.node))
+            self._outbox = self._outbox.add(messages.Acknowledgement(self.belief.node))
 
     def _in_time(self, word: Word) -> Word:
         """The word itself, if it is not a seat that others may have by now."""
-        if not isinstance(word, messages.Seat) or self.final is not None or not self.contact.fenced:
+        if not isinstance(word, messages.RankAssignment) or self.final is not None or not self.contact.fenced:
             return word
         why = f"the seat in round {word.round} came while contact was lost"
         return messages.ContactLost(why, GRACE * self.contact.limits.heartbeat)
@@ -372,7 +373,8 @@ class Session:
         self._beats = self._beats.next()
         if self._waiting is not None and self._beats.is_late():
             self._outbox = self._outbox.again(self.seen)
-        beat = self.belief.beat(self._box.name, messages.Beat(self._beats.count, self._box.read, self._outbox.said))
+        count, read, said = self._beats.count, self._box.read, self._outbox.said
+        beat = self.belief.beat(self._box.name, messages.NodeHeartbeat(count, read, said))
         self._ask(events.Lane.SPEAK, Task.BEAT, Write({beat_key(self._box.name): beat}), now, out)
 
     def _next_key(self) -> str | None:

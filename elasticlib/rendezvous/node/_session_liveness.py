@@ -122,7 +122,7 @@ Action: TypeAlias = Connect | Fence | GiveUp
 
 
 @frozen
-class Contact:
+class SessionLiveness:
     """All that a node knows about its contact."""
 
     limits: Limits
@@ -153,15 +153,15 @@ class Contact:
     over: bool = False
 
 
-Outcome: TypeAlias = tuple[Contact, tuple[Action, ...]]
+Outcome: TypeAlias = tuple[SessionLiveness, tuple[Action, ...]]
 
 
 def begin(limits: Limits, now: float) -> Outcome:
     """A node that knows nobody yet."""
-    return evolve(Contact(limits, began=now, try_at=now), trying=True), (Connect(),)
+    return evolve(SessionLiveness(limits, began=now, try_at=now), trying=True), (Connect(),)
 
 
-def step(contact: Contact, event: Event, now: float) -> Outcome:
+def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
     """What *event* changes, and what to do about it; *now* never goes back."""
     if contact.over:
         return contact, ()
@@ -216,12 +216,12 @@ def step(contact: Contact, event: Event, now: float) -> Outcome:
     return _settle(contact, now)
 
 
-def wish(contact: Contact) -> Contact:
+def wish(contact: SessionLiveness) -> SessionLiveness:
     """No worker of this node runs any more, and it asks for a seat: what was before does not matter."""
     return evolve(contact, compares=False, doomed_at=None)
 
 
-def wake_at(contact: Contact) -> float | None:
+def wake_at(contact: SessionLiveness) -> float | None:
     """When `step` wants a `Tick` at the latest."""
     if contact.over:
         return None
@@ -235,24 +235,24 @@ def wake_at(contact: Contact) -> float | None:
     return min(times, default=None)
 
 
-def attempt_of(contact: Contact) -> float:
+def attempt_of(contact: SessionLiveness) -> float:
     """Seconds for one attempt to connect: after a loss of contact there are fewer to lose."""
     heartbeat = contact.limits.heartbeat
     return min(ATTEMPT, max(1.0, INTERVAL * heartbeat)) if heartbeat else ATTEMPT
 
 
-def search_ends_at(contact: Contact) -> float | None:
+def search_ends_at(contact: SessionLiveness) -> float | None:
     """When the search is given up; None while there is contact."""
     return None if contact.live else _deadline(contact)
 
 
-def search(contact: Contact, now: float) -> str:
+def search(contact: SessionLiveness, now: float) -> str:
     """What hinders the search and how long it may take yet, for people; empty while there is contact."""
     end = search_ends_at(contact)
     return "" if end is None else f"{contact.trouble}; {max(0.0, end - now):.0f} s left"
 
 
-def kill_at(contact: Contact) -> float | None:
+def kill_at(contact: SessionLiveness) -> float | None:
     """When workers that still run here must be killed, whoever else has been told."""
     if not contact.met or not contact.limits.heartbeat:
         return None
@@ -260,7 +260,7 @@ def kill_at(contact: Contact) -> float | None:
     return limit if contact.doomed_at is None else min(limit, contact.doomed_at)
 
 
-def _slept(contact: Contact, pulse: int | None) -> int:
+def _slept(contact: SessionLiveness, pulse: int | None) -> int:
     """By how much the coordinator's time has gone on more than this node's can have; 0: not so."""
     if pulse is None or pulse <= contact.pulse or not contact.compares or not contact.limits.heartbeat:
         return 0  # one that is not there, or of the past: somebody put it there
@@ -270,7 +270,7 @@ def _slept(contact: Contact, pulse: int | None) -> int:
     return grown if grown >= SLEPT else 0
 
 
-def _wake(contact: Contact, slept: int, now: float) -> Outcome:
+def _wake(contact: SessionLiveness, slept: int, now: float) -> Outcome:
     heartbeat = contact.limits.heartbeat
     passed = f"{slept * TICK * heartbeat:.3g} s of the job's time"
     why = f"{passed} went by between two beats of this node, as if it had slept: others may have its ranks"
@@ -279,29 +279,29 @@ def _wake(contact: Contact, slept: int, now: float) -> Outcome:
     return contact, (Fence(why, GRACE * heartbeat), *actions)
 
 
-def _fence_at(contact: Contact) -> float:
+def _fence_at(contact: SessionLiveness) -> float:
     beats = contact.acknowledged + FENCE * contact.limits.heartbeat
     # Two clocks of one interval each lie between two pulses that are seen: this limit is the wider one.
     return beats if contact.limits.moves else min(beats, contact.pulse_at + contact.limits.heartbeat)
 
 
-def _doubt_at(contact: Contact) -> float:
+def _doubt_at(contact: SessionLiveness) -> float:
     """When contact that came back, and acknowledged nothing since, is sought anew."""
     return contact.began + FENCE * contact.limits.heartbeat
 
 
-def _silent_at(contact: Contact) -> float:
+def _silent_at(contact: SessionLiveness) -> float:
     """When a coordinator whose pulse stands still, though its store answers, is given up."""
     quiet = math.inf if contact.quiet_since is None else contact.quiet_since
     return quiet + contact.limits.heartbeat + contact.limits.reconnect_timeout
 
 
-def _deadline(contact: Contact) -> float:
+def _deadline(contact: SessionLiveness) -> float:
     limits = contact.limits
     return contact.began + (limits.reconnect_timeout if contact.met else limits.join_timeout)
 
 
-def _broken(contact: Contact, why: str, gone: bool, now: float) -> Contact:
+def _broken(contact: SessionLiveness, why: str, gone: bool, now: float) -> SessionLiveness:
     first = contact.live
     return evolve(
         contact,
@@ -316,7 +316,7 @@ def _broken(contact: Contact, why: str, gone: bool, now: float) -> Contact:
     )
 
 
-def _settle(contact: Contact, now: float) -> Outcome:
+def _settle(contact: SessionLiveness, now: float) -> Outcome:
     actions: list[Action] = []
     heartbeat = contact.limits.heartbeat
     if contact.met and heartbeat and not contact.fenced and now >= _fence_at(contact):

@@ -1,12 +1,12 @@
 """
 The few things that a store must do to carry a job, and where messages lie in it.
 
-    hello             `Hello` of the coordinator
-    pulse             `Pulse` of the coordinator
-    inbox             `Letter`s to the coordinator: posted by all, received by one
+    hello             `Announcement` of the coordinator
+    pulse             `CoordinatorHeartbeat` of the coordinator
+    inbox             `Envelope`s to the coordinator: posted by all, received by one
     cause             `Failed` with the root cause of the job's end, where it is long: notices have it in brief
     box/<box>/<k>     notice k = 0, 1, ... to the node whose latest Join named this box
-    beat/<box>        `Beat` of that node
+    beat/<box>        `NodeHeartbeat` of that node
 
 Rules of this file: nothing here but the contract and the key names. A key of a box has one writer and one
 reader, who deletes it once read; so any reader can be woken by a value put into its own key.

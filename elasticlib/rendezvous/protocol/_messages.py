@@ -134,7 +134,7 @@ class Leave:
 
 
 @frozen
-class Seat:
+class RankAssignment:
     """To one node: its place in a round. Ranks of its workers are `rank_base` + local rank."""
 
     round: int = field(validator=ge(0))
@@ -202,7 +202,7 @@ class Final:
 
 
 @frozen
-class Bye:
+class Acknowledgement:
     """To the coordinator: this node has read its `Final`; it needs the store no more."""
 
     node: Name
@@ -217,7 +217,7 @@ class Close:
 
 
 @frozen
-class Letter:
+class Envelope:
     """A report in its envelope. Letters of a node are numbered from 1; the same number is the same letter."""
 
     seq: int = field(validator=ge(1))
@@ -225,7 +225,7 @@ class Letter:
 
 
 @frozen
-class Hello:
+class Announcement:
     """The coordinator's greeting, for whoever comes: which job this is, and how it is run."""
 
     run_id: Code
@@ -250,7 +250,7 @@ class Missed:
 
 
 @frozen
-class Pulse:
+class CoordinatorHeartbeat:
     """The coordinator lives: `count` grows, by one for each `TICK` of the heartbeat time and each pulse."""
 
     nonce: Code
@@ -272,7 +272,7 @@ class Pulse:
 
 
 @frozen
-class Beat:
+class NodeHeartbeat:
     """A node lives: `count` grows with each beat of the box."""
 
     count: int = field(validator=ge(0))
@@ -301,16 +301,16 @@ class StoreGone:
     why: str
 
 
-Report: TypeAlias = Join | Failed | Stopped | Succeeded | Leave | Bye | Close
+Report: TypeAlias = Join | Failed | Stopped | Succeeded | Leave | Acknowledgement | Close
 """What nodes tell the coordinator."""
 
-Notice: TypeAlias = Seat | RoundEnd | Final
+Notice: TypeAlias = RankAssignment | RoundEnd | Final
 """What the coordinator tells nodes."""
 
 Told: TypeAlias = Notice | GivenUp | Elaborate
 """Besides, what is meant for a node's session, and not for its agent."""
 
-Message: TypeAlias = Report | Told | Letter | Hello | Pulse | Beat
+Message: TypeAlias = Report | Told | Envelope | Announcement | CoordinatorHeartbeat | NodeHeartbeat
 
 _CLASSES: dict[str, type[Any]] = {
     "join": Join,
@@ -318,13 +318,13 @@ _CLASSES: dict[str, type[Any]] = {
     "stopped": Stopped,
     "succeeded": Succeeded,
     "leave": Leave,
-    "bye": Bye,
+    "bye": Acknowledgement,
     "close": Close,
-    "letter": Letter,
-    "hello": Hello,
-    "pulse": Pulse,
-    "beat": Beat,
-    "seat": Seat,
+    "letter": Envelope,
+    "hello": Announcement,
+    "pulse": CoordinatorHeartbeat,
+    "beat": NodeHeartbeat,
+    "seat": RankAssignment,
     "end": RoundEnd,
     "given up": GivenUp,
     "elaborate": Elaborate,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from attrs import evolve, frozen
 from typing_extensions import Self
 
-from elasticlib.rendezvous.protocol._messages import Pulse, Seat, Told
+from elasticlib.rendezvous.protocol._messages import CoordinatorHeartbeat, RankAssignment, Told
 
 
 @frozen
@@ -25,18 +25,18 @@ class Seen:
     pulse: int = 0
     """Count of the coordinator's latest pulse."""
 
-    def greeted(self, nonce: str, pulse: Pulse | None) -> Self:
+    def greeted(self, nonce: str, pulse: CoordinatorHeartbeat | None) -> Self:
         """With the job that this is, and the pulse that lay beside the greeting."""
         # Not its epoch: that of a new coordinator is noticed where all follows that must.
         return evolve(self, nonce=nonce, pulse=self.pulse if pulse is None else max(self.pulse, pulse.count))
 
-    def felt(self, pulse: Pulse) -> Self:
+    def felt(self, pulse: CoordinatorHeartbeat) -> Self:
         """After a pulse of the coordinator."""
         return evolve(self, epoch=max(self.epoch, pulse.epoch), pulse=max(self.pulse, pulse.count))
 
     def told(self, notice: Told) -> Self:
         """After a notice of the coordinator."""
-        return evolve(self, round=notice.round) if isinstance(notice, Seat) else self
+        return evolve(self, round=notice.round) if isinstance(notice, RankAssignment) else self
 
     def beyond(self, epoch: int, round: int) -> str:
         """What a coordinator that remembers no more than that has forgotten, for people; empty: nothing."""

@@ -1,5 +1,5 @@
 """
-The rendezvous process: one node's share in a job, apart from its launcher (which holds a `_remote.RemoteMember`).
+The rendezvous process: one node's share in a job, apart from its launcher (which holds a `_remote.SidecarClient`).
 
 It keeps the contact while the launcher may be busy; lets the node count as lost when the launcher stands
 still; kills the spawner, and with it all workers, when they outlive the contact; and when the launcher dies it
@@ -37,14 +37,14 @@ from elasticlib.rendezvous.protocol._messages import (
     Failed,
     Final,
     Leave,
-    Seat,
+    RankAssignment,
     Stopped,
     StoreGone,
     Succeeded,
     decode,
     encode,
 )
-from elasticlib.rendezvous.sidecar._watch import SILENCE, Vigil
+from elasticlib.rendezvous.sidecar._watch import SILENCE, SidecarWatch
 
 _DEATH_LIMIT = 5
 """Seconds from the launcher's death until this process is gone, come what may."""
@@ -63,8 +63,8 @@ class Seated(Talk, Protocol):
         """Seconds until workers that still run here must be killed; None: no need that can be foreseen."""
 
 
-class Share(Protocol):
-    """What this process keeps for its node: a `Station`."""
+class NodeService(Protocol):
+    """What this process keeps for its node: a `NodeRuntime`."""
 
     def prepare(self) -> None:
         """Import what takes long; nothing is contacted."""
@@ -139,11 +139,11 @@ class LogLines(logging.Handler):
 
 
 @define(eq=False)
-class Pump:
+class Bridge:
     """Carries words between the launcher's *channel* and the node's *share* until one of them is done."""
 
     channel: Channel
-    share: Share
+    share: NodeService
     heartbeat: float
     lines: LogLines
     launcher: int
@@ -152,7 +152,7 @@ class Pump:
     """For others who can end the workers, in case this process is stopped."""
     clock: Clock = monotonic
     guarded: Guarded = Factory(Guarded)
-    vigil: Vigil = field(init=False)
+    vigil: SidecarWatch = field(init=False)
     stillness: float = SILENCE
     _broken: bool = False
     _waiting: int = 0
@@ -167,7 +167,7 @@ class Pump:
 
     def begin(self) -> None:
         """Tell the launcher that this process is there."""
-        self.vigil = Vigil(self.heartbeat, self.clock(), self.clock(), self.stillness)
+        self.vigil = SidecarWatch(self.heartbeat, self.clock(), self.clock(), self.stillness)
         self.channel.send({"op": "alive"})
 
     def step(self, patience: float | None) -> bool | None:
@@ -265,11 +265,11 @@ class Pump:
             self._waiting = waiting
             self.channel.send({"op": "waiting", "count": waiting})
 
-    def _tell(self, notice: Seat | Final | object) -> None:
+    def _tell(self, notice: RankAssignment | Final | object) -> None:
         text = encode(notice).decode("ascii")  # type: ignore[arg-type]
         message: Message = {"op": "notice", "notice": text, "wish": self.vigil.wish}
         listener = None
-        if isinstance(notice, Seat):
+        if isinstance(notice, RankAssignment):
             self.vigil = self.vigil.seated()
             self._renew_lease()
             listener = self.share.member.listener() if notice.group_rank == 0 else None
@@ -304,13 +304,13 @@ def told(error: Exception) -> Message:
     return {"op": "error", "kind": "", "text": f"the rendezvous process failed: {type(error).__name__}: {error}"}
 
 
-def _open(job: Job) -> Share:
-    from elasticlib.rendezvous.node._runtime import Station
+def _open(job: Job) -> NodeService:
+    from elasticlib.rendezvous.node._runtime import NodeRuntime
 
-    return Station(job)
+    return NodeRuntime(job)
 
 
-def main(make: Callable[[Job], Share] = _open) -> NoReturn:
+def main(make: Callable[[Job], NodeService] = _open) -> NoReturn:
     """Be the rendezvous process of the parent, whose channel is descriptor `CHANNEL_FD`."""
     parent = os.getppid()
     # What a scheduler sends to every process of the job is for the launcher, which then parts in order.
@@ -338,7 +338,7 @@ def main(make: Callable[[Job], Share] = _open) -> NoReturn:
         # process that has not begun more time than one that falls silent.
         share.prepare()
         share.start()
-        pump = Pump(channel, share, job.heartbeat, lines, launcher, Lease(*first[1]))
+        pump = Bridge(channel, share, job.heartbeat, lines, launcher, Lease(*first[1]))
         if (stillness := first[0]["stillness"]) is not None:
             pump.stillness = stillness
         if pump.run():
@@ -351,7 +351,7 @@ def main(make: Callable[[Job], Share] = _open) -> NoReturn:
     os._exit(0)
 
 
-def _part(pump: Pump, linger: float) -> None:
+def _part(pump: Bridge, linger: float) -> None:
     """Wait for others to read the end, and to end, but not for longer than the launcher lives."""
     parted = os.eventfd(0, os.EFD_CLOEXEC)
 
@@ -371,7 +371,7 @@ def _part(pump: Pump, linger: float) -> None:
         wait_readable([parted], _GOODBYE)
 
 
-def _bear_witness(pump: Pump) -> None:
+def _bear_witness(pump: Bridge) -> None:
     """The launcher is dead: see its workers end, and say so in its place."""
     signal.alarm(_DEATH_LIMIT)
     gone = pump.outlast(_OWN_END)

@@ -43,9 +43,9 @@ from elasticlib.rendezvous.protocol._messages import (
     ContactLost,
     Final,
     Leave,
+    RankAssignment,
     Report,
     RoundEnd,
-    Seat,
     StoreGone,
     decode,
     encode,
@@ -77,7 +77,7 @@ _PROGRAM = (
 )
 
 
-class RemoteMember(Reporter):
+class SidecarClient(Reporter):
     """
     This node's place in *job*, kept by a process of its own that starts now; fulfils `Membership`.
 
@@ -304,7 +304,7 @@ class RemoteMember(Reporter):
         match message["op"]:
             case "notice":
                 notice = decode(message["notice"].encode())
-                assert isinstance(notice, (Seat, RoundEnd, Final))
+                assert isinstance(notice, (RankAssignment, RoundEnd, Final))
                 if descriptors:
                     self._drop_listener()
                     self._listener = own(socket.socket(fileno=descriptors[0]))

@@ -24,7 +24,7 @@ _ANSWER = 0.15
 
 
 @frozen
-class Vigil:
+class SidecarWatch:
     """What is known, and what follows from it."""
 
     heartbeat: float

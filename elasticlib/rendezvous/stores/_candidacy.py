@@ -60,7 +60,7 @@ class Changed:
 
 
 @frozen
-class Seized:
+class Acquired:
     """The office is ours if there is a hold."""
 
     hold: Hold | None
@@ -103,7 +103,7 @@ class Close:
     """Stand no more; resign if in office."""
 
 
-Event: TypeAlias = Connected | Broke | Found | Changed | Seized | Elected | Declined | Renewed | Rested | Over | Close
+Event: TypeAlias = Connected | Broke | Found | Changed | Acquired | Elected | Declined | Renewed | Rested | Over | Close
 
 # Actions: what the shell must do.
 
@@ -129,8 +129,8 @@ class Await:
 
 
 @frozen
-class Seize:
-    """Take the office if nobody has it, for so many seconds without a renewal. Answer: `Seized`."""
+class Acquire:
+    """Take the office if nobody has it, for so many seconds without a renewal. Answer: `Acquired`."""
 
     ttl: float
 
@@ -186,7 +186,7 @@ class Stop:
     """This node stands no more."""
 
 
-Asked: TypeAlias = Look | Await | Seize | Elect | Renew | Keep | Release
+Asked: TypeAlias = Look | Await | Acquire | Elect | Renew | Keep | Release
 """What needs a connection."""
 Action: TypeAlias = Asked | Connect | Rest | VoteOut | Interrupt | Stop | Log
 
@@ -241,8 +241,8 @@ class Candidacy:
                 then = Await(version, SLICE)
             case Found():
                 self._sent = now
-                then = Seize(self.ttl)
-            case Seized(Hold() as hold):
+                then = Acquire(self.ttl)
+            case Acquired(Hold() as hold):
                 self.hold, self.until, then = hold, self._sent + hold.ttl, Elect(hold)
             case Elected():
                 self._in_office = True
@@ -258,7 +258,7 @@ class Candidacy:
             case Over(why, last):
                 self._closing = self._closing or last
                 self._leave(why, out)
-            case Seized() | Changed() | Rested():
+            case Acquired() | Changed() | Rested():
                 pass
             case _:
                 assert_never(event)

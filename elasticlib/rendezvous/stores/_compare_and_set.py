@@ -26,7 +26,7 @@ def key_path(root: str, key: str) -> str:
     return f"{root}/keys/{component(key)}"
 
 
-class EtcdExchange:
+class CompareAndSetExchange:
     """One connection; the contract is that of `Exchange`."""
 
     def __init__(
@@ -105,9 +105,9 @@ class EtcdExchange:
     def clear_foreign(self) -> None:
         """Nothing: workers never share etcd."""
 
-    def clone(self) -> EtcdExchange:
+    def clone(self) -> CompareAndSetExchange:
         """Another connection to the same server."""
-        return EtcdExchange(self._keys.clone(), self._root, self._hold, self._check)
+        return CompareAndSetExchange(self._keys.clone(), self._root, self._hold, self._check)
 
     def close(self) -> None:
         """Give the connection up."""

@@ -23,9 +23,9 @@ from elasticlib.rendezvous.protocol._exchange import HELLO
 from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.stores import _candidacy as events
 from elasticlib.rendezvous.stores._candidacy import PAUSE
-from elasticlib.rendezvous.stores._compare_and_set import EtcdExchange, key_path
+from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange, key_path
 from elasticlib.rendezvous.stores._keys import Hold, Keys
-from elasticlib.rendezvous.stores._state_log import Journal, LeadershipLost
+from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
 
 _log = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class Term:
             raise LeadershipLost(f"this node coordinates no more: {self.why}")
 
 
-class EtcdJournal:
-    """The contract is that of `Journal`."""
+class CompareAndSetStateLog:
+    """The contract is that of `StateLog`."""
 
     def __init__(self, connect: Callable[[float], Keys], keys: Keys, root: str, term: Term) -> None:
         self._connect = connect
@@ -110,13 +110,13 @@ class EtcdJournal:
         else:
             self._version = version
 
-    def exchange(self) -> EtcdExchange:
+    def exchange(self) -> CompareAndSetExchange:
         """A new connection, for as long as the term lasts; the journal itself goes on with the same server."""
         self._term.check()
         keys = self._connect(self._term.left())  # the former server may be gone, where there are several
         self._keys.close()
         self._keys = keys
-        return EtcdExchange(keys.clone(), self._root, self._term.hold, self._term.check)
+        return CompareAndSetExchange(keys.clone(), self._root, self._term.hold, self._term.check)
 
     def purge(self) -> None:
         """Delete all keys of the job."""
@@ -171,7 +171,7 @@ class Candidate:
     """
     Stands for election in a thread of its own, again and again, until `close`.
 
-    *on_elected* gets the `Journal`; a `RendezvousError` of it ends the term, and others get their turn. *on_lost*
+    *on_elected* gets the `StateLog`; a `RendezvousError` of it ends the term, and others get their turn. *on_lost*
     gets the reason when the term ended in any other way than by `close` or the journal's `purge`. Both are called
     from that thread, and the key is renewed only between calls: they must be quick.
     """
@@ -182,7 +182,7 @@ class Candidate:
         root: str,
         name: str,
         ttl: float,
-        on_elected: Callable[[Journal], None],
+        on_elected: Callable[[StateLog], None],
         on_lost: Callable[[str], None],
         clock: Clock = monotonic,
     ) -> None:
@@ -283,8 +283,8 @@ class Candidate:
             case events.Await(version, seconds):
                 keys.changed(self._leader, version, seconds)
                 return events.Changed()
-            case events.Seize(ttl):
-                return events.Seized(keys.seize(self._leader, self._name, ttl))
+            case events.Acquire(ttl):
+                return events.Acquired(keys.seize(self._leader, self._name, ttl))
             case events.Elect(hold):
                 return self._elect(keys, hold)
             case events.Renew(hold):
@@ -315,7 +315,7 @@ class Candidate:
                 term.end("it resigned")
         try:
             if term.left() > 0:
-                self._on_elected(EtcdJournal(self._connect, keys.clone(), self._root, term))
+                self._on_elected(CompareAndSetStateLog(self._connect, keys.clone(), self._root, term))
         except RendezvousError as error:
             self._end_term(str(error))
             return events.Declined(str(error))

@@ -13,30 +13,30 @@ from attrs import define, evolve, field
 
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, key_place
-from elasticlib.rendezvous.protocol._messages import Hello, Pulse, decode
+from elasticlib.rendezvous.protocol._messages import Announcement, CoordinatorHeartbeat, decode
 from elasticlib.rendezvous.protocol._shortening import line
 from elasticlib.rendezvous.stores._state_log import LeadershipLost
 from elasticlib.rendezvous.stores._torch_store import CLAIMANT, StoreExchange
 
 
-def greeting_of(data: bytes | None, run_id: str, key: bytes | None) -> Hello | None:
+def greeting_of(data: bytes | None, run_id: str, key: bytes | None) -> Announcement | None:
     """The greeting of a coordinator of this job; None for anything else."""
     try:
         hello = decode(data or b"", key, key_place(run_id, "", HELLO))
     except RendezvousStateError:
         return None
-    if not isinstance(hello, Hello) or hello.run_id != run_id:
+    if not isinstance(hello, Announcement) or hello.run_id != run_id:
         return None
     return evolve(hello, host=line(hello.host))
 
 
-def count_of(data: bytes | None, hello: Hello, key: bytes | None) -> int:
+def count_of(data: bytes | None, hello: Announcement, key: bytes | None) -> int:
     """How far the pulse of the coordinator that greets so has come; -1 where *data* is no pulse of it."""
     try:
         pulse = decode(data or b"", key, key_place(hello.run_id, hello.nonce, PULSE))
     except RendezvousStateError:
         return -1
-    return pulse.count if isinstance(pulse, Pulse) and pulse.nonce == hello.nonce else -1
+    return pulse.count if isinstance(pulse, CoordinatorHeartbeat) and pulse.nonce == hello.nonce else -1
 
 
 @define(eq=False)

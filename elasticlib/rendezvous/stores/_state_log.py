@@ -17,7 +17,7 @@ class LeadershipLost(RendezvousError):  # noqa: N818 - an event of the cluster r
     """You get it when you write as the coordinator, and another node coordinates by now, or may soon."""
 
 
-class Journal(Protocol):
+class StateLog(Protocol):
     """The coordinator's memory in the store, for one term of office. For one thread."""
 
     def load(self) -> bytes | None:

@@ -24,8 +24,8 @@ from attrs import define, frozen
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.coordinator._ranks import assign
-from elasticlib.rendezvous.protocol._messages import Final, Join, RoundEnd, Seat, Stopped, decode, encode
-from elasticlib.rendezvous.third_party._contract import ForeignStore
+from elasticlib.rendezvous.protocol._messages import Final, Join, RankAssignment, RoundEnd, Stopped, decode, encode
+from elasticlib.rendezvous.third_party._contract import ThirdPartyStore
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Past:
 class Agreement:
     """One node's side of it, in the round in which it has *rank* of *size*."""
 
-    store: ForeignStore
+    store: ThirdPartyStore
     rank: int
     size: int
     guard: Callable[[Callable[[], Any]], Any]
@@ -58,14 +58,14 @@ class Agreement:
     nonce: str = ""
     _assigned: bool = False
 
-    def meet(self, join: Join, past: Past, max_restarts: int) -> Seat | None:
+    def meet(self, join: Join, past: Past, max_restarts: int) -> RankAssignment | None:
         """The seat of the node that asks by *join*, once there is one; to be called until then."""
         if self.rank == 0:
             self._call_round(join, past)
             self._assigned = self._assigned or self._assign(max_restarts)
         else:
             self._follow(join, past)
-        seat = self._read_if_there(Seat, f"seat/{join.node}") if self.nonce else None
+        seat = self._read_if_there(RankAssignment, f"seat/{join.node}") if self.nonce else None
         if seat is None:
             return None
         if (seat.group_rank, seat.group_world_size) != (self.rank, self.size):

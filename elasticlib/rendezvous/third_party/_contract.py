@@ -15,7 +15,7 @@ from elasticlib.rendezvous.protocol._messages import Final
 METHODS = ("next_rendezvous", "is_closed", "set_closed", "num_nodes_waiting", "shutdown")
 
 
-class ForeignHandler(Protocol):
+class ThirdPartyHandler(Protocol):
     """What is called of a handler; `RendezvousHandler` has it, and torch's has."""
 
     def next_rendezvous(self) -> Any:
@@ -31,7 +31,7 @@ class ForeignHandler(Protocol):
         """Close the job for all."""
 
 
-class ForeignStore(Protocol):
+class ThirdPartyStore(Protocol):
     """What is asked of a handler's store; torch's stores have it."""
 
     def set(self, key: str, value: Any, /) -> Any:
@@ -47,11 +47,11 @@ class ForeignStore(Protocol):
         """Whether all keys are there."""
 
 
-def checked(handler: Any) -> ForeignHandler:
+def checked(handler: Any) -> ThirdPartyHandler:
     """The same handler; raises `ConfigError` when it is none."""
     if missing := _missing(handler):
         raise ConfigError(f"rdzv_handler={handler!r} is no rendezvous handler: it has no {', '.join(missing)}")
-    found: ForeignHandler = handler
+    found: ThirdPartyHandler = handler
     return found
 
 

@@ -18,7 +18,7 @@ _GRACE = 15.0
 
 
 @define
-class Inquest:
+class FailureCollection:
     """One node's part in it, from when its own workers are gone."""
 
     table: Agreement

@@ -38,16 +38,16 @@ from elasticlib.rendezvous.protocol._messages import (
     Final,
     Join,
     Leave,
+    RankAssignment,
     RoundEnd,
-    Seat,
     Stopped,
     Succeeded,
 )
 from elasticlib.rendezvous.third_party._agreement import Agreement, Past
 from elasticlib.rendezvous.third_party._contract import METHODS as METHODS
 from elasticlib.rendezvous.third_party._contract import checked, meaning
-from elasticlib.rendezvous.third_party._failure_collection import Inquest, describe
-from elasticlib.rendezvous.third_party._node_info import ForeignOffer
+from elasticlib.rendezvous.third_party._failure_collection import FailureCollection, describe
+from elasticlib.rendezvous.third_party._node_info import ThirdPartyNodeInfo
 
 BARRIER = 300.0
 """Seconds that a node whose workers ended well waits for the others."""
@@ -110,7 +110,7 @@ class HandlerMember:
         self._handler = checked(handler)
         self._max_restarts = max_restarts
         self._interval = monitor_interval
-        self._offer = ForeignOffer(local_addr)
+        self._offer = ThirdPartyNodeInfo(local_addr)
         self._barrier = barrier
         self._silence = silence
         self._clock = clock
@@ -125,7 +125,7 @@ class HandlerMember:
         self._phase = _Phase.IDLE
         self._past = Past()
         self._table: Agreement | None = None
-        self._inquest: Inquest | None = None
+        self._inquest: FailureCollection | None = None
         self._judges = False
         self._deadline = 0.0
         self._shut = False
@@ -283,7 +283,7 @@ class HandlerMember:
             self._phase = _Phase.RUNNING
             self._tell(seat)
 
-    def _agree(self, info: Any, table: Agreement, slots: int, role: str) -> Seat | None:
+    def _agree(self, info: Any, table: Agreement, slots: int, role: str) -> RankAssignment | None:
         """This node's seat; None when the handler calls for another round first."""
         shares = bool(getattr(self._handler, "use_agent_store", False))
         join = Join(self.node, self._offer.describe(info, shares=shares, slots=slots, role=role))
@@ -351,7 +351,7 @@ class HandlerMember:
         """After the last round: say what failed here, and wait for the verdict."""
         word = self._last_word
         if self._phase is _Phase.ENDED and word is not None and not word.restart:
-            self._inquest = Inquest(self._seated, self._judges, word.why, self._clock())
+            self._inquest = FailureCollection(self._seated, self._judges, word.why, self._clock())
             self._inquest.testify(stopped)
             self._phase = _Phase.JUDGED
             self._settle()

@@ -12,18 +12,18 @@ from typing import Any
 from attrs import Factory, define
 
 from elasticlib.rendezvous._names import host_name
-from elasticlib.rendezvous.net._node_info import LOOPBACK, BoundOffer
+from elasticlib.rendezvous.net._node_info import LOOPBACK, BoundNodeInfo
 from elasticlib.rendezvous.protocol._messages import Descriptor
 
 
 @define(eq=False)
-class ForeignOffer:
+class ThirdPartyNodeInfo:
     """Of the node that peers reach at *local_addr*, where that is known."""
 
     local_addr: str | None
     _served: set[tuple[str, int]] = Factory(set)
     """Addresses of the handler's own stores that workers have used."""
-    _bound: BoundOffer | None = None
+    _bound: BoundNodeInfo | None = None
 
     def describe(self, info: Any, *, shares: bool, slots: int, role: str) -> Descriptor:
         """For the round that the handler told by *info*; *shares*: workers may use the store of which it tells."""
@@ -39,7 +39,7 @@ class ForeignOffer:
         address = LOOPBACK if info.world_size == 1 else self.local_addr
         if address is None:
             address = str(shared.master_addr) if shared is not None else socket.getfqdn()
-        self._bound = BoundOffer(lambda: address)
+        self._bound = BoundNodeInfo(lambda: address)
         return self._bound.describe(slots, role)
 
     def listener(self) -> socket.socket | None:

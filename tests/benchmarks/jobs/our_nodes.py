@@ -20,12 +20,12 @@ import time
 import torch.distributed  # noqa: F401  (its import is no part of what is timed)
 
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.net._node_info import BoundOffer
-from elasticlib.rendezvous.node._client import Member
+from elasticlib.rendezvous.net._node_info import BoundNodeInfo
+from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import Host
-from elasticlib.rendezvous.node._runtime import Station, backend_of
+from elasticlib.rendezvous.node._runtime import NodeRuntime, backend_of
 from elasticlib.rendezvous.node._session_liveness import Limits
-from elasticlib.rendezvous.protocol._messages import ContactLost, FailureNote, Final, RoundEnd, Seat
+from elasticlib.rendezvous.protocol._messages import ContactLost, FailureNote, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 
 _SWITCH = 0.1
@@ -41,7 +41,7 @@ class Nodes:
     def __init__(self, job: Job, first: int, count: int) -> None:
         self._job = job
         self._numbers = range(first, first + count)
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, NodeClient] = {}
         self._selector = selectors.DefaultSelector()
         self._notes: dict[int, tuple[FailureNote, ...]] = {}
         self.root = 0
@@ -50,10 +50,10 @@ class Nodes:
         """Seek the job; when each was in contact with it, and its number."""
         for number in self._numbers:
             backend = backend_of(self._job)
-            member = Member(
+            member = NodeClient(
                 backend.dial,
                 f"node{number}/1-{number:08x}",
-                BoundOffer(),
+                BoundNodeInfo(),
                 run_id=self._job.run_id,
                 terms=self._job.terms,
                 limits=Limits(),
@@ -127,11 +127,11 @@ class Nodes:
                 found += self._hear(member)
         return found
 
-    def _hear(self, member: Member) -> list[tuple[float, int]]:
+    def _hear(self, member: NodeClient) -> list[tuple[float, int]]:
         found: list[tuple[float, int]] = []
         for word in member.take():
             match word:
-                case Seat():
+                case RankAssignment():
                     found.append((time.monotonic(), word.group_rank))
                 case RoundEnd():
                     member.stopped(word.round)
@@ -171,7 +171,7 @@ def main() -> None:
     )
     station = None
     if count == 0 and backend_name != "c10d":
-        station = Station(job)
+        station = NodeRuntime(job)
         station.start()
     elif count == 0:
         backend = C10dBackend(job)

@@ -16,7 +16,7 @@ import time
 from elasticlib.errors import RendezvousError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Exchange, beat_key, box_key
-from elasticlib.rendezvous.protocol._messages import Bye, Close, Leave, Letter, encode
+from elasticlib.rendezvous.protocol._messages import Acknowledgement, Close, Envelope, Leave, encode
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 
@@ -65,8 +65,8 @@ def _meddle(exchange: Exchange, draw: random.Random, seen: dict[str, list[bytes]
     match draw.randrange(4):
         case 0:
             node = draw.choice(sorted(nodes) or ["nobody/1"])
-            report = draw.choice([Bye(node), Leave(node, "made up"), Close(node, "made up")])
-            exchange.post(encode(Letter(draw.randrange(1, 9), report), draw.choice([None, b"guessed"])))
+            report = draw.choice([Acknowledgement(node), Leave(node, "made up"), Close(node, "made up")])
+            exchange.post(encode(Envelope(draw.randrange(1, 9), report), draw.choice([None, b"guessed"])))
         case 1:
             exchange.post(draw.randbytes(draw.randrange(1, 2000)))
         case 2 if beats:  # the heartbeat of a while ago once more: the next good one takes its place again

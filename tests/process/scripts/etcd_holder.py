@@ -6,7 +6,7 @@ import queue
 import sys
 
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.stores._state_log import Journal, LeadershipLost
+from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 
 
@@ -15,7 +15,7 @@ def say(what: object) -> None:
     os.write(1, json.dumps(what).encode() + b"\n")
 
 
-journals: queue.Queue[Journal] = queue.Queue()
+journals: queue.Queue[StateLog] = queue.Queue()
 endpoint, backend, node = sys.argv[1:]
 job = Job(run_id="held", node=node, backend=backend, endpoint=endpoint, heartbeat=4.0)
 candidate = EtcdBackend(job).candidate(node, journals.put, lambda why: say(["lost", why]))

@@ -15,11 +15,11 @@ import time
 
 from elasticlib._wire import wait_readable
 from elasticlib.errors import RendezvousError
-from elasticlib.rendezvous import ContactLost, Final, RoundEnd, Seat
+from elasticlib.rendezvous import ContactLost, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.sidecar._client import RemoteMember
+from elasticlib.rendezvous.sidecar._client import SidecarClient
 
-member = RemoteMember(Job(**json.loads(sys.argv[1])))
+member = SidecarClient(Job(**json.loads(sys.argv[1])))
 workers: subprocess.Popen[bytes] | None = None
 
 
@@ -44,7 +44,7 @@ try:
         wait_readable([member], member.patience())
         for word in member.take():
             match word:
-                case Seat():
+                case RankAssignment():
                     number = word.round
                     workers = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, start_new_session=True)
                     member.guard(os.pidfd_open(workers.pid))

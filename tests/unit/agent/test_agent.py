@@ -34,17 +34,17 @@ from elasticlib.rendezvous import (
     FailureNote,
     Final,
     MemoryExchange,
+    RankAssignment,
     Rendezvous,
     RoundEnd,
     Rules,
-    Seat,
     open_local,
 )
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
-from elasticlib.rendezvous.net._node_info import BoundOffer
-from elasticlib.rendezvous.node._client import Member
+from elasticlib.rendezvous.net._node_info import BoundNodeInfo
+from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
@@ -358,7 +358,7 @@ def test_the_other_node_learns_at_once_what_broke_an_agent() -> None:
     exchange = MemoryExchange()
     host = Host(exchange.clone(), Rules(2, 2, join_timeout=0.0), run_id="job", name="a")
     host.start()
-    members = [Member(lambda _: exchange.clone(), name, BoundOffer(), run_id="job").start() for name in "ab"]
+    members = [NodeClient(lambda _: exchange.clone(), name, BoundNodeInfo(), run_id="job").start() for name in "ab"]
 
     def refuse(group: WorkerGroup) -> None:
         raise ConfigError("TORCHELASTIC_TIMER_FILE='/nowhere' cannot be opened")
@@ -580,8 +580,8 @@ class Told:
         os.close(self.ready)
 
 
-NODES = Seat(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
-LATER = Seat(1, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
+NODES = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
+LATER = RankAssignment(1, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
 LOST = ContactLost("nobody answered for 6 s", 1.5)
 WELL = Final(True, "all 2 nodes succeeded in round 0", round=0)
 
@@ -805,7 +805,7 @@ def test_the_workers_store_is_the_first_address_that_answers(seated: Seated) -> 
     with socket.create_server(("127.0.0.1", 0)) as store:
         port = store.getsockname()[1]
         places = ("127.0.0.2", "127.0.0.1", "127.0.0.3")
-        seat = Seat(0, 1, 2, 2, 4, 2, 4, 0, 3, places, port, "all nodes are there")
+        seat = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, places, port, "all nodes are there")
         agent, _ = seated([seat, None, Final(True, "all succeeded")], [HEALTHY] * 9)
 
         run(agent)
@@ -816,7 +816,7 @@ def test_the_workers_store_is_the_first_address_that_answers(seated: Seated) -> 
 def test_the_workers_store_is_the_first_address_where_none_answers(seated: Seated) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    seat = Seat(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.2", "127.0.0.1"), port, "all nodes are there")
+    seat = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.2", "127.0.0.1"), port, "all nodes are there")
     agent, _ = seated([seat, None, Final(True, "all succeeded")], [HEALTHY] * 9)
 
     run(agent)
@@ -826,7 +826,7 @@ def test_the_workers_store_is_the_first_address_where_none_answers(seated: Seate
 
 def test_a_store_socket_of_a_round_is_closed_once_its_workers_run(seated: Seated) -> None:
     bound = socket.create_server(("127.0.0.1", 0))
-    seat = Seat(0, 0, 2, 0, 4, 0, 4, 0, 3, ("127.0.0.1",), bound.getsockname()[1], "all nodes are there")
+    seat = RankAssignment(0, 0, 2, 0, 4, 0, 4, 0, 3, ("127.0.0.1",), bound.getsockname()[1], "all nodes are there")
     agent, member = seated([seat, None, Final(True, "all succeeded")], [HEALTHY] * 9)
     member.bound = bound
 
@@ -881,14 +881,16 @@ def test_somebody_elses_handler_is_taken_part_in_for_the_length_of_a_run() -> No
 def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> None:
     asked: list[tuple[Job, float | None]] = []
 
-    def connect(job: Job, *, stillness: float | None = None) -> Member:
+    def connect(job: Job, *, stillness: float | None = None) -> NodeClient:
         asked.append((job, stillness))
         exchange = MemoryExchange()
         host = Host(exchange.clone(), job.rules, run_id="job", name="a")
         host.start()
         host.abandon("the job is over")
         hosts.append(host)
-        return Member(lambda _: exchange.clone(), job.node, BoundOffer(), run_id=job.run_id, terms=job.terms).start()
+        return NodeClient(
+            lambda _: exchange.clone(), job.node, BoundNodeInfo(), run_id=job.run_id, terms=job.terms
+        ).start()
 
     hosts: list[Host] = []
     # For two nodes: one that asks before the job is over must not be seated.

@@ -29,12 +29,12 @@ from elasticlib.agent._policy import (
     WorkersSucceeded,
     step,
 )
-from elasticlib.rendezvous import ContactLost, Final, RoundEnd, Seat
+from elasticlib.rendezvous import ContactLost, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous.protocol._messages import StoreGone
 
 
-def seat(number: int = 0) -> Seat:
-    return Seat(number, 0, 1, 0, 2, 0, 2, number, 3, ("127.0.0.1",), 29500, "all nodes are there")
+def seat(number: int = 0) -> RankAssignment:
+    return RankAssignment(number, 0, 1, 0, 2, 0, 2, number, 3, ("127.0.0.1",), 29500, "all nodes are there")
 
 
 AGAIN = RoundEnd(0, "rank 1 failed", restart=True)

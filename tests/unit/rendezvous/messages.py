@@ -10,22 +10,22 @@ from elasticlib._untrusted import LARGEST, line, lines
 from elasticlib.rendezvous.protocol._messages import (
     EPOCH_BITS,
     LAST_EPOCH,
-    Beat,
-    Bye,
+    Acknowledgement,
+    Announcement,
     Close,
+    CoordinatorHeartbeat,
     Descriptor,
     Elaborate,
+    Envelope,
     Failed,
     FailureNote,
     Final,
     GivenUp,
-    Hello,
     Join,
     Leave,
-    Letter,
-    Pulse,
+    NodeHeartbeat,
+    RankAssignment,
     RoundEnd,
-    Seat,
     Stopped,
     Succeeded,
     Terms,
@@ -60,7 +60,7 @@ lists = st.lists(notes, max_size=2).map(tuple)
 terms = st.builds(Terms, count, count, count)
 places = st.tuples(count, count).filter(lambda pair: pair[0] < pair[1])
 seats = st.builds(
-    lambda round, group, world, role, spent, most, addresses, port, why: Seat(
+    lambda round, group, world, role, spent, most, addresses, port, why: RankAssignment(
         round, *group, *world, *role, spent, most, addresses, port, why
     ),
     count,
@@ -79,15 +79,17 @@ REPORTS: dict[type, st.SearchStrategy[Any]] = {
     Stopped: st.builds(Stopped, node, count, lists),
     Succeeded: st.builds(Succeeded, node, count),
     Leave: st.builds(Leave, node, text, st.none() | count),
-    Bye: st.builds(Bye, node),
+    Acknowledgement: st.builds(Acknowledgement, node),
     Close: st.builds(Close, node, text),
 }
 BUILDERS: dict[type, st.SearchStrategy[Any]] = REPORTS | {
-    Letter: st.builds(Letter, st.integers(1, LARGEST), st.one_of(*REPORTS.values())),
-    Hello: st.builds(Hello, text, text, text, terms, st.floats(0, 1e9), st.booleans()),
-    Pulse: st.builds(Pulse, text, st.integers(0, ((LAST_EPOCH + 1) << EPOCH_BITS) - 1), text, count),
-    Beat: st.builds(Beat, count, count, count),
-    Seat: seats,
+    Envelope: st.builds(Envelope, st.integers(1, LARGEST), st.one_of(*REPORTS.values())),
+    Announcement: st.builds(Announcement, text, text, text, terms, st.floats(0, 1e9), st.booleans()),
+    CoordinatorHeartbeat: st.builds(
+        CoordinatorHeartbeat, text, st.integers(0, ((LAST_EPOCH + 1) << EPOCH_BITS) - 1), text, count
+    ),
+    NodeHeartbeat: st.builds(NodeHeartbeat, count, count, count),
+    RankAssignment: seats,
     RoundEnd: st.builds(RoundEnd, count, text, st.booleans()),
     GivenUp: st.builds(GivenUp, text),
     Elaborate: st.builds(Elaborate, count),

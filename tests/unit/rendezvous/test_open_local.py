@@ -12,7 +12,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticlib.rendezvous import ContactLost, FailureNote, Final, Notice, Rendezvous, RoundEnd, Rules, Seat, open_local
+from elasticlib.rendezvous import (
+    ContactLost,
+    FailureNote,
+    Final,
+    Notice,
+    RankAssignment,
+    Rendezvous,
+    RoundEnd,
+    Rules,
+    open_local,
+)
 from elasticlib.rendezvous._membership import Word
 
 LIMIT = 30.0
@@ -48,7 +58,7 @@ def test_a_node_that_succeeds_ends_the_job_well(rendezvous: Rendezvous) -> None:
     seat = notice(rendezvous)
     rendezvous.member.succeeded(0)
 
-    assert isinstance(seat, Seat)
+    assert isinstance(seat, RankAssignment)
     assert (0, 0, 1, 0, 4, 0, 1) == (
         seat.round,
         seat.group_rank,
@@ -77,7 +87,7 @@ def test_a_node_restarts_until_the_budget_is_gone(rendezvous: Rendezvous) -> Non
         rendezvous.member.stopped(round, why)
     heard.append(notice(rendezvous))
 
-    assert [Seat, RoundEnd, Seat, RoundEnd, Final] == [type(item) for item in heard]
+    assert [RankAssignment, RoundEnd, RankAssignment, RoundEnd, Final] == [type(item) for item in heard]
     assert [True, False] == [item.restart for item in heard if isinstance(item, RoundEnd)]
     assert isinstance(heard[-1], Final)
     assert ("here", why[0]) == (heard[-1].root_node, heard[-1].root)

@@ -18,10 +18,10 @@ from elasticlib.errors import ConfigError, RendezvousConnectionError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint
 from elasticlib.rendezvous.net._resolver import resolve
-from elasticlib.rendezvous.stores._compare_and_set import EtcdExchange
+from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
 from elasticlib.rendezvous.stores._election import Candidate
 from elasticlib.rendezvous.stores._keys import Keys, component
-from elasticlib.rendezvous.stores._state_log import Journal
+from elasticlib.rendezvous.stores._state_log import StateLog
 from elasticlib.rendezvous.stores.etcd._http import Line, Site
 from elasticlib.rendezvous.stores.etcd._v2 import V2Keys
 from elasticlib.rendezvous.stores.etcd._v3 import Keeper, V3Keys
@@ -55,13 +55,13 @@ class EtcdBackend:
         """False: a job never hosts etcd."""
         return False
 
-    def dial(self, timeout: float) -> EtcdExchange:
+    def dial(self, timeout: float) -> CompareAndSetExchange:
         """
         One attempt to reach one of the servers, within about *timeout* seconds.
 
         Raises `RendezvousConnectionError`, or `ConfigError` where trying again is in vain.
         """
-        return EtcdExchange(self.connect(timeout), self._root)
+        return CompareAndSetExchange(self.connect(timeout), self._root)
 
     def connect(self, timeout: float) -> Keys:
         """Like `dial`, for those who need more than an exchange."""
@@ -93,7 +93,7 @@ class EtcdBackend:
     def candidate(
         self,
         name: str,
-        on_elected: Callable[[Journal], None],
+        on_elected: Callable[[StateLog], None],
         on_lost: Callable[[str], None],
         ttl: float | None = None,
     ) -> Candidate:

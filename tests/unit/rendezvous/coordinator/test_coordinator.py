@@ -14,9 +14,9 @@ from elasticlib.rendezvous.coordinator._coordinator import abandon, boxes, given
 from elasticlib.rendezvous.coordinator._liveness import REMEMBERED
 from elasticlib.rendezvous.coordinator._state import (
     Action,
-    Beats,
     ClearStore,
     Event,
+    Heartbeats,
     Received,
     Rules,
     Send,
@@ -26,7 +26,7 @@ from elasticlib.rendezvous.coordinator._state import (
 )
 from elasticlib.rendezvous.protocol._exchange import box_name
 from elasticlib.rendezvous.protocol._messages import (
-    Bye,
+    Acknowledgement,
     Close,
     Descriptor,
     Failed,
@@ -37,9 +37,9 @@ from elasticlib.rendezvous.protocol._messages import (
     Leave,
     Missed,
     Notice,
+    RankAssignment,
     Report,
     RoundEnd,
-    Seat,
     Stopped,
     Succeeded,
     Terms,
@@ -84,7 +84,7 @@ class Desk:
         for _ in range(1 + int(seconds / interval)):
             self.now += interval
             self.beats.update(box for node, box in boxes(self.state).items() if node not in silent)
-            self._step(Beats(dict(self.beats)))
+            self._step(Heartbeats(dict(self.beats)))
             if self.sent():
                 break
         return self
@@ -129,7 +129,7 @@ def gang(*nodes: str) -> Desk:
 def watched(*nodes: str, min_nodes: int | None = None, max_restarts: int = 3) -> Desk:
     """All nodes run, and were seen at second 0."""
     desk = Desk(Rules(min_nodes or len(nodes), len(nodes), max_restarts, heartbeat=10.0))
-    desk._step(Beats({}))
+    desk._step(Heartbeats({}))
     desk.join(*nodes)
     assert desk.state.round is not None
     return desk
@@ -159,8 +159,8 @@ def crash_loop(times: int, *, min_nodes: int = 2, why: str = "its agent died") -
     return desk
 
 
-def seat_of(notice: Notice) -> Seat:
-    assert isinstance(notice, Seat)
+def seat_of(notice: Notice) -> RankAssignment:
+    assert isinstance(notice, RankAssignment)
     return notice
 
 
@@ -624,8 +624,8 @@ def test_a_spare_leaves_unnoticed() -> None:
 
 
 STALE: list[Report] = [
-    Bye("a"),
-    Bye("stranger"),
+    Acknowledgement("a"),
+    Acknowledgement("stranger"),
     Failed("a", 0, (note(0),)),
     Stopped("a", 0, (note(0),)),
     Succeeded("a", 0),
@@ -750,7 +750,7 @@ def test_while_one_round_runs_the_names_of_nodes_that_come_and_go_are_bounded(
     monkeypatch.setattr(_past, "REMEMBERED", 8)
     desk = running("a")
     for number in range(40):
-        desk.hear(Join(f"b{number}", offer(), terms), Leave(f"b{number}", "SIGTERM"), Bye(f"b{number}"))
+        desk.hear(Join(f"b{number}", offer(), terms), Leave(f"b{number}", "SIGTERM"), Acknowledgement(f"b{number}"))
         assert len(desk.state.heard) <= 8 + 4
 
     assert desk.state.round is not None and desk.state.round.number == 0
@@ -959,7 +959,7 @@ def test_silence_after_success_does_not_end_the_round() -> None:
     box = desk.state.round.entries["a"].box if desk.state.round else ""
     desk.hear(Succeeded("b", 0))
 
-    assert [Seat, Final] == [type(notice) for notice in desk.boxes[box]]
+    assert [RankAssignment, Final] == [type(notice) for notice in desk.boxes[box]]
     assert final_of(desk).succeeded
 
 

@@ -19,9 +19,9 @@ from elasticlib.rendezvous.protocol._messages import (
     Join,
     Leave,
     Notice,
+    RankAssignment,
     Report,
     RoundEnd,
-    Seat,
     Stopped,
     Succeeded,
 )
@@ -76,7 +76,7 @@ class Job:
         sent = [action for action in actions if isinstance(action, Send)]
         self.told += [(action.node, action.notice) for action in sent]
         for action in sent:
-            if isinstance(action.notice, Seat):
+            if isinstance(action.notice, RankAssignment):
                 self.starts[action.node] += 1
             if isinstance(action.notice, RoundEnd):
                 self.hear(Stopped(action.node, action.notice.round, ()))

@@ -28,14 +28,14 @@ from elasticlib.rendezvous.coordinator._server_events import (
 from elasticlib.rendezvous.coordinator._state import Rules, State
 from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Posted, beat_key, box_key
 from elasticlib.rendezvous.protocol._messages import (
-    Beat,
-    Bye,
+    Acknowledgement,
     Descriptor,
+    Envelope,
     Final,
     Join,
-    Letter,
+    NodeHeartbeat,
+    RankAssignment,
     Report,
-    Seat,
     Stopped,
     Succeeded,
     decode,
@@ -94,7 +94,7 @@ class Shell:
         entries = []
         for report in reports:
             self.posted += 1
-            entries.append(Posted(self.posted, encode(Letter(self.posted, report))))
+            entries.append(Posted(self.posted, encode(Envelope(self.posted, report))))
         return self.hear(Arrived(entries))
 
     def later(self, seconds: float) -> Shell:
@@ -120,7 +120,7 @@ def test_what_came_is_forgotten_only_after_what_followed_from_it_is_written() ->
     shell = Shell().begin().say(Join("b", OFFER))
 
     assert [Write, Discard, Receive] == shell.kinds()
-    assert isinstance(shell.notice("b", 0), Seat)
+    assert isinstance(shell.notice("b", 0), RankAssignment)
 
 
 def test_what_was_decided_is_saved_before_anybody_is_told() -> None:
@@ -159,7 +159,7 @@ def test_a_memory_that_was_destroyed_ends_the_job_for_all_who_come() -> None:
 def test_a_letter_that_is_none_is_refused_with_a_line() -> None:
     shell = Shell().begin()
 
-    shell.hear(Arrived([Posted(1, b"scribble"), Posted(2, b""), Posted(3, encode(Beat(1, 0, 0)))]))
+    shell.hear(Arrived([Posted(1, b"scribble"), Posted(2, b""), Posted(3, encode(NodeHeartbeat(1, 0, 0)))]))
 
     assert [Log, Log, Discard, Receive] == shell.kinds()
 
@@ -171,7 +171,7 @@ def test_beats_are_read_in_time_and_what_was_not_read_is_written_again() -> None
     shell.later(LOOK * HEARTBEAT)
     assert Read((beat_key("b/1"),)) == shell.done[-1]
     shell.now += 2 * INTERVAL * HEARTBEAT
-    shell.hear(Heard([encode(Beat(1, 0, 1))]))
+    shell.hear(Heard([encode(NodeHeartbeat(1, 0, 1))]))
 
     assert {box_key("b/1", 0), HELLO, PULSE} == {
         key for each in shell.done if isinstance(each, Write) for key in each.values
@@ -188,7 +188,7 @@ def test_a_job_is_abandoned_for_all_but_for_the_node_that_leaves() -> None:
     assert [Interrupt] == shell.kinds()
     shell.hear(Arrived(()))
     assert Stop not in shell.kinds()
-    shell.say(Bye("b"))
+    shell.say(Acknowledgement("b"))
 
     assert [Stop] == shell.kinds()[-1:]
 
@@ -232,7 +232,7 @@ def test_nothing_interrupts_a_server_that_does_not_wait() -> None:
 
 def test_the_last_to_coordinate_deletes_the_job() -> None:
     shell = Shell(server(journaled=True)).begin().hear(Loaded(None))
-    shell.say(Join("b", OFFER)).say(Succeeded("b", 0)).say(Bye("b"))
+    shell.say(Join("b", OFFER)).say(Succeeded("b", 0)).say(Acknowledgement("b"))
 
     shell.hear(Close(30.0))
     shell.hear(Arrived(()))
@@ -266,12 +266,12 @@ _reports = st.one_of(
     st.sampled_from([Join(name, OFFER) for name in "abc"]),
     st.sampled_from([Succeeded(name, number) for name in "abc" for number in range(2)]),
     st.sampled_from([Stopped(name, number, ()) for name in "abc" for number in range(2)]),
-    st.sampled_from([Bye(name) for name in "abc"]),
+    st.sampled_from([Acknowledgement(name) for name in "abc"]),
 )
 _entries = st.lists(
     st.one_of(
         st.binary(max_size=6),
-        st.builds(lambda seq, report: encode(Letter(seq, report)), st.integers(1, 9), _reports),
+        st.builds(lambda seq, report: encode(Envelope(seq, report)), st.integers(1, 9), _reports),
     ),
     max_size=4,
 )
@@ -296,7 +296,7 @@ def test_no_course_of_events_breaks_it(data: st.DataObject, journaled: bool, nod
             case Load():
                 event = data.draw(st.sampled_from([Loaded(None), Loaded(b"x"), Destroyed("?")]))
             case Read(keys):
-                beats = st.sampled_from([None, b"x", encode(Beat(1, 0, 1)), encode(Beat(9, 9, 9))])
+                beats = st.sampled_from([None, b"x", encode(NodeHeartbeat(1, 0, 1)), encode(NodeHeartbeat(9, 9, 9))])
                 event = Heard([data.draw(beats) for _ in keys])
             case _:
                 entries = data.draw(_entries)

@@ -15,7 +15,7 @@ from elasticlib.rendezvous.coordinator import _past
 from elasticlib.rendezvous.coordinator._coordinator import step
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._handover import Handover, read_handover, write_handover
-from elasticlib.rendezvous.coordinator._outbox import Mail
+from elasticlib.rendezvous.coordinator._outbox import Outbox
 from elasticlib.rendezvous.coordinator._server import Server
 from elasticlib.rendezvous.coordinator._server_events import Action, Arrived, Close, Event, Heard, Load, Loaded, Save
 from elasticlib.rendezvous.coordinator._state import Received, Rules, State, Tick, WakeAt
@@ -31,18 +31,18 @@ from elasticlib.rendezvous.protocol._exchange import (
 )
 from elasticlib.rendezvous.protocol._messages import (
     LAST_EPOCH,
-    Beat,
+    Announcement,
+    CoordinatorHeartbeat,
     Descriptor,
+    Envelope,
     Final,
-    Hello,
     Join,
     Leave,
-    Letter,
     Message,
-    Pulse,
+    NodeHeartbeat,
+    RankAssignment,
     Report,
     RoundEnd,
-    Seat,
     Stopped,
     decode,
     encode,
@@ -123,7 +123,7 @@ class Shell:
         node = box.rpartition("/")[0]
         self.counts[box] = self.counts.get(box, 0) + 1
         known = sum(box_key(box, index) in self.values for index in range(9)) if read is None else read
-        beat = Beat(self.counts[box], known, self.seqs[node] if said is None else said)
+        beat = NodeHeartbeat(self.counts[box], known, self.seqs[node] if said is None else said)
         place = key_place("job", self.server.nonce, beat_key(box))
         self.values[beat_key(box)] = encode(beat, self.key, place)
 
@@ -131,7 +131,7 @@ class Shell:
         seq = self.seqs[report.node] = self.seqs.get(report.node, 0) + 1
         self.posted += 1
         place = report_place("job", self.server.nonce, report.node, seq)
-        self.tell(Arrived([Posted(self.posted, encode(Letter(seq, report), self.key, place))]))
+        self.tell(Arrived([Posted(self.posted, encode(Envelope(seq, report), self.key, place))]))
         return box_name(report.node, seq)
 
     def join(self, node: str, **others: Any) -> str:
@@ -150,7 +150,7 @@ def played(key: bytes | None = KEY) -> tuple[Shell, str]:
     """A job whose node *a* has worked in rounds 0 and 1, and its box."""
     shell = Shell(key).elect()
     box = shell.join("a")
-    assert isinstance(shell.notice(box, 0), Seat)
+    assert isinstance(shell.notice(box, 0), RankAssignment)
     shell.say(Stopped("a", 0, ()))
     assert isinstance(shell.notice(box, 1), RoundEnd)
     box = shell.join("a", round=0)
@@ -228,7 +228,7 @@ def test_the_epoch_is_that_of_the_pulses() -> None:
 
     pulse = shell.find(PULSE)
 
-    assert isinstance(pulse, Pulse)
+    assert isinstance(pulse, CoordinatorHeartbeat)
     assert 2 == pulse.epoch
 
 
@@ -302,7 +302,7 @@ def test_a_successor_hears_those_who_live_before_it_seats_anybody() -> None:
     set_back(shell, old)
 
     assert "node a has read 1 notices, but it remembers 0" in shell.server.state.final.why
-    assert not any(isinstance(shell.find(key), Seat) for key in shell.values if key.startswith("box/"))
+    assert not any(isinstance(shell.find(key), RankAssignment) for key in shell.values if key.startswith("box/"))
 
 
 def test_a_node_that_has_seen_more_than_the_document_ends_the_job_when_it_is_elected() -> None:
@@ -328,8 +328,8 @@ def test_those_whom_the_coordinator_does_not_know_any_more_read_the_end_in_its_p
     shell.later(5.0)
 
     pulse = shell.find(PULSE, "nonce")
-    assert isinstance(before, Pulse)
-    assert isinstance(pulse, Pulse)
+    assert isinstance(before, CoordinatorHeartbeat)
+    assert isinstance(pulse, CoordinatorHeartbeat)
     assert pulse.over.startswith("the job's saved state was")
     assert pulse.count > before.count
     assert not shell.server.stopped
@@ -347,7 +347,7 @@ def test_a_node_that_has_seen_the_job_does_not_begin_it_anew_where_its_memory_is
     assert shell.server.is_over()
     assert shell.server.nonce == "nonce"
     pulse = shell.find(PULSE, "nonce")
-    assert isinstance(pulse, Pulse)
+    assert isinstance(pulse, CoordinatorHeartbeat)
     assert "it is not in the store any more" in pulse.over
 
 
@@ -361,7 +361,7 @@ def test_no_number_of_takeovers_that_strangers_write_breaks_a_step_or_hides_the_
     shell.elect("another", Seen("nonce", 0, 1))
 
     pulse = shell.find(PULSE, "nonce")
-    assert isinstance(pulse, Pulse)
+    assert isinstance(pulse, CoordinatorHeartbeat)
     assert "the job's saved state was destroyed" in pulse.over
 
 
@@ -373,13 +373,13 @@ def test_a_successor_of_any_takeover_that_a_node_can_have_seen_is_heard(epoch: i
     shell.elect("another", Seen("nonce", epoch, 1))
 
     pulse = shell.find(PULSE, "nonce")
-    assert isinstance(pulse, Pulse)
+    assert isinstance(pulse, CoordinatorHeartbeat)
     assert pulse.epoch == min(epoch + 1, LAST_EPOCH)
 
 
 def test_one_who_remembers_nobody_seats_nobody_before_those_at_work_had_the_time_to_say_so() -> None:
     """A node says again who it is with its first beat after a takeover, or hears nothing and stops its workers."""
-    empty = Handover("nonce", 0, State(Rules(1, 2, heartbeat=10.0)), Mail(), Garbage())
+    empty = Handover("nonce", 0, State(Rules(1, 2, heartbeat=10.0)), Outbox(), Garbage())
     state = read_handover(write_handover(empty, "job", KEY, 7.0), "job", KEY, 100.0).state
     assert 110.0 == state.opens_at
 
@@ -537,7 +537,7 @@ def evolve_heard(document: Handover) -> Handover:
 
 def pulse_of(shell: Shell) -> int:
     pulse = shell.find(PULSE)
-    assert isinstance(pulse, Pulse)
+    assert isinstance(pulse, CoordinatorHeartbeat)
     return pulse.count
 
 
@@ -557,7 +557,7 @@ def forgetful(key: bytes | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Shell
     shell = Shell(key, rules=evolve(RULES, max_nodes=3)).elect()
     shell.join("a", pulse=pulse_of(shell))
     join = Join("old", Descriptor(1, "trainer", ("10.0.0.1",), 4000), pulse=pulse_of(shell))
-    old = Posted(10**6, encode(Letter(1, join), key, report_place("job", "nonce", "old", 1)))
+    old = Posted(10**6, encode(Envelope(1, join), key, report_place("job", "nonce", "old", 1)))
     shell.tell(Arrived([old]))
     shell.seqs["old"] = 1
     shell.say(Leave("old", "its agent died"))
@@ -629,7 +629,7 @@ def test_a_node_that_is_forgotten_and_lives_is_taken_for_a_new_one(monkeypatch: 
 def test_the_greeting_is_there_after_an_election() -> None:
     shell = Shell().elect()
 
-    assert isinstance(shell.find(HELLO, ""), Hello)
+    assert isinstance(shell.find(HELLO, ""), Announcement)
 
 
 def test_a_number_that_a_stranger_made_up_costs_no_more_keys_than_a_box_can_have() -> None:

@@ -28,19 +28,19 @@ from elasticlib.rendezvous.coordinator._state import Rules, State
 from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.protocol._exchange import CAUSE, Posted, beat_key, box_key, key_place, report_place
 from elasticlib.rendezvous.protocol._messages import (
-    Beat,
-    Bye,
+    Acknowledgement,
     Descriptor,
     Elaborate,
+    Envelope,
     Failed,
     FailureNote,
     Final,
     Join,
-    Letter,
     Message,
+    NodeHeartbeat,
+    RankAssignment,
     Report,
     RoundEnd,
-    Seat,
     Stopped,
     Told,
     decode,
@@ -96,7 +96,7 @@ class Office:
             seq = self.letters[report.node]
             place = report_place("job", "nonce", report.node, seq)
             self._posted += 1
-            entries.append(Posted(self._posted, encode(Letter(seq, report), self.key, place)))
+            entries.append(Posted(self._posted, encode(Envelope(seq, report), self.key, place)))
             box = f"{report.node}/{seq}"
         self.tell(Arrived(entries))
         return box
@@ -104,7 +104,7 @@ class Office:
     def join(self, *nodes: str) -> list[str]:
         return [self.say(Join(node, Descriptor(1, "trainer", ("127.0.0.1",), 1))) for node in nodes]
 
-    def beat(self, box: str, beat: Beat) -> bytes:
+    def beat(self, box: str, beat: NodeHeartbeat) -> bytes:
         key = beat_key(box)
         return encode(beat, self.key, key_place("job", "nonce", key))
 
@@ -124,7 +124,7 @@ class Office:
         if data is None:
             return None
         found: Message = decode(data, self.key, key_place("job", "nonce", key))
-        assert isinstance(found, (Seat, RoundEnd, Final, Elaborate))
+        assert isinstance(found, (RankAssignment, RoundEnd, Final, Elaborate))
         return found
 
     def end(self, box: str, index: int) -> Final:
@@ -164,7 +164,7 @@ class Office:
 
 def living(office: Office, box: str, **said: int) -> tuple[str, list[bytes]]:
     """Beats of a node that lives."""
-    return box, [office.beat(box, Beat(count, **said)) for count in range(1, 200)]
+    return box, [office.beat(box, NodeHeartbeat(count, **said)) for count in range(1, 200)]
 
 
 # Only a higher count is life.
@@ -173,7 +173,7 @@ def living(office: Office, box: str, **said: int) -> tuple[str, list[bytes]]:
 def test_two_beats_of_the_past_in_turn_keep_no_dead_node_alive() -> None:
     office = Office(Rules(1, 2, heartbeat=HEARTBEAT), KEY)
     a, b = office.join("a", "b")
-    old = [office.beat(b, Beat(count)) for count in (6, 7)]
+    old = [office.beat(b, NodeHeartbeat(count)) for count in (6, 7)]
 
     office.wait(HEARTBEAT + 2.0, [living(office, a), (b, old)])
 
@@ -183,7 +183,10 @@ def test_two_beats_of_the_past_in_turn_keep_no_dead_node_alive() -> None:
 def test_an_old_beat_says_nothing_of_letters_either() -> None:
     office = Office(Rules(1, 2, heartbeat=HEARTBEAT), KEY)
     a, b = office.join("a", "b")
-    new, old = [office.beat(b, Beat(9 + count, said=2)) for count in range(40)], office.beat(b, Beat(3, said=1))
+    new, old = (
+        [office.beat(b, NodeHeartbeat(9 + count, said=2)) for count in range(40)],
+        office.beat(b, NodeHeartbeat(3, said=1)),
+    )
     beats = [beat for each in new for beat in (each, old)]
 
     office.wait(HEARTBEAT + 3.0, [living(office, a), (b, beats)])
@@ -199,7 +202,7 @@ def test_a_node_that_was_told_the_end_is_not_waited_for_because_its_old_beats_co
     office.say(Stopped("a", 0, (FAILURE,)))
     office.wait(3.0, [living(office, a)])
     office.tell(Close(300.0))
-    old = [office.beat(a, Beat(count)) for count in (1, 2)]
+    old = [office.beat(a, NodeHeartbeat(count)) for count in (1, 2)]
 
     office.wait(HEARTBEAT + 3.0, [(a, old)])
 
@@ -273,7 +276,14 @@ def test_what_a_stranger_writes_in_its_place_is_not_believed_and_costs_only_the_
     forged = Failed("n1", 0, (evolve(whole.root, message="his words"),))
     other = encode(forged, office.key, key_place("job", "nonce", box_key(boxes[0], 9)))
 
-    for data in (None, b"", b"{", encode(forged), other, encode(Beat(1), office.key, key_place("job", "nonce", CAUSE))):
+    for data in (
+        None,
+        b"",
+        b"{",
+        encode(forged),
+        other,
+        encode(NodeHeartbeat(1), office.key, key_place("job", "nonce", CAUSE)),
+    ):
         office.values[CAUSE] = data or b""
         assert office.end(boxes[0], 2) == told
     assert isinstance(told, Final)
@@ -334,7 +344,7 @@ def test_all_that_comes_at_once_is_saved_once() -> None:
     office, _ = failed_office(10)
     before = len(office.saved)
 
-    office.say(*(Bye(f"n{number}") for number in range(10)))
+    office.say(*(Acknowledgement(f"n{number}") for number in range(10)))
 
     assert len(office.saved) == before + 1
 

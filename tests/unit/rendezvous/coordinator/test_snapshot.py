@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._coordinator import boxes, step
 from elasticlib.rendezvous.coordinator._snapshot import decode_state, encode_state
-from elasticlib.rendezvous.coordinator._state import Beats, Event, Past, Received, Rules, State, Tick, Watch
+from elasticlib.rendezvous.coordinator._state import Event, Heartbeats, Past, Received, Rules, State, Tick, Watch
 from elasticlib.rendezvous.protocol._messages import (
     Close,
     Descriptor,
@@ -51,7 +51,7 @@ class Course:
 
     def beat(self, silent: str) -> None:
         self.beats.update(box for node, box in boxes(self.state).items() if node != silent)
-        self.go_on(Beats(dict(self.beats)))
+        self.go_on(Heartbeats(dict(self.beats)))
 
 
 @st.composite
@@ -193,7 +193,7 @@ def of_round(**changes: Any) -> bytes:
                 final={"type": "pulse", "v": 1, "nonce": "", "count": 1, "status": "", "waiting": 0, "over": ""}
                 | {"missed": []}
             ),
-            "a Pulse lies where a Final",
+            "a CoordinatorHeartbeat lies where a Final",
         ),
         (of_round(own=[[0, 0, 2]]), "1 seats for the nodes"),
         (of_round(own=[], entries=[]), "0 seats"),

@@ -22,15 +22,15 @@ from elasticlib.rendezvous.node._session_events import Answer, Ask, Connect, Con
 from elasticlib.rendezvous.node._session_liveness import Limits, Tick
 from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Posted, box_key, box_name, report_place
 from elasticlib.rendezvous.protocol._messages import (
+    Announcement,
     ContactLost,
+    CoordinatorHeartbeat,
     Descriptor,
+    Envelope,
     Failed,
     FailureNote,
-    Hello,
     Join,
-    Letter,
     Message,
-    Pulse,
     Stopped,
     Terms,
     encode,
@@ -95,7 +95,7 @@ class Desk:
     def letter(self, node: str) -> bytes:
         self.letters[node] += 1
         place = report_place("job", self.server.nonce, node, self.letters[node])
-        return encode(Letter(self.letters[node], Join(node, OFFER)), self.key, place)
+        return encode(Envelope(self.letters[node], Join(node, OFFER)), self.key, place)
 
     def seat(self) -> None:
         """Two nodes come, and get their seats."""
@@ -103,7 +103,7 @@ class Desk:
         assert all(box_key(box_name(node, self.letters[node]), 0) in self.store for node in NODES)
 
 
-letters = st.builds(Letter, st.integers(1, 2**62), st.one_of(*REPORTS.values()))
+letters = st.builds(Envelope, st.integers(1, 2**62), st.one_of(*REPORTS.values()))
 
 
 @given(st.lists(strange, min_size=1, max_size=3))
@@ -162,9 +162,9 @@ def journal() -> bytes:
     desk = Desk(None, journaled=True)
     desk.step(Loaded(None))
     desk.seat()
-    place = Letter(2, Failed("a/1", 0, (FailureNote(0, 0, 7, 1, "bad\nbatch"),)))
+    place = Envelope(2, Failed("a/1", 0, (FailureNote(0, 0, 7, 1, "bad\nbatch"),)))
     desk.receive(encode(place))
-    desk.receive(encode(Letter(1, Join("c/3", OFFER))))
+    desk.receive(encode(Envelope(1, Join("c/3", OFFER))))
     assert desk.journal is not None
     return desk.journal
 
@@ -184,7 +184,7 @@ def test_whatever_the_document_holds_a_coordinator_can_take_over(data: bytes) ->
     desk.step(Loaded(data))
     for wait in (0.0, 3.0, 11.0, 700.0):
         desk.now += wait
-        desk.receive(encode(Letter(3, Stopped("a/1", 0, ()))), encode(Letter(1, Join("d/4", OFFER))))
+        desk.receive(encode(Envelope(3, Stopped("a/1", 0, ()))), encode(Envelope(1, Join("d/4", OFFER))))
 
     assert desk.journal is not None
     assert decode_state(json.loads(desk.journal)["state"].encode(), desk.now)
@@ -202,9 +202,9 @@ def found(key: str) -> st.SearchStrategy[bytes | None]:
     """What a node may find at a key."""
     good = st.one_of(*BUILDERS.values()).map(encode)
     if key == HELLO:
-        good = st.just(encode(Hello("job", "nonce", "host", Terms(1, 2, 3), 10.0)))
+        good = st.just(encode(Announcement("job", "nonce", "host", Terms(1, 2, 3), 10.0)))
     if key == PULSE:
-        good = st.integers(0, 2**40).map(lambda count: encode(Pulse("nonce", count, "")))
+        good = st.integers(0, 2**40).map(lambda count: encode(CoordinatorHeartbeat("nonce", count, "")))
     return st.none() | good | good.flatmap(spoiled) | strange
 
 

@@ -33,11 +33,11 @@ from elasticlib.rendezvous.handlers import _round_store
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
 from elasticlib.rendezvous.handlers._own import create_handler
 from elasticlib.rendezvous.handlers._static import StaticTCPRendezvous, create_rdzv_handler
-from elasticlib.rendezvous.net._node_info import BoundOffer
-from elasticlib.rendezvous.node._client import Member
+from elasticlib.rendezvous.net._node_info import BoundNodeInfo
+from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.node._session_liveness import Limits
-from elasticlib.rendezvous.protocol._messages import Final, Seat
+from elasticlib.rendezvous.protocol._messages import Final, RankAssignment
 
 LIMIT = 30.0
 
@@ -243,11 +243,11 @@ class Meeting:
         self.handlers.append(CoordinatedHandler(evolve(self.job, node=name), self.connect))
         return self.handlers[-1]
 
-    def connect(self, job: Job, *, stillness: float | None = None) -> Member:
-        return Member(
+    def connect(self, job: Job, *, stillness: float | None = None) -> NodeClient:
+        return NodeClient(
             lambda _: self.exchange.clone(),
             job.node,
-            BoundOffer(),
+            BoundNodeInfo(),
             run_id=job.run_id,
             terms=job.terms,
             limits=Limits(job.join_timeout, 5.0),
@@ -581,7 +581,7 @@ def test_how_the_job_of_an_agent_ended_its_handler_knows_at_once() -> None:
     handler = meeting.node("a")
     with handler.lend(3) as member:
         member.join(2, "trainer")
-        member.succeeded(heard(member, Seat).round)
+        member.succeeded(heard(member, RankAssignment).round)
         heard(member, Final)
 
     assert (True, 0, True) == (handler.is_closed(), handler.num_nodes_waiting(), handler.shutdown())
@@ -594,7 +594,7 @@ def test_after_an_agent_that_left_a_handler_still_closes_the_job_for_all(meeting
     with handler.lend(3) as member:
         member.join(1, "default")
         waits = in_thread(other.next_rendezvous)
-        round = heard(member, Seat).round
+        round = heard(member, RankAssignment).round
         member.leave("a signal", round)
         member.stopped(round)
         waits.result(LIMIT)

@@ -7,17 +7,17 @@ import socket
 
 import pytest
 
-from elasticlib.rendezvous.net._node_info import BoundOffer, FixedOffer, own_addresses
+from elasticlib.rendezvous.net._node_info import BoundNodeInfo, FixedNodeInfo, own_addresses
 
 
-def drop(offer: BoundOffer) -> None:
+def drop(offer: BoundNodeInfo) -> None:
     listener = offer.listener()
     assert listener is not None
     listener.close()
 
 
 def test_a_job_on_this_machine_listens_on_loopback_only() -> None:
-    offer = BoundOffer()
+    offer = BoundNodeInfo()
     descriptor = offer.describe(2, "trainer")
     listener = offer.listener()
 
@@ -28,7 +28,7 @@ def test_a_job_on_this_machine_listens_on_loopback_only() -> None:
 
 
 def test_the_socket_accepts_connections_at_once() -> None:
-    offer = BoundOffer()
+    offer = BoundNodeInfo()
     descriptor = offer.describe(1, "trainer")
 
     with socket.create_connection(("127.0.0.1", descriptor.store_port), timeout=10):
@@ -36,7 +36,7 @@ def test_the_socket_accepts_connections_at_once() -> None:
 
 
 def test_each_round_gets_a_socket_of_its_own() -> None:
-    offer = BoundOffer()
+    offer = BoundNodeInfo()
     first = offer.describe(1, "trainer")
     second = offer.describe(1, "trainer")
 
@@ -47,7 +47,7 @@ def test_each_round_gets_a_socket_of_its_own() -> None:
 
 
 def test_the_socket_is_handed_over_once() -> None:
-    offer = BoundOffer()
+    offer = BoundNodeInfo()
     offer.describe(1, "trainer")
     listener = offer.listener()
 
@@ -57,7 +57,7 @@ def test_the_socket_is_handed_over_once() -> None:
 
 
 def test_peers_on_other_machines_get_all_addresses_best_first() -> None:
-    offer = BoundOffer(lambda: "192.0.2.7", index=3, hosts=lambda: True)
+    offer = BoundNodeInfo(lambda: "192.0.2.7", index=3, hosts=lambda: True)
     descriptor = offer.describe(1, "trainer")
     listener = offer.listener()
 
@@ -75,7 +75,7 @@ def test_own_addresses_are_addresses_that_others_can_use() -> None:
 
 
 def test_where_the_jobs_store_serves_the_workers_nothing_is_bound() -> None:
-    offer = FixedOffer("node1", lambda: 29500, 0, lambda: True)
+    offer = FixedNodeInfo("node1", lambda: 29500, 0, lambda: True)
 
     assert (("node1",), 29500, 0) == (
         offer.describe(1, "trainer").addresses,

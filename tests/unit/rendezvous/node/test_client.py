@@ -22,7 +22,7 @@ from elasticlib.errors import (
 )
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _session, _waiting
-from elasticlib.rendezvous.node._client import Member
+from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._exchange import (
     HELLO,
@@ -35,23 +35,23 @@ from elasticlib.rendezvous.protocol._exchange import (
     report_place,
 )
 from elasticlib.rendezvous.protocol._messages import (
-    Beat,
-    Bye,
+    Acknowledgement,
+    Announcement,
     ContactLost,
+    CoordinatorHeartbeat,
     Descriptor,
+    Envelope,
     Failed,
     FailureNote,
     Final,
-    Hello,
     Join,
     Leave,
-    Letter,
     Message,
+    NodeHeartbeat,
     Notice,
-    Pulse,
+    RankAssignment,
     Report,
     RoundEnd,
-    Seat,
     Stopped,
     Succeeded,
     Terms,
@@ -65,8 +65,8 @@ LIMIT = 15.0
 NOTES = (FailureNote(0, 0, 10, 1),)
 END = RoundEnd(0, "enough", True)
 FINAL = Final(True, "all done")
-SEAT = Seat(0, 0, 1, 0, 1, 0, 1, 0, 3, ("127.0.0.1",), 1, "all are there")
-HELLO_OF_JOB = Hello("job", "nonce", "host", Terms(1, 1, 3), 0.0)
+SEAT = RankAssignment(0, 0, 1, 0, 1, 0, 1, 0, 3, ("127.0.0.1",), 1, "all are there")
+HELLO_OF_JOB = Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -93,11 +93,11 @@ class Stage:
     def __init__(self, key: bytes | None = None) -> None:
         self.exchange: Exchange = MemoryExchange()
         self.key = key
-        self.letters: list[Letter] = []
+        self.letters: list[Envelope] = []
         self.early: list[Posted] = []
         self.heard = 0
 
-    def greet(self, hello: Hello = HELLO_OF_JOB) -> None:
+    def greet(self, hello: Announcement = HELLO_OF_JOB) -> None:
         self.write(HELLO, hello, nonce="")
 
     def write(self, key: str, message: Message, nonce: str = "nonce") -> None:
@@ -117,13 +117,13 @@ class Stage:
                 seq = self.heard
                 place = report_place("job", "nonce", "a", seq) if self.key else ""
                 letter = decode(entry.data, self.key, place)
-                assert isinstance(letter, Letter)
+                assert isinstance(letter, Envelope)
                 assert seq == letter.seq
                 self.letters.append(letter)
         heard, self.letters = self.letters[:count], self.letters[count:]
         return [letter.report for letter in heard]
 
-    def wait_with(self, member: Member) -> None:
+    def wait_with(self, member: NodeClient) -> None:
         """Ask the member again and again, as its owner does, until there is a report."""
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
@@ -141,20 +141,20 @@ def stage() -> Stage:
     return stage
 
 
-def make(stage: Stage, **options: Any) -> Member:
+def make(stage: Stage, **options: Any) -> NodeClient:
     dial: Callable[[float], Exchange] = options.pop("dial", lambda timeout: stage.exchange.clone())
     offer, key = options.pop("offer", Wares()), options.pop("key", stage.key)
-    return Member(dial, "a", offer, run_id="job", key=key, **options).start()
+    return NodeClient(dial, "a", offer, run_id="job", key=key, **options).start()
 
 
 @pytest.fixture
-def member(stage: Stage) -> Iterator[Member]:
+def member(stage: Stage) -> Iterator[NodeClient]:
     member = make(stage)
     yield member
     member.close()
 
 
-def take(member: Member, count: int = 1) -> list[Word]:
+def take(member: NodeClient, count: int = 1) -> list[Word]:
     """The next *count* words; a wait ends when the member wants to be asked, as its owner's does."""
     words: list[Word] = []
     while len(words) < count:
@@ -165,7 +165,7 @@ def take(member: Member, count: int = 1) -> list[Word]:
     return words
 
 
-def fails(member: Member) -> Exception:
+def fails(member: NodeClient) -> Exception:
     deadline = time.monotonic() + LIMIT
     with pytest.raises(ElasticError) as caught:
         while time.monotonic() < deadline:
@@ -174,7 +174,7 @@ def fails(member: Member) -> Exception:
     return caught.value
 
 
-def test_reports_go_into_the_inbox_in_order(member: Member, stage: Stage) -> None:
+def test_reports_go_into_the_inbox_in_order(member: NodeClient, stage: Stage) -> None:
     member.join(2, "trainer")
     member.failed(3, NOTES)
     member.stopped(3, NOTES)
@@ -202,12 +202,12 @@ def test_reports_wait_for_the_first_contact_and_keep_their_order() -> None:
     member.close()
 
 
-def test_what_may_not_be_said_is_the_speakers_error(member: Member) -> None:
+def test_what_may_not_be_said_is_the_speakers_error(member: NodeClient) -> None:
     with pytest.raises(RendezvousStateError):
         member.failed("x", ())  # type: ignore[arg-type]
 
 
-def test_a_notice_makes_the_descriptor_readable_until_it_is_taken(member: Member, stage: Stage) -> None:
+def test_a_notice_makes_the_descriptor_readable_until_it_is_taken(member: NodeClient, stage: Stage) -> None:
     member.join(1, "trainer")
     stage.tell("a/1", 0, END)
 
@@ -218,7 +218,7 @@ def test_a_notice_makes_the_descriptor_readable_until_it_is_taken(member: Member
         assert [] == member.take()
 
 
-def test_notices_keep_their_order(member: Member, stage: Stage) -> None:
+def test_notices_keep_their_order(member: NodeClient, stage: Stage) -> None:
     member.join(1, "trainer")
     stage.tell("a/1", 1, END)
     stage.tell("a/1", 0, SEAT)
@@ -226,7 +226,7 @@ def test_notices_keep_their_order(member: Member, stage: Stage) -> None:
     assert [SEAT, END] == take(member, 2)
 
 
-def test_notices_are_deleted_once_read(member: Member, stage: Stage) -> None:
+def test_notices_are_deleted_once_read(member: NodeClient, stage: Stage) -> None:
     member.join(1, "trainer")
     stage.tell("a/1", 0, SEAT)
     stage.tell("a/1", 1, END)
@@ -235,7 +235,7 @@ def test_notices_are_deleted_once_read(member: Member, stage: Stage) -> None:
     assert [None] == stage.exchange.read([box_key("a/1", 0)])
 
 
-def test_a_new_join_turns_to_its_own_box(member: Member, stage: Stage) -> None:
+def test_a_new_join_turns_to_its_own_box(member: NodeClient, stage: Stage) -> None:
     member.join(1, "trainer")
     member.join(1, "trainer")
     stage.hear(2)
@@ -245,18 +245,18 @@ def test_a_new_join_turns_to_its_own_box(member: Member, stage: Stage) -> None:
     assert [SEAT] == take(member)
 
 
-def test_the_end_is_confirmed(member: Member, stage: Stage) -> None:
+def test_the_end_is_confirmed(member: NodeClient, stage: Stage) -> None:
     member.join(1, "trainer")
     stage.tell("a/1", 0, FINAL)
     take(member)
 
-    assert [Join, Bye] == [type(report) for report in stage.hear(2)]
+    assert [Join, Acknowledgement] == [type(report) for report in stage.hear(2)]
     assert member.is_over()
 
 
 @pytest.mark.parametrize("rubbish", [b"rubbish", encode(Succeeded("b", 0)), b"{" * 100_000, b'{"v":2,"type":"end"}'])
 def test_what_is_no_notice_is_refused_and_the_true_one_still_read(
-    member: Member, stage: Stage, rubbish: bytes, caplog: pytest.LogCaptureFixture
+    member: NodeClient, stage: Stage, rubbish: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     member.join(1, "trainer")
     stage.hear()
@@ -291,7 +291,7 @@ def test_close_sends_what_still_waits_to_be_sent(stage: Stage) -> None:
     assert [Join, Leave] == [type(report) for report in stage.hear(2)]
 
 
-def test_a_closed_member_takes_nothing_and_refuses_reports(member: Member) -> None:
+def test_a_closed_member_takes_nothing_and_refuses_reports(member: NodeClient) -> None:
     member.close()
 
     assert [] == member.take()
@@ -299,7 +299,7 @@ def test_a_closed_member_takes_nothing_and_refuses_reports(member: Member) -> No
         member.succeeded(0)
 
 
-def test_the_descriptor_is_not_inherited(member: Member) -> None:
+def test_the_descriptor_is_not_inherited(member: NodeClient) -> None:
     assert not os.get_inheritable(member.fileno())
 
 
@@ -319,8 +319,8 @@ def test_a_node_that_hosts_the_store_ends_the_job_instead_of_leaving(stage: Stag
 
 
 def test_a_beat_says_how_far_the_node_has_come(stage: Stage) -> None:
-    stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 0.2))
-    stage.write(PULSE, Pulse("nonce", 1))
+    stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.2))
+    stage.write(PULSE, CoordinatorHeartbeat("nonce", 1))
     member = make(stage)
     member.join(1, "trainer")
     stage.tell("a/1", 0, SEAT)
@@ -333,13 +333,13 @@ def test_a_beat_says_how_far_the_node_has_come(stage: Stage) -> None:
     member.close()
 
 
-def decode_beat(stage: Stage, box: str) -> Beat:
+def decode_beat(stage: Stage, box: str) -> NodeHeartbeat:
     key = beat_key(box)
     assert stage.exchange.wait(key, LIMIT)
     data = stage.exchange.read([key])[0]
     stage.exchange.delete([key])
     beat = decode(data or b"", stage.key, key_place("job", "nonce", key))
-    assert isinstance(beat, Beat)
+    assert isinstance(beat, NodeHeartbeat)
     return beat
 
 
@@ -378,7 +378,7 @@ def brittle(stage: Stage, state: dict[str, Any]) -> Callable[[float], Exchange]:
     return dial
 
 
-def until(member: Member, condition: Callable[[], bool]) -> None:
+def until(member: NodeClient, condition: Callable[[], bool]) -> None:
     """Ask the member, as its owner does, until *condition* holds."""
     deadline = time.monotonic() + LIMIT
     while not condition():
@@ -389,7 +389,7 @@ def until(member: Member, condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("fault", ["dead", "frozen"])
 def test_who_gets_no_answer_is_told_to_stop_and_in_the_end_to_give_up(stage: Stage, fault: str) -> None:
-    stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 0.5))
+    stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.5))
     state: dict[str, Any] = {}
     member = make(stage, dial=brittle(stage, state), limits=Limits(reconnect_timeout=0.5))
     member.join(1, "trainer")
@@ -422,7 +422,7 @@ def test_a_letter_that_a_broken_connection_swallowed_is_sent_again(stage: Stage)
 
 
 def test_a_held_node_beats_no_more(stage: Stage) -> None:
-    stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 0.2))
+    stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.2))
     member = make(stage)
     member.join(1, "trainer")
     decode_beat(stage, "a/1")
@@ -466,7 +466,7 @@ def test_a_job_that_began_anew_is_another_job(stage: Stage) -> None:
     member = make(stage, dial=brittle(stage, state))
     member.join(1, "trainer")
     until(member, lambda: member._session.contact.live)
-    stage.greet(Hello("job", "another nonce", "host", Terms(1, 1, 3), 0.0))
+    stage.greet(Announcement("job", "another nonce", "host", Terms(1, 1, 3), 0.0))
     state["dead"] = True
     member.succeeded(0)
     until(member, lambda: not member._session.contact.live)
@@ -479,13 +479,13 @@ def test_a_job_that_began_anew_is_another_job(stage: Stage) -> None:
 
 
 def test_a_job_that_began_anew_while_the_store_went_on_is_over_for_this_node(stage: Stage) -> None:
-    stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 0.3))
-    stage.write(PULSE, Pulse("nonce", 7))
+    stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.3))
+    stage.write(PULSE, CoordinatorHeartbeat("nonce", 7))
     member = make(stage, limits=Limits(moves=True))
     member.join(1, "trainer")
     stage.hear()
-    stage.greet(Hello("job", "another nonce", "host", Terms(1, 1, 3), 0.3))
-    stage.write(PULSE, Pulse("another nonce", 1))
+    stage.greet(Announcement("job", "another nonce", "host", Terms(1, 1, 3), 0.3))
+    stage.write(PULSE, CoordinatorHeartbeat("another nonce", 1))
 
     error = fails(member)
     assert isinstance(error, RendezvousClosedError)
@@ -494,13 +494,13 @@ def test_a_job_that_began_anew_while_the_store_went_on_is_over_for_this_node(sta
 
 
 def test_a_greeting_of_old_that_is_played_again_changes_nothing_while_the_coordinator_lives(stage: Stage) -> None:
-    stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 0.1))
+    stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.1))
     member = make(stage, limits=Limits(moves=True))
     member.join(1, "trainer")
     stage.hear()
-    stage.greet(Hello("job", "old nonce", "host", Terms(1, 1, 3), 0.1))
+    stage.greet(Announcement("job", "old nonce", "host", Terms(1, 1, 3), 0.1))
     for count in range(1, 11):
-        stage.write(PULSE, Pulse("nonce", count))
+        stage.write(PULSE, CoordinatorHeartbeat("nonce", count))
         decode_beat(stage, "a/1")
         assert [] == member.take()
     member.close()
@@ -591,8 +591,8 @@ def test_who_is_there_is_told_from_a_time_after_the_join(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_waiting, "_TELL_AFTER", (0.0,) * 1000)
-    stage.greet(Hello("job", "nonce", "host", Terms(1, 1, 3), 1.0))
-    stage.write(PULSE, Pulse("nonce", 1, "nobody is there"))
+    stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 1.0))
+    stage.write(PULSE, CoordinatorHeartbeat("nonce", 1, "nobody is there"))
     member = make(stage)
     member.join(1, "trainer")
     deadline = time.monotonic() + LIMIT

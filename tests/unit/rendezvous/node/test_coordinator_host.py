@@ -14,20 +14,20 @@ from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, beat_key, box_key, key_place, report_place
 from elasticlib.rendezvous.protocol._messages import (
-    Beat,
-    Bye,
+    Acknowledgement,
+    Announcement,
+    CoordinatorHeartbeat,
     Descriptor,
+    Envelope,
     Final,
-    Hello,
     Join,
     Leave,
-    Letter,
     Message,
+    NodeHeartbeat,
     Notice,
-    Pulse,
+    RankAssignment,
     Report,
     RoundEnd,
-    Seat,
     Stopped,
     Succeeded,
     decode,
@@ -90,14 +90,14 @@ class Office:
         self.host = Host(self.exchange.clone(), rules, run_id="job", name="host", key=key, journal=journal)
         self.host.start()
         hello = self.find(HELLO, "")
-        assert isinstance(hello, Hello)
+        assert isinstance(hello, Announcement)
         self.hello = hello
         self.nonce = hello.nonce
 
     def say(self, report: Report, **others: Any) -> str:
         seq = self.seqs[report.node] = others.get("seq", self.seqs.get(report.node, 0) + 1)
         place = report_place("job", self.nonce, report.node, seq)
-        self.exchange.post(encode(Letter(seq, report), others.get("key", self.key), others.get("place", place)))
+        self.exchange.post(encode(Envelope(seq, report), others.get("key", self.key), others.get("place", place)))
         return f"{report.node}/{seq}"
 
     def join(self, node: str) -> str:
@@ -110,7 +110,7 @@ class Office:
 
     def read(self, box: str, index: int) -> Notice:
         notice = self.find(box_key(box, index))
-        assert isinstance(notice, (Seat, RoundEnd, Final))
+        assert isinstance(notice, (RankAssignment, RoundEnd, Final))
         return notice
 
 
@@ -122,7 +122,7 @@ def office() -> Iterator[Office]:
 
 
 def test_a_join_is_answered_in_the_box_of_its_letter(office: Office) -> None:
-    assert isinstance(office.read(office.join("a"), 0), Seat)
+    assert isinstance(office.read(office.join("a"), 0), RankAssignment)
 
 
 def test_the_job_is_told_to_whoever_comes(office: Office) -> None:
@@ -160,7 +160,7 @@ def test_what_is_no_letter_is_refused_and_disturbs_nobody(
 ) -> None:
     office.exchange.post(rubbish)
 
-    assert isinstance(office.read(office.join("a"), 0), Seat)
+    assert isinstance(office.read(office.join("a"), 0), RankAssignment)
     assert "a report was refused" in caplog.text
 
 
@@ -177,7 +177,7 @@ def test_letters_that_were_handled_are_forgotten(office: Office) -> None:
 def test_the_quiet_period_ends_without_another_letter() -> None:
     office = Office(Rules(1, 2, last_call=0.05))
 
-    assert isinstance(office.read(office.join("a"), 0), Seat)
+    assert isinstance(office.read(office.join("a"), 0), RankAssignment)
     office.host.close()
 
 
@@ -190,7 +190,7 @@ def test_closing_waits_for_those_who_have_not_read_the_end(office: Office) -> No
     closer.start()
     closer.join(0.1)
     waits = closer.is_alive()
-    office.say(Bye("a"))
+    office.say(Acknowledgement("a"))
     closer.join(LIMIT)
 
     assert waits
@@ -246,7 +246,7 @@ def test_a_node_whose_beats_stop_is_lost_and_the_others_go_on() -> None:
     office = Office(Rules(1, 2, last_call=30.0, heartbeat=0.4))
     a, b = office.join("a"), office.join("b")
     beats = _Beats(office, {a})
-    assert isinstance(office.read(b, 0), Seat)
+    assert isinstance(office.read(b, 0), RankAssignment)
 
     end = office.read(a, 1)
 
@@ -272,7 +272,7 @@ class _Beats:
             count += 1
             for box in self.boxes:
                 key = beat_key(box)
-                beat = Beat(count, self.said.get("read", 9), self.said.get("said", 0))
+                beat = NodeHeartbeat(count, self.said.get("read", 9), self.said.get("said", 0))
                 place = key_place("job", self.office.nonce, key)
                 self.office.exchange.write({key: encode(beat, self.office.key, place)})
 
@@ -287,10 +287,10 @@ def test_the_pulse_goes_on_and_is_written_again_when_somebody_removes_it() -> No
     office.exchange.delete([PULSE, HELLO])
     second = office.find(PULSE)
 
-    assert isinstance(first, Pulse)
-    assert isinstance(second, Pulse)
+    assert isinstance(first, CoordinatorHeartbeat)
+    assert isinstance(second, CoordinatorHeartbeat)
     assert second.count > first.count
-    assert isinstance(office.find(HELLO, ""), Hello)
+    assert isinstance(office.find(HELLO, ""), Announcement)
     office.host.close()
 
 
@@ -322,7 +322,9 @@ def test_a_letter_that_was_removed_ends_the_job_with_a_clear_word() -> None:
     office.host.close()
 
 
-@pytest.mark.parametrize("data", [b"rubbish", encode(Bye("a")), b'{"v":1,"type":"beat","count":-1,"read":0,"said":0}'])
+@pytest.mark.parametrize(
+    "data", [b"rubbish", encode(Acknowledgement("a")), b'{"v":1,"type":"beat","count":-1,"read":0,"said":0}']
+)
 def test_what_is_no_beat_counts_as_none(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     office = Office(Rules(1, 2, last_call=30.0, heartbeat=0.4))
     a, b = office.join("a"), office.join("b")
@@ -363,14 +365,14 @@ def test_with_a_token_nothing_forged_is_heard(
     signed.say(Join("x", OFFER), **forgery)
     seat = signed.read(signed.join("a"), 0)
 
-    assert isinstance(seat, Seat)
+    assert isinstance(seat, RankAssignment)
     assert 1 == seat.group_world_size
     assert "a report was refused" in caplog.text
 
 
 def test_with_a_token_a_letter_that_is_played_again_changes_nothing(signed: Office) -> None:
     box = signed.join("a")
-    letter = encode(Letter(1, Join("a", OFFER)), signed.key, report_place("job", signed.nonce, "a", 1))
+    letter = encode(Envelope(1, Join("a", OFFER)), signed.key, report_place("job", signed.nonce, "a", 1))
     signed.read(box, 0)
     signed.exchange.post(letter)
     signed.say(Succeeded("a", 0))
@@ -417,7 +419,7 @@ def test_whoever_takes_over_knows_the_round_and_the_budget() -> None:
 
     seat = second.read(second.join("a"), 0)
 
-    assert isinstance(seat, Seat)
+    assert isinstance(seat, RankAssignment)
     assert 1 == seat.round
     assert first.nonce == second.nonce
     second.host.close()
@@ -459,8 +461,8 @@ def test_the_successors_pulse_is_above_that_of_whom_it_follows() -> None:
     second = Office(BRISK, journal=diary.keeper(), memory=diary.memory)
     after = second.find(PULSE)
 
-    assert isinstance(before, Pulse)
-    assert isinstance(after, Pulse)
+    assert isinstance(before, CoordinatorHeartbeat)
+    assert isinstance(after, CoordinatorHeartbeat)
     assert after.count > before.count + (1 << 31)
     second.host.close()
 
@@ -472,7 +474,7 @@ def test_when_the_job_is_over_its_id_is_free_again() -> None:
     office.read(box, 0)
     office.say(Succeeded("a", 0))
     office.read(box, 1)
-    office.say(Bye("a"))
+    office.say(Acknowledgement("a"))
     office.host.close(LIMIT)
 
     assert diary.purged

@@ -13,7 +13,16 @@ from elasticlib.rendezvous.coordinator._server_events import Action, Event
 from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.protocol._exchange import HELLO, box_key, box_name
-from elasticlib.rendezvous.protocol._messages import Bye, Descriptor, Final, Join, Letter, Report, decode, encode
+from elasticlib.rendezvous.protocol._messages import (
+    Acknowledgement,
+    Descriptor,
+    Envelope,
+    Final,
+    Join,
+    Report,
+    decode,
+    encode,
+)
 from elasticlib.rendezvous.protocol._operations import Receive
 from elasticlib.rendezvous.stores._memory import MemoryExchange
 
@@ -25,7 +34,7 @@ def test_an_end_that_was_ordered_is_told_though_the_host_closes_at_once() -> Non
     memory = MemoryExchange()
 
     def say(seq: int, report: Report) -> None:
-        memory.post(encode(Letter(seq, report)))
+        memory.post(encode(Envelope(seq, report)))
 
     host = Host(memory.clone(), Rules(1, 1), run_id="job", name="host")
     entered, goes_on = threading.Event(), threading.Event()
@@ -56,7 +65,7 @@ def test_an_end_that_was_ordered_is_told_though_the_host_closes_at_once() -> Non
     final = decode(memory.read([key])[0] or b"")
     assert isinstance(final, Final)
     assert "the node that hosts the store left" in final.why
-    say(2, Bye("a"))
+    say(2, Acknowledgement("a"))
     closer.join(LIMIT)
     assert not closer.is_alive()
 

@@ -17,10 +17,10 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.handlers._in_program import StateBackend
 from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.node import _client, _coordinator_host, _runtime
-from elasticlib.rendezvous.node._client import Member
-from elasticlib.rendezvous.node._runtime import Station
+from elasticlib.rendezvous.node._client import NodeClient
+from elasticlib.rendezvous.node._runtime import NodeRuntime
 from elasticlib.rendezvous.stores._state_backend import RendezvousBackend
-from elasticlib.rendezvous.stores._state_log import Journal, LeadershipLost
+from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
 
 LIMIT = 15.0
 
@@ -43,8 +43,8 @@ class Desk:
         pass
 
 
-def station(**facts: Any) -> tuple[Station, Any]:
-    made = Station(Job(run_id="job", node="n1/1-a", backend="c10d", endpoint="127.0.0.1:29400", **facts))
+def station(**facts: Any) -> tuple[NodeRuntime, Any]:
+    made = NodeRuntime(Job(run_id="job", node="n1/1-a", backend="c10d", endpoint="127.0.0.1:29400", **facts))
     made.member = member = Desk()  # type: ignore[assignment]
     return made, member
 
@@ -167,12 +167,12 @@ def state() -> Iterator[InMemory]:
     state.hold.set()
 
 
-def shared(state: InMemory, **facts: Any) -> Station:
+def shared(state: InMemory, **facts: Any) -> NodeRuntime:
     job = Job(run_id="job", node="n1/1-a", backend="mine", endpoint="state", last_call=0.01, **facts)
-    return Station(job, backend=StateBackend(state, 5.0))
+    return NodeRuntime(job, backend=StateBackend(state, 5.0))
 
 
-def words_of(member: Member) -> list[Any]:
+def words_of(member: NodeClient) -> list[Any]:
     """The next words; raises what `take` raises."""
     deadline = time.monotonic() + LIMIT
     while time.monotonic() < deadline:
@@ -187,7 +187,7 @@ def test_an_election_is_won_however_late_the_station_knows_its_member(
 ) -> None:
     elected = threading.Event()
 
-    class Late(Station):
+    class Late(NodeRuntime):
         """The thread that starts it stands still before it has the member, for as long as an election takes."""
 
         def __setattr__(self, name: str, value: Any) -> None:
@@ -195,7 +195,7 @@ def test_an_election_is_won_however_late_the_station_knows_its_member(
                 elected.wait(0.1)
             super().__setattr__(name, value)
 
-        def _elected(self, journal: Journal) -> None:
+        def _elected(self, journal: StateLog) -> None:
             try:
                 super()._elected(journal)
             finally:
@@ -220,7 +220,7 @@ def test_a_node_whose_election_breaks_ends_with_the_reason(
 
     made = shared(state)
     monkeypatch.setattr(_client, "_PARTING", 0.05)
-    owner: Any = Member if place == "is_over" else made
+    owner: Any = NodeClient if place == "is_over" else made
     monkeypatch.setattr(owner, place, broken)
     made.start()
     made.member.join(1, "trainer")

@@ -35,24 +35,24 @@ from elasticlib.rendezvous.node._session_liveness import ATTEMPT, Limits, Tick
 from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE, beat_key, box_key
 from elasticlib.rendezvous.protocol._messages import (
     EPOCH_BITS,
-    Beat,
-    Bye,
+    Acknowledgement,
+    Announcement,
     ContactLost,
+    CoordinatorHeartbeat,
     Descriptor,
     Elaborate,
+    Envelope,
     Failed,
     FailureNote,
     Final,
     GivenUp,
-    Hello,
     Join,
     Leave,
-    Letter,
     Message,
     Missed,
-    Pulse,
+    NodeHeartbeat,
+    RankAssignment,
     RoundEnd,
-    Seat,
     Stopped,
     StoreGone,
     Succeeded,
@@ -67,9 +67,9 @@ from elasticlib.rendezvous.protocol._shortening import EARLY, LETTER, refers
 from elasticlib.rendezvous.protocol._timing import FENCE, INTERVAL
 
 HEARTBEAT = 10.0
-GREETING = Hello("job", "nonce", "a", Terms(1, 2, 3), HEARTBEAT)
+GREETING = Announcement("job", "nonce", "a", Terms(1, 2, 3), HEARTBEAT)
 DESCRIPTOR = Descriptor(2, "trainer", ("10.0.0.2",), 4000)
-SEAT = Seat(0, 1, 2, 2, 4, 2, 4, 0, 3, ("10.0.0.1",), 29500, "all are there")
+SEAT = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, ("10.0.0.1",), 29500, "all are there")
 FINAL = Final(True, "all workers succeeded", round=0)
 BOX = "b/1"
 BEAT = beat_key(BOX)
@@ -127,7 +127,7 @@ class Shell:
         self.now += seconds
         return self.hear(Tick())
 
-    def greeted(self, greeting: Hello = GREETING) -> Shell:
+    def greeted(self, greeting: Announcement = GREETING) -> Shell:
         """Contact is there."""
         self.hear(Connected(self.connection))
         self.answer(True)
@@ -146,7 +146,7 @@ class Shell:
         assert isinstance(self.what(), Write), self.what()
         self.answer()
         self.beats += 1
-        self.answer([put(Pulse("nonce", self.beats))])
+        self.answer([put(CoordinatorHeartbeat("nonce", self.beats))])
         return self
 
     def posted(self) -> Shell:
@@ -164,12 +164,12 @@ class Shell:
         self.session, words = self.session.take()
         return words
 
-    def letter(self) -> Letter:
+    def letter(self) -> Envelope:
         """The letter that is being posted."""
         post = self.what()
         assert isinstance(post, Post), post
         letter = decode(post.data)
-        assert isinstance(letter, Letter)
+        assert isinstance(letter, Envelope)
         return letter
 
 
@@ -272,7 +272,7 @@ def test_a_seat_is_asked_for_with_what_this_node_brings() -> None:
     assert Describe(2, "trainer") == shell.what()
     shell.answer(DESCRIPTOR)
 
-    assert Letter(1, Join("b", DESCRIPTOR, None)) == shell.letter()
+    assert Envelope(1, Join("b", DESCRIPTOR, None)) == shell.letter()
 
 
 def test_letters_wait_for_contact_and_go_out_in_order() -> None:
@@ -287,7 +287,7 @@ def test_letters_wait_for_contact_and_go_out_in_order() -> None:
         said.append(shell.letter())
         shell.answer()
 
-    assert [Letter(number + 1, report) for number, report in enumerate(reports)] == said
+    assert [Envelope(number + 1, report) for number, report in enumerate(reports)] == said
 
 
 def test_a_letter_whose_connection_broke_is_said_again_with_its_number() -> None:
@@ -378,10 +378,10 @@ def test_a_root_cause_that_lies_elsewhere_is_read_before_the_end_is_told() -> No
 
     assert (ENDED,) == shell.words()
     assert Delete((key(0),)) == shell.what(Lane.WATCH)
-    assert Bye("b") == shell.letter().report
+    assert Acknowledgement("b") == shell.letter().report
 
 
-@pytest.mark.parametrize("data", [None, b"", b"{", encode(Beat(1)), encode(Failed("a", 0, NOTES[1:2]))])
+@pytest.mark.parametrize("data", [None, b"", b"{", encode(NodeHeartbeat(1)), encode(Failed("a", 0, NOTES[1:2]))])
 def test_an_end_whose_whole_root_cause_is_not_there_is_told_in_brief(data: bytes | None) -> None:
     shell = Shell().greeted().joined()
     shell.reads(refers(ENDED))
@@ -389,7 +389,7 @@ def test_an_end_whose_whole_root_cause_is_not_there_is_told_in_brief(data: bytes
     shell.answer([data], Lane.WATCH)
 
     assert (refers(ENDED),) == shell.words()
-    assert Bye("b") == shell.letter().report
+    assert Acknowledgement("b") == shell.letter().report
 
 
 def test_a_connection_that_breaks_amid_that_reads_the_end_again() -> None:
@@ -415,7 +415,7 @@ def test_a_wish_that_is_said_again_brings_the_same() -> None:
 
     shell.greeted()
 
-    assert Letter(1, Join("b", DESCRIPTOR, None)) == shell.letter()
+    assert Envelope(1, Join("b", DESCRIPTOR, None)) == shell.letter()
 
 
 # a store that is there and refuses
@@ -476,7 +476,7 @@ def test_beats_begin_with_the_wish_and_come_each_interval() -> None:
     assert shell.session.speaks_at() == pytest.approx(shell.now + INTERVAL * HEARTBEAT)
     shell.later(INTERVAL * HEARTBEAT)
 
-    assert {BEAT: put(Beat(2, 0, 1))} == shell.what().values
+    assert {BEAT: put(NodeHeartbeat(2, 0, 1))} == shell.what().values
 
 
 def test_beats_rest_while_they_are_held() -> None:
@@ -499,7 +499,7 @@ def test_a_node_whose_beats_rest_hears_that_its_last_one_was_destroyed() -> None
     kill_at = shell.session.kill_at()
 
     shell.later(INTERVAL * HEARTBEAT)
-    shell.answer([put(Pulse("nonce", 9, missed=(Missed("b", 0),)))])
+    shell.answer([put(CoordinatorHeartbeat("nonce", 9, missed=(Missed("b", 0),)))])
 
     assert ["somebody removes this node's heartbeats" in str(word) for word in shell.words()] == [True]
     assert (shell.session.kill_at() or 0.0) < (kill_at or 0.0)
@@ -524,14 +524,14 @@ def test_a_job_that_has_begun_anew_is_left_by_whoever_was_in_it() -> None:
         shell.later(INTERVAL * HEARTBEAT)
         if shell.connection == 1:
             shell.answer()
-            shell.answer([put(Pulse("other", int(shell.now)))])
+            shell.answer([put(CoordinatorHeartbeat("other", int(shell.now)))])
     shell.greeted(evolve(GREETING, nonce="other"))
 
     assert isinstance(shell.session.error, RendezvousClosedError)
     assert shell.now < 100.0 + HEARTBEAT
 
 
-@pytest.mark.parametrize("junk", [b"junk", put(GREETING), put(Pulse("other", 7))])
+@pytest.mark.parametrize("junk", [b"junk", put(GREETING), put(CoordinatorHeartbeat("other", 7))])
 def test_a_heartbeat_of_the_coordinator_that_cannot_be_believed_is_refused_and_named(junk: bytes) -> None:
     shell = Shell().greeted().joined()
 
@@ -554,7 +554,7 @@ def test_the_pulse_says_who_waits() -> None:
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
 
-    shell.answer([put(Pulse("nonce", 7, "for node c", waiting=3))])
+    shell.answer([put(CoordinatorHeartbeat("nonce", 7, "for node c", waiting=3))])
 
     assert (3, "for node c") == (shell.session.spares, shell.session.status)
 
@@ -587,7 +587,7 @@ def test_a_wait_that_ends_without_a_notice_begins_again() -> None:
 def test_a_notice_that_is_none_is_refused_with_a_line_and_deleted() -> None:
     shell = Shell().greeted().joined()
 
-    told = shell.reads(put(Pulse("nonce", 1)))
+    told = shell.reads(put(CoordinatorHeartbeat("nonce", 1)))
     shell.answer(None, Lane.WATCH)
 
     assert [True] == ["a notice was refused" in line.text for line in told if isinstance(line, Log)]
@@ -662,7 +662,7 @@ def test_a_node_whose_beats_the_coordinator_misses_though_they_are_in_the_store_
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
         missed = (Missed("a", 0), Missed("b", count)) if number == 3 else ()
-        shell.answer([put(Pulse("nonce", number, missed=missed))])
+        shell.answer([put(CoordinatorHeartbeat("nonce", number, missed=missed))])
 
     words = [word.why for word in shell.words() if isinstance(word, ContactLost)]
     assert stops == any("somebody removes this node's heartbeats" in why for why in words)
@@ -674,7 +674,7 @@ def test_an_old_pulse_that_misses_beats_stops_nobody() -> None:
     for number, missed in ((7, ()), (8, ()), (7, (Missed("b", 0),))):
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
-        shell.answer([put(Pulse("nonce", number, missed=missed))])
+        shell.answer([put(CoordinatorHeartbeat("nonce", number, missed=missed))])
 
     assert [SEAT] == list(shell.words())
 
@@ -689,7 +689,7 @@ def test_a_wish_for_a_seat_is_said_again_with_its_number_when_no_answer_comes() 
             said.append((shell.beats, shell.letter()))
             shell.posted()
 
-    assert [(beats, Letter(1, Join("b", DESCRIPTOR, None, -1, 0, pulse=beats - 1))) for beats in (4, 8)] == said
+    assert [(beats, Envelope(1, Join("b", DESCRIPTOR, None, -1, 0, pulse=beats - 1))) for beats in (4, 8)] == said
 
 
 def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> None:
@@ -698,9 +698,9 @@ def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> N
     shell.answer(lane=Lane.WATCH)
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
-    shell.answer([put(Pulse("nonce", (2 << EPOCH_BITS) + 7))])
+    shell.answer([put(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))])
 
-    assert Letter(1, Join("b", DESCRIPTOR, None, 4, 0, pulse=1)) == shell.letter()
+    assert Envelope(1, Join("b", DESCRIPTOR, None, 4, 0, pulse=1)) == shell.letter()
 
 
 def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> None:
@@ -710,7 +710,7 @@ def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> N
 
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
-    shell.answer([put(Pulse("nonce", shell.beats + 20))])
+    shell.answer([put(CoordinatorHeartbeat("nonce", shell.beats + 20))])
 
     [word] = shell.words()
     assert isinstance(word, ContactLost)
@@ -723,7 +723,7 @@ def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
     shell = Shell().greeted().joined()
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
-    shell.answer([put(Pulse("nonce", 90))])
+    shell.answer([put(CoordinatorHeartbeat("nonce", 90))])
     assert 1 == len(shell.words())
 
     shell.hear(Seek(2, "trainer"))
@@ -731,7 +731,7 @@ def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
     shell.answer(DESCRIPTOR)
     shell.answer()
     shell.answer()
-    shell.answer([put(Pulse("nonce", 190))])
+    shell.answer([put(CoordinatorHeartbeat("nonce", 190))])
 
     assert () == shell.words()
     assert shell.session.kill_at() == pytest.approx(shell.now + 0.85 * HEARTBEAT)
@@ -743,7 +743,7 @@ def test_a_pulse_that_goes_on_as_it_should_stops_nobody() -> None:
     for count in (19, 37, 55):
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
-        shell.answer([put(Pulse("nonce", count))])
+        shell.answer([put(CoordinatorHeartbeat("nonce", count))])
 
     assert () == shell.words()
 
@@ -753,7 +753,7 @@ def test_a_new_coordinators_pulse_is_counted_from_its_own_beginning() -> None:
     for count, slept in (((1 << 32) + 3, 0), ((2 << 32) + 20, 1)):
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
-        shell.answer([put(Pulse("nonce", count))])
+        shell.answer([put(CoordinatorHeartbeat("nonce", count))])
         assert slept == len(shell.words()), count
         shell.posted()
 
@@ -785,7 +785,7 @@ def test_the_end_is_answered_and_nothing_is_fenced_after_it() -> None:
     shell = Shell().greeted().joined()
 
     shell.reads(FINAL)
-    assert Letter(2, Bye("b")) == shell.letter()
+    assert Envelope(2, Acknowledgement("b")) == shell.letter()
     shell.later(10 * HEARTBEAT)
 
     assert (FINAL,) == shell.words()
@@ -916,7 +916,17 @@ _values = st.one_of(
     st.none(),
     st.binary(max_size=8),
     st.sampled_from(
-        [put(each) for each in (GREETING, SEAT, FINAL, Pulse("nonce", 1), Pulse("nonce", 9), RoundEnd(0, "", True))]
+        [
+            put(each)
+            for each in (
+                GREETING,
+                SEAT,
+                FINAL,
+                CoordinatorHeartbeat("nonce", 1),
+                CoordinatorHeartbeat("nonce", 9),
+                RoundEnd(0, "", True),
+            )
+        ]
     ),
 )
 
@@ -966,7 +976,7 @@ def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
         for action in again:
             if isinstance(action, Ask) and isinstance(action.operation, Post):
                 letter = decode(action.operation.data)
-                assert isinstance(letter, Letter)
+                assert isinstance(letter, Envelope)
                 assert letter.seq in (said, said + 1)
                 said = letter.seq
 
@@ -980,19 +990,24 @@ def test_a_join_says_how_far_the_job_had_come() -> None:
     shell.answer(lane=Lane.WATCH)
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
-    shell.answer([put(Pulse("nonce", (2 << EPOCH_BITS) + 7))])
+    shell.answer([put(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))])
     shell.posted()
     shell.hear(Seek(2, "trainer"))
     shell.answer()  # the lane that watches is woken
     shell.answer(DESCRIPTOR)
 
-    assert Letter(2, Join("b", DESCRIPTOR, None, 4, 2, pulse=(2 << EPOCH_BITS) + 7)) == shell.letter()
+    assert Envelope(2, Join("b", DESCRIPTOR, None, 4, 2, pulse=(2 << EPOCH_BITS) + 7)) == shell.letter()
     assert Seen("nonce", 2, 4, (2 << EPOCH_BITS) + 7) == shell.session.seen
 
 
 @pytest.mark.parametrize(
     ("beside", "pulse"),
-    [(put(Pulse("nonce", 17)), 17), (put(Pulse("other", 17)), 0), (b"scribble", 0), (None, 0)],
+    [
+        (put(CoordinatorHeartbeat("nonce", 17)), 17),
+        (put(CoordinatorHeartbeat("other", 17)), 0),
+        (b"scribble", 0),
+        (None, 0),
+    ],
 )
 def test_a_newcomer_says_which_pulse_lay_beside_the_greeting(beside: bytes | None, pulse: int) -> None:
     shell = Shell()
@@ -1002,7 +1017,7 @@ def test_a_newcomer_says_which_pulse_lay_beside_the_greeting(beside: bytes | Non
     shell.hear(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
 
-    assert Letter(1, Join("b", DESCRIPTOR, None, pulse=pulse)) == shell.letter()
+    assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=pulse)) == shell.letter()
 
 
 def test_a_new_coordinator_that_is_greeted_is_told_the_wish_again_as_any_other() -> None:
@@ -1011,11 +1026,11 @@ def test_a_new_coordinator_that_is_greeted_is_told_the_wish_again_as_any_other()
     shell.hear(Lost(1, "reset"))
     shell.hear(Connected(shell.connection))
     shell.answer(True)
-    shell.answer([put(GREETING), put(Pulse("nonce", (1 << EPOCH_BITS) + 1))])
+    shell.answer([put(GREETING), put(CoordinatorHeartbeat("nonce", (1 << EPOCH_BITS) + 1))])
     shell.answer()
-    shell.answer([put(Pulse("nonce", (1 << EPOCH_BITS) + 2))])
+    shell.answer([put(CoordinatorHeartbeat("nonce", (1 << EPOCH_BITS) + 2))])
 
-    assert Letter(1, Join("b", DESCRIPTOR, None, pulse=(1 << EPOCH_BITS) + 1)) == shell.letter()
+    assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=(1 << EPOCH_BITS) + 1)) == shell.letter()
 
 
 @pytest.mark.parametrize("number", [3, 4])
@@ -1050,7 +1065,7 @@ def test_a_pulse_that_says_that_the_job_has_ended_ends_this_nodes_part() -> None
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
 
-    shell.answer([put(Pulse("nonce", 9, over="the job's saved state was set back"))])
+    shell.answer([put(CoordinatorHeartbeat("nonce", 9, over="the job's saved state was set back"))])
 
     assert isinstance(shell.session.error, RendezvousClosedError)
     assert "job 'job' has ended: the job's saved state was set back" in str(shell.session.error)

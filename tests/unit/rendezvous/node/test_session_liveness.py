@@ -11,12 +11,12 @@ from elasticlib.rendezvous.node._session_liveness import (
     Action,
     Broken,
     Connect,
-    Contact,
     Event,
     Fence,
     GiveUp,
     Greeted,
     Limits,
+    SessionLiveness,
     Tick,
     Unheard,
     begin,
@@ -31,13 +31,13 @@ from elasticlib.rendezvous.protocol._timing import GRACE
 LIMITS = Limits(join_timeout=100.0, reconnect_timeout=60.0)
 
 
-def live(heartbeat: float = 10.0, now: float = 0.0, *, moves: bool = False) -> Contact:
+def live(heartbeat: float = 10.0, now: float = 0.0, *, moves: bool = False) -> SessionLiveness:
     contact, _ = begin(evolve(LIMITS, moves=moves), now)
     contact, _ = step(contact, Greeted(heartbeat), now)
     return contact
 
 
-def play(contact: Contact, *events: tuple[float, Event]) -> tuple[Contact, list[Action]]:
+def play(contact: SessionLiveness, *events: tuple[float, Event]) -> tuple[SessionLiveness, list[Action]]:
     done: list[Action] = []
     for now, event in events:
         contact, actions = step(contact, event, now)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.protocol._codec import mac
 from elasticlib.rendezvous.protocol._messages import (
-    Bye,
+    Acknowledgement,
     Descriptor,
+    Envelope,
     Failed,
     FailureNote,
     Join,
     Leave,
-    Letter,
     Message,
     Succeeded,
     decode,
@@ -191,7 +191,7 @@ def test_lines_and_letters_of_all_languages_stay() -> None:
 )
 def test_a_node_whose_name_cannot_be_written_or_shown_is_refused(name: str) -> None:
     for key in (None, KEY):
-        data = encode(Letter(1, Bye(name)), None)
+        data = encode(Envelope(1, Acknowledgement(name)), None)
         with pytest.raises(RendezvousStateError, match="is no name"):
             decode(data, key)
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from elasticlib.rendezvous.protocol._messages import (
     Close,
+    Envelope,
     Failed,
     FailureNote,
     Final,
     Leave,
-    Letter,
     Report,
     Stopped,
     encode,
@@ -67,7 +67,7 @@ def notes(count: int, text: str = LONG) -> tuple[FailureNote, ...]:
 
 
 def size(report: Report) -> int:
-    return len(encode(Letter(10**6, report), KEY, "place"))
+    return len(encode(Envelope(10**6, report), KEY, "place"))
 
 
 @given(note_lists, st.sampled_from([LETTER, LETTER // 4, LETTER // 16]))

@@ -19,7 +19,7 @@ from attrs import evolve
 from elasticlib._lease import Lease
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import RendezvousTimeoutError
-from elasticlib.rendezvous import ContactLost, FailureNote, Final, RoundEnd, Seat
+from elasticlib.rendezvous import ContactLost, FailureNote, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.protocol._messages import (
     Close,
@@ -32,12 +32,12 @@ from elasticlib.rendezvous.protocol._messages import (
     decode,
     encode,
 )
-from elasticlib.rendezvous.sidecar._bridge import LogLines, Pump, told
+from elasticlib.rendezvous.sidecar._bridge import Bridge, LogLines, told
 
 LIMIT = 30.0
 HEARTBEAT = 10.0
-SEAT = Seat(0, 0, 1, 0, 2, 0, 2, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
-PEERS = Seat(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
+SEAT = RankAssignment(0, 0, 1, 0, 2, 0, 2, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
+PEERS = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
 NOTE = FailureNote(0, 0, 7, 1, "a bad value")
 
 
@@ -151,7 +151,7 @@ class Desk:
         self.lines = LogLines()
         handle = os.pidfd_open(self.sleepers[1])
         self.lease = Lease()
-        self.pump = Pump(process, self.share, heartbeat, self.lines, handle, self.lease, lambda: self.now)
+        self.pump = Bridge(process, self.share, heartbeat, self.lines, handle, self.lease, lambda: self.now)
         self.pump.begin()
 
     def step(self, *, expected: bool | None = None) -> None:
@@ -256,7 +256,9 @@ def test_words_reach_the_launcher_in_their_order(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(("seat", "sockets"), [(SEAT, 1), (PEERS, None)])
-def test_group_rank_0_gets_the_socket_of_the_workers_store(desk: Desk, seat: Seat, sockets: int | None) -> None:
+def test_group_rank_0_gets_the_socket_of_the_workers_store(
+    desk: Desk, seat: RankAssignment, sockets: int | None
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         desk.member.bound = bound
         desk.tell(seat)

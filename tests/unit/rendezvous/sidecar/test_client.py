@@ -21,17 +21,17 @@ from elasticlib.errors import (
     RendezvousError,
     RendezvousTimeoutError,
 )
-from elasticlib.rendezvous import ContactLost, FailureNote, Final, RoundEnd, Seat
+from elasticlib.rendezvous import ContactLost, FailureNote, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.protocol._messages import Close, Failed, Leave, Notice, Stopped, Succeeded, decode, encode
 from elasticlib.rendezvous.sidecar import _client
-from elasticlib.rendezvous.sidecar._client import RemoteMember
+from elasticlib.rendezvous.sidecar._client import SidecarClient
 
 LIMIT = 30.0
 HEARTBEAT = 1000.0
 """So long that no sign of life is sent in a test that does not want one."""
-SEAT = Seat(0, 0, 1, 0, 2, 0, 2, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
+SEAT = RankAssignment(0, 0, 1, 0, 2, 0, 2, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
 
 
 class Clock:
@@ -103,9 +103,9 @@ def job(heartbeat: float = HEARTBEAT, token: str | None = None, join_timeout: fl
 
 
 @pytest.fixture
-def member(process: Process, clock: Clock) -> Iterator[RemoteMember]:
+def member(process: Process, clock: Clock) -> Iterator[SidecarClient]:
     """A member whose process has begun and has its job."""
-    member = RemoteMember(job(), clock=clock)
+    member = SidecarClient(job(), clock=clock)
     assert process.heard()["op"] == "job"
     process.say("alive")
     assert taken(member) == []
@@ -114,12 +114,12 @@ def member(process: Process, clock: Clock) -> Iterator[RemoteMember]:
     member.close()
 
 
-def taken(member: RemoteMember) -> list[Word]:
+def taken(member: SidecarClient) -> list[Word]:
     assert wait_readable([member], LIMIT), "nothing came"
     return member.take()
 
 
-def failing(member: RemoteMember) -> BaseException:
+def failing(member: SidecarClient) -> BaseException:
     with pytest.raises((RendezvousError, ConfigError)) as caught:
         taken(member)
     return caught.value
@@ -129,7 +129,7 @@ def failing(member: RemoteMember) -> BaseException:
 
 
 def test_the_process_learns_its_job_first_and_no_secret_by_its_command(process: Process, clock: Clock) -> None:
-    member = RemoteMember(job(token="h4sh-h4sh"), clock=clock)
+    member = SidecarClient(job(token="h4sh-h4sh"), clock=clock)
 
     first = process.heard()
 
@@ -139,12 +139,12 @@ def test_the_process_learns_its_job_first_and_no_secret_by_its_command(process: 
     member.close()
 
 
-def test_the_process_asks_no_name_server_for_the_names_of_peers(member: RemoteMember, process: Process) -> None:
+def test_the_process_asks_no_name_server_for_the_names_of_peers(member: SidecarClient, process: Process) -> None:
     assert process.environment["RES_OPTIONS"] == "attempts:0"
     assert process.environment["PATH"] == os.environ["PATH"]
 
 
-def test_reports_go_over_in_their_order(member: RemoteMember, process: Process) -> None:
+def test_reports_go_over_in_their_order(member: SidecarClient, process: Process) -> None:
     notes = (FailureNote(0, 0, 7, 1, "a bad value", traceback="Traceback\n  'é'"),)
     member.join(2, "trainer")
     member.guard(1)
@@ -168,7 +168,7 @@ def test_reports_go_over_in_their_order(member: RemoteMember, process: Process) 
 
 
 def test_between_reports_the_launcher_says_that_it_lives(process: Process) -> None:
-    member = RemoteMember(job(heartbeat=0.05))
+    member = SidecarClient(job(heartbeat=0.05))
 
     ops = [process.heard()["op"] for _ in range(4)]
 
@@ -177,7 +177,7 @@ def test_between_reports_the_launcher_says_that_it_lives(process: Process) -> No
     member.close()
 
 
-def test_no_report_waits_for_a_process_that_does_not_read(member: RemoteMember) -> None:
+def test_no_report_waits_for_a_process_that_does_not_read(member: SidecarClient) -> None:
     long = tuple(FailureNote(rank, rank, 7, 1, traceback="x" * 20_000) for rank in range(64))
 
     for _ in range(10):
@@ -189,7 +189,7 @@ def test_no_report_waits_for_a_process_that_does_not_read(member: RemoteMember) 
 # What comes.
 
 
-def test_notices_come_in_their_order(member: RemoteMember, process: Process) -> None:
+def test_notices_come_in_their_order(member: SidecarClient, process: Process) -> None:
     words: list[Notice] = [SEAT, RoundEnd(0, "rank 1 failed", True), Final(True, "all succeeded")]
     for word in words:
         process.tell(word)
@@ -197,7 +197,7 @@ def test_notices_come_in_their_order(member: RemoteMember, process: Process) -> 
     assert taken(member) == words
 
 
-def test_the_end_is_known_once_it_was_taken(member: RemoteMember, process: Process) -> None:
+def test_the_end_is_known_once_it_was_taken(member: SidecarClient, process: Process) -> None:
     before = member.final
     process.tell(Final(True, "all succeeded"))
     taken(member)
@@ -205,7 +205,7 @@ def test_the_end_is_known_once_it_was_taken(member: RemoteMember, process: Proce
     assert (before, member.final) == (None, Final(True, "all succeeded"))
 
 
-def test_how_many_wait_is_known_as_the_process_told_it_last(member: RemoteMember, process: Process) -> None:
+def test_how_many_wait_is_known_as_the_process_told_it_last(member: SidecarClient, process: Process) -> None:
     counts = [member.waiting()]
     for count in (2, 1):
         process.say("waiting", count=count)
@@ -215,7 +215,7 @@ def test_how_many_wait_is_known_as_the_process_told_it_last(member: RemoteMember
     assert counts == [0, 2, 1]
 
 
-def test_a_seat_brings_the_socket_of_the_workers_store_once(member: RemoteMember, process: Process) -> None:
+def test_a_seat_brings_the_socket_of_the_workers_store_once(member: SidecarClient, process: Process) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         process.tell(SEAT, bound.fileno())
         taken(member)
@@ -226,7 +226,9 @@ def test_a_seat_brings_the_socket_of_the_workers_store_once(member: RemoteMember
             assert found.getsockname() == bound.getsockname()
 
 
-def test_a_socket_that_nobody_fetched_is_closed_when_the_next_one_comes(member: RemoteMember, process: Process) -> None:
+def test_a_socket_that_nobody_fetched_is_closed_when_the_next_one_comes(
+    member: SidecarClient, process: Process
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         process.tell(SEAT, first.fileno())
         taken(member)
@@ -240,7 +242,7 @@ def test_a_socket_that_nobody_fetched_is_closed_when_the_next_one_comes(member: 
         found.close()
 
 
-def test_an_answer_to_an_earlier_wish_is_none_any_more(member: RemoteMember, process: Process) -> None:
+def test_an_answer_to_an_earlier_wish_is_none_any_more(member: SidecarClient, process: Process) -> None:
     member.join(1, "trainer")
     member.join(1, "trainer")
     with socket.create_server(("127.0.0.1", 0)) as bound:
@@ -251,7 +253,7 @@ def test_an_answer_to_an_earlier_wish_is_none_any_more(member: RemoteMember, pro
     assert member.listener() is None
 
 
-def test_lost_contact_comes_as_the_process_tells_it(member: RemoteMember, process: Process) -> None:
+def test_lost_contact_comes_as_the_process_tells_it(member: SidecarClient, process: Process) -> None:
     process.say("lost", why="nobody answered for 6 s", grace=1.5)
 
     assert taken(member) == [ContactLost("nobody answered for 6 s", 1.5)]
@@ -269,7 +271,7 @@ def test_lost_contact_comes_as_the_process_tells_it(member: RemoteMember, proces
     ],
 )
 def test_an_error_over_there_is_raised_here_as_the_same_class(
-    member: RemoteMember, process: Process, kind: str, expected: type[Exception]
+    member: SidecarClient, process: Process, kind: str, expected: type[Exception]
 ) -> None:
     process.say("error", kind=kind, text="too few nodes came")
 
@@ -279,7 +281,7 @@ def test_an_error_over_there_is_raised_here_as_the_same_class(
     assert str(error) == "too few nodes came"
 
 
-def test_what_came_before_an_error_is_told_before_it(member: RemoteMember, process: Process) -> None:
+def test_what_came_before_an_error_is_told_before_it(member: SidecarClient, process: Process) -> None:
     process.say("lost", why="nobody answers", grace=1.0)
     process.say("error", kind="RendezvousConnectionError", text="gone")
 
@@ -292,7 +294,7 @@ def test_what_came_before_an_error_is_told_before_it(member: RemoteMember, proce
 
 
 def test_what_the_process_logs_is_logged_here(
-    member: RemoteMember, process: Process, caplog: pytest.LogCaptureFixture
+    member: SidecarClient, process: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
     process.say("log", level=logging.WARNING, text="waiting for 2 of 4 nodes")
 
@@ -307,7 +309,7 @@ def test_what_the_process_logs_is_logged_here(
 # A process that dies or stands still.
 
 
-def test_the_death_of_the_process_is_lost_contact_and_then_an_error(member: RemoteMember, process: Process) -> None:
+def test_the_death_of_the_process_is_lost_contact_and_then_an_error(member: SidecarClient, process: Process) -> None:
     process.end()
 
     (word,) = taken(member)
@@ -318,7 +320,7 @@ def test_the_death_of_the_process_is_lost_contact_and_then_an_error(member: Remo
     assert isinstance(failing(member), RendezvousConnectionError)
 
 
-def test_a_dead_process_is_reaped(member: RemoteMember, process: Process) -> None:
+def test_a_dead_process_is_reaped(member: SidecarClient, process: Process) -> None:
     process.end()
     taken(member)
 
@@ -326,7 +328,7 @@ def test_a_dead_process_is_reaped(member: RemoteMember, process: Process) -> Non
         os.kill(process.pid, 0)
 
 
-def test_a_dead_process_takes_reports_without_a_word(member: RemoteMember, process: Process) -> None:
+def test_a_dead_process_takes_reports_without_a_word(member: SidecarClient, process: Process) -> None:
     process.end()
     taken(member)
 
@@ -336,7 +338,7 @@ def test_a_dead_process_takes_reports_without_a_word(member: RemoteMember, proce
     assert isinstance(failing(member), RendezvousConnectionError)
 
 
-def test_a_process_that_does_not_answer_is_lost_contact_once(member: RemoteMember, clock: Clock) -> None:
+def test_a_process_that_does_not_answer_is_lost_contact_once(member: SidecarClient, clock: Clock) -> None:
     clock.now += 0.45 * HEARTBEAT
 
     assert member.patience() == 0.0
@@ -345,7 +347,7 @@ def test_a_process_that_does_not_answer_is_lost_contact_once(member: RemoteMembe
     assert (member.take(), member.patience()) == ([], 60.0)
 
 
-def test_a_process_that_stays_silent_is_given_up(member: RemoteMember, clock: Clock) -> None:
+def test_a_process_that_stays_silent_is_given_up(member: SidecarClient, clock: Clock) -> None:
     clock.now += HEARTBEAT
     member.take()
     clock.now += 59.9
@@ -358,7 +360,7 @@ def test_a_process_that_stays_silent_is_given_up(member: RemoteMember, clock: Cl
         member.take()
 
 
-def test_a_process_that_answers_again_is_watched_again(member: RemoteMember, process: Process, clock: Clock) -> None:
+def test_a_process_that_answers_again_is_watched_again(member: SidecarClient, process: Process, clock: Clock) -> None:
     clock.now += HEARTBEAT
     member.take()
     process.say("alive")
@@ -370,7 +372,7 @@ def test_a_process_that_answers_again_is_watched_again(member: RemoteMember, pro
 
 
 def test_a_program_that_may_stand_still_gives_its_process_that_time_too(process: Process, clock: Clock) -> None:
-    member = RemoteMember(job(), stillness=1.0, clock=clock)
+    member = SidecarClient(job(), stillness=1.0, clock=clock)
     said = process.heard()
     process.say("alive")
     taken(member)
@@ -385,7 +387,7 @@ def test_a_program_that_may_stand_still_gives_its_process_that_time_too(process:
     member.close()
 
 
-def test_answers_that_wait_count_before_silence(member: RemoteMember, process: Process, clock: Clock) -> None:
+def test_answers_that_wait_count_before_silence(member: SidecarClient, process: Process, clock: Clock) -> None:
     process.say("alive")
     wait_readable([member], LIMIT)
     clock.now += 10 * HEARTBEAT
@@ -394,7 +396,7 @@ def test_answers_that_wait_count_before_silence(member: RemoteMember, process: P
 
 
 def test_a_process_that_never_begins_is_waited_for_as_long_as_a_join_may_take(process: Process, clock: Clock) -> None:
-    member = RemoteMember(job(join_timeout=50.0), clock=clock)
+    member = SidecarClient(job(join_timeout=50.0), clock=clock)
     clock.now += 49.0
     before = member.take()
 
@@ -410,7 +412,7 @@ def test_a_process_that_never_begins_is_waited_for_as_long_as_a_join_may_take(pr
 def test_who_waits_for_a_process_that_has_not_begun_is_told_so_now_and_then(
     process: Process, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    member = RemoteMember(job(join_timeout=50.0), clock=clock)
+    member = SidecarClient(job(join_timeout=50.0), clock=clock)
     patience = [member.patience()]
     with caplog.at_level(logging.WARNING, "elasticlib"):
         for _ in range(12):
@@ -435,7 +437,7 @@ def test_who_waits_for_a_process_that_has_not_begun_is_told_so_now_and_then(
 
 
 def test_without_a_heartbeat_silence_means_nothing(process: Process, clock: Clock) -> None:
-    member = RemoteMember(job(heartbeat=0.0), clock=clock)
+    member = SidecarClient(job(heartbeat=0.0), clock=clock)
     process.say("alive")
     taken(member)
 
@@ -449,7 +451,7 @@ def test_without_a_heartbeat_silence_means_nothing(process: Process, clock: Cloc
 # The end.
 
 
-def test_closing_parts_from_the_process_and_waits_for_its_end(member: RemoteMember, process: Process) -> None:
+def test_closing_parts_from_the_process_and_waits_for_its_end(member: SidecarClient, process: Process) -> None:
     os.kill(process.pid, signal.SIGTERM)
     member.close()
 
@@ -460,7 +462,7 @@ def test_closing_parts_from_the_process_and_waits_for_its_end(member: RemoteMemb
 
 def test_a_process_that_does_not_part_is_killed(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_client, "_ENDING", 0.0)
-    member = RemoteMember(Job(run_id="job", node="n", backend="c10d", endpoint="n", close_timeout=0.0))
+    member = SidecarClient(Job(run_id="job", node="n", backend="c10d", endpoint="n", close_timeout=0.0))
 
     member.close()
 
@@ -468,7 +470,7 @@ def test_a_process_that_does_not_part_is_killed(process: Process, monkeypatch: p
         os.kill(process.pid, 0)
 
 
-def test_after_the_end_nothing_comes_and_reports_are_refused(member: RemoteMember, process: Process) -> None:
+def test_after_the_end_nothing_comes_and_reports_are_refused(member: SidecarClient, process: Process) -> None:
     process.end()
     member.close()
     member.close()
@@ -478,7 +480,7 @@ def test_after_the_end_nothing_comes_and_reports_are_refused(member: RemoteMembe
         member.join(2, "trainer")
 
 
-def test_a_socket_that_nobody_fetched_is_closed_at_the_end(member: RemoteMember, process: Process) -> None:
+def test_a_socket_that_nobody_fetched_is_closed_at_the_end(member: SidecarClient, process: Process) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         process.tell(SEAT, bound.fileno())
         taken(member)
@@ -489,7 +491,7 @@ def test_a_socket_that_nobody_fetched_is_closed_at_the_end(member: RemoteMember,
     assert held is not None and held.fileno() == -1
 
 
-def test_a_forked_child_ends_nothing_of_its_parents(member: RemoteMember, process: Process) -> None:
+def test_a_forked_child_ends_nothing_of_its_parents(member: SidecarClient, process: Process) -> None:
     pid = os.fork()
     if pid == 0:
         try:

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from elasticlib.rendezvous.sidecar._watch import SILENCE, Vigil
+from elasticlib.rendezvous.sidecar._watch import SILENCE, SidecarWatch
 
 HEARTBEAT = 10.0
-VIGIL = Vigil(HEARTBEAT, 100.0, 100.0)
+VIGIL = SidecarWatch(HEARTBEAT, 100.0, 100.0)
 RUNNING = VIGIL.seated()
 
 
@@ -22,7 +22,7 @@ def test_the_beats_of_a_silent_launcher_rest_until_it_speaks() -> None:
 
 
 def test_without_heartbeats_nobody_is_silent() -> None:
-    alone = Vigil(0.0, 100.0, 100.0)
+    alone = SidecarWatch(0.0, 100.0, 100.0)
 
     assert not alone.judge(1e6, None).held
     assert alone.wake_at(None) is None

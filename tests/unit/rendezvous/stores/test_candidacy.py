@@ -13,6 +13,8 @@ from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.stores._candidacy import (
     PAUSE,
     SLICE,
+    Acquire,
+    Acquired,
     Action,
     Await,
     Broke,
@@ -35,8 +37,6 @@ from elasticlib.rendezvous.stores._candidacy import (
     Renewed,
     Rest,
     Rested,
-    Seize,
-    Seized,
     Stop,
     VoteOut,
 )
@@ -63,8 +63,8 @@ class Shell:
         return [action for action in actions if not isinstance(action, Log)]
 
     def in_office(self) -> Shell:
-        assert [Seize(TTL)] == self.hear(Connected(), Found(1, False))
-        assert [Elect(HOLD)] == self.hear(Seized(HOLD))
+        assert [Acquire(TTL)] == self.hear(Connected(), Found(1, False))
+        assert [Elect(HOLD)] == self.hear(Acquired(HOLD))
         assert [Rest(TTL / 3)] == self.hear(Elected())
         return self
 
@@ -82,7 +82,7 @@ def test_whoever_finds_the_office_taken_waits_for_a_change_and_looks_again() -> 
 
 
 def test_who_was_forestalled_looks_again() -> None:
-    assert [Look()] == Shell().hear(Connected(), Found(1, False), Seized(None))
+    assert [Look()] == Shell().hear(Connected(), Found(1, False), Acquired(None))
 
 
 def test_a_holder_renews_three_times_in_its_time_to_live() -> None:
@@ -106,7 +106,7 @@ def test_a_seizure_that_took_longer_than_the_term_is_none() -> None:
     shell = Shell()
     shell.hear(Connected(), Found(1, False))
 
-    assert [Release(HOLD), Look()] == shell.hear(Seized(HOLD), after=TTL)
+    assert [Release(HOLD), Look()] == shell.hear(Acquired(HOLD), after=TTL)
 
 
 def test_a_term_that_could_not_be_renewed_in_time_is_over_and_its_holder_stands_again() -> None:
@@ -123,7 +123,7 @@ def test_a_hold_that_is_gone_ends_the_term_and_its_holder_stands_again() -> None
 
     told = VoteOut("the store says that the lease is over", True)
     assert [told, Release(HOLD), Look()] == shell.hear(Renewed(False))
-    assert [Seize(TTL)] == shell.hear(Found(9, False))
+    assert [Acquire(TTL)] == shell.hear(Found(9, False))
 
 
 def test_a_coordinator_that_was_turned_down_ends_the_term_and_its_node_stands_again() -> None:
@@ -141,7 +141,7 @@ def test_nobody_stands_again_when_the_job_is_over() -> None:
 
 def test_who_cannot_coordinate_leaves_the_office_to_others_and_rests() -> None:
     shell = Shell()
-    shell.hear(Connected(), Found(1, False), Seized(HOLD))
+    shell.hear(Connected(), Found(1, False), Acquired(HOLD))
 
     assert [Release(HOLD), Rest(PAUSE)] == shell.hear(Declined("it broke"))
     assert [Look()] == shell.hear(Rested())
@@ -182,7 +182,7 @@ def test_who_closes_before_it_knows_that_it_has_the_office_gives_it_back() -> No
     shell.hear(Connected(), Found(1, False))
 
     assert [Interrupt()] == shell.hear(Close())
-    assert [Release(HOLD), Stop()] == shell.hear(Seized(HOLD))
+    assert [Release(HOLD), Stop()] == shell.hear(Acquired(HOLD))
 
 
 def test_who_closes_while_it_waits_goes() -> None:
@@ -225,7 +225,7 @@ ANSWERS: dict[type, tuple[Event, ...]] = {
     Connect: (Connected(), Broke("refused")),
     Look: (Found(1, True), Found(2, False), Broke("reset")),
     Await: (Changed(), Broke("reset")),
-    Seize: (Seized(HOLD), Seized(None), Broke("reset")),
+    Acquire: (Acquired(HOLD), Acquired(None), Broke("reset")),
     Elect: (Elected(), Declined("no")),
     Renew: (Renewed(True), Renewed(False), Broke("reset")),
     Rest: (Rested(), Over("turned down"), Over("purged", last=True)),

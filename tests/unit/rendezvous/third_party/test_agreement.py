@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.protocol._messages import Descriptor, Join, Seat, encode
+from elasticlib.rendezvous.protocol._messages import Descriptor, Join, RankAssignment, encode
 from elasticlib.rendezvous.third_party._agreement import Agreement, Past
 from tests.unit.untrusted import spoiled, strange
 
@@ -41,7 +41,7 @@ def test_whatever_a_node_offers_it_has_a_seat_by_it_or_is_refused(offer: bytes) 
     except RendezvousStateError as error:
         assert len(str(error)) < 1000
         return
-    assert isinstance(seat, Seat)
+    assert isinstance(seat, RankAssignment)
 
 
 @given(strange, st.sampled_from(["seat/a/1", "ended", "gone/0", "final"]))

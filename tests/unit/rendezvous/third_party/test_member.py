@@ -17,7 +17,7 @@ from elasticlib.errors import (
     RendezvousError,
     RendezvousStateError,
 )
-from elasticlib.rendezvous import FailureNote, Final, RoundEnd, Seat
+from elasticlib.rendezvous import FailureNote, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.third_party._member import HandlerMember
 
@@ -166,10 +166,10 @@ def expect(kind: type[T], member: HandlerMember) -> T:
     return word
 
 
-def seated(cluster: Cluster, *members: HandlerMember) -> list[Seat]:
+def seated(cluster: Cluster, *members: HandlerMember) -> list[RankAssignment]:
     for member in members:
         member.join(1, "trainer")
-    return [expect(Seat, member) for member in members]
+    return [expect(RankAssignment, member) for member in members]
 
 
 def pair(cluster: Cluster, meeting: Meeting, **options: Any) -> tuple[HandlerMember, HandlerMember]:
@@ -185,7 +185,7 @@ def test_seats_are_agreed_for_nodes_with_different_slots_and_roles(cluster: Clus
     a.join(2, "reader")
     b.join(3, "trainer")
 
-    seats = sorted((expect(Seat, a), expect(Seat, b)), key=lambda seat: seat.role_world_size)
+    seats = sorted((expect(RankAssignment, a), expect(RankAssignment, b)), key=lambda seat: seat.role_world_size)
 
     assert [(2, 5, 0, 2), (3, 5, 0, 3)] == [
         (seat.role_world_size, seat.world_size, seat.role_rank_base, seat.role_world_size) for seat in seats
@@ -355,7 +355,7 @@ def test_waiting_nodes_end_the_round_without_spending_a_restart(cluster: Cluster
 
     assert (True, "1 nodes wait to join") == (end.restart, end.why)
     assert (seat.round + 1, 2, 0) == (again.round, again.group_world_size, again.restart_count)
-    assert again.round == expect(Seat, newcomer).round
+    assert again.round == expect(RankAssignment, newcomer).round
 
 
 def test_an_arrival_does_not_undo_work_that_a_node_has_finished(cluster: Cluster) -> None:
