@@ -90,7 +90,7 @@ __all__ = [
     "record",
 ]
 
-_ROOMS = {
+_MODULES = {
     "elasticlib.agent": (
         "ElasticAgent",
         "LocalElasticAgent",
@@ -141,4 +141,4 @@ _ROOMS = {
     ),
     "elasticlib.workers.child._record": ("record",),
 }
-__getattr__, __dir__ = _lazy.names(__name__, _ROOMS)
+__getattr__, __dir__ = _lazy.names(__name__, _MODULES)

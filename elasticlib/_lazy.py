@@ -1,5 +1,5 @@
 """
-Names of a module that are imported from their rooms when they are first used (PEP 562).
+Names of a module that are imported from where they are defined when they are first used (PEP 562).
 
 Rules of this file: a name that was used once is the module's own from then on. Type checkers read the imports that
 stand beside it under ``TYPE_CHECKING``.
@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 
-def names(module: str, rooms: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of *module*, whose names come from *rooms*: {module that has them: names}."""
-    where = {name: room for room, found in rooms.items() for name in found}
+def names(module: str, modules: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of *module*, whose names come from *modules*: {module that has them: names}."""
+    where = {name: each for each, found in modules.items() for name in found}
     own = vars(sys.modules[module])
 
     def at_first_use(name: str) -> object:

@@ -1,7 +1,7 @@
 """
 The command line: options and ``PET_*`` variables become a `LaunchConfig`, then `elastic_launch` runs it.
 
-Rules of this file: `_cli_parser` reads, the limits of a value are the business of `spec.py`; what has no effect is
+Rules of this file: `cli._parser` reads, the limits of a value are the business of `spec.py`; what has no effect is
 never ignored in silence. Nothing here imports torch.
 """
 

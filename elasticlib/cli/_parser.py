@@ -1,7 +1,7 @@
 """
 From a command line and ``PET_*`` variables to a namespace with torch's names.
 
-Rules of this file: the options are the rows of `_cli_options`; every value is read once, so that a bad one is refused
+Rules of this file: the options are the rows of `cli._options`; every value is read once, so that a bad one is refused
 under the name by which it was given; what stands after the script is the script's, to the letter.
 """
 

@@ -1,7 +1,7 @@
 """
 From the values of the options to what is to be launched.
 
-Rules of this file: `_cli_parser` has read the values, their limits are the business of `spec.py`; what has no effect is
+Rules of this file: `cli._parser` has read the values, their limits are the business of `spec.py`; what has no effect is
 named in a warning, and what contradicts itself is refused. Nothing here imports torch.
 """
 

@@ -1,8 +1,4 @@
-"""
-The name under which torch's users know the launch of a job: a door only, see `elasticlib.launch`.
-
-(torch: ``torch.distributed.launcher``)
-"""
+"""Re-export: ``torch.distributed.launcher``."""
 
 from __future__ import annotations
 

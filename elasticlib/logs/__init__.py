@@ -1,7 +1,7 @@
 """
 Where the workers' output goes: the default specification, which keeps it in files.
 
-Rules of this room: constructing touches nothing; `check` says early what would fail late; folders are
+Rules of this package: constructing touches nothing; `check` says early what would fail late; folders are
 made by `reify`, one launch folder per launch and one attempt folder per round, and nothing that is there
 is ever overwritten. A launch works on its own `for_launch` copy, so that one specification serves any
 number of launches, also at the same time.

@@ -1,7 +1,7 @@
 """
 What happened: typed records, each made once and handed to a sink.
 
-Rules of this room: a record holds facts; its text is made from them, where it is defined; a sink never raises into
+Rules of this package: a record holds facts; its text is made from them, where it is defined; a sink never raises into
 the agent's loop (`fan_out`). `log` is the default sink; events and metrics are others.
 """
 

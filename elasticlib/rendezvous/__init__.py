@@ -1,10 +1,10 @@
 """
 How the nodes of a job find each other, agree on ranks, and end rounds together.
 
-Rules of this house: `_coordinator` decides and is pure; `_host` runs it; a `NodeClient` is one node's side;
-they meet in an `Exchange` only. One node or many, the same code runs. A `NodeRuntime` is all that one node does
-for its job; `_remote` and `_process` put it into a process of its own. `_handlers` and `registry` are torch's
-doors to the same.
+`protocol` is what they say to each other; `coordinator` decides, and is pure; `node` is one node's side and runs the
+coordinator where it is this node's turn; `sidecar` puts a node's side into a process of its own; `stores` carry the
+messages. One node or many, the same code runs. `handlers` are torch's rendezvous API to the same, `third_party` is for
+jobs that meet through somebody else's handler, `net` is endpoints and addresses. An agent needs a `Membership` only.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if typing.TYPE_CHECKING:
     )
     from elasticlib.rendezvous.stores._memory import MemoryExchange
 
-_ROOMS = {
+_MODULES = {
     "elasticlib.errors": (
         "RendezvousClosedError",
         "RendezvousConnectionError",
@@ -117,4 +117,4 @@ __all__ = [
     "rendezvous_handler_registry",
 ]
 
-__getattr__, __dir__ = _lazy.names(__name__, _ROOMS)
+__getattr__, __dir__ = _lazy.names(__name__, _MODULES)

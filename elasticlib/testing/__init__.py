@@ -1,7 +1,7 @@
 """
 For tests of jobs: faults as data, and a cluster that is simulated.
 
-Rules of this house: importing it loads neither torch nor hypothesis; `strategies` needs hypothesis, and is
+Rules of this package: importing it loads neither torch nor hypothesis; `strategies` needs hypothesis, and is
 imported by those who have it.
 """
 

@@ -1,7 +1,7 @@
 """
 Small helpers that worker scripts and launchers share: variables, ports, macros; stores, samplers, loggers beside them.
 
-Rules of this house: the ground floor, which nothing but `errors` lies below; torch is imported only where a
+Rules of this package: the ground floor, which nothing but `errors` lies below; torch is imported only where a
 function or class that needs it is first used.
 
 (torch: ``torch.distributed.elastic.utils``)

@@ -1,5 +1,5 @@
 """
-How much is logged where nobody said: a door only.
+How much is logged where nobody said.
 
 (torch: ``torch.distributed.elastic.utils.log_level``)
 """

@@ -37,7 +37,7 @@ __all__ = [
     "to_map",
 ]
 
-# Only when they are used: an agent needs other parts of this room, at each start of a launch.
+# Only when they are used: an agent needs other parts of this package, at each start of a launch.
 __getattr__, __dir__ = _lazy.names(
     __name__,
     {

@@ -2,7 +2,7 @@
 One program in a session of its own, for callers who look after it themselves.
 
 Rules of this file: it starts one process and signals its group; waiting is the caller's, through `proc`. Sets of
-workers do not come from here: they end with their launcher, which a process of this room does not.
+workers do not come from here: they end with their launcher, which such a process does not.
 """
 
 from __future__ import annotations

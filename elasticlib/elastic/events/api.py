@@ -1,4 +1,4 @@
-"""The names of ``torch.distributed.elastic.events.api``."""
+"""Re-export: ``torch.distributed.elastic.events.api``."""
 
 from elasticlib.events._event import Event, EventMetadataValue, EventSource, NodeState, RdzvEvent
 

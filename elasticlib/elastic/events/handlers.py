@@ -1,4 +1,4 @@
-"""The names of ``torch.distributed.elastic.events.handlers``, with the table that programs add handlers to."""
+"""Re-export: ``torch.distributed.elastic.events.handlers``."""
 
 from elasticlib.events._destinations import get_logging_handler
 from elasticlib.events._destinations import handlers as _log_handlers

@@ -1,4 +1,4 @@
-"""The names of ``torch.distributed.elastic.metrics.api``."""
+"""Re-export: ``torch.distributed.elastic.metrics.api``."""
 
 from elasticlib.metrics._config import MetricsConfig
 from elasticlib.metrics._profiling import get_elapsed_time_ms, prof, profile

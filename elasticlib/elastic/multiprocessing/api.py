@@ -1,4 +1,4 @@
-"""The door for ``torch.distributed.elastic.multiprocessing.api``: the same names, for programs that move over."""
+"""Re-export: ``torch.distributed.elastic.multiprocessing.api``."""
 
 from elasticlib.errors import SignalException
 from elasticlib.logs import DefaultLogsSpecs

@@ -1,8 +1,4 @@
-"""
-The name under which torch's users know the rendezvous: a door only.
-
-(torch: ``torch.distributed.elastic.rendezvous.api``)
-"""
+"""Re-export: ``torch.distributed.elastic.rendezvous.api``."""
 
 from __future__ import annotations
 

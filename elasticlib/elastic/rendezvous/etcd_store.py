@@ -1,8 +1,4 @@
-"""
-The name under which torch's users know the store over etcd: a door that imports torch only when it is used.
-
-(torch: ``torch.distributed.elastic.rendezvous.etcd_store``)
-"""
+"""Re-export: ``torch.distributed.elastic.rendezvous.etcd_store``. It imports torch only when the name is used."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""
-The name under which torch's users know `parse_rendezvous_endpoint`: a door only.
-
-(torch: ``torch.distributed.elastic.rendezvous.utils``)
-"""
+"""Re-export: ``torch.distributed.elastic.rendezvous.utils``."""
 
 from __future__ import annotations
 

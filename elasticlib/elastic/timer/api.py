@@ -1,4 +1,4 @@
-"""A door: timers of any kind, under torch's name. (torch: ``torch.distributed.elastic.timer.api``)"""
+"""Re-export: ``torch.distributed.elastic.timer.api``."""
 
 from elasticlib.timer._ledger import TimerRequest
 from elasticlib.timer._requests import RequestQueue, TimerClient, configure, expires

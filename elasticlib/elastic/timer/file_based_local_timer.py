@@ -1,4 +1,4 @@
-"""A door: timers over a named pipe. (torch: ``torch.distributed.elastic.timer.file_based_local_timer``)"""
+"""Re-export: ``torch.distributed.elastic.timer.file_based_local_timer``."""
 
 from elasticlib.timer._fifo_client import FileTimerClient, FileTimerRequest
 from elasticlib.timer._fifo_server import FileTimerServer

@@ -1,4 +1,4 @@
-"""A door: timers over a multiprocessing queue. (torch: ``torch.distributed.elastic.timer.local_timer``)"""
+"""Re-export: ``torch.distributed.elastic.timer.local_timer``."""
 
 from elasticlib.timer._queue import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
 

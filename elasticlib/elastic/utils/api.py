@@ -1,8 +1,4 @@
-"""
-The name under which torch's users know the helpers of `elasticlib.utils`: a door only.
-
-(torch: ``torch.distributed.elastic.utils.api``)
-"""
+"""Re-export: ``torch.distributed.elastic.utils.api``."""
 
 from __future__ import annotations
 

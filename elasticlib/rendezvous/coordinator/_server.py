@@ -6,8 +6,8 @@ The coordinator as the store sees it: what it reads and writes, and in which ord
 What was decided is in the journal, where there is one, before anybody is told: whoever takes over tells it again.
 
 Rules of this file: no decision is made here (`_coordinator` does); `Server.step` is a function of the server, an
-event and the time: it returns the next server and what is to be done. A thread (`_host`) and the simulated cluster
-drive the same object. Times are this node's monotonic seconds, and only differences count.
+event and the time: it returns the next server and what is to be done. A thread (`node._coordinator_host`) and the
+simulated cluster drive the same object. Times are this node's monotonic seconds, and only differences count.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 Our rendezvous for code that calls a handler itself, with torch's methods.
 
 Rules of this file: a node is one place in the round, with one slot. A process of its own speaks with the others
-(`_remote`), so that this program may be as busy as it likes. One thread takes what the coordinator says and only
-notes it; the caller's threads read the notes. Nothing is contacted before the first call that needs to.
+(`sidecar._client`), so that this program may be as busy as it likes. One thread takes what the coordinator says and
+only notes it; the caller's threads read the notes. Nothing is contacted before the first call that needs to.
 """
 
 from __future__ import annotations

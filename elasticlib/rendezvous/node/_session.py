@@ -6,7 +6,7 @@ for the next notice in this node's box. A connection that was given up is not he
 and matters is asked of the next one again, since letters carry numbers.
 
 Rules of this file: `Session.step` is a function of the session, an event and the time: it returns the next session
-and what is to be done, and has no clock, no thread and no store. Threads (`_member`) and the simulated cluster drive
+and what is to be done, and has no clock, no thread and no store. Threads (`_client`) and the simulated cluster drive
 the same object. Times are this node's monotonic seconds, and only differences count.
 """
 

@@ -1,5 +1,5 @@
 """
-The rendezvous process: one node's share in a job, apart from its launcher (which holds a `_remote.SidecarClient`).
+The sidecar: one node's share in a job, in a process beside its launcher (which holds a `_client.SidecarClient`).
 
 It keeps the contact while the launcher may be busy; lets the node count as lost when the launcher stands
 still; kills the spawner, and with it all workers, when they outlive the contact; and when the launcher dies it

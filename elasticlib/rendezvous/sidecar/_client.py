@@ -1,5 +1,5 @@
 """
-The launcher's handle of its rendezvous process: what `_process` does over there, as a `Membership` here.
+The launcher's client of its sidecar: what `_bridge` does over there, as a `Membership` here.
 
 The store's library blocks when the store is silent, and a launcher may freeze or die; so a process of its own
 keeps the contact, ends workers that nobody else can end in time, and says goodbye for a launcher that died.

@@ -1,6 +1,4 @@
-"""
-A door: agents, their workers and their states, under torch's name. (torch: ``torch.distributed.elastic.agent.server``)
-"""
+"""Re-export: ``torch.distributed.elastic.agent.server``."""
 
 from elasticlib.agent._agent import ElasticAgent, SimpleElasticAgent
 from elasticlib.agent._watchdog import ENABLE as TORCHELASTIC_ENABLE_FILE_TIMER

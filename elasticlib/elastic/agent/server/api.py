@@ -1,4 +1,4 @@
-"""A door: what agents are made of. (torch: ``torch.distributed.elastic.agent.server.api``)"""
+"""Re-export: ``torch.distributed.elastic.agent.server.api``."""
 
 from elasticlib.agent._agent import DEFAULT_ROLE, ElasticAgent, SimpleElasticAgent
 from elasticlib.spec import WorkerSpec

@@ -1,8 +1,4 @@
-"""
-A door: the HTTP server that says whether an agent is alive.
-
-(torch: ``torch.distributed.elastic.agent.server.health_check_server``)
-"""
+"""Re-export: ``torch.distributed.elastic.agent.server.health_check_server``."""
 
 from elasticlib.agent._health import HealthCheckServer, create_healthcheck_server
 

@@ -1,8 +1,4 @@
-"""
-A door: the agent of local processes, and the variables that it reads.
-
-(torch: ``torch.distributed.elastic.agent.server.local_elastic_agent``)
-"""
+"""Re-export: ``torch.distributed.elastic.agent.server.local_elastic_agent``."""
 
 from elasticlib.agent._local import LocalElasticAgent
 from elasticlib.agent._watch import HEALTH_CHECK_PORT as TORCHELASTIC_HEALTH_CHECK_PORT

@@ -1,4 +1,4 @@
-"""The door for ``torch.distributed.elastic.multiprocessing.errors``: how a worker's failure is written and told."""
+"""Re-export: ``torch.distributed.elastic.multiprocessing.errors``."""
 
 from elasticlib.errors import ChildFailedError, ProcessFailure
 from elasticlib.workers.child._record import ErrorHandler, get_error_handler, record

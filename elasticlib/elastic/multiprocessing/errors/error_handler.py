@@ -1,4 +1,4 @@
-"""The door for ``torch.distributed.elastic.multiprocessing.errors.error_handler``."""
+"""Re-export: ``torch.distributed.elastic.multiprocessing.errors.error_handler``."""
 
 from elasticlib.workers.child._record import ErrorHandler
 

@@ -1,4 +1,4 @@
-"""The door for ``torch.distributed.elastic.multiprocessing.errors.handlers``."""
+"""Re-export: ``torch.distributed.elastic.multiprocessing.errors.handlers``."""
 
 from elasticlib.workers.child._record import get_error_handler
 

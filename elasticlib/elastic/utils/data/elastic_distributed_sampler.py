@@ -1,7 +1,7 @@
 """
-The name under which torch's users know `ElasticDistributedSampler`: a door that imports torch only when it is used.
+Re-export: ``torch.distributed.elastic.utils.data.elastic_distributed_sampler``.
 
-(torch: ``torch.distributed.elastic.utils.data.elastic_distributed_sampler``)
+It imports torch only when the name is used.
 """
 
 from __future__ import annotations
