@@ -181,6 +181,16 @@ def test_a_node_that_slept_through_its_loss_and_a_takeover_is_told_though_its_no
     assert ["succeeded"] * 4 == kinds(cluster)
 
 
+def test_who_is_heard_again_after_it_was_given_up_at_the_end_is_told_of_it() -> None:
+    """He changes the state so that the end cannot be written, and hides beats until nobody waits for the node."""
+    rules = Rules(1, 1, 1, last_call=2.0, join_timeout=20.0, heartbeat=10.0)
+    tamper = Tamper(4.875, 40.0, 55727, 0.1, ("state", "beat"), (151, 174, 252, 254, 282, 312))
+    cluster = SimulatedCluster(rules, 1, FaultPlan((tamper,)), "elected", seed=330, work=20.0, token=TOKEN)
+    cluster.run()
+
+    assert ["succeeded"] == kinds(cluster)
+
+
 def test_an_old_memory_seats_nobody_while_he_hides_the_pulse_from_those_who_could_object() -> None:
     rules = Rules(2, 2, 3, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
     plan = FaultPlan((Tamper(13.625, 5.0, seed=841016, acts=(1, 14, 15, 16, 19)),))

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from elasticlib.logs._redirects import get_libc, redirect, redirect_stderr, redirect_stdout
+from elasticlib.logs._redirects import get_libc, get_std_cm, redirect, redirect_stderr, redirect_stdout
 
-__all__ = ["get_libc", "redirect", "redirect_stderr", "redirect_stdout"]
+__all__ = ["get_libc", "get_std_cm", "redirect", "redirect_stderr", "redirect_stdout"]

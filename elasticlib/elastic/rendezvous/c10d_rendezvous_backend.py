@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend, create_backend
+from elasticlib.rendezvous.handlers._c10d_backend import DEFAULT_PORT, C10dRendezvousBackend, create_backend
 
-__all__ = ["C10dRendezvousBackend", "create_backend"]
+__all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]

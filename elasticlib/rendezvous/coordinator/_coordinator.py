@@ -102,18 +102,17 @@ def abandon(state: State, why: str, kind: str = "closed") -> Outcome:
     return finish(state, Final(False, why, kind=kind)) if state.final is None else (state, ())
 
 
-def asks_again(state: State, node: str, now: float) -> Outcome:
+def asks_again(state: State, node: str, box: str, now: float) -> Outcome:
     """
-    A *node* says again that it asked for a seat: it may wait for an answer that got lost, or work in a former round.
+    A *node* that has *box* still waits: for an answer that got lost, or it works in a former round.
 
     Whoever took the coordination over does not know whom the last one gave up: it listens to them.
     """
-    seq = state.heard.get(node)
-    if seq is None:
+    if node not in state.heard:
         return state, ()
     if state.final is not None:
-        return state, (Send(box_name(node, seq), node, _last_word(state, state.final, node)),)
-    return listen_again(state, node, box_name(node, seq), now), ()
+        return state, (Send(box, node, _last_word(state, state.final, node)),)
+    return listen_again(state, node, box, now), ()
 
 
 def _hear(state: State, event: Received, now: float) -> Outcome:

@@ -38,10 +38,12 @@ class Garbage:
     """Nodes that are gone, and since when."""
     _ends: dict[str, tuple[int | None, float]] = Factory(dict)
     """Nodes that were told the end: their last count, and since when."""
+    _buried: set[str] = Factory(set)
+    """Those of them whose beats stopped before they had read it."""
 
     def copy(self) -> Self:
         """The same, to be changed apart."""
-        return type(self)(dict(self._boxes), dict(self._gone), dict(self._ends))
+        return type(self)(dict(self._boxes), dict(self._gone), dict(self._ends), set(self._buried))
 
     def opened(self, node: str, box: str, told: int = 0) -> None:
         """The node waits for answers there, of which it was given so many."""
@@ -86,7 +88,14 @@ class Garbage:
                 self._ends[node] = (count, now)
             elif now >= since + patience:
                 mail.part(node)
+                self._buried.add(node)
         self._ends = {node: it for node, it in self._ends.items() if node in mail.unparted}
+
+    def is_back(self, node: str) -> bool:
+        """Whether a node that beats had been given up before it had read the end; said once."""
+        back = node in self._buried
+        self._buried.discard(node)
+        return back
 
     def clear_up(self, mail: Outbox, watched: Collection[str], state: State, now: float) -> tuple[str, ...]:
         """Those who are gone get no mail any more; and the keys that are to be deleted for them."""

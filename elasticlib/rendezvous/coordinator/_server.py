@@ -235,10 +235,11 @@ class Server:
         if letter is None:
             return
         if isinstance(join := letter.report, Join):
+            box = box_name(join.node, letter.seq)
             if letter.seq > self.state.heard.get(join.node, 0):
-                self._welcome(join, box_name(join.node, letter.seq), now, out)
+                self._welcome(join, box, now, out)
             elif self.state.final is None or not self._mail.box_of(join.node):
-                self._follow(self.logic.asks_again(self.state, join.node, now), now, out)
+                self._follow(self.logic.asks_again(self.state, join.node, box, now), now, out)
         pulse = greeting.count(self._epoch, self._pulses) if self._interval else 0
         self._step(Received(letter.seq, letter.report, pulse), now, out)
         if isinstance(letter.report, (Acknowledgement, Leave)):  # who leaves does not wait for the answer
@@ -277,6 +278,9 @@ class Server:
 
     def _heed(self, node: str, box: str, beat: NodeHeartbeat, now: float, out: list[events.Action]) -> None:
         """What a beat tells besides that its node lives."""
+        if self._garbage.is_back(node):  # it was thought gone, and has not read how its job ended
+            self._mail.catch_up(node, box, beat.read)
+            self._follow(self.logic.asks_again(self.state, node, box, now), now, out)
         self._mail.note(box, beat.read)
         if beat.read:
             self._garbage.has_read(node, box)
