@@ -31,18 +31,8 @@ from elasticlib.rendezvous.coordinator._incoming import Incoming
 from elasticlib.rendezvous.coordinator._missing import Missing
 from elasticlib.rendezvous.coordinator._outbox import Outbox, referring
 from elasticlib.rendezvous.coordinator._state import ClearStore, Heartbeats, Received, Send, State, Tick, WakeAt
+from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Posted, beat_key, box_name, key_place
-from elasticlib.rendezvous.protocol._messages import (
-    LAST_EPOCH,
-    Acknowledgement,
-    Final,
-    Join,
-    Leave,
-    Message,
-    NodeHeartbeat,
-    encode,
-    sealed,
-)
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._timing import INTERVAL
@@ -234,7 +224,7 @@ class Server:
         out += said
         if letter is None:
             return
-        if isinstance(join := letter.report, Join):
+        if isinstance(join := letter.report, messages.Join):
             box = box_name(join.node, letter.seq)
             if letter.seq > self.state.heard.get(join.node, 0):
                 self._welcome(join, box, now, out)
@@ -242,10 +232,12 @@ class Server:
                 self._follow(self.logic.asks_again(self.state, join.node, box, now), now, out)
         pulse = greeting.count(self._epoch, self._pulses) if self._interval else 0
         self._step(Received(letter.seq, letter.report, pulse), now, out)
-        if isinstance(letter.report, (Acknowledgement, Leave)):  # who leaves does not wait for the answer
+        if isinstance(
+            letter.report, (messages.Acknowledgement, messages.Leave)
+        ):  # who leaves does not wait for the answer
             self._mail.part(letter.report.node)
 
-    def _welcome(self, join: Join, box: str, now: float, out: list[events.Action]) -> None:
+    def _welcome(self, join: messages.Join, box: str, now: float, out: list[events.Action]) -> None:
         number = -1 if self.state.round is None else self.state.round.number
         if forgotten := Seen(self.nonce, join.epoch, join.round).beyond(self._epoch, number):
             self._set_back(f"node {join.node} has seen {forgotten}", now, out)
@@ -276,7 +268,7 @@ class Server:
         if (loss := self.logic.next_loss(self.state)) is not None:
             self._look_at = min(self._look_at, max(loss, now + _SHORTEST_LOOK))
 
-    def _heed(self, node: str, box: str, beat: NodeHeartbeat, now: float, out: list[events.Action]) -> None:
+    def _heed(self, node: str, box: str, beat: messages.NodeHeartbeat, now: float, out: list[events.Action]) -> None:
         """What a beat tells besides that its node lives."""
         if self._garbage.is_back(node):  # it was thought gone, and has not read how its job ended
             self._mail.catch_up(node, box, beat.read)
@@ -308,7 +300,7 @@ class Server:
         for action in actions:
             match action:
                 case Send(box=box, node=node, notice=notice):
-                    if isinstance(notice, Final) and notice.kind == "timeout" and self.remark:
+                    if isinstance(notice, messages.Final) and notice.kind == "timeout" and self.remark:
                         notice = evolve(notice, why=f"{notice.why}; {self.remark}")
                     self._garbage.opened(node, box, self._mail.add(box, node, notice, now))
                 case WakeAt(when=when):
@@ -328,7 +320,9 @@ class Server:
             out.append(events.Save(self._document(now)))
         self._dirty = False
         if due:
-            out.append(Write(sealed(referring(due), self.key, lambda key: key_place(self.run_id, self.nonce, key))))
+            out.append(
+                Write(messages.sealed(referring(due), self.key, lambda key: key_place(self.run_id, self.nonce, key)))
+            )
             self._mail.written(keep=bool(self._interval))
 
     def _greet(self, now: float, out: list[events.Action]) -> None:
@@ -341,8 +335,8 @@ class Server:
         pulse = greeting.pulse(self.nonce, self._epoch, self._pulses, *told)
         out.append(Write({HELLO: self._sign(hello, HELLO, ""), PULSE: self._sign(pulse, PULSE, self.nonce)}))
 
-    def _sign(self, message: Message, key: str, nonce: str) -> bytes:
-        return encode(message, self.key, key_place(self.run_id, nonce, key))
+    def _sign(self, message: messages.Message, key: str, nonce: str) -> bytes:
+        return messages.encode(message, self.key, key_place(self.run_id, nonce, key))
 
     # For whoever takes over.
 
@@ -371,7 +365,7 @@ class Server:
             self._garbage.know(self.logic.boxes(self.state), self._mail)
             if self.seen.nonce == last.nonce and (forgotten := self.seen.beyond(last.epoch, last.round)):
                 # Above what nodes have seen, so that they hear how it ends.
-                self._epoch = max(self._epoch, min(self.seen.epoch + 1, LAST_EPOCH))
+                self._epoch = max(self._epoch, min(self.seen.epoch + 1, messages.LAST_EPOCH))
                 self._set_back(f"node {self.name} has seen {forgotten}", now, out)
         self._save_and_open(now, out)
 
@@ -381,7 +375,7 @@ class Server:
 
     def _forget_all(self, why: str, now: float, out: list[events.Action]) -> None:
         self.state, self.nonce = State(self.state.rules), self.seen.nonce or self.nonce
-        self._epoch = min(self.seen.epoch + 1, LAST_EPOCH)
+        self._epoch = min(self.seen.epoch + 1, messages.LAST_EPOCH)
         self._end(f"the job's saved state was destroyed: {why}", now, out)
         self._save_and_open(now, out)
 
