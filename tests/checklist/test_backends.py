@@ -71,7 +71,7 @@ def test_the_node_at_the_endpoint_hosts_the_store(peer: Peer, handlers: Handlers
     """A lone node has its round where the endpoint is this machine, by any of its names, and nowhere else."""
     own_names = ("localhost", LOOPBACK, socket.gethostname(), socket.gethostbyname(socket.gethostname()))
     hosts = [handlers.start(f"{name}:{free_port()}") for name in own_names]
-    client = handlers.start(f"{NOT_OURS}:{free_port()}", join_timeout=3, read_timeout=2)
+    client = handlers.start(f"{NOT_OURS}:{free_port()}", join_timeout=6, read_timeout=2)
 
     assert [(0, 1)] * 4 == places([host.result(LIMIT) for host in hosts])
     with pytest.raises(peer.module("rendezvous").RendezvousConnectionError):
@@ -82,7 +82,7 @@ def test_the_node_at_the_endpoint_hosts_the_store(peer: Peer, handlers: Handlers
 def test_the_option_is_host_decides_who_hosts(peer: Peer, handlers: Handlers) -> None:
     """Also where the endpoint says otherwise: torch takes 0.0.0.0 for another machine, and localhost for this one."""
     host = handlers.start(f"0.0.0.0:{free_port()}", is_host="1")
-    client = handlers.start(f"localhost:{free_port()}", is_host="0", join_timeout=3, read_timeout=2)
+    client = handlers.start(f"localhost:{free_port()}", is_host="0", join_timeout=6, read_timeout=2)
 
     assert [(0, 1)] == places([host.result(LIMIT)])
     with pytest.raises(peer.module("rendezvous").RendezvousConnectionError):
