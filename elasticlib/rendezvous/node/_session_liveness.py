@@ -13,6 +13,10 @@ A machine that sleeps does not see that time has passed. So the coordinator's pu
 gone on by about `heartbeat` seconds between two beats that were acknowledged one after the other, this node may
 have been given up, and stops its workers at once.
 
+A beat counts only with a pulse that is readable and not older than the last. What this cannot see: where any node may
+coordinate, a pulse stands still for as long as an election takes, so whoever shows a node the last pulse, and destroys
+its beats, without a break and without fail, keeps its workers running for that time.
+
 Rules of this file: `step` is a function of state, event and time; times are this node's monotonic
 seconds, and only differences count.
 """
