@@ -1,7 +1,7 @@
 """
 A simulated candidate: the real `Candidacy`, on a simulated connection.
 
-Rules of this file: it stands where the thread of `rendezvous._election` and the node's station stand, and decides as
+Rules of this file: it stands where the thread of `rendezvous.stores._election` and the node's station stand, and decides as
 little as they do; who has the office is decided by the store alone.
 """
 

@@ -42,7 +42,7 @@ from elasticlib.testing._trouble import bring_about
 from elasticlib.testing._trust import Trust
 
 PARTING = 2.0
-"""Seconds that a rendezvous process tries to send what it has still to say."""
+"""Seconds that a sidecar tries to send what it has still to say."""
 FLAP = 60.0
 """Seconds that a node which lost its store seeks it again."""
 
@@ -226,7 +226,7 @@ class SimulatedCluster:
         return True
 
     def part(self, node: Node, linger: float) -> None:
-        """The rendezvous process ends, after what it hosts."""
+        """The sidecar ends, after what it hosts."""
         host = self._hosts.get(node.name)
         if host is None or (isinstance(host, Host) and host.over):
             self.timeline.after(PARTING, node.rendezvous, lambda: self.end_process(node))
@@ -241,7 +241,7 @@ class SimulatedCluster:
         self._left -= node.verdict is None
 
     def end_process(self, node: Node) -> None:
-        """A rendezvous process is gone, and with it the store, if it was there."""
+        """A sidecar is gone, and with it the store, if it was there."""
         node.rendezvous.alive = False
         if self.store is not None and self.store.process is node.rendezvous:
             self.store.end()

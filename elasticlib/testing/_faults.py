@@ -19,7 +19,7 @@ from elasticlib.errors import ConfigError
 
 VERSION = 1
 PARTS = ("machine", "agent", "rendezvous", "spawner")
-"""What of a node a fault can hit: all of it, the agent alone, or its rendezvous process alone."""
+"""What of a node a fault can hit: all of it, the agent alone, or its sidecar alone."""
 PLACES = ("hello", "pulse", "beat", "box", "inbox", "counter", "state", "leader", "all")
 """Where in the store somebody can tamper with what the job has there; *all* of it can be deleted."""
 

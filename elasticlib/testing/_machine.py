@@ -1,7 +1,7 @@
 """
 A simulated machine: its link, its clocks, the agents on it, and how it dies or stands still.
 
-A node's agent and rendezvous process watch each other, and either ends the workers that the other cannot end any
+A node's agent and sidecar watch each other, and either ends the workers that the other cannot end any
 more. Nobody does when both are frozen, or one is killed while the other is frozen, and the workers alone go on: no
 program can fence itself then. So the second of two such blows hits the whole machine here.
 
@@ -28,7 +28,7 @@ class Owner(Protocol):
         """An agent was killed."""
 
     def end_process(self, node: Node) -> None:
-        """A rendezvous process is gone."""
+        """A sidecar is gone."""
 
 
 @define(eq=False, repr=False)

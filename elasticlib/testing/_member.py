@@ -1,7 +1,7 @@
 """
 A simulated node's side of the rendezvous: the real `Session`, on simulated connections.
 
-Rules of this file: it stands where `rendezvous._member` and its threads stand, and decides as little as they do:
+Rules of this file: it stands where `rendezvous.node._client` and its threads stand, and decides as little as they do:
 what the session asks for is asked of the simulated store, and what comes back is told to the session.
 """
 

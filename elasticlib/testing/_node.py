@@ -1,8 +1,8 @@
 """
-A simulated node: an agent with its workers, and the rendezvous process beside it.
+A simulated node: an agent with its workers, and the sidecar beside it.
 
 Rules of this file: the agent does what the real `agent._policy` says; its shell mirrors `agent._agent`, in which a
-stop blocks; the rendezvous process mirrors `rendezvous._process`: it lets the beats of a frozen agent rest, kills
+stop blocks; the sidecar mirrors `rendezvous.sidecar._bridge`: it lets the beats of a frozen agent rest, kills
 workers that outlive the contact, and speaks for an agent that died.
 """
 
@@ -40,7 +40,7 @@ from elasticlib.testing._timeline import Process
 LADDER = 30.0
 """Seconds from SIGTERM to SIGKILL."""
 DEAF = FENCE - INTERVAL / 2
-"""Share after which an agent whose rendezvous process is silent counts itself as cut off."""
+"""Share after which an agent whose sidecar is silent counts itself as cut off."""
 CLOSING = 30.0
 """Seconds that the store's host waits for others to read how the job ended."""
 
@@ -82,11 +82,11 @@ class Node:
     policy: _policy.State = field(init=False)
     _queue: deque[_policy.Event | Stopping | Answer] = Factory(deque)
     _channel: deque[tuple[int, Word | Stopping]] = Factory(deque)
-    """What the rendezvous process has sent and the agent has not read, each with the wish that it answers."""
+    """What the sidecar has sent and the agent has not read, each with the wish that it answers."""
     _wishes: int = 0
     """How often the agent has asked for a seat."""
     _vigil: SidecarWatch = field(init=False)
-    """Of the rendezvous process."""
+    """Of the sidecar."""
     _busy: bool = False
     _guarded: Group | None = None
 
@@ -100,7 +100,7 @@ class Node:
     # The agent's process.
 
     def _soon(self, do: Callable[[], None]) -> None:
-        """In the rendezvous process, which the agent tells something."""
+        """In the sidecar, which the agent tells something."""
         self.cluster.timeline.after(CHANNEL, self.rendezvous, do)
 
     def hear(self, event: _policy.Event | Stopping) -> None:
@@ -243,7 +243,7 @@ class Node:
         self._soon(lambda: self.close(CLOSING))
         self.cluster.finished(self)
 
-    # The rendezvous process.
+    # The sidecar.
 
     def pass_on(self, word: Word) -> None:
         """A word of the member goes to the agent."""
@@ -333,16 +333,16 @@ class Node:
         timeline.after(seconds + CHANNEL, self.rendezvous, self._judge)
 
     def rendezvous_freezes(self, seconds: float) -> None:
-        """The rendezvous process is stopped: the agent counts itself as cut off."""
+        """The sidecar is stopped: the agent counts itself as cut off."""
         timeline, heartbeat = self.cluster.timeline, self.cluster.rules.heartbeat
         if heartbeat and seconds > DEAF * heartbeat:
-            silent = "contact with the job is lost: the rendezvous process of this node does not answer"
+            silent = "contact with the job is lost: the sidecar of this node does not answer"
             word = ContactLost(silent, GRACE * heartbeat)
             timeline.after(DEAF * heartbeat, self.agent, lambda: self._send(word))
 
     def rendezvous_dies(self) -> None:
-        """The rendezvous process was killed: the agent ends its part, quickly."""
-        why = "the rendezvous process of this node ended unexpectedly"
+        """The sidecar was killed: the agent ends its part, quickly."""
+        why = "the sidecar of this node ended unexpectedly"
         heartbeat = self.cluster.rules.heartbeat
         self._send(ContactLost(why, GRACE * heartbeat))
         self._send(Stopping(why))
@@ -359,7 +359,7 @@ class Node:
         return [self.agent, self.rendezvous, *spawners, *(group.process for group in groups if of_workers)]
 
     def agent_dies(self) -> None:
-        """The agent was killed: its reaper kills the workers, its rendezvous process bears witness."""
+        """The agent was killed: its reaper kills the workers, its sidecar bears witness."""
         timeline, group = self.cluster.timeline, self.group
         self._queue.clear()
         if group is not None and not group.gone:

@@ -44,7 +44,7 @@ class Surroundings(Protocol):
         """An agent's part ended."""
 
     def part(self, node: Node, linger: float) -> None:
-        """A rendezvous process is about to end: what of the job it hosts must end, too."""
+        """A sidecar is about to end: what of the job it hosts must end, too."""
 
     def leaves(self, node: Node, why: str) -> bool:
         """Whether the job ends because this node goes."""

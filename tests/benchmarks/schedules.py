@@ -183,7 +183,7 @@ class Schedule:
         agent = self._agent(number)
         self._note(Pause(number, self._at(), ABSENCE, "agent"))
         self._note(Pause(number, self._at(), ABSENCE, "rendezvous"))
-        stopped = agent.parts("rendezvous._process") | {tree.table()[agent.process.pid]}
+        stopped = agent.parts("rendezvous.sidecar._bridge") | {tree.table()[agent.process.pid]}
         stop(stopped)
         time.sleep(ABSENCE)  # this long they are stopped
         wake(stopped)

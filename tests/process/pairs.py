@@ -41,7 +41,7 @@ class Machine:
             facts = _reaper.status(worker)
             assert facts is not None
             return int(facts[1])
-        [pid] = [pid for pid in self.processes() if b"rendezvous._process" in _command(pid)]
+        [pid] = [pid for pid in self.processes() if b"rendezvous.sidecar._bridge" in _command(pid)]
         return pid
 
     def close(self) -> None:

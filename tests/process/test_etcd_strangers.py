@@ -51,7 +51,7 @@ def job(server: EtcdServer, node: str, api: str, token: str | None) -> Job:
 
 
 class Node:
-    """A launcher with its rendezvous process (scripts/node.py), in a session of its own."""
+    """A launcher with its sidecar (scripts/node.py), in a session of its own."""
 
     def __init__(self, part: Job) -> None:
         self.name = part.node
@@ -238,7 +238,7 @@ def test_nodes_that_come_and_go_leave_no_key_behind(start: Start, keys: Keys, se
         other.sits_with(2)
         first.sits_with(2)
         if number % 2:
-            os.kill(other.popen.pid, signal.SIGKILL)  # its rendezvous process says so
+            os.kill(other.popen.pid, signal.SIGKILL)  # its sidecar says so
         else:
             other.kill()
         first.sits_with(1)

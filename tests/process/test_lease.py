@@ -16,11 +16,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 STOPPED = [
     ("launcher",),
-    ("rendezvous process",),
+    ("sidecar",),
     ("spawner",),
-    ("launcher", "rendezvous process"),
+    ("launcher", "sidecar"),
     ("launcher", "spawner"),
-    ("rendezvous process", "spawner"),
+    ("sidecar", "spawner"),
 ]
 
 

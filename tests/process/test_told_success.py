@@ -47,7 +47,7 @@ class Node:
         return sum(what in line for line in self.log) >= times
 
     def rendezvous(self) -> int:
-        """The pid of its rendezvous process."""
+        """The pid of its sidecar."""
         members = _reaper.family(self.launcher.pid)
         (pid,) = [pid for pid, _, _ in members if "elasticlib.rendezvous.sidecar._bridge" in command_line(pid)]
         return pid
@@ -81,7 +81,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
 def test_a_node_that_loses_contact_after_its_success_returns_its_results(
     pair: tuple[Node, Node], tmp_path: Path
 ) -> None:
-    """Its rendezvous process stands still, so it asks for another seat; then the other node ends well, too."""
+    """Its sidecar stands still, so it asks for another seat; then the other node ends well, too."""
     host, other = pair
     duties.wait_for(lambda: other.said("workers are SUCCEEDED"), LIMIT)
     process = other.rendezvous()

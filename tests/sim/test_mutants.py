@@ -35,7 +35,7 @@ LEAVING = (Stubborn(2, at=0.0, seconds=3.0), Leave(2, at=5.0))
 CUT = (Cut(2, at=5.0, seconds=40.0),)
 SLEPT = (Suspend(2, at=5.0, seconds=16.0),)
 STOPPED = (Pause(2, at=5.0, seconds=40.0, what="agent"), Pause(2, at=5.0, seconds=40.0, what="rendezvous"))
-"""Launcher and rendezvous process of machine 2 are stopped, and its workers run on."""
+"""Launcher and sidecar of machine 2 are stopped, and its workers run on."""
 SUCCEEDED_AND_CUT = (Pause(1, at=55.0, seconds=9.0), Cut(2, at=61.0, seconds=9.0))
 """Machine 2 ends its work, machine 1 stands still at that moment; then 2 is out of contact when the job succeeds."""
 FULL = evolve(RULES, min_nodes=3)

@@ -301,7 +301,7 @@ def told(error: Exception) -> Message:
     """The frame for an error that ends this node's part."""
     if isinstance(error, ElasticError):
         return {"op": "error", "kind": type(error).__name__, "text": str(error)}
-    return {"op": "error", "kind": "", "text": f"the rendezvous process failed: {type(error).__name__}: {error}"}
+    return {"op": "error", "kind": "", "text": f"the sidecar failed: {type(error).__name__}: {error}"}
 
 
 def _open(job: Job) -> NodeService:
@@ -311,7 +311,7 @@ def _open(job: Job) -> NodeService:
 
 
 def main(make: Callable[[Job], NodeService] = _open) -> NoReturn:
-    """Be the rendezvous process of the parent, whose channel is descriptor `CHANNEL_FD`."""
+    """Be the sidecar of the parent, whose channel is descriptor `CHANNEL_FD`."""
     parent = os.getppid()
     # What a scheduler sends to every process of the job is for the launcher, which then parts in order.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):

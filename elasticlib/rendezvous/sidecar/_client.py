@@ -56,7 +56,7 @@ from elasticlib.spec import TOKEN_VARIABLE
 _log = logging.getLogger("elasticlib")
 
 ALIVE = 0.04
-"""Share of the heartbeat time between two signs of life to the rendezvous process; at most a second."""
+"""Share of the heartbeat time between two signs of life to the sidecar; at most a second."""
 _ENDING = 6.0
 """Seconds beyond the job's own time for parting, after which the process is killed."""
 _SEND_LIMIT = 5
@@ -271,13 +271,13 @@ class SidecarClient(Reporter):
 
     def _note_silence(self) -> list[Word]:
         if self._mute:
-            why = f"its rendezvous process has not answered for {self._reconnect_limit:g} s more"
+            why = f"its sidecar has not answered for {self._reconnect_limit:g} s more"
             self._error = RendezvousConnectionError(f"node {self.node}: contact with the job was lost, and {why}")
             return []
         self._mute, self._mute_since = True, self._clock()
         if self._begun:
-            return [self._cut_off("the rendezvous process of this node does not answer")]
-        why = f"its rendezvous process did not begin within {self._birth_limit:g} s: {_IMPORTING}"
+            return [self._cut_off("the sidecar of this node does not answer")]
+        why = f"its sidecar did not begin within {self._birth_limit:g} s: {_IMPORTING}"
         self._error = RendezvousTimeoutError(f"node {self.node}: {why}")
         return []
 
@@ -296,7 +296,7 @@ class SidecarClient(Reporter):
         self._gone = True
         self._child.wait(1.0)
         if self._error is None:
-            why = "the rendezvous process of this node ended unexpectedly (killed from outside, or out of memory)"
+            why = "the sidecar of this node ended unexpectedly (killed from outside, or out of memory)"
             words.append(self._cut_off(why))
             self._error = RendezvousConnectionError(f"node {self.node}: {why}")
 

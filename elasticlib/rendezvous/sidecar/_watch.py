@@ -1,5 +1,5 @@
 """
-What the rendezvous process watches besides the job: its launcher, and the time that this node's workers have. Pure.
+What the sidecar watches besides the job: its launcher, and the time that this node's workers have. Pure.
 
 A launcher that says nothing for a while stands still: the node's beats rest, so that it counts as lost. Workers may
 run from a seat that was passed on until something is heard of their end, and no longer than the contact allows.

@@ -1,4 +1,4 @@
-"""What the rendezvous process carries between launcher and member, and what it does when neither can."""
+"""What the sidecar carries between launcher and member, and what it does when neither can."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_what_breaks_the_member_is_told_once(desk: Desk) -> None:
 def test_an_error_that_is_nobodys_is_told_with_its_class() -> None:
     frame = told(ZeroDivisionError("division by zero"))
 
-    assert frame["text"] == "the rendezvous process failed: ZeroDivisionError: division by zero"
+    assert frame["text"] == "the sidecar failed: ZeroDivisionError: division by zero"
 
 
 def test_log_lines_reach_the_launcher(desk: Desk) -> None:

@@ -1,4 +1,4 @@
-"""The launcher's handle of its rendezvous process; the other end of the channel is the test's own."""
+"""The launcher's handle of its sidecar; the other end of the channel is the test's own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Clock:
 
 
 class Process:
-    """The rendezvous process as a test wants it: its end of the channel, and a pid that sleeps."""
+    """The sidecar as a test wants it: its end of the channel, and a pid that sleeps."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -356,7 +356,7 @@ def test_a_process_that_stays_silent_is_given_up(member: SidecarClient, clock: C
     clock.now += 0.1
 
     assert before == []
-    with pytest.raises(RendezvousConnectionError, match="rendezvous process has not answered for 60 s more"):
+    with pytest.raises(RendezvousConnectionError, match="sidecar has not answered for 60 s more"):
         member.take()
 
 

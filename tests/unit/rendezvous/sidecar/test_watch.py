@@ -1,4 +1,4 @@
-"""Rules of what the rendezvous process watches: its launcher's silence, and the time that workers have."""
+"""Rules of what the sidecar watches: its launcher's silence, and the time that workers have."""
 
 from __future__ import annotations
 

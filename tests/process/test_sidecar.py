@@ -1,4 +1,4 @@
-"""The rendezvous process with a real store: it goes with its launcher, and sees workers end that nobody else can."""
+"""The sidecar with a real store: it goes with its launcher, and sees workers end that nobody else can."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 
 
 class Node:
-    """A launcher with its rendezvous process and a process for its workers (scripts/node.py)."""
+    """A launcher with its sidecar and a process for its workers (scripts/node.py)."""
 
     def __init__(
         self, port: int, name: str, host: bool, sizes: tuple[int, int], path: str = "", stderr: Any = None
