@@ -1,8 +1,8 @@
 """
 A simulated candidate: the real `Candidacy`, on a simulated connection.
 
-Rules of this file: it stands where the thread of `rendezvous.stores._election` and the node's station stand, and decides as
-little as they do; who has the office is decided by the store alone.
+Rules of this file: it stands where the thread of `rendezvous.stores._election` and the node's runtime stand, and
+decides as little as they do; who has the office is decided by the store alone.
 """
 
 from __future__ import annotations

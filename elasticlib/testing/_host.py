@@ -1,9 +1,9 @@
 """
 A simulated coordinator's host: the real `Server`, on a simulated connection.
 
-Rules of this file: it stands where the thread of `rendezvous.node._coordinator_host` stands, and decides as little as that: each action
-takes its time, so the process can die or be frozen between any two. With an election, what was decided counts once
-it is saved, and it is saved by the holder of the lease only.
+Rules of this file: it stands where the thread of `rendezvous.node._coordinator_host` stands, and decides as little as
+that: each action takes its time, so the process can die or be frozen between any two. With an election, what was
+decided counts once it is saved, and it is saved by the holder of the lease only.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Launch:
         """The process that keeps its contact, and its store where it hosts one."""
         found = Path(f"/proc/{self.popen.pid}/task").glob("*/children")
         children = [int(pid) for each in found for pid in each.read_text().split()]
-        [pid] = [pid for pid in children if b"_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        [pid] = [pid for pid in children if b"sidecar._bridge" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         return pid
 
     def ends(self) -> tuple[int, str]:
