@@ -123,7 +123,7 @@ def _part(command: str) -> str:
     # The reaper's command line holds that of the fork server, which it starts.
     if "_reaper.py" in command:
         return "reaper"
-    return "fork server" if "workers._fork_server" in command or "_fork_server.py" in command else ""
+    return "fork server" if "workers.spawner._fork_server" in command or "_fork_server.py" in command else ""
 
 
 def _await_target(target: str, job: Job, limit: float) -> tree.Process | None:

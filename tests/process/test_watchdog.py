@@ -386,7 +386,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("package", ["elasticlib", "torch.distributed.elastic"])
+@pytest.mark.parametrize("package", ["elasticlib.elastic", "torch.distributed.elastic"])
 def test_a_script_with_the_decorator_and_a_restart_run_with_debug_servers_all_the_same(
     package: str, tmp_path: pathlib.Path
 ) -> None:

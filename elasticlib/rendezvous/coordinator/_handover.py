@@ -16,7 +16,7 @@ import json
 
 from attrs import evolve, frozen
 
-from elasticlib._untrusted import shown
+from elasticlib._untrusted import name, shown
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._liveness import boxes
@@ -72,9 +72,9 @@ def read_handover(data: bytes | None, run_id: str, key: bytes | None, now: float
     text = _checked(data, run_id, key)
     try:
         body = json.loads(text)
-        nonce, epoch = body["nonce"], body["epoch"]
-        if type(nonce) is not str or type(epoch) is not int or not 0 <= epoch < LAST_EPOCH:
-            raise ValueError(f"its nonce and epoch {shown((nonce, epoch))} should be a text and a whole number")
+        nonce, epoch = name(body["nonce"]), body["epoch"]
+        if type(epoch) is not int or not 0 <= epoch < LAST_EPOCH:
+            raise ValueError(f"its epoch {shown(epoch)} is no number of takeovers")
         state = _reserved(decode_state(body["state"].encode("ascii"), now), now, key is not None)
         mail, garbage = Outbox.from_plain(body["mail"], state, now), Garbage.from_plain(body["gone"], now)
         return Handover(nonce, epoch, state, mail, garbage)

@@ -365,6 +365,17 @@ def test_no_number_of_takeovers_that_strangers_write_breaks_a_step_or_hides_the_
     assert "the job's saved state was destroyed" in pulse.over
 
 
+@pytest.mark.parametrize("nonce", [b'"\\ud800/1"', b'""', b"7", b"null", b'"' + b"n" * 5000 + b'"'])
+def test_a_beginning_whose_name_no_signature_could_cover_is_a_destroyed_state(nonce: bytes) -> None:
+    shell, _ = played(None)
+    assert shell.saved is not None
+    shell.saved = shell.saved.replace(b'"nonce":"nonce"', b'"nonce":' + nonce)
+
+    shell.elect("another", Seen("nonce", 0, 1))
+
+    assert "the job's saved state was destroyed" in shell.server.state.final.why
+
+
 @pytest.mark.parametrize("epoch", [0, 1, LAST_EPOCH])
 def test_a_successor_of_any_takeover_that_a_node_can_have_seen_is_heard(epoch: int) -> None:
     shell, _ = played()
