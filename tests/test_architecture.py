@@ -90,6 +90,7 @@ PURE = [
     "rendezvous/protocol/_progress.py",
     "rendezvous/coordinator/_past.py",
     "rendezvous/protocol/_timing.py",
+    "rendezvous/protocol/_reading.py",
     "rendezvous/stores/_keys.py",
     "rendezvous/stores/_state_document.py",
     "rendezvous/stores/_state_backend.py",

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from elasticlib.rendezvous.stores._file_store import sign
 from elasticlib.rendezvous.stores._guests import Claim, Guests
 from elasticlib.rendezvous.stores._state_log import LeadershipLost
 from elasticlib.rendezvous.stores._torch_store import StoreExchange
+from tests.process.exchanges import answering
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 SCRIPT = Path(__file__).parent / "scripts" / "c10d_host.py"
@@ -565,22 +565,6 @@ def guest(backend: Open, host: C10dBackend, run_id: str) -> StoreExchange:
     exchange = backend(host.endpoint, run_id or "x").dial(LONG)
     assert isinstance(exchange, StoreExchange)
     return exchange.of(run_id)
-
-
-@contextmanager
-def answering(exchange: Exchange) -> Iterator[None]:
-    """Within it somebody receives what comes to the inbox, as a coordinator does."""
-    over = threading.Event()
-
-    def receive() -> None:
-        while not over.is_set():
-            exchange.discard(exchange.receive(0.05))
-
-    thread = threading.Thread(target=receive)
-    thread.start()
-    yield
-    over.set()
-    thread.join()
 
 
 class TestFile:

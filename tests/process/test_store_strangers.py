@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,11 +16,14 @@ from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.node._runtime import NodeRuntime
 from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, key_place
 from elasticlib.rendezvous.protocol._messages import Announcement, CoordinatorHeartbeat, Terms, encode, key_of
+from elasticlib.rendezvous.protocol._reading import greeting_of
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores._guests import Claim
-from elasticlib.rendezvous.stores._leader_exchange import LeaderExchange, greeting_of
+from elasticlib.rendezvous.stores._leader_exchange import LeaderExchange
 from elasticlib.rendezvous.stores._state_log import LeadershipLost
 from elasticlib.rendezvous.stores._torch_store import StoreExchange
+from tests.process.duties import wait_for
+from tests.process.exchanges import answering
 from tests.process.launches import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
@@ -58,18 +60,10 @@ def node() -> Iterator[Open]:
         each.close(0.0)
 
 
-def until(holds: Callable[[], Any]) -> Any:
-    """What *holds* says, once that is something."""
-    deadline = time.monotonic() + LONG
-    while not (found := holds()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
 def nonce(station: NodeRuntime) -> str:
     """By which the node knows its coordinator."""
-    return str(until(lambda: station.member.seen().nonce))
+    wait_for(lambda: station.member.seen().nonce, LONG)
+    return station.member.seen().nonce
 
 
 def error_of(station: NodeRuntime) -> str:
@@ -140,14 +134,14 @@ def test_who_hosts_the_store_writes_again_whom_it_serves_and_who_coordinates(nod
     for key in keys:
         scribble(store_of(first), how, key)
 
-    until(lambda: store_of(first).check(keys) and before == [store_of(first).get(key) for key in keys])
+    wait_for(lambda: store_of(first).check(keys) and before == [store_of(first).get(key) for key in keys], LONG)
     assert b"job" == before[0]
 
 
 def test_of_two_coordinators_of_one_job_one_ends_and_names_the_other(node: Open) -> None:
     """Whoever removes all that tells of a coordinator makes the next node coordinate as well."""
     first = node("first", token="secret")
-    until(first.member.take)  # else the other one may take the letter of the node out of the inbox
+    wait_for(first.member.take, LONG)  # else the other one may take the letter of the node out of the inbox
     rival = Host(
         first._backend.dial(LONG), first.job.rules, run_id="job", name="rival/1", key=key_of("secret")
     )  # knows nothing of the first one, and hears nothing of what it should
@@ -177,18 +171,8 @@ class TestClaims:
     @pytest.fixture
     def emptied(self, guest: Callable[[], StoreExchange]) -> Iterator[None]:
         """Somebody empties the guest's inbox, as a coordinator does."""
-        over = threading.Event()
-        exchange = guest()
-
-        def empty() -> None:
-            while not over.is_set():
-                exchange.discard(exchange.receive(0.05))
-
-        thread = threading.Thread(target=empty)
-        thread.start()
-        yield
-        over.set()
-        thread.join()
+        with answering(guest()):
+            yield
 
     def claim(self, word: str) -> Claim:
         return Claim("job", 10.0, word.encode(), key_of("secret"), clock=lambda: 0.0)

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 
 from elasticlib._untrusted import parse, shown
 from elasticlib.errors import RendezvousClosedError, RendezvousStateError
-from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE, beat_key, key_place, report_place
+from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, beat_key, key_place, report_place
 from elasticlib.rendezvous.protocol._messages import (
     VERSION,
     Announcement,
@@ -26,6 +26,7 @@ from elasticlib.rendezvous.protocol._messages import (
     decode,
     encode,
 )
+from elasticlib.rendezvous.protocol._reading import heartbeat_of
 from elasticlib.rendezvous.protocol._shortening import refers
 
 DOUBT = 3.0
@@ -62,16 +63,7 @@ class Belief:
 
     def pulse(self, data: bytes | None) -> tuple[CoordinatorHeartbeat | None, str]:
         """The coordinator's heartbeat; or None, and why what lies there is none that can be believed."""
-        if data is None:
-            return None, "the store answers, but no heartbeat of the job's coordinator is there"
-        try:
-            pulse = decode(data, self.key, key_place(self.run_id, self.nonce, PULSE))
-        except RendezvousStateError as error:
-            return None, f"the heartbeat of the job's coordinator was overwritten: {error}"
-        # Another beginning of the job has a pulse, too: only a token's signature would tell it from ours.
-        if not isinstance(pulse, CoordinatorHeartbeat) or pulse.nonce != self.nonce:
-            return None, "the heartbeat in the store is not that of this job's coordinator"
-        return pulse, ""
+        return heartbeat_of(data, self.run_id, self.nonce, self.key)
 
     def notice(self, key: str, data: bytes, last: int = -1) -> Told:
         """The notice that lay at *key*; *last* is the last round in which this node had a seat."""

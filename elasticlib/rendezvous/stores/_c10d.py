@@ -37,9 +37,9 @@ from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT, is_loopback, parse
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS, Address, resolve
 from elasticlib.rendezvous.protocol._exchange import HELLO, Exchange
 from elasticlib.rendezvous.protocol._messages import key_of
+from elasticlib.rendezvous.protocol._reading import greeting_of
 from elasticlib.rendezvous.stores._file_store import PolledFileStore, is_stale, sign
 from elasticlib.rendezvous.stores._guests import Claim, Guests, forget, wait_for_guests
-from elasticlib.rendezvous.stores._leader_exchange import greeting_of
 from elasticlib.rendezvous.stores._torch_store import CLAIMANT, SERVER, SERVES, Store, StoreExchange
 
 LOOK_UP = 10.0

@@ -19,7 +19,8 @@ from attrs import Factory, define, field, frozen
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE
-from elasticlib.rendezvous.stores._leader_exchange import LeaderExchange, count_of, greeting_of
+from elasticlib.rendezvous.protocol._reading import LastHeartbeat, greeting_of
+from elasticlib.rendezvous.stores._leader_exchange import LeaderExchange
 from elasticlib.rendezvous.stores._torch_store import CLAIMANT, SERVES, StoreExchange
 
 SILENT = 2.0
@@ -56,8 +57,8 @@ class Claim:
     _first: int = field(default=1, init=False)
     _silent: tuple[bytes, float] | None = field(default=None, init=False)
     """The claimant that was found silent first, and when."""
-    _pulse: tuple[str, int] = field(default=("", -1), init=False)
-    """The coordinator that greeted when it was looked for last, and how far its pulse had come."""
+    _pulse: LastHeartbeat = field(factory=LastHeartbeat, init=False)
+    """Of the coordinator that greeted when it was looked for last."""
 
     def take(self, exchange: StoreExchange) -> bool:
         """Whether this node is the first one to claim the job."""
@@ -121,9 +122,8 @@ class Claim:
             return True
         if (hello := greeting_of(data, self.run_id, self.key)) is None:
             return False
-        (nonce, before), count = self._pulse, count_of(pulse, hello, self.key)
-        self._pulse = hello.nonce, count
-        return nonce == hello.nonce and count > before >= 0
+        self._pulse, lives = self._pulse.then(hello, pulse, self.key)
+        return lives
 
     def _announce(self, exchange: StoreExchange) -> None:
         self._number = exchange.of(_NOBODY).append(_FOLDER, self._announcement())

@@ -9,34 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attrs import define, evolve, field
+from attrs import define, field
 
-from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, key_place
-from elasticlib.rendezvous.protocol._messages import Announcement, CoordinatorHeartbeat, decode
-from elasticlib.rendezvous.protocol._shortening import line
+from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE
+from elasticlib.rendezvous.protocol._reading import LastHeartbeat, greeting_of
 from elasticlib.rendezvous.stores._state_log import LeadershipLost
 from elasticlib.rendezvous.stores._torch_store import CLAIMANT, StoreExchange
-
-
-def greeting_of(data: bytes | None, run_id: str, key: bytes | None) -> Announcement | None:
-    """The greeting of a coordinator of this job; None for anything else."""
-    try:
-        hello = decode(data or b"", key, key_place(run_id, "", HELLO))
-    except RendezvousStateError:
-        return None
-    if not isinstance(hello, Announcement) or hello.run_id != run_id:
-        return None
-    return evolve(hello, host=line(hello.host))
-
-
-def count_of(data: bytes | None, hello: Announcement, key: bytes | None) -> int:
-    """How far the pulse of the coordinator that greets so has come; -1 where *data* is no pulse of it."""
-    try:
-        pulse = decode(data or b"", key, key_place(hello.run_id, hello.nonce, PULSE))
-    except RendezvousStateError:
-        return -1
-    return pulse.count if isinstance(pulse, CoordinatorHeartbeat) and pulse.nonce == hello.nonce else -1
 
 
 @define(eq=False)
@@ -52,8 +30,8 @@ class LeaderExchange(StoreExchange):
     """What else tells of the coordinator, by its place in the store: written anew with each greeting."""
     _greeted: bytes | None = field(init=False, default=None)
     """Our greeting, once it was written."""
-    _rival: tuple[str, int] = field(init=False, default=("", -1))
-    """Another coordinator of the job, and how far its pulse had come when it was seen last."""
+    _rival: LastHeartbeat = field(init=False, factory=LastHeartbeat)
+    """Of another coordinator of the job."""
 
     def write(self, values: Mapping[str, bytes]) -> None:
         """Write all values, wake all who wait for their keys."""
@@ -90,8 +68,6 @@ class LeaderExchange(StoreExchange):
         data, pulse = self.read([HELLO, PULSE])
         if data == self._greeted or (hello := greeting_of(data, self._run_id, self.key)) is None:
             return
-        nonce, before = self._rival
-        count = count_of(pulse, hello, self.key)
-        if nonce == hello.nonce and count > before >= 0:
+        self._rival, lives = self._rival.then(hello, pulse, self.key)
+        if lives:
             raise LeadershipLost(f"node {hello.host} coordinates it as well")
-        self._rival = hello.nonce, count

@@ -1,0 +1,57 @@
+"""
+What a job's coordinator has left in the store, as anybody may read it: its greeting and its heartbeat. Pure.
+
+Rules of this file: bytes come in that anybody can have written; with a token, what is not signed by it is nothing.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+from typing_extensions import Self
+
+from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, key_place
+from elasticlib.rendezvous.protocol._messages import Announcement, CoordinatorHeartbeat, decode
+from elasticlib.rendezvous.protocol._shortening import line
+
+
+def greeting_of(data: bytes | None, run_id: str, key: bytes | None) -> Announcement | None:
+    """The greeting of a coordinator of this job; None for anything else."""
+    try:
+        hello = decode(data or b"", key, key_place(run_id, "", HELLO))
+    except RendezvousStateError:
+        return None
+    if not isinstance(hello, Announcement) or hello.run_id != run_id:
+        return None
+    return evolve(hello, host=line(hello.host))
+
+
+def heartbeat_of(
+    data: bytes | None, run_id: str, nonce: str, key: bytes | None
+) -> tuple[CoordinatorHeartbeat | None, str]:
+    """The heartbeat of the coordinator of that beginning; or None, and why what lies there cannot be believed."""
+    if data is None:
+        return None, "the store answers, but no heartbeat of the job's coordinator is there"
+    try:
+        pulse = decode(data, key, key_place(run_id, nonce, PULSE))
+    except RendezvousStateError as error:
+        return None, f"the heartbeat of the job's coordinator was overwritten: {error}"
+    # Another beginning of the job has a pulse, too: only a token's signature would tell it from this one's.
+    if not isinstance(pulse, CoordinatorHeartbeat) or pulse.nonce != nonce:
+        return None, "the heartbeat in the store is not that of this job's coordinator"
+    return pulse, ""
+
+
+@frozen
+class LastHeartbeat:
+    """How far the heartbeat of a coordinator had come when it was looked at last; by default nobody did."""
+
+    nonce: str = ""
+    count: int = -1
+    """-1: there was none."""
+
+    def then(self, hello: Announcement, data: bytes | None, key: bytes | None) -> tuple[Self, bool]:
+        """As it is now, of the coordinator that greets so; and whether it has gone on, for then that one lives."""
+        pulse, _ = heartbeat_of(data, hello.run_id, hello.nonce, key)
+        now = type(self)(hello.nonce, -1 if pulse is None else pulse.count)
+        return now, now.nonce == self.nonce and now.count > self.count >= 0
