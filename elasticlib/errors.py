@@ -112,6 +112,24 @@ class RendezvousGracefulExitError(RendezvousError):
     """You get it when the job ended well without this node: as a spare, or replaced when its own part was done."""
 
 
+class InvalidTransitionError(ElasticError, RuntimeError):
+    """
+    You get it when *what* takes a step that the table of its life cycle does not have: a hook of your own agent
+    answered what cannot follow, or elasticlib has a fault. `story` holds the last steps before, each with its reason.
+    """
+
+    def __init__(self, what: str, start: str, finish: str, story: tuple[str, ...] = ()) -> None:
+        super().__init__(what, start, finish, story)
+        self.what = what
+        self.start = start
+        self.finish = finish
+        self.story = story
+
+    def __str__(self) -> str:
+        steps = "".join(f"\n  {step}" for step in self.story) or " none"
+        return f"{self.what} cannot go from {self.start} to {self.finish}; the steps before:{steps}"
+
+
 class SignalException(ElasticError):  # noqa: N818 - torch's name
     """You get it when a handled signal stopped the launch; `sigval` is the signal."""
 

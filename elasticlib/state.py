@@ -2,17 +2,18 @@
 What is: the state of a group of workers while it runs.
 
 Rules of this file: these classes hold, they do not act; `WorkerGroup` is a view for hooks and readers
-that only the agent's shell writes.
+that only the agent's shell writes, by steps that are in the table `NEXT`.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import deque
 from typing import Any
 
 from attrs import Factory, define, field
 
-from elasticlib.errors import ProcessFailure
+from elasticlib.errors import InvalidTransitionError, ProcessFailure
 from elasticlib.spec import WorkerSpec
 from elasticlib.utils._dataclasses import DataclassView
 
@@ -33,7 +34,7 @@ class WorkerState(str, enum.Enum):
     SUCCEEDED = "SUCCEEDED"
     """All workers ended well."""
     FAILED = "FAILED"
-    """A worker failed and no restart is left."""
+    """A worker failed; at the end of a run: and no restart was left."""
 
     @staticmethod
     def is_running(state: WorkerState) -> bool:
@@ -43,15 +44,17 @@ class WorkerState(str, enum.Enum):
 
 _S = WorkerState
 NEXT: dict[WorkerState, frozenset[WorkerState]] = {
-    _S.INIT: frozenset({_S.HEALTHY, _S.FAILED, _S.STOPPED}),
+    _S.INIT: frozenset({_S.HEALTHY, _S.STOPPED, _S.SUCCEEDED, _S.FAILED}),  # a spare node's job ends without it
     _S.HEALTHY: frozenset({_S.UNHEALTHY, _S.STOPPED, _S.SUCCEEDED, _S.FAILED, _S.UNKNOWN}),
-    _S.UNHEALTHY: frozenset({_S.STOPPED, _S.FAILED, _S.UNKNOWN}),
-    _S.UNKNOWN: frozenset({_S.STOPPED, _S.FAILED}),
-    _S.STOPPED: frozenset({_S.HEALTHY, _S.STOPPED, _S.FAILED}),
-    _S.SUCCEEDED: frozenset({_S.STOPPED}),  # a peer node failed after our workers were done
-    _S.FAILED: frozenset(),
+    _S.UNHEALTHY: frozenset({_S.STOPPED}),
+    _S.UNKNOWN: frozenset({_S.STOPPED}),
+    _S.STOPPED: frozenset({_S.HEALTHY, _S.SUCCEEDED, _S.FAILED}),
+    _S.SUCCEEDED: frozenset({_S.HEALTHY, _S.STOPPED, _S.FAILED}),  # a peer node failed after our workers were done
+    _S.FAILED: frozenset({_S.STOPPED}),
 }
-"""The life cycle as a table: state -> states that may follow."""
+"""The life cycle as a table: state -> states that may follow. `WorkerGroup.step` holds the agent to it."""
+_STORY = 20
+"""Steps of a group that are remembered."""
 
 
 class Worker:
@@ -101,6 +104,20 @@ class WorkerGroup:
     """Restarts that the whole job has used up so far."""
     round: int = field(default=-1, kw_only=True)
     """Number of the round, the same on all nodes."""
+    _steps: deque[tuple[WorkerState, str]] = field(
+        factory=lambda: deque([(WorkerState.INIT, "made")], _STORY), init=False, repr=False
+    )
+    """Where the agent took the group, and why: what a hook writes to `state` changes nothing here."""
+
+    def step(self, state: WorkerState, why: str) -> None:
+        """The group is in *state* now. Raises `InvalidTransitionError` where `NEXT` lacks that step."""
+        last, _ = self._steps[-1]
+        if state is not last:
+            if state not in NEXT[last]:
+                story = tuple(f"{each.value}: {reason}" for each, reason in self._steps)
+                raise InvalidTransitionError(f"the worker group of round {self.round}", last.value, state.value, story)
+            self._steps.append((state, why))
+        self.state = state
 
 
 @define

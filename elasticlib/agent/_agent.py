@@ -265,7 +265,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._chronicle.seen(self._result)
         if self._result.state is WorkerState.HEALTHY:
             return []
-        group.state = self._result.state
+        group.step(self._result.state, "_monitor_workers said so")
         if self._result.state is WorkerState.SUCCEEDED:
             return [_policy.WorkersSucceeded()]
         if not self._result.failures:
@@ -363,7 +363,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._close_listener()  # whoever hosts the store holds a descriptor of its own
         for worker in group.workers:
             worker.id = ids.get(worker.local_rank)
-        group.state = WorkerState.HEALTHY
+        group.step(WorkerState.HEALTHY, f"started for round {seat.round}")
         self._chronicle.started(seat, {rank: value for rank, value in ids.items() if isinstance(value, int)})
 
     def _stop(self, why: str, signum: int | None, grace: float | None) -> None:
@@ -377,12 +377,12 @@ class SimpleElasticAgent(ElasticAgent):
         elif self._runs:
             self._chronicle.measured(self._stop_workers, group)
         self._runs = False
-        group.state = WorkerState.STOPPED
+        group.step(WorkerState.STOPPED, why)
 
     def _finish(self, end: _policy.Finish) -> RunResult:
         group, self._ended = self._worker_group, True
         if end.succeeded:
-            group.state = WorkerState.SUCCEEDED
+            group.step(WorkerState.SUCCEEDED, end.why)
             if end.results:
                 if end.final is None:
                     self._sink(records.VerdictMissed(self._member.node, end.why))
@@ -390,7 +390,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._sink(records.NotNeeded(self._member.node, end.why))
             return RunResult(WorkerState.SUCCEEDED)
         if end.signum is None:
-            group.state = WorkerState.FAILED
+            group.step(WorkerState.FAILED, end.why)
         if (error := error_of(end)) is not None:
             raise error
         own = self._failures() if self._seated else {}

@@ -17,9 +17,10 @@ from __future__ import annotations
 import enum
 from typing import TypeAlias
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from typing_extensions import assert_never
 
+from elasticlib.errors import InvalidTransitionError
 from elasticlib.rendezvous.protocol._messages import ContactLost, Final, RankAssignment, RoundEnd, StoreGone
 
 
@@ -32,6 +33,18 @@ class Phase(enum.Enum):
     WAITING = "waiting"
     """No worker runs; the coordinator's word is awaited."""
     DONE = "done"
+
+
+NEXT: dict[Phase, frozenset[Phase]] = {
+    Phase.JOINING: frozenset({Phase.RUNNING, Phase.DONE}),
+    Phase.RUNNING: frozenset({Phase.STOPPING, Phase.WAITING, Phase.DONE}),  # done: no coordinator is left to wait for
+    Phase.STOPPING: frozenset({Phase.JOINING, Phase.WAITING, Phase.DONE}),
+    Phase.WAITING: frozenset({Phase.JOINING, Phase.DONE}),
+    Phase.DONE: frozenset(),
+}
+"""The picture above as a table: phase -> phases that may follow; `step` holds itself to it."""
+_STORY = 20
+"""Steps from phase to phase that are remembered."""
 
 
 @frozen
@@ -53,6 +66,8 @@ class State:
     """The coordinator was told that all workers of `round` ended well, and no later round has begun here."""
     gone: str = ""
     """Why nobody coordinates the job any more; empty where that is not known."""
+    story: tuple[str, ...] = field(default=(), eq=False, repr=False)
+    """The last steps from phase to phase, each with what caused it."""
 
 
 # Events: what happened.
@@ -175,14 +190,30 @@ def begin() -> Step:
 
 
 def step(state: State, event: Event) -> Step:
-    """The next state, and what to do about *event*."""
+    """The next state, and what to do about *event*. Raises `InvalidTransitionError` where `NEXT` lacks the step."""
+    after, actions = _react(state, event)
+    if after.phase is state.phase:
+        return after, actions
+    if after.phase not in NEXT[state.phase]:
+        raise InvalidTransitionError(
+            f"the agent in round {state.round}", state.phase.value, after.phase.value, (*state.story, _described(event))
+        )
+    story = (*state.story, f"{state.phase.value} to {after.phase.value}: {_described(event)}")[-_STORY:]
+    return evolve(after, story=story), actions
+
+
+def _described(event: Event) -> str:
+    return f"{type(event).__name__} {getattr(event, 'why', '')}".strip()
+
+
+def _react(state: State, event: Event) -> Step:
     if state.phase is Phase.DONE:
         return state, ()
     match event:
         case RankAssignment():
             if state.phase is not Phase.JOINING:
                 return state, ()  # of a round that a signal made us leave
-            state = State(Phase.RUNNING, event.round)
+            state = State(Phase.RUNNING, event.round, story=state.story)
             return state, (Start(event),)
         case WorkersFailed():
             if state.phase is not Phase.RUNNING:

@@ -25,6 +25,7 @@ from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
     ElasticError,
+    InvalidTransitionError,
     LaunchInterrupted,
     PreloadError,
     ProcessFailure,
@@ -47,6 +48,7 @@ def failure(local_rank: int = 0, exitcode: int = 1, **facts: object) -> ProcessF
 
 ARGUMENTS: dict[type[ElasticError], tuple[object, ...]] = {
     PreloadError: ("numpy", "it starts a thread"),
+    InvalidTransitionError: ("the worker group of round 0", "INIT", "UNKNOWN", ("INIT: made",)),
     SignalException: ("stopped by SIGTERM", signal.SIGTERM),
     LaunchInterrupted: ("stopped by SIGINT", signal.SIGINT),
     ChildFailedError: ("train.py", {0: failure(0), 3: failure(3, -9)}),

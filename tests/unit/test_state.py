@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from elasticlib.errors import ProcessFailure
+from elasticlib.errors import InvalidTransitionError, ProcessFailure
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import NEXT, RunResult, Worker, WorkerGroup, WorkerState
 
@@ -46,8 +46,70 @@ def test_a_running_group_can_be_stopped_whatever_its_state() -> None:
     assert all(WorkerState.STOPPED in NEXT[state] for state in running)
 
 
-def test_a_failed_group_stays_failed() -> None:
-    assert not NEXT[WorkerState.FAILED]
+def test_a_group_that_failed_is_stopped_before_anything_else() -> None:
+    assert {WorkerState.STOPPED} == NEXT[WorkerState.FAILED]
+
+
+def test_a_group_takes_the_steps_of_its_life() -> None:
+    group = WorkerGroup(spec())
+    for state in (WorkerState.HEALTHY, WorkerState.HEALTHY, WorkerState.FAILED, WorkerState.STOPPED):
+        group.step(state, "so it is")
+
+        assert group.state is state
+
+
+@pytest.mark.parametrize("finish", WorkerState)
+@pytest.mark.parametrize("start", WorkerState)
+def test_a_step_that_the_life_cycle_lacks_is_an_error_with_the_steps_before(
+    start: WorkerState, finish: WorkerState
+) -> None:
+    """As distributed's ``InvalidTransition``: whoever reads it sees how the group came there."""
+    group = WorkerGroup(spec(), round=7)
+    path = way(start)
+    for state in path:
+        group.step(state, f"{state.value} because")
+
+    if finish is start or finish in NEXT[start]:
+        group.step(finish, "so it is")
+        assert group.state is finish
+        return
+    with pytest.raises(InvalidTransitionError, match="round 7 cannot go from") as caught:
+        group.step(finish, "so it is")
+    assert (start.value, finish.value) == (caught.value.start, caught.value.finish)
+    assert ("INIT: made", *(f"{state.value}: {state.value} because" for state in path)) == caught.value.story
+    assert all(step in str(caught.value) for step in caught.value.story)
+    assert group.state is start
+
+
+def test_the_story_is_of_the_last_steps() -> None:
+    group = WorkerGroup(spec())
+    for number in range(100):
+        group.step(WorkerState.HEALTHY, f"started {number}")
+        group.step(WorkerState.STOPPED, f"stopped {number}")
+
+    with pytest.raises(InvalidTransitionError) as caught:
+        group.step(WorkerState.UNKNOWN, "so it is")
+
+    assert 20 == len(caught.value.story)
+    assert "STOPPED: stopped 99" == caught.value.story[-1]
+
+
+def test_what_a_hook_writes_into_the_state_is_no_step() -> None:
+    """torch's agents may write there whatever they like."""
+    group = WorkerGroup(spec())
+    group.state = WorkerState.UNKNOWN
+
+    group.step(WorkerState.HEALTHY, "started")
+
+    assert group.state is WorkerState.HEALTHY
+
+
+def way(to: WorkerState) -> list[WorkerState]:
+    """The shortest steps from INIT to that state."""
+    ways: dict[WorkerState, list[WorkerState]] = {WorkerState.INIT: []}
+    while to not in ways:
+        ways |= {after: [*steps, after] for state, steps in ways.items() for after in NEXT[state] - set(ways)}
+    return ways[to]
 
 
 def test_a_new_worker_knows_its_local_rank_only() -> None:

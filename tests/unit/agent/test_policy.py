@@ -29,6 +29,7 @@ from elasticlib.agent._policy import (
     WorkersSucceeded,
     step,
 )
+from elasticlib.errors import InvalidTransitionError
 from elasticlib.rendezvous import ContactLost, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous.protocol._messages import StoreGone
 
@@ -420,6 +421,42 @@ def trace(course: list[Event]) -> list[tuple[State, Event | None, tuple[Action, 
 
 def all_actions(course: list[Event]) -> list[Action]:
     return [action for _, _, actions in trace(course) for action in actions]
+
+
+def test_a_state_remembers_what_took_it_from_phase_to_phase() -> None:
+    state, _ = after(*STOPPING, AGAIN, WorkersGone())
+
+    assert (
+        "joining to running: RankAssignment all nodes are there",
+        "running to stopping: WorkersFailed rank 1 failed",
+        "stopping to joining: WorkersGone",
+    ) == state.story
+
+
+def test_a_step_that_the_table_lacks_is_an_error_with_the_steps_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, _ = after(*RUNNING)
+    monkeypatch.setitem(_policy.NEXT, Phase.RUNNING, frozenset())
+
+    with pytest.raises(InvalidTransitionError, match="round 0 cannot go from running to waiting") as caught:
+        step(state, WorkersSucceeded())
+
+    assert (*state.story, "WorkersSucceeded") == caught.value.story
+
+
+def test_every_line_of_the_table_is_some_course() -> None:
+    """Else the picture shows what cannot be."""
+    courses: list[list[Event]] = [
+        [WELL],
+        [*STOPPING, WorkersGone(), AGAIN, seat(1), GONE, WorkersSucceeded()],
+        [*STOPPING, AGAIN, WorkersGone()],
+        [*STOPPING, BADLY, WorkersGone()],
+        [*WAITING, AGAIN],
+        [*WAITING, WELL],
+    ]
+    states = [[_policy.begin()[0], *(after(*course[: n + 1])[0] for n in range(len(course)))] for course in courses]
+    seen = {(one.phase, other.phase) for course in states for one, other in itertools.pairwise(course)}
+
+    assert {(start, finish) for start, ends in _policy.NEXT.items() for finish in ends} <= seen
 
 
 @given(COURSES)
