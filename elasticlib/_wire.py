@@ -51,6 +51,11 @@ def wait_readable(sources: Sequence[int | HasDescriptor], timeout: float | None)
     return {number for number, _ in poll.poll(None if timeout is None else min(timeout * 1000, _LONGEST))}
 
 
+def written(message: Message) -> bytes:
+    """The message as the body of a frame."""
+    return json.dumps(message).encode()
+
+
 def takes_more(link: HasDescriptor) -> bool:
     """Whether the channel takes a short frame without a wait: the kernel says so only while most of it is free."""
     poll = select.poll()
@@ -146,9 +151,12 @@ class Channel:
 
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
         """Send one frame; False when the peer is gone."""
+        return self.send_body(written(message), descriptors)
+
+    def send_body(self, body: bytes, descriptors: tuple[int, ...] = ()) -> bool:
+        """As `send`, of a message that is `written` already."""
         if len(descriptors) > _MOST_DESCRIPTORS:
             raise ValueError(f"{len(descriptors)} descriptors do not fit one message of {_MOST_DESCRIPTORS}")
-        body = json.dumps(message).encode()
         frame = memoryview(_HEAD.pack(len(body), len(descriptors)) + body)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:

@@ -27,17 +27,12 @@ from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy
 from elasticlib.agent._outcome import agreed, error_of, notes
 from elasticlib.agent._telemetry import Telemetry
-from elasticlib.errors import (
-    ProcessFailure,
-    RendezvousClosedError,
-    RendezvousError,
-    StartError,
-    root_cause,
-)
+from elasticlib.errors import ProcessFailure, RendezvousClosedError, RendezvousError, StartError, root_cause
 from elasticlib.rendezvous._membership import Membership, Word
 from elasticlib.rendezvous._open import Rendezvous
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
 from elasticlib.rendezvous.handlers._round_store import first_reachable
+from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._messages import ContactLost, RankAssignment, RoundEnd
 from elasticlib.rendezvous.third_party._contract import checked
 from elasticlib.rendezvous.third_party._member import HandlerMember
@@ -179,7 +174,7 @@ class SimpleElasticAgent(ElasticAgent):
                 self._shutdown(signal.SIGTERM, self._shutdown_timeout)
                 if left is not None:
                     with contextlib.suppress(RendezvousError):
-                        self._member.stopped(left)
+                        self._member.post(messages.Stopped(self._member.node, left, ()))
 
     # What is told of it.
 
@@ -227,7 +222,8 @@ class SimpleElasticAgent(ElasticAgent):
             return None
         number = self._worker_group.round if self._runs else None
         with contextlib.suppress(RendezvousError):  # the error that is being handled says more
-            self._member.leave(f"{type(error).__name__}: {error}"[:_LONGEST_WHY].rstrip(": "), number)
+            why = f"{type(error).__name__}: {error}"[:_LONGEST_WHY].rstrip(": ")
+            self._member.post(messages.Leave(self._member.node, why, number))
         return number
 
     def _run(self) -> RunResult:
@@ -295,16 +291,16 @@ class SimpleElasticAgent(ElasticAgent):
                     self._listen()
                 self._events.append(_policy.WorkersGone())
             case _policy.TellFailed(number):
-                member.failed(number, notes(self._failures().values()))
+                member.post(messages.Failed(member.node, number, notes(self._failures().values())))
             case _policy.TellStopped(number):
                 failures = self._failures()
-                member.stopped(number, notes(failures.values()))
+                member.post(messages.Stopped(member.node, number, notes(failures.values())))
                 self._chronicle.stopped(failures)
             case _policy.TellSucceeded(number):
-                member.succeeded(number)
+                member.post(messages.Succeeded(member.node, number))
             case _policy.Leave(why, number):
                 with contextlib.suppress(RendezvousClosedError):
-                    member.leave(why, number)
+                    member.post(messages.Leave(member.node, why, number))
             case _policy.Finish():
                 return self._finish(action)
             case _:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from elasticlib._times import Term
-from elasticlib.rendezvous.protocol._messages import ContactLost, FailureNote, Final, Notice, StoreGone
+from elasticlib.rendezvous.protocol._messages import Close, ContactLost, Final, Notice, StoreGone, WorkerReport
 
 if TYPE_CHECKING:
     import socket
@@ -28,17 +28,11 @@ class Membership(Protocol):
     def join(self, slots: int, role: str) -> None:
         """Ask for a seat in the next round, for *slots* workers. No worker of this node may run any more."""
 
-    def failed(self, round: int, failures: tuple[FailureNote, ...]) -> None:
-        """Say at once that workers failed; `stopped` follows when all are gone."""
-
-    def stopped(self, round: int, failures: tuple[FailureNote, ...] = ()) -> None:
-        """Say that all workers are gone, with all that failed by themselves."""
-
-    def succeeded(self, round: int) -> None:
-        """Say that all workers ended well."""
-
-    def leave(self, why: str, round: int | None = None) -> None:
-        """Say that this node goes; with the *round* if workers of it still run (`stopped` follows then)."""
+    def post(self, report: WorkerReport) -> None:
+        """
+        Say how the workers are: `Failed` at once, `Stopped` when all are gone, `Succeeded`; or that this node goes,
+        by a `Leave` with the round whose workers still run here (`Stopped` follows then).
+        """
 
     def guard(self, handle: int) -> Term | None:
         """
@@ -69,8 +63,8 @@ class Talk(Membership, Protocol):
     final: Final | None
     """How this node's part in the job ended, once `take` has told it."""
 
-    def end_job(self, why: str) -> None:
-        """End the job for everybody; `Final` answers."""
+    def post(self, report: WorkerReport | Close) -> None:
+        """As that of every member; a `Close` ends the job for everybody, and `Final` answers."""
 
     def waiting(self) -> int:
         """How many nodes wait for a seat while a round runs, as of the last beat."""

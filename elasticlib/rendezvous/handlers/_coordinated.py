@@ -36,7 +36,15 @@ from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous.handlers import _round_store
 from elasticlib.rendezvous.handlers._base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from elasticlib.rendezvous.node._runtime import backend_of
-from elasticlib.rendezvous.protocol._messages import ContactLost, Final, RankAssignment, RoundEnd
+from elasticlib.rendezvous.protocol._messages import (
+    Close,
+    ContactLost,
+    Final,
+    RankAssignment,
+    RoundEnd,
+    Stopped,
+    Succeeded,
+)
 from elasticlib.rendezvous.sidecar._client import SidecarClient
 
 if TYPE_CHECKING:
@@ -148,11 +156,11 @@ class CoordinatedHandler(RendezvousHandler):
             if self._lent is not None:
                 self._closed = True
                 with contextlib.suppress(RendezvousClosedError):  # the agent is done
-                    self._lent.end_job(why)
+                    self._lent.post(Close(self._lent.node, why))
                 return
             member = self._open()
             known = self._seeks or self._seat is not None
-            member.end_job(why)
+            member.post(Close(member.node, why))
             if not known:
                 member.join(1, ROLE)  # whoever never asked for a seat gets no answer
         if not self._comes(lambda: self._final is not None, self.job.close_timeout):
@@ -249,7 +257,7 @@ class CoordinatedHandler(RendezvousHandler):
             old, self._seat, self._ended = self._seat, None, False
             self._stores.clear()
             if old is not None:
-                member.stopped(old.round)
+                member.post(Stopped(member.node, old.round, ()))
             member.join(1, ROLE)
             self._seeks = True
             try:
@@ -327,7 +335,7 @@ class CoordinatedHandler(RendezvousHandler):
         """Report this node's work as done; while the store of the others lives here, give them time to finish."""
         if self._member is None or self._seat is None or self._ended:
             return
-        self._member.succeeded(self._seat.round)
+        self._member.post(Succeeded(self._member.node, self._seat.round))
         if self.job.node_rank == 0:
             self._comes(lambda: self._final is not None, self.job.close_timeout)
 

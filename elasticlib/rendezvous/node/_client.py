@@ -23,7 +23,6 @@ from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.node._connection import Connection, Dial
-from elasticlib.rendezvous.node._reports import Reporter
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_liveness import Limits, Tick
 from elasticlib.rendezvous.protocol._messages import (
@@ -35,12 +34,14 @@ from elasticlib.rendezvous.protocol._messages import (
     RankAssignment,
     Report,
     Terms,
-    decode,
+    WorkerReport,
     encode,
+    from_plain,
+    to_plain,
 )
 from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.protocol._progress import Seen
-from elasticlib.rendezvous.protocol._shortening import LETTER
+from elasticlib.rendezvous.protocol._shortening import LETTER, fitting
 
 _log = logging.getLogger("elasticlib")
 
@@ -59,7 +60,7 @@ class NodeInfo(Protocol):
         """What was bound for the last descriptor, now the caller's own; None when there is nothing."""
 
 
-class NodeClient(Reporter):
+class NodeClient:
     """
     The node called *node*, as it speaks with the coordinator of job *run_id*; fulfils `Membership`.
 
@@ -108,19 +109,16 @@ class NodeClient(Reporter):
         """Ask for a seat in the next round. No worker of this node may run any more."""
         self._say(events.Seek(slots, role), "a Join")
 
-    def leave(self, why: str, round: int | None = None) -> None:
+    def post(self, report: WorkerReport | Close) -> None:
         """
-        Say as soon as it is known that this node goes and starts no worker any more; `Final` answers.
+        Say how the workers are, or end the job for everybody, in a message that is no longer than it may be.
 
-        Give the *round* if workers of it still run, and say `stopped` when they are gone: until then
-        nobody takes their place. A node that never joined is unknown and gets no answer.
+        `Final` or `RoundEnd` answers a `Succeeded`, `Final` a `Close` and a `Leave`: that one is said as soon as it is
+        known that this node goes and starts no worker any more. Until the `Stopped` of the round that it names, nobody
+        takes the place of its workers. A node that never joined is unknown and gets no answer.
         """
-        if not self._on_leave(why):
-            self._report(Leave(self.node, why, round))
-
-    def end_job(self, why: str) -> None:
-        """End the job for everybody; `Final` answers."""
-        self._report(Close(self.node, why))
+        if not isinstance(report, Leave) or not self._on_leave(report.why):
+            self._say(events.Tell(_checked(fitting(report))), type(report).__name__)
 
     def hold(self, held: bool) -> None:
         """Let this node's beats rest, so that the others think it lost, or take them up again."""
@@ -240,9 +238,6 @@ class NodeClient(Reporter):
     def _until(self, when: float | None) -> float | None:
         return None if when is None else max(0.0, when - self._clock())
 
-    def _report(self, report: Report) -> None:
-        self._say(events.Tell(_checked(report)), type(report).__name__)
-
     def _say(self, event: events.Event, what: str) -> None:
         with self.turned:
             if self._session.closed:
@@ -276,5 +271,5 @@ class NodeClient(Reporter):
 
 
 def _checked(report: Report) -> Report:
-    decode(encode(report))  # what this node may not say is its own error, here and now, and nobody else's
+    from_plain(to_plain(report))  # what this node may not say is its own error, here and now, and nobody else's
     return report

@@ -23,7 +23,7 @@ from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._exchange import Exchange
-from elasticlib.rendezvous.protocol._messages import key_of
+from elasticlib.rendezvous.protocol._messages import Leave, key_of
 from elasticlib.rendezvous.protocol._shortening import SHORT, cut
 from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
 
@@ -112,7 +112,7 @@ class NodeRuntime:
         """The agent is dead: say so in its place."""
         self._witnessed = True
         with contextlib.suppress(RendezvousError):
-            self.member.leave(why, None if workers_gone else self.member.round)
+            self.member.post(Leave(self.job.node, why, None if workers_gone else self.member.round))
 
     def close(self, linger: float) -> None:
         """
@@ -127,7 +127,7 @@ class NodeRuntime:
         # Said once: a second word, which knows of no workers, would have others take their ranks.
         if not self.member.is_over() and not self._witnessed:
             with contextlib.suppress(RendezvousError):
-                self.member.leave("its agent went without a word")
+                self.member.post(Leave(self.job.node, "its agent went without a word"))
         self.member.close()
         if self._host is not None:
             self._host.close(linger)

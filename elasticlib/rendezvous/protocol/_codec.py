@@ -71,12 +71,16 @@ class Codec:
 
     def read(self, data: bytes, key: bytes | None, place: Place) -> Any:
         """The object that *data* holds, signed with *key* for *place* if there is a key, and unsigned if not."""
-        body = _untrusted.parse(data)
+        return self.of(_untrusted.parse(data), key, place)
+
+    def of(self, body: Any, key: bytes | None = None, place: Place = "") -> Any:
+        """As `read`, of plain data."""
         if not isinstance(body, dict):
             raise ValueError("it is no JSON object")
         version = body.get("v")
         if type(version) is not int or version != self._version:
             raise ValueError(f"it has version {_untrusted.shown(version)}, we speak {self._version}")
+        body = dict(body)
         signature = body.pop("mac", None)
         message = self._named(body, tuple(self._classes))
         _check(body, signature, key, place if isinstance(place, str) else place(message))
@@ -136,7 +140,7 @@ def _or_none(read: Reader) -> Reader:
 
 def _many(read: Reader) -> Reader:
     def read_all(value: Any) -> Any:
-        if not isinstance(value, list):
+        if not isinstance(value, list | tuple):
             raise ValueError(f"{_untrusted.shown(value)} should be a list")
         return tuple(read(item) for item in value)
 

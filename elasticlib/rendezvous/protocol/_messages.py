@@ -301,7 +301,10 @@ class StoreGone:
     why: str
 
 
-Report: TypeAlias = Join | Failed | Stopped | Succeeded | Leave | Acknowledgement | Close
+WorkerReport: TypeAlias = Failed | Stopped | Succeeded | Leave
+"""What an agent says of its workers."""
+
+Report: TypeAlias = Join | WorkerReport | Acknowledgement | Close
 """What nodes tell the coordinator."""
 
 Notice: TypeAlias = RankAssignment | RoundEnd | Final
@@ -359,6 +362,20 @@ def sealed(messages: Mapping[str, Message], key: bytes | None, place_of: Callabl
         data = plain[id(message)]
         found[name] = data if key is None else write(bodies[id(message)] | {"mac": mac_of(data, key, place_of(name))})
     return found
+
+
+def to_plain(message: Message) -> dict[str, Any]:
+    """The message as plain data, for a channel between processes of one node. `from_plain` reads it."""
+    return _CODEC.plain(message)
+
+
+def from_plain(body: Any) -> Message:
+    """The message that plain data hold; raises `RendezvousStateError` for anything else."""
+    try:
+        message: Message = _CODEC.of(body)
+        return message
+    except ValueError as error:
+        raise RendezvousStateError(f"{body!s:.80} is no message of this job: {error}") from error
 
 
 def decode(data: bytes, key: bytes | None = None, place: Place = "") -> Message:

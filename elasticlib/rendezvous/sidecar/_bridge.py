@@ -38,11 +38,12 @@ from elasticlib.rendezvous.protocol._messages import (
     Final,
     Leave,
     RankAssignment,
+    RoundEnd,
     Stopped,
     StoreGone,
     Succeeded,
-    decode,
-    encode,
+    from_plain,
+    to_plain,
 )
 from elasticlib.rendezvous.sidecar._watch import SILENCE, SidecarWatch
 
@@ -220,27 +221,15 @@ class Bridge:
             case "guard":
                 self.guarded.hold(*descriptors)
             case "report":
-                self._report(message["report"])
+                report = from_plain(message["report"])
+                assert isinstance(report, Failed | Stopped | Succeeded | Leave | Close)
+                if isinstance(report, Stopped | Succeeded):
+                    self.vigil = self.vigil.gone()
+                member.post(report)
             case "alive":
                 self.vigil, answers = self.vigil.answer(now)
                 if answers:
                     self.channel.send({"op": "alive"})
-
-    def _report(self, text: str) -> None:
-        member = self.share.member
-        match decode(text.encode()):
-            case Failed(round=number, failures=failures):
-                member.failed(number, failures)
-            case Stopped(round=number, failures=failures):
-                self.vigil = self.vigil.gone()
-                member.stopped(number, failures)
-            case Succeeded(round=number):
-                self.vigil = self.vigil.gone()
-                member.succeeded(number)
-            case Leave(why=why, round=number):
-                member.leave(why, number)
-            case Close(why=why):
-                member.end_job(why)
 
     # To the launcher.
 
@@ -265,9 +254,8 @@ class Bridge:
             self._waiting = waiting
             self.channel.send({"op": "waiting", "count": waiting})
 
-    def _tell(self, notice: RankAssignment | Final | object) -> None:
-        text = encode(notice).decode("ascii")  # type: ignore[arg-type]
-        message: Message = {"op": "notice", "notice": text, "wish": self.vigil.wish}
+    def _tell(self, notice: RankAssignment | RoundEnd | Final) -> None:
+        message: Message = {"op": "notice", "notice": to_plain(notice), "wish": self.vigil.wish}
         listener = None
         if isinstance(notice, RankAssignment):
             self.vigil = self.vigil.seated()

@@ -26,7 +26,7 @@ from elasticlib import errors
 from elasticlib._clock import Clock, monotonic
 from elasticlib._lease import Lease
 from elasticlib._programs import BOOT, Link, own, spawn, start_thread
-from elasticlib._wire import Channel, HasDescriptor, Message, room_for, takes_more, wait_readable
+from elasticlib._wire import Channel, HasDescriptor, Message, room_for, takes_more, wait_readable, written
 from elasticlib.errors import (
     ElasticError,
     RendezvousClosedError,
@@ -37,19 +37,18 @@ from elasticlib.errors import (
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import STAYS, Word
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
-from elasticlib.rendezvous.node._reports import Reporter
 from elasticlib.rendezvous.protocol._messages import (
     Close,
     ContactLost,
     Final,
-    Leave,
     RankAssignment,
-    Report,
     RoundEnd,
     StoreGone,
-    decode,
-    encode,
+    WorkerReport,
+    from_plain,
+    to_plain,
 )
+from elasticlib.rendezvous.protocol._shortening import fitting
 from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL
 from elasticlib.spec import TOKEN_VARIABLE
 
@@ -60,8 +59,9 @@ ALIVE = 0.04
 _ENDING = 6.0
 """Seconds beyond the job's own time for parting, after which the process is killed."""
 _SEND_LIMIT = 5
+_ALIVE = written({"op": "alive"})
 _SHORT = 16_000
-"""Characters of a report that are sent from the agent's own thread."""
+"""Bytes of a frame that are sent from the agent's own thread."""
 _BIRTH = 600.0
 """Seconds for the first word of the process, where the job names no join time."""
 _TELL_EVERY = 5.0
@@ -77,7 +77,7 @@ _PROGRAM = (
 )
 
 
-class SidecarClient(Reporter):
+class SidecarClient:
     """
     This node's place in *job*, kept by a process of its own that starts now; fulfils `Membership`.
 
@@ -135,11 +135,13 @@ class SidecarClient(Reporter):
         self._turned = threading.Condition()
         first = {"op": "job", "job": job.plain(), "stillness": stillness}
         self._lease = Lease()
-        self._letters: deque[tuple[Message, tuple[int, ...]]] = deque([(first, (os.dup(self._lease.fileno()),))])
+        self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque(
+            [(written(first), (os.dup(self._lease.fileno()),))]
+        )
         """With descriptors that are closed when they are sent."""
         self._sending = True
         """Whether the thread has something in hand: what comes then must wait for its turn."""
-        self._sender = threading.Thread(target=self._send, name="elasticlib-rendezvous", daemon=True)
+        self._sender = threading.Thread(target=self._send_all, name="elasticlib-rendezvous", daemon=True)
         try:
             start_thread(self._sender)
         except BaseException:
@@ -155,13 +157,11 @@ class SidecarClient(Reporter):
         self._wishes += 1
         self._say({"op": "join", "slots": slots, "role": role, "wish": self._wishes})
 
-    def leave(self, why: str, round: int | None = None) -> None:
-        """Say that this node goes; with the *round* if workers of it still run (`stopped` follows then)."""
-        self._report(Leave(self.node, why, round))
-
-    def end_job(self, why: str) -> None:
-        """End the job for everybody; `Final` answers."""
-        self._report(Close(self.node, why))
+    def post(self, report: WorkerReport | Close) -> None:
+        """Say how the workers are, that this node goes, or that the job ends for everybody; see `NodeClient.post`."""
+        body = to_plain(fitting(report))
+        from_plain(body)  # what this node may not say is its own error, here and now
+        self._say({"op": "report", "report": body})
 
     def guard(self, handle: int) -> Lease | None:
         """Give a pidfd, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
@@ -169,41 +169,37 @@ class SidecarClient(Reporter):
             self._say({"op": "guard"}, os.dup(handle))
         return self._lease if self._heartbeat else None
 
-    def _report(self, report: Report) -> None:
-        text = encode(report).decode("ascii")
-        decode(text.encode())  # what this node may not say is its own error, here and now
-        self._say({"op": "report", "report": text})
-
-    def _say(self, letter: Message, *descriptors: int) -> None:
+    def _say(self, message: Message, *descriptors: int) -> None:
         if self._closed:
-            raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {letter['op']!r} comes too late")
+            raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {message['op']!r} comes too late")
+        body = written(message)
         with self._turned:
-            if self._sending or self._letters or len(letter.get("report", "")) > _SHORT or not takes_more(self._link):
-                self._letters.append((letter, descriptors))
+            if self._sending or self._outgoing or len(body) > _SHORT or not takes_more(self._link):
+                self._outgoing.append((body, descriptors))
                 self._turned.notify()
             else:
-                self._post(letter, descriptors)  # at once: this launcher may be stopped before its thread runs again
+                self._send(body, descriptors)  # at once: this launcher may be stopped before its thread runs again
 
-    def _send(self) -> None:
+    def _send_all(self) -> None:
         interval = min(1.0, ALIVE * self._heartbeat) if self._heartbeat else None
         while True:
             with self._turned:
                 self._sending = False
-                if not self._letters and not self._closed:
+                if not self._outgoing and not self._closed:
                     self._turned.wait(interval)
-                letter, descriptors = self._letters.popleft() if self._letters else (None, ())
-                if letter is None and self._closed:
+                body, descriptors = self._outgoing.popleft() if self._outgoing else (None, ())
+                if body is None and self._closed:
                     return
                 self._sending = True
             try:
-                if not self._post(letter or {"op": "alive"}, descriptors):
+                if not self._send(body or _ALIVE, descriptors):
                     return
             except OSError:
                 return  # stopped for so long that nothing goes in any more: `take` hears nothing and says so
 
-    def _post(self, letter: Message, descriptors: tuple[int, ...]) -> bool:
+    def _send(self, body: bytes, descriptors: tuple[int, ...]) -> bool:
         try:
-            return self._link.send(letter, descriptors)
+            return self._link.send_body(body, descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -303,7 +299,7 @@ class SidecarClient(Reporter):
     def _hear(self, message: Message, descriptors: list[int]) -> list[Word]:
         match message["op"]:
             case "notice":
-                notice = decode(message["notice"].encode())
+                notice = from_plain(message["notice"])
                 assert isinstance(notice, (RankAssignment, RoundEnd, Final))
                 if descriptors:
                     self._drop_listener()
@@ -344,7 +340,7 @@ class SidecarClient(Reporter):
         # A process that does not hear us, or has given its error, has nothing to part from.
         parts = self._sender.is_alive() and not self._mute and self._error is None
         with self._turned:
-            self._letters.append(({"op": "close"}, ()))
+            self._outgoing.append((written({"op": "close"}), ()))
             self._closed = True
             self._turned.notify()
         try:

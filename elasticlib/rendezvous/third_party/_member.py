@@ -42,6 +42,7 @@ from elasticlib.rendezvous.protocol._messages import (
     RoundEnd,
     Stopped,
     Succeeded,
+    WorkerReport,
 )
 from elasticlib.rendezvous.third_party._agreement import Agreement, Past
 from elasticlib.rendezvous.third_party._contract import METHODS as METHODS
@@ -72,7 +73,7 @@ class _Close:
     pass
 
 
-_Order: TypeAlias = _Seek | Failed | Stopped | Succeeded | Leave | _Close
+_Order: TypeAlias = _Seek | WorkerReport | _Close
 
 
 class _Phase(enum.Enum):
@@ -138,21 +139,9 @@ class HandlerMember:
         """Ask for a seat in the next round. No worker of this node may run any more."""
         self._ask(_Seek(slots, role))
 
-    def failed(self, round: int, failures: tuple[FailureNote, ...]) -> None:
-        """Say at once that workers failed; `stopped` follows when all are gone."""
-        self._ask(Failed(self.node, round, failures))
-
-    def stopped(self, round: int, failures: tuple[FailureNote, ...] = ()) -> None:
-        """Say that all workers are gone."""
-        self._ask(Stopped(self.node, round, failures))
-
-    def succeeded(self, round: int) -> None:
-        """Say that all workers ended well."""
-        self._ask(Succeeded(self.node, round))
-
-    def leave(self, why: str, round: int | None = None) -> None:
-        """Say that this node goes. The job stays open for a successor."""
-        self._ask(Leave(self.node, why, round))
+    def post(self, report: WorkerReport) -> None:
+        """Say how the workers are, or that this node goes; then the job stays open for a successor."""
+        self._ask(report)
 
     def guard(self, handle: int) -> None:
         """Nothing: such handlers never say that contact is lost."""

@@ -25,7 +25,15 @@ from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.node._runtime import NodeRuntime, backend_of
 from elasticlib.rendezvous.node._session_liveness import Limits
-from elasticlib.rendezvous.protocol._messages import ContactLost, FailureNote, Final, RankAssignment, RoundEnd
+from elasticlib.rendezvous.protocol._messages import (
+    ContactLost,
+    Failed,
+    FailureNote,
+    Final,
+    RankAssignment,
+    RoundEnd,
+    Stopped,
+)
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 
 _SWITCH = 0.1
@@ -80,7 +88,7 @@ class Nodes:
         failed = self._members.get(node)
         if failed is not None:
             assert failed.round is not None
-            failed.failed(failed.round, (_FAILURE,))
+            failed.post(Failed(failed.node, failed.round, (_FAILURE,)))
         return self._seated()
 
     def write(self, workers: int, length: int) -> None:
@@ -92,7 +100,7 @@ class Nodes:
         numbers = {member: number for number, member in self._members.items()}
         for number, member in self._members.items():
             assert member.round is not None
-            member.failed(member.round, self._notes[number])
+            member.post(Failed(member.node, member.round, self._notes[number]))
         found: list[tuple[float, int]] = []
         told: list[int] = []
         while len(found) < len(self._members):
@@ -101,7 +109,7 @@ class Nodes:
                 for word in key.data.take():
                     match word:
                         case RoundEnd():
-                            key.data.stopped(word.round, self._notes[number])
+                            key.data.post(Stopped(key.data.node, word.round, self._notes[number]))
                         case Final(root=FailureNote() as root):
                             found.append((time.monotonic(), number))
                             told.append(len(root.message) + len(root.traceback))
@@ -134,7 +142,7 @@ class Nodes:
                 case RankAssignment():
                     found.append((time.monotonic(), word.group_rank))
                 case RoundEnd():
-                    member.stopped(word.round)
+                    member.post(Stopped(member.node, word.round, ()))
                     member.join(1, "default")
                 case ContactLost():  # a thousand members share this process: some may get no turn for seconds
                     member.join(1, "default")

@@ -17,6 +17,7 @@ from elasticlib._wire import wait_readable
 from elasticlib.errors import RendezvousError
 from elasticlib.rendezvous import ContactLost, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous.protocol._messages import Stopped
 from elasticlib.rendezvous.sidecar._client import SidecarClient
 
 member = SidecarClient(Job(**json.loads(sys.argv[1])))
@@ -52,12 +53,12 @@ try:
                 case RoundEnd():
                     say("end", why=word.why)
                     stop()
-                    member.stopped(number)
+                    member.post(Stopped(member.node, number, ()))
                     join()
                 case ContactLost():
                     say("lost", why=word.why)
                     stop()
-                    member.stopped(number)
+                    member.post(Stopped(member.node, number, ()))
                     join()
                 case Final():
                     say("final", kind=word.kind, why=word.why)

@@ -46,6 +46,7 @@ from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
 from elasticlib.rendezvous.net._node_info import BoundNodeInfo
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import Host
+from elasticlib.rendezvous.protocol._messages import Close, Failed, Leave, Stopped, WorkerReport
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
 
@@ -332,25 +333,21 @@ def test_an_agent_that_breaks_tells_the_others_why_it_goes(make: Make, restarts:
         raise ConfigError("the timer file is bad")
 
     agent = make([break_down], restarts=restarts)
-    told: list[Any] = []
+    posted: list[Any] = []
     member: Any = agent._member
+    post = member.post
 
-    def noting(name: str, say: Callable[..., None]) -> Callable[..., None]:
-        def said(*words: Any) -> None:
-            agent.calls.append(name)
-            told.append(words)
-            say(*words)
-
-        return said
+    def noting(report: Leave | Stopped) -> None:
+        agent.calls.append("left" if isinstance(report, Leave) else "gone")
+        posted.append(report)
+        post(report)
 
     with pytest.MonkeyPatch.context() as patch:
-        leave, stopped = member.leave, member.stopped
-        patch.setattr(member, "leave", noting("left", leave))
-        patch.setattr(member, "stopped", noting("gone", stopped))
+        patch.setattr(member, "post", noting)
         with pytest.raises(ConfigError, match="the timer file is bad"):
             run(agent)
 
-    assert told == [("ConfigError: the timer file is bad", 0), (0,)]
+    assert posted == [Leave(member.node, "ConfigError: the timer file is bad", 0), Stopped(member.node, 0, ())]
     assert agent.calls == ["start", "left", END, "gone"]
 
 
@@ -394,11 +391,12 @@ def test_the_other_node_learns_at_once_what_broke_an_agent() -> None:
 def test_an_agent_whose_job_was_ended_says_nothing_more(make: Make) -> None:
     agent = make([RunResult(WorkerState.HEALTHY)] * 10_000)
     member: Any = agent._member
-    told: list[str] = []
-    agent.at_start = lambda group: member.end_job("an operator wants it")
+    told: list[Any] = []
+    post = member.post
+    agent.at_start = lambda group: post(Close(member.node, "an operator wants it"))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(member, "leave", lambda why, round=None: told.append(why))
+        patch.setattr(member, "post", lambda each: told.append(each) if isinstance(each, Leave) else post(each))
         with pytest.raises(RendezvousClosedError, match="an operator wants it"):
             run(agent)
 
@@ -477,7 +475,8 @@ def test_a_node_that_leaves_names_the_round_whose_workers_still_run(
     agent = make([failed()], [interrupt, HEALTHY], restarts=1, signals_to_handle="SIGUSR1")
     member = agent._member
     left: list[int | None] = []
-    monkeypatch.setattr(member, "leave", lambda why, round=None: left.append(round))
+    post = member.post
+    monkeypatch.setattr(member, "post", lambda each: left.append(each.round) if isinstance(each, Leave) else post(each))
 
     with pytest.raises(SignalException):
         agent.run()
@@ -545,17 +544,9 @@ class Told:
     def join(self, slots: int, role: str) -> None:
         self.told.append(("join", slots, role))
 
-    def failed(self, round: int, failures: tuple[FailureNote, ...]) -> None:
-        self.told.append(("failed", round, [note.rank for note in failures]))
-
-    def stopped(self, round: int, failures: tuple[FailureNote, ...] = ()) -> None:
-        self.told.append(("stopped", round, [note.rank for note in failures]))
-
-    def succeeded(self, round: int) -> None:
-        self.told.append(("succeeded", round))
-
-    def leave(self, why: str, round: int | None = None) -> None:
-        self.told.append(("leave", round))
+    def post(self, report: WorkerReport) -> None:
+        failures = [[note.rank for note in report.failures]] if isinstance(report, Failed | Stopped) else []
+        self.told.append((type(report).__name__.lower(), report.round, *failures))
 
     def guard(self, handle: int) -> None:
         self.told.append(("guard", handle))

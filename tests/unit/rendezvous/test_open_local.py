@@ -24,6 +24,7 @@ from elasticlib.rendezvous import (
     open_local,
 )
 from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous.protocol._messages import Failed, Stopped, Succeeded
 
 LIMIT = 30.0
 
@@ -56,7 +57,7 @@ def test_the_nodes_name_is_the_hosts_unless_given() -> None:
 def test_a_node_that_succeeds_ends_the_job_well(rendezvous: Rendezvous) -> None:
     rendezvous.member.join(4, "trainer")
     seat = notice(rendezvous)
-    rendezvous.member.succeeded(0)
+    rendezvous.member.post(Succeeded(rendezvous.member.node, 0))
 
     assert isinstance(seat, RankAssignment)
     assert (0, 0, 1, 0, 4, 0, 1) == (
@@ -82,9 +83,9 @@ def test_a_node_restarts_until_the_budget_is_gone(rendezvous: Rendezvous) -> Non
     for round in range(2):
         rendezvous.member.join(4, "trainer")
         heard.append(notice(rendezvous))
-        rendezvous.member.failed(round, why)
+        rendezvous.member.post(Failed(rendezvous.member.node, round, why))
         heard.append(notice(rendezvous))
-        rendezvous.member.stopped(round, why)
+        rendezvous.member.post(Stopped(rendezvous.member.node, round, why))
     heard.append(notice(rendezvous))
 
     assert [RankAssignment, RoundEnd, RankAssignment, RoundEnd, Final] == [type(item) for item in heard]

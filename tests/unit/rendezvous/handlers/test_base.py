@@ -37,7 +37,7 @@ from elasticlib.rendezvous.net._node_info import BoundNodeInfo
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.node._session_liveness import Limits
-from elasticlib.rendezvous.protocol._messages import Final, RankAssignment
+from elasticlib.rendezvous.protocol._messages import Final, Leave, RankAssignment, Stopped, Succeeded
 
 LIMIT = 30.0
 
@@ -363,7 +363,7 @@ def test_a_spare_disturbs_nobody_and_leaves_by_the_graceful_error_when_the_job_e
     wait_until(lambda: bool(meeting.host._server.state.waiting))
     seen = a.num_nodes_waiting()
     for handler in (a, b):
-        talk(handler).succeeded(0)
+        talk(handler).post(Succeeded(talk(handler).node, 0))
 
     with pytest.raises(RendezvousGracefulExitError, match="ended well without this node"):
         waits.result(LIMIT)
@@ -476,7 +476,7 @@ def test_a_store_that_died_with_its_round_makes_the_node_ask_again(
     def reach(addresses: list[str], port: int) -> tuple[str, str]:
         reached.append(port)
         if len(reached) == 1:
-            talk(a).stopped(0)  # as its successor would: rank 0 has no worker any more
+            talk(a).post(Stopped(talk(a).node, 0, ()))  # as its successor would: rank 0 has no worker any more
             raise RendezvousConnectionError("refused")
         return "reached", addresses[0]
 
@@ -581,7 +581,7 @@ def test_how_the_job_of_an_agent_ended_its_handler_knows_at_once() -> None:
     handler = meeting.node("a")
     with handler.lend(3) as member:
         member.join(2, "trainer")
-        member.succeeded(heard(member, RankAssignment).round)
+        member.post(Succeeded(member.node, heard(member, RankAssignment).round))
         heard(member, Final)
 
     assert (True, 0, True) == (handler.is_closed(), handler.num_nodes_waiting(), handler.shutdown())
@@ -595,8 +595,8 @@ def test_after_an_agent_that_left_a_handler_still_closes_the_job_for_all(meeting
         member.join(1, "default")
         waits = in_thread(other.next_rendezvous)
         round = heard(member, RankAssignment).round
-        member.leave("a signal", round)
-        member.stopped(round)
+        member.post(Leave(member.node, "a signal", round))
+        member.post(Stopped(member.node, round, ()))
         waits.result(LIMIT)
         left = heard(member, Final)
 

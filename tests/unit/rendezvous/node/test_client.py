@@ -176,10 +176,10 @@ def fails(member: NodeClient) -> Exception:
 
 def test_reports_go_into_the_inbox_in_order(member: NodeClient, stage: Stage) -> None:
     member.join(2, "trainer")
-    member.failed(3, NOTES)
-    member.stopped(3, NOTES)
-    member.succeeded(4)
-    member.leave("SIGTERM", round=4)
+    member.post(Failed(member.node, 3, NOTES))
+    member.post(Stopped(member.node, 3, NOTES))
+    member.post(Succeeded(member.node, 4))
+    member.post(Leave(member.node, "SIGTERM", 4))
 
     expected: list[Report] = [
         Join("a", Descriptor(2, "trainer", ("127.0.0.1",), 1)),
@@ -195,7 +195,7 @@ def test_reports_wait_for_the_first_contact_and_keep_their_order() -> None:
     stage = Stage()
     member = make(stage)
     member.join(1, "trainer")
-    member.leave("SIGTERM")
+    member.post(Leave(member.node, "SIGTERM"))
     stage.greet()
 
     assert [Join, Leave] == [type(report) for report in stage.hear(2)]
@@ -204,7 +204,7 @@ def test_reports_wait_for_the_first_contact_and_keep_their_order() -> None:
 
 def test_what_may_not_be_said_is_the_speakers_error(member: NodeClient) -> None:
     with pytest.raises(RendezvousStateError):
-        member.failed("x", ())  # type: ignore[arg-type]
+        member.post(Failed(member.node, "x", ()))  # type: ignore[arg-type]
 
 
 def test_a_notice_makes_the_descriptor_readable_until_it_is_taken(member: NodeClient, stage: Stage) -> None:
@@ -285,7 +285,7 @@ def test_close_ends_the_threads_and_frees_the_descriptors(stage: Stage, joined: 
 def test_close_sends_what_still_waits_to_be_sent(stage: Stage) -> None:
     member = make(stage)
     member.join(1, "trainer")
-    member.leave("SIGTERM")
+    member.post(Leave(member.node, "SIGTERM"))
     member.close()
 
     assert [Join, Leave] == [type(report) for report in stage.hear(2)]
@@ -296,7 +296,7 @@ def test_a_closed_member_takes_nothing_and_refuses_reports(member: NodeClient) -
 
     assert [] == member.take()
     with pytest.raises(RendezvousClosedError, match="node a has closed its rendezvous: Succeeded"):
-        member.succeeded(0)
+        member.post(Succeeded(member.node, 0))
 
 
 def test_the_descriptor_is_not_inherited(member: NodeClient) -> None:
@@ -307,8 +307,8 @@ def test_a_node_that_hosts_the_store_ends_the_job_instead_of_leaving(stage: Stag
     said: list[str] = []
     member = make(stage, on_leave=lambda why: not said.append(why))  # type: ignore[func-returns-value]
     member.join(1, "trainer")
-    member.leave("SIGTERM")
-    member.succeeded(0)
+    member.post(Leave(member.node, "SIGTERM"))
+    member.post(Succeeded(member.node, 0))
 
     assert [Join, Succeeded] == [type(report) for report in stage.hear(2)]
     assert ["SIGTERM"] == said
@@ -412,7 +412,7 @@ def test_a_letter_that_a_broken_connection_swallowed_is_sent_again(stage: Stage)
     assert [Join] == [type(report) for report in stage.hear()]
     until(member, lambda: member._session.contact.live)
     state["dead"] = True
-    member.succeeded(0)
+    member.post(Succeeded(member.node, 0))
     until(member, lambda: not member._session.contact.live)
     state["dead"] = False
     stage.wait_with(member)
@@ -468,7 +468,7 @@ def test_a_job_that_began_anew_is_another_job(stage: Stage) -> None:
     until(member, lambda: member._session.contact.live)
     stage.greet(Announcement("job", "another nonce", "host", Terms(1, 1, 3), 0.0))
     state["dead"] = True
-    member.succeeded(0)
+    member.post(Succeeded(member.node, 0))
     until(member, lambda: not member._session.contact.live)
     state["dead"] = False
 

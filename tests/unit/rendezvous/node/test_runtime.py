@@ -19,6 +19,7 @@ from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.node import _client, _coordinator_host, _runtime
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._runtime import NodeRuntime
+from elasticlib.rendezvous.protocol._messages import Leave
 from elasticlib.rendezvous.stores._state_backend import RendezvousBackend
 from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
 
@@ -33,8 +34,8 @@ class Desk:
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
 
-    def leave(self, why: str, round: int | None = None) -> None:
-        self.asked.append((why, round))
+    def post(self, report: Leave) -> None:
+        self.asked.append((report.why, report.round))
 
     def is_over(self) -> bool:
         return False

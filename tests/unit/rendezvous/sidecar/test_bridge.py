@@ -29,8 +29,9 @@ from elasticlib.rendezvous.protocol._messages import (
     Stopped,
     StoreGone,
     Succeeded,
-    decode,
-    encode,
+    WorkerReport,
+    from_plain,
+    to_plain,
 )
 from elasticlib.rendezvous.sidecar._bridge import Bridge, LogLines, told
 
@@ -46,7 +47,7 @@ class Member:
 
     def __init__(self) -> None:
         self.node = "n1/1-a"
-        self.asked: list[tuple[Any, ...]] = []
+        self.asked: list[Any] = []
         self.words: deque[Word | Exception] = deque()
         self.ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.bound: socket.socket | None = None
@@ -57,20 +58,8 @@ class Member:
     def join(self, slots: int, role: str) -> None:
         self.asked.append(("join", slots, role))
 
-    def failed(self, round: int, failures: tuple[FailureNote, ...]) -> None:
-        self.asked.append(("failed", round, failures))
-
-    def stopped(self, round: int, failures: tuple[FailureNote, ...] = ()) -> None:
-        self.asked.append(("stopped", round, failures))
-
-    def succeeded(self, round: int) -> None:
-        self.asked.append(("succeeded", round))
-
-    def leave(self, why: str, round: int | None = None) -> None:
-        self.asked.append(("leave", why, round))
-
-    def end_job(self, why: str) -> None:
-        self.asked.append(("end_job", why))
+    def post(self, report: WorkerReport | Close) -> None:
+        self.asked.append(report)
 
     def waiting(self) -> int:
         return self.others
@@ -170,7 +159,7 @@ class Desk:
         self.step()
 
     def report(self, report: Report) -> None:
-        self.hear("report", report=encode(report).decode())
+        self.hear("report", report=to_plain(report))
 
     def tell(self, *words: Word | Exception) -> None:
         """The member has *words*, and the pump works them off."""
@@ -229,19 +218,19 @@ def test_the_first_word_is_a_sign_of_life(desk: Desk) -> None:
 
 def test_reports_reach_the_member(desk: Desk) -> None:
     desk.hear("join", slots=2, role="trainer", wish=1)
-    desk.report(Failed("n1/1-a", 0, (NOTE,)))
-    desk.report(Stopped("n1/1-a", 0, (NOTE,)))
-    desk.report(Succeeded("n1/1-a", 1))
-    desk.report(Leave("n1/1-a", "signal 15", 1))
-    desk.report(Close("n1/1-a", "done"))
+    reports = [
+        Failed("n1/1-a", 0, (NOTE,)),
+        Stopped("n1/1-a", 0, (NOTE,)),
+        Succeeded("n1/1-a", 1),
+        Leave("n1/1-a", "signal 15", 1),
+        Close("n1/1-a", "done"),
+    ]
+    for report in reports:
+        desk.report(report)
 
     assert desk.member.asked == [
         ("join", 2, "trainer"),
-        ("failed", 0, (NOTE,)),
-        ("stopped", 0, (NOTE,)),
-        ("succeeded", 1),
-        ("leave", "signal 15", 1),
-        ("end_job", "done"),
+        *reports,
     ]
 
 
@@ -251,7 +240,7 @@ def test_words_reach_the_launcher_in_their_order(desk: Desk) -> None:
 
     seat, ended, lost = desk.said()
 
-    assert [decode(each["notice"].encode()) for each in (seat, ended)] == [PEERS, end]
+    assert [from_plain(each["notice"]) for each in (seat, ended)] == [PEERS, end]
     assert lost == {"op": "lost", "why": "nobody answers", "grace": 1.5}
 
 
@@ -369,12 +358,12 @@ def test_a_launcher_is_dead_though_a_child_holds_its_channel(desk: Desk) -> None
 
 
 def test_what_a_dead_launcher_said_last_is_taken_in(desk: Desk) -> None:
-    desk.launcher.send({"op": "report", "report": encode(Stopped("n1/1-a", 0, ())).decode()})
+    desk.launcher.send({"op": "report", "report": to_plain(Stopped("n1/1-a", 0, ()))})
     desk.launcher.close()
 
     desk.step(expected=False)
 
-    assert desk.member.asked == [("stopped", 0, ())]
+    assert desk.member.asked == [Stopped("n1/1-a", 0, ())]
 
 
 # A launcher that stands still.

@@ -24,7 +24,16 @@ from elasticlib.errors import (
 from elasticlib.rendezvous import ContactLost, FailureNote, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous.protocol._messages import Close, Failed, Leave, Notice, Stopped, Succeeded, decode, encode
+from elasticlib.rendezvous.protocol._messages import (
+    Close,
+    Failed,
+    Leave,
+    Notice,
+    Stopped,
+    Succeeded,
+    from_plain,
+    to_plain,
+)
 from elasticlib.rendezvous.sidecar import _client
 from elasticlib.rendezvous.sidecar._client import SidecarClient
 
@@ -62,7 +71,7 @@ class Process:
         self.channel.send({"op": op, **facts}, descriptors)
 
     def tell(self, notice: Notice, *descriptors: int, wish: int = 0) -> None:
-        self.say("notice", *descriptors, notice=encode(notice).decode(), wish=wish)
+        self.say("notice", *descriptors, notice=to_plain(notice), wish=wish)
 
     def heard(self) -> Message:
         assert wait_readable([self.channel], LIMIT), "nothing was said"
@@ -148,17 +157,17 @@ def test_reports_go_over_in_their_order(member: SidecarClient, process: Process)
     notes = (FailureNote(0, 0, 7, 1, "a bad value", traceback="Traceback\n  'é'"),)
     member.join(2, "trainer")
     member.guard(1)
-    member.failed(0, notes)
-    member.stopped(0, notes)
-    member.succeeded(1)
-    member.leave("signal 15", 1)
-    member.end_job("done")
+    member.post(Failed(member.node, 0, notes))
+    member.post(Stopped(member.node, 0, notes))
+    member.post(Succeeded(member.node, 1))
+    member.post(Leave(member.node, "signal 15", 1))
+    member.post(Close(member.node, "done"))
 
     join, guard, *reports = [process.heard() for _ in range(7)]
 
     assert join == {"op": "join", "slots": 2, "role": "trainer", "wish": 1}
     assert guard == {"op": "guard"}
-    assert [decode(each["report"].encode()) for each in reports] == [
+    assert [from_plain(each["report"]) for each in reports] == [
         Failed("n1/1-a", 0, notes),
         Stopped("n1/1-a", 0, notes),
         Succeeded("n1/1-a", 1),
@@ -181,7 +190,7 @@ def test_no_report_waits_for_a_process_that_does_not_read(member: SidecarClient)
     long = tuple(FailureNote(rank, rank, 7, 1, traceback="x" * 20_000) for rank in range(64))
 
     for _ in range(10):
-        member.failed(0, long)
+        member.post(Failed(member.node, 0, long))
 
     assert member.take() == []
 
@@ -332,7 +341,7 @@ def test_a_dead_process_takes_reports_without_a_word(member: SidecarClient, proc
     process.end()
     taken(member)
 
-    member.stopped(0)
+    member.post(Stopped(member.node, 0, ()))
     member.join(2, "trainer")
 
     assert isinstance(failing(member), RendezvousConnectionError)

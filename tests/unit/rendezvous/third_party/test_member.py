@@ -19,6 +19,7 @@ from elasticlib.errors import (
 )
 from elasticlib.rendezvous import FailureNote, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous.protocol._messages import Failed, Leave, Stopped, Succeeded
 from elasticlib.rendezvous.third_party._member import HandlerMember
 
 LIMIT = 30.0
@@ -214,7 +215,7 @@ def test_a_handlers_own_store_serves_workers_once_since_it_keeps_their_keys(clus
 
     [first] = seated(cluster, member)
     served_by_the_handler = member.listener() is None
-    member.failed(first.round, (note(),))
+    member.post(Failed(member.node, first.round, (note(),)))
     expect(RoundEnd, member)
     [second] = seated(cluster, member)
     listener = member.listener()
@@ -229,7 +230,7 @@ def test_a_handlers_own_store_serves_workers_once_since_it_keeps_their_keys(clus
 def test_a_failure_restarts_all_nodes_and_is_counted_once_for_the_job(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), max_restarts=2)
     seats = seated(cluster, *members)
-    members[0].failed(seats[0].round, (note(3, "out of luck"),))
+    members[0].post(Failed(members[0].node, seats[0].round, (note(3, "out of luck"),)))
 
     ends = [expect(RoundEnd, member) for member in members]
     again = seated(cluster, *members)
@@ -244,7 +245,7 @@ def test_failures_of_several_nodes_at_once_are_one_restart(cluster: Cluster) -> 
     members = pair(cluster, Meeting(2), max_restarts=1)
     seats = seated(cluster, *members)
     for member, seat in zip(members, seats, strict=True):
-        member.failed(seat.round, (note(),))
+        member.post(Failed(member.node, seat.round, (note(),)))
 
     ends = [expect(RoundEnd, member) for member in members]
     again = seated(cluster, *members)
@@ -256,12 +257,12 @@ def test_failures_of_several_nodes_at_once_are_one_restart(cluster: Cluster) -> 
 def test_restarts_of_different_nodes_spend_one_budget(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), max_restarts=1)
     seats = seated(cluster, *members)
-    members[0].failed(seats[0].round, (note(),))
+    members[0].post(Failed(members[0].node, seats[0].round, (note(),)))
     for member in members:
         expect(RoundEnd, member)
     seats = seated(cluster, *members)
 
-    members[1].failed(seats[1].round, (note(),))
+    members[1].post(Failed(members[1].node, seats[1].round, (note(),)))
 
     assert [False, False] == [expect(RoundEnd, member).restart for member in members]
 
@@ -269,11 +270,11 @@ def test_restarts_of_different_nodes_spend_one_budget(cluster: Cluster) -> None:
 def test_without_a_restart_left_all_nodes_name_the_same_root_cause(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), max_restarts=0)
     seats = seated(cluster, *members)
-    root = note(1, "disk full", age=2.0)
-    members[0].failed(seats[0].round, (note(0, "connection reset", age=5.0, secondary=True), root, note(2, age=1.0)))
+    root, lost = note(1, "disk full", age=2.0), note(0, "connection reset", age=5.0, secondary=True)
+    members[0].post(Failed(members[0].node, seats[0].round, (lost, root, note(2, age=1.0))))
     ends = [expect(RoundEnd, member) for member in members]
-    members[1].stopped(seats[1].round, (note(7, "stopped later"),))
-    members[0].stopped(seats[0].round, (note(0, "connection reset", age=5.0, secondary=True), root))
+    members[1].post(Stopped(members[1].node, seats[1].round, (note(7, "stopped later"),)))
+    members[0].post(Stopped(members[0].node, seats[0].round, (lost, root)))
 
     finals = [expect(Final, member) for member in members]
 
@@ -287,12 +288,12 @@ def test_the_root_cause_may_lie_on_another_node_than_the_one_that_ended_the_roun
     """A lost connection is often seen before the death that caused it."""
     members = pair(cluster, Meeting(2), max_restarts=0)
     seats = seated(cluster, *members)
-    members[0].failed(seats[0].round, (lost := note(0, "connection reset", secondary=True),))
+    members[0].post(Failed(members[0].node, seats[0].round, (lost := note(0, "connection reset", secondary=True),)))
     for member in members:
         expect(RoundEnd, member)
-    members[0].stopped(seats[0].round, (lost,))
+    members[0].post(Stopped(members[0].node, seats[0].round, (lost,)))
     early = select.select([members[0]], [], [], 0.05)[0]
-    members[1].stopped(seats[1].round, (root := note(1, "out of memory"),))
+    members[1].post(Stopped(members[1].node, seats[1].round, (root := note(1, "out of memory"),)))
 
     finals = [expect(Final, member) for member in members]
 
@@ -304,11 +305,11 @@ def test_the_root_cause_may_lie_on_another_node_than_the_one_that_ended_the_roun
 def test_a_node_that_leaves_after_the_last_round_holds_nobody_up(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), max_restarts=0)
     seats = seated(cluster, *members)
-    members[0].failed(seats[0].round, (note(),))
+    members[0].post(Failed(members[0].node, seats[0].round, (note(),)))
     for member in members:
         expect(RoundEnd, member)
-    members[1].leave("signal 15", seats[1].round)
-    members[0].stopped(seats[0].round, (note(),))
+    members[1].post(Leave(members[1].node, "signal 15", seats[1].round))
+    members[0].post(Stopped(members[0].node, seats[0].round, (note(),)))
 
     final = expect(Final, members[0])
 
@@ -318,9 +319,9 @@ def test_a_node_that_leaves_after_the_last_round_holds_nobody_up(cluster: Cluste
 def test_the_end_is_agreed_when_all_nodes_succeeded_and_the_handler_is_shut_down(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2))
     seats = seated(cluster, *members)
-    members[0].succeeded(seats[0].round)
+    members[0].post(Succeeded(members[0].node, seats[0].round))
     early = select.select([members[0]], [], [], 0.05)[0]
-    members[1].succeeded(seats[1].round)
+    members[1].post(Succeeded(members[1].node, seats[1].round))
 
     finals = [expect(Final, member) for member in members]
     for member in members:
@@ -334,8 +335,8 @@ def test_the_end_is_agreed_when_all_nodes_succeeded_and_the_handler_is_shut_down
 def test_a_node_that_succeeded_takes_part_again_when_a_peer_fails(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2))
     seats = seated(cluster, *members)
-    members[0].succeeded(seats[0].round)
-    members[1].failed(seats[1].round, (note(),))
+    members[0].post(Succeeded(members[0].node, seats[0].round))
+    members[1].post(Failed(members[1].node, seats[1].round, (note(),)))
 
     ends = [expect(RoundEnd, member) for member in members]
 
@@ -362,11 +363,11 @@ def test_an_arrival_does_not_undo_work_that_a_node_has_finished(cluster: Cluster
     meeting = Meeting(2)
     members = pair(cluster, meeting)
     seats = seated(cluster, *members)
-    members[0].succeeded(seats[0].round)
+    members[0].post(Succeeded(members[0].node, seats[0].round))
     select.select([members[0]], [], [], 0.02)
     meeting.came.append(Handler(meeting))
     quiet = select.select(members, [], [], 0.05)[0]
-    members[1].succeeded(seats[1].round)
+    members[1].post(Succeeded(members[1].node, seats[1].round))
 
     assert [] == quiet
     assert [True, True] == [expect(Final, member).succeeded for member in members]
@@ -375,7 +376,7 @@ def test_an_arrival_does_not_undo_work_that_a_node_has_finished(cluster: Cluster
 def test_a_node_whose_peers_never_say_how_they_ended_leaves_after_the_barrier_and_says_so(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), barrier=0.05)
     seats = seated(cluster, *members)
-    members[0].succeeded(seats[0].round)
+    members[0].post(Succeeded(members[0].node, seats[0].round))
 
     final = expect(Final, members[0])
 
@@ -398,7 +399,7 @@ def test_a_node_that_leaves_sends_the_others_to_a_new_round_and_closes_nothing(c
     meeting = Meeting(2)
     members = pair(cluster, meeting)
     seats = seated(cluster, *members)
-    members[0].leave("signal 15", seats[0].round)
+    members[0].post(Leave(members[0].node, "signal 15", seats[0].round))
 
     final, end = expect(Final, members[0]), expect(RoundEnd, members[1])
     members[0].close()
@@ -519,7 +520,7 @@ def test_a_store_that_keeps_its_keys_from_round_to_round_gives_no_stale_seat(clu
     for _ in range(20):
         seats = seated(cluster, *members)
         rounds.append({seat.round for seat in seats})
-        members[0].failed(seats[0].round, (note(),))
+        members[0].post(Failed(members[0].node, seats[0].round, (note(),)))
         for member in members:
             expect(RoundEnd, member)
 
@@ -549,10 +550,10 @@ def test_a_failure_that_a_restart_would_only_meet_again_ends_the_job(cluster: Cl
     seats = seated(cluster, *members)
     stuck = evolve(note(1, "in uninterruptible sleep"), fatal=True)
 
-    members[0].failed(seats[0].round, (stuck,))
+    members[0].post(Failed(members[0].node, seats[0].round, (stuck,)))
     ends = [expect(RoundEnd, member) for member in members]
-    members[1].stopped(seats[1].round, ())
-    members[0].stopped(seats[0].round, (stuck,))
+    members[1].post(Stopped(members[1].node, seats[1].round, ()))
+    members[0].post(Stopped(members[0].node, seats[0].round, (stuck,)))
     finals = [expect(Final, member) for member in members]
 
     assert [False, False] == [end.restart for end in ends]
