@@ -191,6 +191,17 @@ def test_who_is_heard_again_after_it_was_given_up_at_the_end_is_told_of_it() -> 
     assert ["succeeded"] == kinds(cluster)
 
 
+def test_who_sleeps_through_the_end_and_reads_an_old_notice_that_was_put_back_is_told_of_it() -> None:
+    """Its coordinator had forgotten how much it read, and began to number anew."""
+    rules = Rules(2, 3, 1, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="max")
+    faults = Join(3, 0.155), Suspend(3, 21.5, 36.5), Kill(2, 48.75), PauseStore(0.021, 13.25)
+    tamper = Tamper(40.875, 5.0, seed=363845, every=0.1, acts=(4, 24, 28))
+    cluster = SimulatedCluster(rules, 3, FaultPlan((*faults, tamper)), "elected", seed=769, work=60.0, token=TOKEN)
+    cluster.run()
+
+    assert ["closed", "closed", "-", "closed"] == kinds(cluster)
+
+
 def test_an_old_memory_seats_nobody_while_he_hides_the_pulse_from_those_who_could_object() -> None:
     rules = Rules(2, 2, 3, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
     plan = FaultPlan((Tamper(13.625, 5.0, seed=841016, acts=(1, 14, 15, 16, 19)),))

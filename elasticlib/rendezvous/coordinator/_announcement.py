@@ -1,13 +1,21 @@
 """
 What the coordinator says to whoever comes: which job this is, and that it lives. Pure.
 
-Rules of this file: data only; where it lies and how it is signed is the server's business.
+Rules of this file: data only, and what they look like in the store; when they are written is the server's business.
 """
 
 from __future__ import annotations
 
 from elasticlib.rendezvous.coordinator._state import Rules
-from elasticlib.rendezvous.protocol._messages import EPOCH_BITS, Announcement, CoordinatorHeartbeat, Missed, Terms
+from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, key_place
+from elasticlib.rendezvous.protocol._messages import (
+    EPOCH_BITS,
+    Announcement,
+    CoordinatorHeartbeat,
+    Missed,
+    Terms,
+    encode,
+)
 from elasticlib.rendezvous.protocol._timing import TICK
 
 
@@ -15,6 +23,12 @@ def hello(run_id: str, nonce: str, name: str, rules: Rules, *, signed: bool) -> 
     """The greeting of the node *name*, which coordinates."""
     terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
     return Announcement(run_id, nonce, name, terms, rules.heartbeat, signed)
+
+
+def signed(hello: Announcement, pulse: CoordinatorHeartbeat, key: bytes | None) -> dict[str, bytes]:
+    """Both, as they are written."""
+    pulses = key_place(hello.run_id, hello.nonce, PULSE)
+    return {HELLO: encode(hello, key, key_place(hello.run_id, "", HELLO)), PULSE: encode(pulse, key, pulses)}
 
 
 def number(last: int, served: float, heartbeat: float) -> int:

@@ -26,6 +26,7 @@ from elasticlib.rendezvous.coordinator._ending import (
     finish,
     root_cause,
     spend,
+    tell_end,
     worth_keeping,
 )
 from elasticlib.rendezvous.coordinator._liveness import (
@@ -69,7 +70,7 @@ from elasticlib.rendezvous.protocol._messages import (
     Terms,
 )
 
-__all__ = ["abandon", "asks_again", "boxes", "given_up", "missed", "next_loss", "status", "step"]
+__all__ = ["abandon", "asks_again", "boxes", "given_up", "missed", "next_loss", "status", "step", "tell_end"]
 
 SILENT = "silent for {:g} s"
 """Why a node is lost whose beats stay away."""
@@ -102,17 +103,13 @@ def abandon(state: State, why: str, kind: str = "closed") -> Outcome:
     return finish(state, Final(False, why, kind=kind)) if state.final is None else (state, ())
 
 
-def asks_again(state: State, node: str, box: str, now: float) -> Outcome:
+def asks_again(state: State, node: str, box: str, now: float) -> State:
     """
     A *node* that has *box* still waits: for an answer that got lost, or it works in a former round.
 
     Whoever took the coordination over does not know whom the last one gave up: it listens to them.
     """
-    if node not in state.heard:
-        return state, ()
-    if state.final is not None:
-        return state, (Send(box, node, _last_word(state, state.final, node)),)
-    return listen_again(state, node, box, now), ()
+    return listen_again(state, node, box, now) if node in state.heard and state.final is None else state
 
 
 def _hear(state: State, event: Received, now: float) -> Outcome:
@@ -147,7 +144,7 @@ def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
     entry = Entry(node, box_name(node, seq), seq, report.descriptor, came=now, arrived=now)
     state = asks_anew(state, node)
     if state.final is not None:
-        return state, (Send(entry.box, node, _last_word(state, state.final, node)),)
+        return state, tell_end(state, node, entry.box)
     known = _known(state, node)
     if known is not None:
         entry = evolve(entry, arrived=known.arrived, exits=known.exits, free_at=known.free_at)
@@ -189,16 +186,6 @@ def _known(state: State, node: str) -> Entry | None:
     current = state.round
     seated = current.entries.get(node) if current is not None and node not in current.left else None
     return state.waiting.get(node) or seated
-
-
-def _last_word(state: State, final: Final, node: str) -> Final:
-    """How the job ended, for one who asks for a seat thereafter: its own verdict, or that it comes too late."""
-    current = state.round
-    if node in state.waiting:
-        return final
-    if current is not None and (node in current.entries.keys() - current.left.keys() or node in current.succeeded):
-        return final
-    return Final(False, f"the job had ended: {final.why}", kind="closed")
 
 
 def _refusal(state: State, report: Join) -> str | None:

@@ -138,3 +138,15 @@ def describe(node: str, root: Cause | None) -> str:
     # Without an exception the message of a signal only says so again.
     said = note.message.strip().splitlines() if note.exception_type or note.exitcode >= 0 else []
     return f"rank {note.rank} on node {host_of(root.node)} {how}" + (f" ({line(said[0])})" if said else "")
+
+
+def tell_end(state: State, node: str, box: str) -> tuple[Send, ...]:
+    """How the job ended, if it has, for a *node* that waits there: its own verdict, or that it comes too late."""
+    final, current = state.final, state.round
+    if final is None:
+        return ()
+    if node not in state.waiting and (
+        current is None or (node not in current.succeeded and node not in current.entries.keys() - current.left.keys())
+    ):
+        final = Final(False, f"the job had ended: {final.why}", kind="closed")
+    return (Send(box, node, final),)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from attrs import Factory, define
+from attrs import Factory, define, frozen
 from typing_extensions import Self
 
 from elasticlib import _untrusted
@@ -29,6 +29,18 @@ _MOST = 256
 """Notices of a box that are deleted, the latest ones: how many it had is told by beats, which may be a stranger's."""
 
 
+@frozen
+class _Beat:
+    """The last beat of a node in its box; -1: none came."""
+
+    box: str
+    count: int
+
+    def follows(self, other: _Beat) -> bool:
+        """Whether the node lived after the *other* one; each box counts anew."""
+        return self.count > (other.count if self.box == other.box else -1)
+
+
 @define
 class Garbage:
     """The boxes of each node, oldest first, each with the number of notices that it was given."""
@@ -36,14 +48,14 @@ class Garbage:
     _boxes: dict[str, dict[str, int]] = Factory(dict)
     _gone: dict[str, float] = Factory(dict)
     """Nodes that are gone, and since when."""
-    _ends: dict[str, tuple[int | None, float]] = Factory(dict)
-    """Nodes that were told the end: their last count, and since when."""
-    _buried: set[str] = Factory(set)
-    """Those of them whose beats stopped before they had read it."""
+    _ends: dict[str, tuple[_Beat, float]] = Factory(dict)
+    """Nodes that were told the end: their last beat, and since when."""
+    _buried: dict[str, _Beat] = Factory(dict)
+    """Those of them whose beats stopped before they had read it, and the last one."""
 
     def copy(self) -> Self:
         """The same, to be changed apart."""
-        return type(self)(dict(self._boxes), dict(self._gone), dict(self._ends), set(self._buried))
+        return type(self)(dict(self._boxes), dict(self._gone), dict(self._ends), dict(self._buried))
 
     def opened(self, node: str, box: str, told: int = 0) -> None:
         """The node waits for answers there, of which it was given so many."""
@@ -82,20 +94,32 @@ class Garbage:
     def bury(self, mail: Outbox, counts: Mapping[str, int], now: float, patience: float) -> None:
         """Wait no more for nodes that were told the end, and whose beats have stopped since."""
         for node in list(mail.unparted):
-            count = counts.get(mail.box_of(node))
+            box = mail.box_of(node)
+            beat = _Beat(box, counts.get(box, -1))
             seen, since = self._ends.get(node, (None, now))
-            if node not in self._ends or (count is not None and (seen is None or count > seen)):
-                self._ends[node] = (count, now)
+            if seen is None or beat.follows(seen):
+                self._ends[node] = beat, now
             elif now >= since + patience:
                 mail.part(node)
-                self._buried.add(node)
+                self._buried[node] = seen
         self._ends = {node: it for node, it in self._ends.items() if node in mail.unparted}
 
-    def is_back(self, node: str) -> bool:
-        """Whether a node that beats had been given up before it had read the end; said once."""
-        back = node in self._buried
-        self._buried.discard(node)
-        return back
+    def expect(self, mail: Outbox, node: str, box: str) -> None:
+        """The node has written that it waits there: it is back once it beats, or else given up again."""
+        mail.expect(node, box)
+        self._buried[node] = _Beat(box, -1)
+
+    def awaited(self, mail: Outbox) -> Mapping[str, str]:
+        """Nodes that have not read the end, and where they beat if they live: in which box they asked last."""
+        buried = {node: beat.box for node, beat in self._buried.items()}
+        return {**buried, **{node: mail.box_of(node) for node in mail.unparted}}
+
+    def has_come_back(self, node: str, box: str, count: int) -> bool:
+        """Whether a node that was given up before it had read the end beats on, and so is waited for again."""
+        if node not in self._buried or not _Beat(box, count).follows(self._buried[node]):
+            return False
+        del self._buried[node]
+        return True
 
     def clear_up(self, mail: Outbox, watched: Collection[str], state: State, now: float) -> tuple[str, ...]:
         """Those who are gone get no mail any more; and the keys that are to be deleted for them."""

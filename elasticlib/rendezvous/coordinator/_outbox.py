@@ -96,6 +96,11 @@ class Outbox:
         gone = state.final is not None or (state.round is not None and node in state.round.left)
         return gone if known is None else known != box
 
+    def expect(self, node: str, box: str) -> None:
+        """The node is to be told the end there."""
+        self._boxes[node] = box
+        self.unparted.add(node)
+
     def catch_up(self, node: str, box: str, read: int) -> None:
         """The node has read more there than is known here."""
         self._boxes[node], self._told[box] = box, read

@@ -32,7 +32,7 @@ from elasticlib.rendezvous.coordinator._missing import Missing
 from elasticlib.rendezvous.coordinator._outbox import Outbox, referring
 from elasticlib.rendezvous.coordinator._state import ClearStore, Heartbeats, Received, Send, State, Tick, WakeAt
 from elasticlib.rendezvous.protocol import _messages as messages
-from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Posted, beat_key, box_name, key_place
+from elasticlib.rendezvous.protocol._exchange import Posted, beat_key, box_name, key_place
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._timing import INTERVAL
@@ -180,7 +180,8 @@ class Server:
             self._conclude(now, out)
 
     def _ask_for_beats(self, out: list[events.Action]) -> None:
-        here, lost = self.logic.boxes(self.state), self.logic.given_up(self.state)
+        here = {**self.logic.boxes(self.state), **self._garbage.awaited(self._mail)}
+        lost = self.logic.given_up(self.state)
         self._reads = (*here.items(), *((node, box) for node, box in lost.items() if node not in here))
         out.append(Read(tuple(beat_key(box) for _, box in self._reads)))
 
@@ -228,8 +229,12 @@ class Server:
             box = box_name(join.node, letter.seq)
             if letter.seq > self.state.heard.get(join.node, 0):
                 self._welcome(join, box, now, out)
-            elif self.state.final is None or not self._mail.box_of(join.node):
-                self._follow(self.logic.asks_again(self.state, join.node, box, now), now, out)
+            elif self.state.final is None:
+                self.state = self.logic.asks_again(self.state, join.node, box, now)
+            elif not self._mail.box_of(join.node):  # it is forgotten how much it read there: by its beats it says so
+                self._garbage.expect(self._mail, join.node, box)
+                if not self._interval:
+                    self._follow((self.state, self.logic.tell_end(self.state, join.node, box)), now, out)
         pulse = greeting.count(self._epoch, self._pulses) if self._interval else 0
         self._step(Received(letter.seq, letter.report, pulse), now, out)
         if isinstance(
@@ -245,7 +250,7 @@ class Server:
         self._garbage.opened(join.node, box)
 
     def _listen(self, found: Sequence[bytes | None], now: float, out: list[events.Action]) -> None:
-        here = self.logic.boxes(self.state)
+        here = {**self.logic.boxes(self.state), **self._garbage.awaited(self._mail)}
         for (node, box), data in zip(self._reads, found, strict=True):
             beat, said = self._incoming.beat(box, data, self.nonce, now)
             out += said
@@ -270,9 +275,11 @@ class Server:
 
     def _heed(self, node: str, box: str, beat: messages.NodeHeartbeat, now: float, out: list[events.Action]) -> None:
         """What a beat tells besides that its node lives."""
-        if self._garbage.is_back(node):  # it was thought gone, and has not read how its job ended
+        if self._garbage.has_come_back(
+            node, box, beat.count
+        ):  # it was thought gone, and has not read how its job ended
             self._mail.catch_up(node, box, beat.read)
-            self._follow(self.logic.asks_again(self.state, node, box, now), now, out)
+            self._follow((self.state, self.logic.tell_end(self.state, node, box)), now, out)
         self._mail.note(box, beat.read)
         if beat.read:
             self._garbage.has_read(node, box)
@@ -333,10 +340,7 @@ class Server:
         hello = greeting.hello(self.run_id, self.nonce, self.name, self.state.rules, signed=self.key is not None)
         told = status, self.remark, waiting, self._over, self.logic.missed(self.state)
         pulse = greeting.pulse(self.nonce, self._epoch, self._pulses, *told)
-        out.append(Write({HELLO: self._sign(hello, HELLO, ""), PULSE: self._sign(pulse, PULSE, self.nonce)}))
-
-    def _sign(self, message: messages.Message, key: str, nonce: str) -> bytes:
-        return messages.encode(message, self.key, key_place(self.run_id, nonce, key))
+        out.append(Write(greeting.signed(hello, pulse, self.key)))
 
     # For whoever takes over.
 

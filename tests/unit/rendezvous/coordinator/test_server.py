@@ -221,6 +221,57 @@ def test_whoever_was_told_the_end_and_does_not_beat_any_more_is_not_waited_for()
     assert shell.now - 100.0 <= 2 * HEARTBEAT
 
 
+def test_the_last_beat_of_a_dead_node_which_lies_there_is_no_sign_of_life_after_the_end() -> None:
+    shell = Shell(answers=False).begin().say(Join("b", OFFER)).say(Succeeded("b", 0))
+    shell.hear(Close(1000.0))
+    shell.hear(Arrived(()))
+
+    while not isinstance(shell.done[-1], Stop) and shell.now < 1000.0:
+        shell.later(LOOK * HEARTBEAT)
+        if isinstance(read := shell.done[-1], Read):
+            shell.hear(Heard([encode(NodeHeartbeat(7, 0, 2)) for _ in read.keys]))
+
+    assert shell.now - 100.0 <= 2 * HEARTBEAT
+
+
+def test_who_is_heard_after_the_end_and_of_whom_it_is_forgotten_what_he_read_is_told_where_he_reads() -> None:
+    """He was seated, counted as lost, and sleeps until all that was for him is deleted: he asks for his seat again."""
+
+    def say(*letters: Envelope) -> None:
+        shell.hear(Arrived([Posted(number, encode(letter)) for number, letter in enumerate(letters)]))
+
+    def look(*beats: tuple[str, NodeHeartbeat]) -> None:
+        shell.later(LOOK * HEARTBEAT)
+        if isinstance(read := shell.done[-1], Read):
+            known = {beat_key(box): encode(beat) for box, beat in beats}
+            shell.hear(Heard([known.get(key) for key in read.keys]))
+
+    shell = Shell(server(rules=Rules(1, 2, last_call=0.0, heartbeat=HEARTBEAT)), answers=False).begin()
+    look()
+    say(Envelope(1, Join("b", OFFER)), Envelope(1, Join("c", OFFER)))
+    assert isinstance(shell.notice("b", 0), RankAssignment)
+    for count in range(40):
+        look(("c/1", NodeHeartbeat(count, 1, 1)))
+    say(Envelope(2, Stopped("c", 0, ())), Envelope(3, Join("c", OFFER)))
+    assert isinstance(shell.notice("c", 0, seq=3), RankAssignment)
+    for count in range(20):
+        look(("c/3", NodeHeartbeat(count, 1, 3)))
+    shell.hear(Abandon("an operator wants it"))
+    shell.hear(Arrived(()))
+    assert "" == shell.server._mail.box_of("b")
+    shell.values.clear()
+
+    say(Envelope(1, Join("b", OFFER)))
+    shell.hear(Close(1000.0))
+    shell.hear(Arrived(()))
+    look(("b/1", NodeHeartbeat(9, 1, 1)))
+
+    final = shell.notice("b", 1)
+    assert isinstance(final, Final)
+    assert "an operator wants it" in final.why
+    assert box_key("b/1", 0) not in shell.values
+
+
 def test_nothing_interrupts_a_server_that_does_not_wait() -> None:
     shell = Shell()
 
