@@ -27,6 +27,7 @@ from elasticlib.testing import (
     Fault,
     FaultPlan,
     Fenced,
+    Flap,
     InvariantBroken,
     Join,
     Kill,
@@ -200,6 +201,16 @@ def test_who_sleeps_through_the_end_and_reads_an_old_notice_that_was_put_back_is
     cluster.run()
 
     assert ["closed", "closed", "-", "closed"] == kinds(cluster)
+
+
+def test_who_asks_again_after_the_end_is_written_down_for_whoever_takes_over() -> None:
+    rules = Rules(2, 4, 1, last_call=30.0, join_timeout=0.0, heartbeat=10.0, wait_for="max")
+    tamper = Tamper(0.172, 20.0, 847222, 2.0, ("leader", "all", "state"), (0, 3, 4))
+    plan = FaultPlan((Flap(0, 0.395, 8.5), tamper))
+    cluster = SimulatedCluster(rules, 1, plan, "elected", seed=728, work=60.0, token=TOKEN)
+    cluster.run()
+
+    assert "succeeded" not in kinds(cluster)
 
 
 def test_an_old_memory_seats_nobody_while_he_hides_the_pulse_from_those_who_could_object() -> None:

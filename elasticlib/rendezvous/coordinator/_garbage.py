@@ -67,6 +67,8 @@ class Garbage:
         """The nodes that live, at the beginning, and their boxes."""
         for node, box in boxes.items():
             self.opened(node, box, mail.next_index(box))
+        for node, box in mail.unsure().items():
+            self._buried[node] = _Beat(box, -1)
 
     def has_read(self, node: str, box: str) -> None:
         """The node reads there: it has cleared up, or is about to, what lay in boxes before the last one."""

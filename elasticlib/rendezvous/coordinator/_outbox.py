@@ -99,7 +99,12 @@ class Outbox:
     def expect(self, node: str, box: str) -> None:
         """The node is to be told the end there."""
         self._boxes[node] = box
+        self._told.setdefault(box, 0)
         self.unparted.add(node)
+
+    def unsure(self) -> Mapping[str, str]:
+        """Nodes that have not said that they read the end, though nothing of it lies unread in their box."""
+        return {node: box for node in self.unparted if not self._unread.get(box := self._boxes[node])}
 
     def catch_up(self, node: str, box: str, read: int) -> None:
         """The node has read more there than is known here."""

@@ -275,6 +275,22 @@ def test_who_is_heard_after_the_end_and_of_whom_it_is_forgotten_what_he_read_is_
     assert box_key("b/1", 0) not in shell.values
 
 
+def test_whoever_takes_over_tells_the_end_to_one_of_whom_it_was_forgotten_what_he_read() -> None:
+    first = Shell(server(journaled=True, rules=Rules(2, 2, heartbeat=HEARTBEAT))).begin().hear(Loaded(None))
+    first.say(Join("b", OFFER)).hear(Abandon("an operator wants it"))
+    first.hear(Arrived(())).hear(Arrived([Posted(2, encode(Envelope(2, Acknowledgement("b"))))]))
+    first.hear(Arrived([Posted(3, encode(Envelope(1, Join("b", OFFER))))]))  # somebody wrote it again
+
+    second = Shell(server(journaled=True, name="c"), answers=False).begin()
+    second.hear(Loaded(first.server._document(first.now)))
+    while (read := second.done[-1]) and not isinstance(read, Read):
+        second.later(LOOK * HEARTBEAT)
+    second.hear(Heard([encode(NodeHeartbeat(9, 1, 2)) for _ in read.keys]))
+
+    assert (beat_key("b/1"),) == read.keys
+    assert "an operator wants it" in second.notice("b", 1).why
+
+
 def test_nothing_interrupts_a_server_that_does_not_wait() -> None:
     shell = Shell()
 
