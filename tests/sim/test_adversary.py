@@ -213,6 +213,14 @@ def test_who_asks_again_after_the_end_is_written_down_for_whoever_takes_over() -
     assert "succeeded" not in kinds(cluster)
 
 
+def test_no_greeting_that_he_makes_up_gives_the_job_a_name_that_no_key_can_hold() -> None:
+    rules = Rules(1, 2, 2, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
+    tamper = Tamper(0.049, 8.0, seed=742268, every=0.02, acts=(52, 89, 104, 112, 134, 139, 141, 161, 215))
+    cluster = SimulatedCluster(rules, 2, FaultPlan((Join(2, 2.5), tamper)), "elected", seed=168, work=20.0)
+
+    cluster.run()
+
+
 def test_an_old_memory_seats_nobody_while_he_hides_the_pulse_from_those_who_could_object() -> None:
     rules = Rules(2, 2, 3, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
     plan = FaultPlan((Tamper(13.625, 5.0, seed=841016, acts=(1, 14, 15, 16, 19)),))

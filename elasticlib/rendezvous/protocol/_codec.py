@@ -27,7 +27,7 @@ Name: TypeAlias = str
 Lines: TypeAlias = str
 """A field of many lines for people. One that is annotated as ``str`` is a single line."""
 Code: TypeAlias = str
-"""A field that is compared and never shown: it stays as it is."""
+"""A field that is compared, stands in keys and is never shown: it stays as it is."""
 
 
 class Codec:
@@ -152,7 +152,12 @@ def _truth(value: Any) -> Any:
 
 
 def _code(value: Any) -> Any:
-    return _untrusted.exactly(value, str)
+    text = _untrusted.exactly(value, str)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{_untrusted.shown(value)} holds half of a character") from None
+    return text
 
 
 _PLAIN: dict[str, Reader] = {

@@ -229,7 +229,7 @@ class Announcement:
     """The coordinator's greeting, for whoever comes: which job this is, and how it is run."""
 
     run_id: Code
-    nonce: Code
+    nonce: Name
     """Random, made anew when a job begins; kept when another node takes the coordination over."""
     host: str
     """Who coordinates, for people."""
@@ -253,7 +253,7 @@ class Missed:
 class CoordinatorHeartbeat:
     """The coordinator lives: `count` grows, by one for each `TICK` of the heartbeat time and each pulse."""
 
-    nonce: Code
+    nonce: Name
     """Of the beginning of the job that it coordinates."""
     count: int = field(validator=and_(ge(0), lt((LAST_EPOCH + 1) << EPOCH_BITS)))
     status: str = ""

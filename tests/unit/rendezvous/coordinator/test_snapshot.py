@@ -190,7 +190,7 @@ def of_round(**changes: Any) -> bytes:
         (plain(last_join=0).replace(b'"last_join": 0', b'"last_join": NaN'), "NaN is no JSON number"),
         (
             plain(
-                final={"type": "pulse", "v": 1, "nonce": "", "count": 1, "status": "", "waiting": 0, "over": ""}
+                final={"type": "pulse", "v": 1, "nonce": "n", "count": 1, "status": "", "waiting": 0, "over": ""}
                 | {"missed": []}
             ),
             "a CoordinatorHeartbeat lies where a Final",

@@ -16,6 +16,7 @@ from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.protocol._codec import mac
 from elasticlib.rendezvous.protocol._messages import (
     Acknowledgement,
+    Announcement,
     Descriptor,
     Envelope,
     Failed,
@@ -24,6 +25,7 @@ from elasticlib.rendezvous.protocol._messages import (
     Leave,
     Message,
     Succeeded,
+    Terms,
     decode,
     encode,
     key_of,
@@ -194,6 +196,12 @@ def test_a_node_whose_name_cannot_be_written_or_shown_is_refused(name: str) -> N
         data = encode(Envelope(1, Acknowledgement(name)), None)
         with pytest.raises(RendezvousStateError, match="is no name"):
             decode(data, key)
+
+
+@pytest.mark.parametrize(("run_id", "nonce"), [("job", HALF), (HALF, "n"), ("job", ""), ("job", "x" * 301)])
+def test_a_greeting_of_which_no_key_can_be_made_is_none(run_id: str, nonce: str) -> None:
+    with pytest.raises(RendezvousStateError):
+        decode(encode(Announcement(run_id, nonce, "a", Terms(1, 1, 0), 1.0)))
 
 
 @given(st.one_of(*BUILDERS.values()), st.data())
