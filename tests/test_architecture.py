@@ -71,6 +71,7 @@ LAYERS = [
 """From the ground up: a module imports from its own layer and from those before it."""
 
 PURE = [
+    "workers/child/_start_spec.py",
     "_untrusted.py",
     "_times.py",
     "rendezvous/coordinator/_coordinator.py",

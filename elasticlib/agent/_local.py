@@ -30,7 +30,6 @@ from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
 from elasticlib.workers import _environment
 from elasticlib.workers._processes import Processes
-from elasticlib.workers.child import _serving
 
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _CONSOLE_PATIENCE = 0.2
@@ -151,16 +150,13 @@ class LocalElasticAgent(SimpleElasticAgent):
         envs = {rank: self._job.environment_of(rank, _environment.worker_variables(place, rank, "")) for rank in ranks}
         dest = self._logs.reify(envs)
         watched = self._watch.start()
-        orders = [self._job.order(rank, envs[rank] | watched) for rank in ranks]
-        for order in orders:
-            if (socket := self._sockets.path(order["local_rank"])) is not None:
-                _serving.ask(order, socket)
+        specs = [self._sockets.serving(self._job.spec(rank, envs[rank] | watched)) for rank in ranks]
         if not agent_store:
             self._close_listener()  # worker 0 will bind this port
         return dict(
             self._processes.start(
                 worker_group.round,
-                orders,
+                specs,
                 dest,
                 self._prefixes(worker_group),
                 listener=None if self._listener is None else self._listener.fileno(),

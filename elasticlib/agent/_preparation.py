@@ -13,7 +13,7 @@ from attrs import frozen
 
 from elasticlib import _rules
 from elasticlib.spec import START_METHODS, StartMethod, WorkerSpec
-from elasticlib.workers import _environment, _machine, _signals, _start_spec
+from elasticlib.workers import _environment, _machine, _plan, _signals
 
 
 @frozen
@@ -27,7 +27,7 @@ class Preparation:
     """What each worker computes with."""
     signals_to_handle: str
     """Those that can be handled here; the workers' environment names all that were asked for."""
-    job: _start_spec.Job
+    job: _plan.Job
 
 
 def prepare(spec: WorkerSpec, start_method: StartMethod, signals_to_handle: str) -> Preparation:
@@ -43,4 +43,4 @@ def prepare(spec: WorkerSpec, start_method: StartMethod, signals_to_handle: str)
     cpus = _machine.cpus()
     threads = _environment.threads_per_worker(caller, cpus, spec.local_world_size)
     environment = _environment.common_variables(caller, threads, signals_to_handle)
-    return Preparation(caller, cpus, threads, handled, _start_spec.plan(spec, start_method, environment, threads))
+    return Preparation(caller, cpus, threads, handled, _plan.plan(spec, start_method, environment, threads))

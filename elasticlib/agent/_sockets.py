@@ -11,6 +11,11 @@ import os
 import shutil
 import tempfile
 
+from attrs import evolve
+
+from elasticlib.workers.child._serving import VARIABLE
+from elasticlib.workers.child._start_spec import StartSpec
+
 _LONGEST = 107
 _RANK_DIGITS = 6
 
@@ -28,14 +33,15 @@ class Sockets:
             self._folder = _private_folder()
         return self._folder
 
-    def path(self, local_rank: int) -> str | None:
-        """The socket of this worker in a round that is about to start; what an earlier one left there is removed."""
+    def serving(self, spec: StartSpec) -> StartSpec:
+        """*spec* for a round that is about to start, with a socket to serve; none of an earlier one is left."""
         if self._folder is None:
-            return None
-        path = os.path.join(self._folder, str(local_rank))
+            return spec
+        path = os.path.join(self._folder, str(spec.local_rank))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        return path
+        # Where the worker is no Python of ours, the variable tells what it starts.
+        return evolve(spec, server=path, variables={**spec.variables, VARIABLE: path})
 
     def close(self) -> None:
         """Remove the folder; may come twice."""

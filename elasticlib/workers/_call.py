@@ -20,7 +20,8 @@ from attrs import evolve, frozen
 from elasticlib import _rules
 from elasticlib.errors import ConfigError, EntrypointError, PicklingError
 from elasticlib.spec import START_METHODS, Entrypoint, WorkerSpec
-from elasticlib.workers import _environment, _machine, _packing, _start_spec
+from elasticlib.workers import _environment, _machine, _packing, _plan
+from elasticlib.workers.child._start_spec import StartSpec
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class Wishes:
 
 def of_function(
     function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]], wishes: Wishes, start_method: str
-) -> _start_spec.Job:
+) -> _plan.Job:
     """The job whose workers call *function*, each with its own *args*."""
     _rules.check_choice("start_method", start_method, START_METHODS)
     if isinstance(function, (str, os.PathLike)) or not callable(function):
@@ -162,14 +163,14 @@ def of_function(
             except PicklingError as error:  # it says which argument
                 raise PicklingError(f"local rank {rank}: {error}") from error
         raise
-    job.common["args_by_rank"] = True
+    job = evolve(job, common=evolve(job.common, args_by_rank=True))
     if job.call is not None:
         job = evolve(job, call=lambda rank: function(*by_rank[rank]))
     return job
 
 
-def of_program(program: str, args: Mapping[int, tuple[Any, ...]], wishes: Wishes) -> _start_spec.Job:
-    """The job whose workers are *program*; each order adds its own arguments to the command line."""
+def of_program(program: str, args: Mapping[int, tuple[Any, ...]], wishes: Wishes) -> _plan.Job:
+    """The job whose workers are *program*; each adds its own arguments to the command line."""
     every = tuple(str(argument) for own in args.values() for argument in own)
     try:
         return _planned(wishes.spec(program, len(args), every, no_python=True), "forkserver")
@@ -177,14 +178,15 @@ def of_program(program: str, args: Mapping[int, tuple[Any, ...]], wishes: Wishes
         raise ProgramError(str(error)) from None
 
 
-def _planned(spec: WorkerSpec, start_method: str) -> _start_spec.Job:
+def _planned(spec: WorkerSpec, start_method: str) -> _plan.Job:
     environment = _environment.without_secrets(os.environ)
-    return _start_spec.plan(spec, start_method, environment, _thread_count(environment))
+    return _plan.plan(spec, start_method, environment, _thread_count(environment))
 
 
-def threads(env: Mapping[str, str]) -> dict[str, int]:
-    """What an order says of threads where the worker's own variables name a number; else the job's holds."""
-    return {"threads": _thread_count(env)} if _environment.THREADS in env else {}
+def with_threads(spec: StartSpec) -> StartSpec:
+    """*spec* with as many threads as the worker's own variables name; else the job's number holds."""
+    env = spec.variables
+    return evolve(spec, threads=_thread_count(env)) if _environment.THREADS in env else spec
 
 
 def _thread_count(environment: Mapping[str, str]) -> int:

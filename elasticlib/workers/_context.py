@@ -22,15 +22,16 @@ from attrs import Factory, define, evolve
 
 from elasticlib import _rules
 from elasticlib._times import soonest
-from elasticlib._wire import HasDescriptor, Message, wait_readable
+from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.errors import ConfigError, ProcessFailure, SpecError
 from elasticlib.logs import _streams
 from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs
 from elasticlib.utils._dataclasses import DataclassView
-from elasticlib.workers import _call, _signals, _start_spec
-from elasticlib.workers._launch import Exit
+from elasticlib.workers import _call, _plan, _signals
+from elasticlib.workers._launch_events import Exit
 from elasticlib.workers._processes import Processes
 from elasticlib.workers._subprocess_view import ProcessOfSet, ProcessView
+from elasticlib.workers.child._start_spec import StartSpec
 
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _GRACE = 30.0
@@ -113,12 +114,12 @@ class PContext(abc.ABC):
         self._result: RunProcsResult | None = None
 
     @abc.abstractmethod
-    def _plan(self, wishes: _call.Wishes) -> _start_spec.Job:
+    def _plan(self, wishes: _call.Wishes) -> _plan.Job:
         """What the workers have in common; raises whatever is wrong with the call."""
 
     @abc.abstractmethod
-    def _order(self, rank: int) -> Message:
-        """What the worker *rank* has for itself."""
+    def _spec(self, rank: int) -> StartSpec:
+        """What the worker *rank* is started with."""
 
     def start(self) -> None:
         """
@@ -140,9 +141,9 @@ class PContext(abc.ABC):
                 return  # as torch's: there is nothing to start, and the result is empty
             try:
                 self._handlers.install()
-                orders = [self._order(rank) for rank in range(self.nprocs)]
+                specs = [self._spec(rank) for rank in range(self.nprocs)]
                 with _signals.Signals(self._handled) as came:
-                    self._processes.start(0, orders, self._dest, self._prefixes, interrupt=came.fileno())
+                    self._processes.start(0, specs, self._dest, self._prefixes, interrupt=came.fileno())
                     self._raise(came)
             except BaseException:
                 self._started = False
@@ -284,11 +285,11 @@ class MultiprocessContext(PContext):
             name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, numa_options=numa_options
         )
 
-    def _plan(self, wishes: _call.Wishes) -> _start_spec.Job:
+    def _plan(self, wishes: _call.Wishes) -> _plan.Job:
         return _call.of_function(self.entrypoint, self.args, wishes, self.start_method)  # type: ignore[arg-type]
 
-    def _order(self, rank: int) -> Message:
-        return {**self._job.order(rank, self.envs[rank]), **_call.threads(self.envs[rank])}
+    def _spec(self, rank: int) -> StartSpec:
+        return _call.with_threads(self._job.spec(rank, self.envs[rank]))
 
 
 class SubprocessContext(PContext):
@@ -328,12 +329,12 @@ class SubprocessContext(PContext):
             for rank, pid in self.pids().items()
         }
 
-    def _plan(self, wishes: _call.Wishes) -> _start_spec.Job:
+    def _plan(self, wishes: _call.Wishes) -> _plan.Job:
         return _call.of_program(self.entrypoint, self.args, wishes)  # type: ignore[arg-type]
 
-    def _order(self, rank: int) -> Message:
-        argv = [*self._job.common["argv"], *map(str, self.args[rank])]
-        return {**self._job.order(rank, self.envs[rank]), **_call.threads(self.envs[rank]), "argv": argv}
+    def _spec(self, rank: int) -> StartSpec:
+        argv = [*self._job.common.argv, *map(str, self.args[rank])]
+        return evolve(_call.with_threads(self._job.spec(rank, self.envs[rank])), argv=argv)
 
 
 def start_processes(

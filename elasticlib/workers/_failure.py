@@ -13,7 +13,7 @@ import re
 import signal
 
 from elasticlib.errors import ProcessFailure, read_error_file
-from elasticlib.workers._launch import Exit
+from elasticlib.workers._launch_events import Exit
 from elasticlib.workers.child import _exceptions, _tail
 
 _TAIL_BYTES = 8192

@@ -16,94 +16,15 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import define, field
-
 from elasticlib._programs import Child, Link, Process, above_standard, close_all_but, not_started
 from elasticlib._times import Term
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.workers import _reaper
 from elasticlib.workers._fork_servers import ForkServer, fork_servers
+from elasticlib.workers._launch_events import Event, Exit, Failed, Lingers, Lost, Stopped, StoreGone, Stuck
 from elasticlib.workers.child import _report
-
-
-@define
-class Exit:
-    """One worker's end."""
-
-    local_rank: int
-    pid: int
-    exitcode: int
-    """Exit status; ``-n`` for signal ``n``."""
-    told: bool
-    """True when it ended after the launcher had sent the stop signal."""
-    report: _report.Report | None
-    faults: str
-    """The fault handler's stacks, empty unless the worker crashed."""
-    tail: str = ""
-    """The end of what Python wrote to stderr."""
-    overdue: float | None = None
-    """Seconds after the end of its program in which its process did not end, so that it was stopped."""
-    unread: bool = False
-    """True where no descriptor was free for what it left, so that a report may have been lost."""
-
-
-@define
-class Failed:
-    """A worker's program failed, though its process has not ended yet."""
-
-    end: Exit
-    """What is known of it by now."""
-
-
-@define
-class Lingers:
-    """A worker's program is over, but its process did not end within its exit timeout."""
-
-    local_rank: int
-    pid: int
-    seconds: float
-    ends: bool
-    """Whether it is stopped for that."""
-    stacks: str
-
-
-@define
-class Stuck:
-    """A worker that sat in native code while it was to end, was killed so that the others go on."""
-
-    local_rank: int
-    pid: int
-    waited: float
-    """Seconds since the signal that was to stop it."""
-
-
-@define
-class Stopped:
-    """All workers of a round are gone, but for `survivors` that even SIGKILL did not end (process ids)."""
-
-    survivors: list[int] = field(factory=list)
-
-
-@define
-class StoreGone:
-    """The process that hosts the workers' store of this round ended, or could not be started; the workers run on."""
-
-    why: str
-    pid: int
-    """0 where there was none."""
-    exitcode: int
-
-
-@define
-class Lost:
-    """The spawner is gone, and with it every worker."""
-
-    why: str
-    cause: Exception | None = None
-
-
-Event = Exit | Failed | Lingers | Stuck | Stopped | StoreGone | Lost
+from elasticlib.workers.child._start_spec import StartSpec
 
 _EXIT_LIMIT = 1.0
 """Seconds between a spawner's last word, the end of its channel, and its end."""
@@ -116,8 +37,8 @@ _QUIT_LIMIT = 6.0
 class SpawnerClient:
     """The workers of one launch, started and stopped by a spawner of their own."""
 
-    def __init__(self, job: Message, memories: Mapping[str, bytes]) -> None:
-        self._job = job
+    def __init__(self, common: StartSpec, memories: Mapping[str, bytes]) -> None:
+        self._common = common
         self._memories = dict(memories)
         self._fork_server: ForkServer | None = None
         self._channel: Channel | None = None
@@ -179,7 +100,8 @@ class SpawnerClient:
         descriptors = [os.memfd_create(name) for name in self._memories]
         for descriptor, content in zip(descriptors, self._memories.values(), strict=True):
             _report.write_exactly(descriptor, content)
-        channel.send({**self._job, "op": "job", "memories": list(self._memories)}, tuple(descriptors))
+        message = {"op": "job", "common": self._common.plain(), "memories": list(self._memories)}
+        channel.send(message, tuple(descriptors))
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -210,7 +132,7 @@ class SpawnerClient:
         return received
 
     def start(
-        self, number: int, workers: list[Message], listener: int | None,
+        self, number: int, workers: list[StartSpec], listener: int | None,
         interrupt: int | None = None, lease: Term | None = None,
     ) -> dict[int, int]:  # fmt: skip
         """
@@ -225,7 +147,8 @@ class SpawnerClient:
         streams = [_stream(number) for number in (0, 1, 2)]
         more = {"store": listener, "lease": None if lease is None else lease.fileno()}
         given = {name: descriptor for name, descriptor in more.items() if descriptor is not None}
-        message: Message = {"op": "start", "round": number, "workers": workers, "more": list(given)}
+        apart = [worker.differences(self._common) for worker in workers]
+        message: Message = {"op": "start", "round": number, "workers": apart, "more": list(given)}
         self._channel.send(message, (*streams, *given.values()))
         for stream in streams:
             os.close(stream)

@@ -14,7 +14,7 @@ from typing import Any
 from elasticlib._programs import FEW_DESCRIPTORS
 from elasticlib.errors import PicklingError, ProcessFailure
 from elasticlib.workers import _failure
-from elasticlib.workers._launch import Exit, StoreGone
+from elasticlib.workers._launch_events import Exit, StoreGone
 
 
 def blamed(ends: Mapping[int, Exit], count: int) -> int | None:

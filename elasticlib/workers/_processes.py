@@ -15,19 +15,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from attrs import evolve
+
 from elasticlib import records
 from elasticlib._programs import KILLED
 from elasticlib._times import Term, soonest
-from elasticlib._wire import Message, room_for, wait_readable
+from elasticlib._wire import room_for, wait_readable
 from elasticlib.errors import ElasticError, PreloadError, ProcessFailure, StartError
 from elasticlib.logs import _streams
 from elasticlib.logs._console import console_sink
 from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import DEFAULT_PRELOAD, LogsDest
-from elasticlib.workers import _failure, _left, _machine, _reaper, _start_spec
+from elasticlib.workers import _failure, _left, _machine, _plan, _reaper
 from elasticlib.workers._fork_servers import fork_servers
-from elasticlib.workers._launch import Exit, Failed, Lingers, Lost, SpawnerClient, Stopped, StoreGone, Stuck
+from elasticlib.workers._launch import SpawnerClient
+from elasticlib.workers._launch_events import Exit, Failed, Lingers, Lost, Stopped, StoreGone, Stuck
+from elasticlib.workers.child._start_spec import StartSpec
 
 _ANSWER = 15.0
 """Seconds beyond a shutdown's own time in which it must be done: two waits for kills, and some for a slow machine."""
@@ -43,7 +47,7 @@ class Processes:
 
     def __init__(
         self,
-        job: _start_spec.Job,
+        job: _plan.Job,
         count: int,
         sink: records.Sink = records.log,
         duplicates: _streams.Duplicates | None = None,
@@ -83,7 +87,7 @@ class Processes:
     def start(
         self,
         number: int,
-        orders: Sequence[Message],
+        specs: Sequence[StartSpec],
         dest: LogsDest,
         prefixes: Mapping[int, bytes],
         *,
@@ -94,20 +98,19 @@ class Processes:
         """
         Start round *number* and return {local rank: pid}; {} when *interrupt* becomes readable first.
 
-        An order holds ``local_rank``, ``argv`` and ``env`` of one worker, and whatever else differs from the
-        job's common part, such as ``affinity``; its streams come from *dest*. *prefixes* stand before the
+        Each worker is started with one of *specs*; its streams come from *dest*. *prefixes* stand before the
         console lines of tee'd streams. *listener* is the bound socket of the round's store. *guard* gets a
         pidfd of the process with which all workers will die, before there are any, and may give a lease: all are
         killed when it is over. Raises `StartError` or
         `PreloadError`; no process is left then.
         """
         with room_for(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
-            return self._start(number, orders, dest, prefixes, listener, interrupt, guard)
+            return self._start(number, specs, dest, prefixes, listener, interrupt, guard)
 
     def _start(
         self,
         number: int,
-        orders: Sequence[Message],
+        specs: Sequence[StartSpec],
         dest: LogsDest,
         prefixes: Mapping[int, bytes],
         listener: int | None,
@@ -121,7 +124,7 @@ class Processes:
         if self._tee is None:
             self._tee = Tee(console_sink(sys.stdout), console_sink(sys.stderr))
         _streams.follow(self._tee, self._dest, prefixes, self._duplicates)
-        whole = [self._with_streams(order) for order in orders]
+        whole = [self._with_streams(spec) for spec in specs]
         spawner = self._spawner = self._spawner or self._start_spawner()
 
         def begin() -> dict[int, int]:
@@ -135,7 +138,7 @@ class Processes:
                 raise
             # Nobody asked for it: a job without torch, or one whose torch does not bear it, runs all the same.
             self._sink(records.PreloadSkipped(str(error)))
-            self._job = _start_spec.without_preload(self._job)
+            self._job = _plan.without_preload(self._job)
             self.pids = begin()
         except StartError:
             if not (spawner.started() or spawner.was_warm()):
@@ -147,7 +150,7 @@ class Processes:
     def _begin(
         self,
         number: int,
-        orders: list[Message],
+        specs: list[StartSpec],
         listener: int | None,
         interrupt: int | None,
         guard: Callable[[int], Term | None] | None,
@@ -159,13 +162,13 @@ class Processes:
             if spawner is None:
                 return {}
             self._lease = None if guard is None else guard(spawner.fileno())
-            return self._spawner.start(number, orders, listener, interrupt, self._lease)
+            return self._spawner.start(number, specs, listener, interrupt, self._lease)
         except ElasticError:
             self.dismiss()
             raise
 
     def _start_spawner(self) -> SpawnerClient:
-        spawner = SpawnerClient({"common": self._job.common}, self._job.memories)
+        spawner = SpawnerClient(self._job.common, self._job.memories)
         if self._job.fork_server is None:
             assert self._job.call is not None
             spawner.fork_caller(self._job.call)
@@ -173,9 +176,9 @@ class Processes:
             spawner.employ(fork_servers.take(self._job.fork_server, self._job.environment, self._job.search_path))
         return spawner
 
-    def _with_streams(self, order: Message) -> Message:
-        rank = order["local_rank"]
-        return {**order, "stdout": self._dest.stdouts.get(rank), "stderr": self._dest.stderrs.get(rank)}
+    def _with_streams(self, spec: StartSpec) -> StartSpec:
+        stdouts, stderrs = self._dest.stdouts, self._dest.stderrs
+        return evolve(spec, stdout=stdouts.get(spec.local_rank), stderr=stderrs.get(spec.local_rank))
 
     # A round goes on.
 
@@ -303,7 +306,7 @@ class Processes:
     def ask_to_stop(self, signum: int, grace: float, spare_failed: bool = False) -> None:
         """Begin to bring the workers down, as `stop` does, and return at once."""
         self._deadline, self._signum = time.monotonic() + grace, signum
-        exit_timeout = self._job.common["exit_timeout"][0] if spare_failed else 0.0
+        exit_timeout = self._job.common.exit_timeout[0] if spare_failed else 0.0
         self._limit = self._deadline + exit_timeout + _ANSWER
         if self._spawner is not None:
             self._spawner.stop(signum, grace, spare_failed)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import frozen
 
-from elasticlib.workers._launch import Exit
+from elasticlib.workers._launch_events import Exit
 
 
 @frozen

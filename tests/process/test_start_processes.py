@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from elasticlib.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 from elasticlib.errors import LaunchInterrupted, SignalException, StartError
@@ -24,6 +25,7 @@ from elasticlib.workers import PContext, RunProcsResult, Std, SubprocessContext,
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
 from elasticlib.workers._subprocess_view import ProcessView
+from elasticlib.workers.child._start_spec import StartSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
@@ -399,9 +401,9 @@ def test_a_start_that_fails_half_way_leaves_no_process(
     """The second worker's log file cannot be opened; `nothing_is_left` looks for the first one."""
     whole = SpawnerClient.start
 
-    def broken(self: SpawnerClient, number: int, workers: list[dict[str, Any]], *rest: Any) -> dict[int, int]:
-        workers[1]["stdout"] = str(tmp_path / "none" / "stdout.log")
-        return whole(self, number, workers, *rest)
+    def broken(self: SpawnerClient, number: int, workers: list[StartSpec], *rest: Any) -> dict[int, int]:
+        second = evolve(workers[1], stdout=str(tmp_path / "none" / "stdout.log"))
+        return whole(self, number, [workers[0], second], *rest)
 
     monkeypatch.setattr(SpawnerClient, "start", broken)
 

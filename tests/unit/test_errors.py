@@ -35,7 +35,7 @@ from elasticlib.errors import (
 )
 from elasticlib.rendezvous.protocol._messages import Failed, decode, encode
 from elasticlib.workers import _failure
-from elasticlib.workers._launch import Exit
+from elasticlib.workers._launch_events import Exit
 from tests.unit.untrusted import spoiled, strange
 
 

@@ -34,11 +34,13 @@ from collections.abc import Callable, Collection
 from multiprocessing.process import current_process
 from typing import Any, NoReturn
 
+from attrs import evolve
+
 from elasticlib._programs import close_all_but
-from elasticlib._wire import Message
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _ending, _exiting, _randomness, _report, _results, _serving, _tail, _threads
 from elasticlib.workers.child._record import with_file
+from elasticlib.workers.child._start_spec import Handed, StartSpec, from_both
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked
 DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
@@ -50,44 +52,44 @@ base_path: list[str] = []
 _SPAWN_DEFINITIONS = "elasticlib.workers.child._main_definitions"
 
 
-def enter(order: Message, parent: int, keep: Collection[int], drop: Collection[int] | None) -> None:
-    """Make this process a session of its own that holds what *order* says; close all but *keep*, or just *drop*."""
+def enter(spec: StartSpec, handed: Handed, parent: int, keep: Collection[int], drop: Collection[int] | None) -> None:
+    """Make this process a session of its own that is as *spec* says; close all but *keep*, or just *drop*."""
     os.setsid()
     _reaper.die_with_parent(parent)
-    for name, target in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
-        os.dup2(order[name], target)
+    for target, descriptor in enumerate(handed.streams):
+        os.dup2(descriptor, target)
     if drop is None:
         close_all_but({0, 1, 2, *keep})
     else:
         for descriptor in drop:
             os.close(descriptor)
     for signum in signal.valid_signals():
-        wanted = signal.SIG_IGN if signum in order["ignored"] else signal.SIG_DFL
+        wanted = signal.SIG_IGN if signum in spec.ignored else signal.SIG_DFL
         if signal.getsignal(signum) not in (wanted, None):
             signal.signal(signum, wanted)
-    if signal.SIGINT not in order["ignored"] and order["kind"] != "program":
+    if signal.SIGINT not in spec.ignored and spec.kind != "program":
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_IGN)  # as every Python program has it
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    environment = order["env"]
+    environment = handed.environment
     for name in [name for name in os.environ if name not in environment]:
         del os.environ[name]
     for name, value in environment.items():
         if os.environ.get(name) != value:  # most are as the fork server has them
             os.environ[name] = value
-    os.umask(order["umask"])
-    for number, (soft, hard) in order["limits"]:
+    os.umask(spec.umask)
+    for number, (soft, hard) in spec.limits:
         try:
             resource.setrlimit(number, (soft, hard))
         except (OSError, ValueError):
             continue  # a limit that the fork server may not raise again
     try:
-        os.sched_setaffinity(0, order["affinity"])
+        os.sched_setaffinity(0, spec.affinity)
     except OSError:  # the allowed CPUs shrank since the launch began
-        if order.get("bound"):
+        if spec.bound:
             raise  # these were asked for, and no others
-    os.chdir(order["cwd"])
+    os.chdir(spec.cwd)
 
 
 def disown_finalizers() -> None:
@@ -142,19 +144,21 @@ def _show_as(command: list[str]) -> None:
 
 
 def run_forked(
-    order: Message,
+    spec: StartSpec,
+    handed: Handed,
     parent: int,
     keep: Collection[int],
     drop: Collection[int] | None = None,
     call: Callable[..., Any] | None = None,
 ) -> NoReturn:
-    """Be the worker of *order* in a process that was just forked; *call* is a function that needed no pickling."""
+    """Be the worker of *spec* in a process that was just forked; *call* is a function that needed no pickling."""
     try:
-        enter(order, parent, keep, drop)
-        if order["kind"] == "program":
-            _execute(order)
+        enter(spec, handed, parent, keep, drop)
+        handed = evolve(handed, pid=os.getpid())
+        if spec.kind == "program":
+            _execute(spec, handed)
         forget_the_fork_server()
-        _threads.apply(order["threads"])
+        _threads.apply(spec.threads)
         if call is None:
             _randomness.reseed()
             _threads.watch_environment()
@@ -162,8 +166,8 @@ def run_forked(
             _randomness.reseed_caller()
             _forget_the_caller()
             _ending.begin_from_caller()
-        status = _run(order, call)
-        _ending.finish(status, lambda: _exiting.announce(order, _exiting.Outcome.CLOSING, status))
+        status = _run(spec, handed, call)
+        _ending.finish(status, lambda: _exiting.announce(handed, _exiting.Outcome.CLOSING, status))
     except BaseException:
         # Nothing of the user has run, or its end was already reported.
         traceback.print_exc()
@@ -171,64 +175,63 @@ def run_forked(
         os._exit(1)
 
 
-def _execute(order: Message) -> NoReturn:
-    argv = order["argv"]
-    for descriptor in order["inherit"]:
+def _execute(spec: StartSpec, handed: Handed) -> NoReturn:
+    argv = list(spec.argv)
+    for descriptor in handed.inherit:
         os.set_inheritable(descriptor, True)
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)
     try:
-        os.execvpe(argv[0], argv, order["env"])
+        os.execvpe(argv[0], argv, handed.environment)
     except OSError as error:
         os.write(2, f"cannot run {argv[0]!r}: {error}\n".encode(errors="surrogateescape"))
-        _report.write(order["report"], _report.of_exception(error, b"", f"cannot run {argv[0]!r}: {error}"))
+        _report.write(handed.report, _report.of_exception(error, b"", f"cannot run {argv[0]!r}: {error}"))
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def run_fresh(descriptor: int) -> NoReturn:
-    """Be the worker whose order a fresh interpreter finds at *descriptor* (start method ``spawn``)."""
-    order = json.loads(_report.read_exactly(descriptor, os.fstat(descriptor).st_size))
+    """Be the worker whose start spec a fresh interpreter finds at *descriptor* (start method ``spawn``)."""
+    spec, handed = from_both(json.loads(_report.read_exactly(descriptor, os.fstat(descriptor).st_size)))
     base_path[:] = sys.path
-    for inherited in order["inherit"]:
+    for inherited in handed.inherit:
         os.set_inheritable(inherited, False)
     os.close(descriptor)
-    status = _run(order, None)
+    status = _run(spec, evolve(handed, pid=os.getpid()), None)
     _ending.leave(status)
 
 
-def _run(order: Message, call: Callable[..., Any] | None) -> int:
+def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> int:
     """Run the user's program; its exit status, or ``-n`` for signal ``n``."""
     # A descriptor of our own: the user's stderr may be closed or replaced by the time of a crash.
-    faulthandler.enable(file=order["faults"], all_threads=True)
-    faulthandler.register(STACKS_SIGNAL, file=order["faults"], all_threads=True)
-    order["pid"] = os.getpid()
+    faulthandler.enable(file=handed.faults, all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, file=handed.faults, all_threads=True)
     _report.has_the_stacks_of_crashes = True
-    _tail.install(order["tail"])
-    if "server" in order:
-        _serving.when_torch_comes(order["server"])
-    kind = order["kind"]
+    _tail.install(handed.tail)
+    if spec.server is not None:
+        _serving.when_torch_comes(spec.server)
+    kind = spec.kind
     if call is None:
-        module = [order["entry"]] if kind == "module" else []
-        _show_as([sys.executable, "-u", *order["argv"][:1], *module, *order["argv"][1:]])
+        module = [spec.entry] if kind == "module" else []
+        _show_as([sys.executable, "-u", *spec.argv[:1], *module, *spec.argv[1:]])
     if kind in ("script", "package", "module"):
-        sys.path[:] = [order["path0"], *base_path]
-        sys.argv[:] = order["argv"]
+        sys.path[:] = [spec.path0, *base_path]
+        sys.argv[:] = spec.argv
         main = _new_main()
         match kind:
             case "script":
-                run = _script(order["argv"][0], main)
+                run = _script(spec.argv[0], main)
             case "package":
                 run = _package
             case _:
-                run = _module(order["entry"])
-        return _outcome(run, order, shared=())
+                run = _module(spec.entry)
+        return _outcome(run, handed, shared=())
     if call is None:
-        sys.path[:] = order["sys_path"]
-        sys.argv[:] = order["argv"]
-        return _outcome(lambda: _loaded(order)(), order, order["shared"], keeps_result=True)
-    if order.get("args_by_rank"):
-        call = functools.partial(call, order["local_rank"])
-    return _outcome(call, order, shared=None, keeps_result=True)
+        sys.path[:] = spec.sys_path
+        sys.argv[:] = spec.argv
+        return _outcome(lambda: _loaded(spec, handed)(), handed, spec.shared, keeps_result=True)
+    if spec.args_by_rank:
+        call = functools.partial(call, spec.local_rank)
+    return _outcome(call, handed, shared=None, keeps_result=True)
 
 
 def _new_main() -> types.ModuleType:
@@ -263,23 +266,23 @@ def _module(name: str) -> Callable[[], Any]:
     return lambda: runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
-def _loaded(order: Message) -> Callable[[], Any]:
+def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:
     """The function that the launcher pickled, bound to its arguments; its ``__main__`` is set up."""
     main = _new_main()
-    if order["main_file"] is not None:
-        main.__dict__["__file__"] = order["main_file"]
-    descriptor = order["function"]
-    for name, lines in order["sources"].items():
-        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    if spec.main_file is not None:
+        main.__dict__["__file__"] = spec.main_file
+    descriptor = handed.memories["function"]
+    for name, lines in spec.sources.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
     content = _report.read_exactly(descriptor, os.fstat(descriptor).st_size)
     unpickler = pickle.Unpickler(io.BytesIO(content))
     (function, args, kwargs), definitions = unpickler.load(), unpickler.load()
-    if order.get("args_by_rank"):
-        args = args[order["local_rank"]]
+    if spec.args_by_rank:
+        args = args[spec.local_rank]
     main.__dict__.update(definitions)
-    if order["definitions"] is not None:
+    if "definitions" in handed.memories:
         # Processes that multiprocessing spawns from here import this module as their __main__.
-        os.environ[DEFINITIONS_VARIABLE] = f"/proc/{os.getpid()}/fd/{order['definitions']}"
+        os.environ[DEFINITIONS_VARIABLE] = f"/proc/{os.getpid()}/fd/{handed.memories['definitions']}"
         main.__spec__ = importlib.machinery.ModuleSpec(_SPAWN_DEFINITIONS, None)
 
     def call() -> Any:
@@ -288,34 +291,34 @@ def _loaded(order: Message) -> Callable[[], Any]:
     return call
 
 
-def _outcome(run: Callable[[], Any], order: Message, shared: Collection[str] | None, keeps_result: bool = False) -> int:
+def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | None, keeps_result: bool = False) -> int:
     """Run the user's code, report and announce how it ended; return the exit status, or ``-n`` for signal ``n``."""
     try:
         result = run()
     except SystemExit as stop:
         status = _exit_status(stop.code)
-        _exiting.announce(order, _exiting.Outcome.RETURNED if keeps_result else _exiting.Outcome.ENDED, status)
+        _exiting.announce(handed, _exiting.Outcome.RETURNED if keeps_result else _exiting.Outcome.ENDED, status)
         return status
     except BaseException as error:
         # Interrupted, a script ends as under `python`, a function's process as one of `torch.multiprocessing`.
         interrupted = 128 + signal.SIGINT if keeps_result else -signal.SIGINT
         status = interrupted if isinstance(error, KeyboardInterrupt) else 1
         error = error.with_traceback(_user_part(error))
-        _record(error, order, shared, status)
+        _record(error, handed, shared, status)
         return _shown(error, status)
     if not keeps_result:
-        _exiting.announce(order, _exiting.Outcome.ENDED, 0)
+        _exiting.announce(handed, _exiting.Outcome.ENDED, 0)
         return 0
     try:
         payload = _results.pack_result(result, shared)
     except Exception as error:
         kind = _report.qualified_name(type(result))
         text = f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}"
-        _record(TypeError(text), order, shared, 1)
+        _record(TypeError(text), handed, shared, 1)
         print(f"elasticlib: {text}", file=sys.stderr)
         return 1
-    status = 0 if _deliver(_report.Report("result", payload), order) else 1
-    _exiting.announce(order, _exiting.Outcome.RETURNED, status)
+    status = 0 if _deliver(_report.Report("result", payload), handed) else 1
+    _exiting.announce(handed, _exiting.Outcome.RETURNED, status)
     return status
 
 
@@ -336,29 +339,29 @@ def _shown(error: BaseException, status: int) -> int:
     return status
 
 
-def _record(error: BaseException, order: Message, shared: Collection[str] | None, status: int) -> None:
+def _record(error: BaseException, handed: Handed, shared: Collection[str] | None, status: int) -> None:
     try:
         pickled = _results.pack_exception(error, shared)
     except Exception:
         pickled = b""
     entry = _report.of_exception(error, pickled)
-    if _deliver(entry, order):
+    if _deliver(entry, handed):
         with_file(lambda path: _report.write_error_file(path, entry))
-    _exiting.announce(order, _exiting.Outcome.RAISED, status)
+    _exiting.announce(handed, _exiting.Outcome.RAISED, status)
 
 
-def _deliver(report: _report.Report, order: Message) -> bool:
+def _deliver(report: _report.Report, handed: Handed) -> bool:
     """Leave *report* for the launcher; False, with a line on stderr, when that cannot be done."""
-    if os.getpid() != order["pid"]:
+    if os.getpid() != handed.pid:
         text = "came back from the user's code"
         print(
-            f"elasticlib: process {os.getpid()}, which the worker {order['pid']} forked, {text}: its {report.kind} is "
+            f"elasticlib: process {os.getpid()}, which the worker {handed.pid} forked, {text}: its {report.kind} is "
             "dropped. End such a process by os._exit()",
             file=sys.stderr,
         )
         return report.kind == "result"
     try:
-        _report.write(_report.reopened(order["report"], tuple(order["identity"]), order["spawner"]), report)
+        _report.write(_report.reopened(handed.report, handed.identity, handed.spawner), report)
     except OSError as failure:
         print(f"elasticlib: this worker's {report.kind} is lost: {failure}", file=sys.stderr)
         return False

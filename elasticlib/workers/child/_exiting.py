@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elasticlib._programs import KILLED
-from elasticlib._wire import Message
 from elasticlib.workers.child import _report
+from elasticlib.workers.child._start_spec import Handed
 
 DEFAULT_EXIT_TIMEOUT = 30.0
 """Seconds"""
@@ -73,14 +73,14 @@ class Act(enum.Enum):
     """Not even SIGKILL ended it."""
 
 
-def announce(order: Message, outcome: Outcome, status: int) -> None:
+def announce(handed: Handed, outcome: Outcome, status: int) -> None:
     """Tell the spawner what has become of this worker's program; a process that the worker forked tells nothing."""
-    if os.getpid() != order["pid"]:
+    if os.getpid() != handed.pid:
         return
     try:
-        descriptor = _report.reopened(order["notices"], tuple(order["notices_identity"]), order["spawner"])
-        os.write(descriptor, _NOTICE.pack(order["pid"], outcome, status))
-        if descriptor != order["notices"]:
+        descriptor = _report.reopened(handed.notices, handed.notices_identity, handed.spawner)
+        os.write(descriptor, _NOTICE.pack(handed.pid, outcome, status))
+        if descriptor != handed.notices:
             os.close(descriptor)
     except OSError:
         pass  # the end of the process will tell

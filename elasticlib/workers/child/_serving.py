@@ -15,20 +15,12 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from elasticlib._wire import Message
-
 VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 """Where a server is wanted."""
 SERVED_VARIABLE = "ELASTICLIB_WORKER_SERVER_SOCKET"
 """Where this process, or the one that started it, serves already."""
 _running: list[object] = []
 """The server, kept for the life of the process."""
-
-
-def ask(order: Message, path: str) -> None:
-    """Have the worker of *order* serve *path*, or what it starts, if it is no Python of ours."""
-    order["server"] = path
-    order["env"] = {**order["env"], VARIABLE: path}
 
 
 def when_torch_comes(path: str) -> None:

@@ -28,11 +28,14 @@ from dataclasses import dataclass, field
 from multiprocessing import process as multiprocessing_process
 from typing import Any, NoReturn
 
+from attrs import evolve
+
 from elasticlib._lease import CUT_OFF, Lease
 from elasticlib._programs import FEW_PROCESSES, KILLED
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _exiting, _report
+from elasticlib.workers.child._start_spec import Handed, StartSpec, both
 from elasticlib.workers.spawner import _stuck
 from elasticlib.workers.spawner._store_host import StoreHost
 
@@ -76,7 +79,8 @@ class Spawner:
     """The entry point itself where the caller was forked; else it comes pickled."""
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _live: dict[int, _Live] = field(default_factory=dict)
-    _job: Message = field(default_factory=dict)
+    _common: StartSpec = field(default_factory=StartSpec)
+    """What all workers of the launch are started with."""
     _memories: dict[str, int] = field(default_factory=dict)
     """Pickled function and ``__main__`` definitions, as descriptors."""
     _round: int = -1
@@ -141,7 +145,7 @@ class Spawner:
         message, descriptors = received
         match message["op"]:
             case "job":
-                self._job = message
+                self._common = StartSpec.of(message["common"])
                 self._memories = dict(zip(message["memories"], descriptors, strict=True))
                 self._introduce()
             case "start":
@@ -173,8 +177,8 @@ class Spawner:
             self._lease.close()
         self._lease = Lease(given["lease"]) if "lease" in given else None
         try:
-            for order in message["workers"]:
-                self._start_worker(order, streams)
+            for differences in message["workers"]:
+                self._start_worker(self._common.with_differences(differences), streams)
         except OSError as error:
             # No process, memory or descriptor left: the launcher lets go of this spawner, which ends what runs.
             mend = _MENDS.get(error.errno or 0, "")
@@ -185,52 +189,55 @@ class Spawner:
                 os.close(stream)
         self._launcher.send({"op": "started", "round": self._round, "pids": {n: w.pid for n, w in self._live.items()}})
 
-    def _start_worker(self, order: Message, streams: list[int]) -> None:
-        order = {**self._job["common"], **order}
-        given = {**self._job["common"]["env"], **self._changed, **order["env"]}
-        order["env"] = {name: value for name, value in given.items() if value is not None}
+    def _start_worker(self, spec: StartSpec, streams: list[int]) -> None:
         report, faults, tail = [os.memfd_create(name) for name in ("report", "faults", "tail")]
-        opened = []
-        order |= {"stdin": streams[0], "report": report, "faults": faults, "tail": tail}
-        order |= {"identity": _report.identity(report), "spawner": os.getpid()}
-        order |= {"notices": self._notices[1], "notices_identity": _report.identity(self._notices[1])}
-        order |= {name: self._memories.get(name) for name in ("function", "definitions")}
-        for name, inherited in (("stdout", streams[1]), ("stderr", streams[2])):
-            path = order[name]
-            order[name] = inherited
-            if path is not None:
-                order[name] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                opened.append(order[name])
+        opened = {
+            name: os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            for name, path in (("stdout", spec.stdout), ("stderr", spec.stderr))
+            if path is not None
+        }
+        handed = Handed(
+            environment=spec.environment(self._changed),
+            streams=[streams[0], opened.get("stdout", streams[1]), opened.get("stderr", streams[2])],
+            report=report,
+            identity=_report.identity(report),
+            faults=faults,
+            tail=tail,
+            notices=self._notices[1],
+            notices_identity=_report.identity(self._notices[1]),
+            spawner=os.getpid(),
+            memories=self._memories,
+        )
         try:
-            pid = self._fork(order)
+            pid = self._fork(spec, handed)
         finally:
-            for descriptor in opened:
+            for descriptor in opened.values():
                 os.close(descriptor)
-        course = _exiting.Course(*self._job["common"]["exit_timeout"])
-        live = _Live(self._round, order["local_rank"], pid, os.pidfd_open(pid), (report, faults, tail), course)
+        course = _exiting.Course(*spec.exit_timeout)
+        live = _Live(self._round, spec.local_rank, pid, os.pidfd_open(pid), handed.left(), course)
         self._live[live.local_rank] = live
         self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
 
-    def _fork(self, order: Message) -> int:
-        left = [order["report"], order["faults"], order["tail"], order["notices"]]
+    def _fork(self, spec: StartSpec, handed: Handed) -> int:
+        left = [*handed.left(), handed.notices]
         keep = {*left, *self._keep, *self._memories.values()}
-        order["inherit"] = []
-        if order["fresh"]:  # a new interpreter finds its order in memory that it inherits
-            letter = os.memfd_create("order")
-            order["inherit"] = [*left, *self._memories.values(), letter]
-            _report.write_exactly(letter, json.dumps(order).encode())
-            keep.add(letter)
-            order = {**order, "kind": "program", "argv": [*order["python"], str(letter)]}
-        elif order["kind"] == "program":
+        memory = -1
+        if spec.fresh:  # a new interpreter finds what it is to do in memory that it inherits
+            memory = os.memfd_create("start spec")
+            handed = evolve(handed, inherit=[*left, *self._memories.values(), memory])
+            _report.write_exactly(memory, json.dumps(both(spec, handed)).encode())
+            keep.add(memory)
+            spec = evolve(spec, kind="program", argv=[*spec.python, str(memory)])
+        elif spec.kind == "program":
             keep -= self._keep
         drop = None if self._call is None else self._own_descriptors()
-        worker = _context().Process(target=_child.run_forked, args=(order, os.getpid(), keep, drop, self._call))
+        worker = _context().Process(target=_child.run_forked, args=(spec, handed, os.getpid(), keep, drop, self._call))
         sys.stdout.flush()
         worker.start()
         # The spawner reaps by itself, after the group was killed: multiprocessing must not be first.
         multiprocessing_process._children.discard(worker)  # type: ignore[attr-defined]
-        if order["inherit"]:
-            os.close(order["inherit"][-1])
+        if memory >= 0:
+            os.close(memory)
         return int(worker.pid)
 
     def _own_descriptors(self) -> list[int]:

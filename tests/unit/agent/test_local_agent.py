@@ -29,7 +29,7 @@ from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.rendezvous import ContactLost, RoundEnd, Rules, open_local
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import RunResult, WorkerState
-from elasticlib.workers._launch import Event, Exit, Lost, Stopped
+from elasticlib.workers._launch_events import Event, Exit, Lost, Stopped
 from elasticlib.workers.child._report import Report, of_exception
 from elasticlib.workers.child._results import pack_exception
 
@@ -387,12 +387,12 @@ def test_a_worker_of_another_node_has_no_exception_here(make: Make) -> None:
 
 
 def stores(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, listener: socket.socket | None) -> list[object]:
-    """Per order: whether the worker is told that its agent's side has the store; then: whether a socket came along."""
+    """Per worker: whether the worker is told that its agent's side has the store; then: whether a socket came along."""
     seen: list[object] = []
 
     class Noting(Starter):
         def start(self, *order: Any) -> dict[int, int]:
-            seen.extend(each["env"]["TORCHELASTIC_USE_AGENT_STORE"] for each in order[1])
+            seen.extend(each.variables["TORCHELASTIC_USE_AGENT_STORE"] for each in order[1])
             seen.append(order[2] is not None)
             return super().start(*order)
 

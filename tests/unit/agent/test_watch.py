@@ -22,6 +22,8 @@ from elasticlib.agent._watch import Watch
 from elasticlib.agent._watchdog import ENABLE, FILE
 from elasticlib.errors import ConfigError, ProcessFailure
 from elasticlib.timer import FileTimerClient
+from elasticlib.workers.child._serving import VARIABLE
+from elasticlib.workers.child._start_spec import StartSpec
 
 LIMIT = 20.0
 PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
@@ -334,14 +336,26 @@ def test_sockets_are_in_a_private_folder_that_goes_with_them() -> None:
     sockets = Sockets(wanted=True)
 
     folder = sockets.open()
-    first, second = sockets.path(0), sockets.path(1)
+    first, second = (sockets.serving(StartSpec(local_rank=rank)) for rank in (0, 1))
 
-    assert folder is not None and first is not None and second is not None
+    assert folder is not None
     assert 0o700 == stat.S_IMODE(os.stat(folder).st_mode)
-    assert [f"{folder}/0", f"{folder}/1"] == [first, second]
+    assert [f"{folder}/0", f"{folder}/1"] == [first.server, second.server]
     sockets.close()
     sockets.close()
     assert not os.path.exists(folder)
+
+
+def test_a_start_spec_names_the_socket_for_our_code_and_for_programs() -> None:
+    sockets, spec = Sockets(wanted=True), StartSpec(local_rank=1, variables={"RANK": "1"})
+    folder = sockets.open()
+
+    served = sockets.serving(spec)
+
+    path = f"{folder}/1"
+    assert {"server": path, "variables": {"RANK": "1", VARIABLE: path}} == served.differences(spec)
+    assert {"RANK": "1"} == spec.variables
+    sockets.close()
 
 
 def test_what_the_last_round_left_in_a_sockets_place_is_removed() -> None:
@@ -351,7 +365,7 @@ def test_what_the_last_round_left_in_a_sockets_place_is_removed() -> None:
     with open(f"{folder}/0", "w"):
         pass
 
-    sockets.path(0)
+    sockets.serving(StartSpec(local_rank=0))
 
     assert [] == os.listdir(folder)
     sockets.close()
@@ -365,7 +379,7 @@ def test_a_long_temporary_folder_does_not_make_the_address_too_long(
     sockets = Sockets(wanted=True)
 
     sockets.open()
-    path = sockets.path(100_000)
+    path = sockets.serving(StartSpec(local_rank=100_000)).server
 
     assert path is not None and len(path) < 108
     assert [] == os.listdir(tmp_path / ("x" * 100))
@@ -373,6 +387,6 @@ def test_a_long_temporary_folder_does_not_make_the_address_too_long(
 
 
 def test_without_the_wish_there_is_no_folder() -> None:
-    sockets = Sockets(wanted=False)
+    sockets, spec = Sockets(wanted=False), StartSpec(local_rank=0)
 
-    assert (None, None) == (sockets.open(), sockets.path(0))
+    assert (None, spec) == (sockets.open(), sockets.serving(spec))

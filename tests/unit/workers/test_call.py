@@ -15,6 +15,7 @@ from elasticlib.errors import ConfigError, EntrypointError, LogDirError, Picklin
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.numa import NumaOptions
 from elasticlib.workers import MultiprocessContext, SubprocessContext, _call, start_processes
+from elasticlib.workers.child._start_spec import StartSpec
 
 NOWHERE = DefaultLogsSpecs(os.devnull)
 
@@ -189,18 +190,20 @@ def test_a_set_that_was_closed_cannot_be_started() -> None:
 
 @pytest.mark.parametrize(("given", "expected"), [("3", 3), ("3,2", 3)])
 def test_a_worker_computes_with_the_threads_that_its_own_variables_name(given: str, expected: int) -> None:
-    assert _call.threads({"OMP_NUM_THREADS": given}) == {"threads": expected}
+    assert expected == _call.with_threads(StartSpec(threads=8, variables={"OMP_NUM_THREADS": given})).threads
 
 
 def test_a_worker_without_such_a_variable_has_the_threads_of_the_set() -> None:
-    assert _call.threads({"A": "b"}) == {}
+    spec = StartSpec(threads=8, variables={"A": "b"})
+
+    assert spec == _call.with_threads(spec)
 
 
 def test_a_set_computes_with_all_cpus_as_any_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("elasticlib.workers._machine.cpus", lambda: 6.0)
 
-    assert new()._job.common["threads"] == 6
+    assert new()._job.common.threads == 6
 
 
 def test_a_binding_that_is_not_possible_is_refused_before_anything_is_started(

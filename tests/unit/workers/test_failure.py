@@ -17,7 +17,7 @@ from attrs import evolve
 
 from elasticlib.errors import root_cause
 from elasticlib.workers._failure import explain, failed, failure_of, original_exception, user_part
-from elasticlib.workers._launch import Exit
+from elasticlib.workers._launch_events import Exit
 from elasticlib.workers.child import _ending
 from elasticlib.workers.child._report import Report, of_exception
 from elasticlib.workers.child._results import pack_exception

@@ -15,8 +15,10 @@ import pytest
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.workers import _launch
-from elasticlib.workers._launch import Exit, Lost, SpawnerClient, Stopped, StoreGone
+from elasticlib.workers._launch import SpawnerClient
+from elasticlib.workers._launch_events import Exit, Lost, Stopped, StoreGone
 from elasticlib.workers.child import _report
+from elasticlib.workers.child._start_spec import StartSpec
 
 
 class Spawner:
@@ -24,7 +26,7 @@ class Spawner:
 
     def __init__(self) -> None:
         ours, self.channel = Channel.pair()
-        self.spawner = SpawnerClient({"common": {}}, {"function": b"pickled"})
+        self.spawner = SpawnerClient(StartSpec(argv=["train.py"]), {"function": b"pickled"})
         self.spawner._start_spawner(ours)
 
     def hear(self) -> Message:
@@ -80,7 +82,7 @@ def test_a_spawner_that_cannot_be_employed_gives_its_fork_server_back(monkeypatc
     fork_server = Hanging()
 
     with pytest.raises(StartError, match="takes no orders"):
-        SpawnerClient({"common": {}}, {}).employ(fork_server)  # type: ignore[arg-type]
+        SpawnerClient(StartSpec(), {}).employ(fork_server)  # type: ignore[arg-type]
 
     assert [(fork_server, True)] == returned
 
@@ -95,13 +97,14 @@ def test_a_spawner_hears_first_what_all_rounds_have_in_common(spawner: Spawner) 
     assert received is not None
     message, (memory,) = received
     try:
-        assert message == {"op": "job", "common": {}, "memories": ["function"]}
+        assert ("job", ["function"]) == (message["op"], message["memories"])
+        assert ["train.py"] == StartSpec.of(message["common"]).argv
         assert os.pread(memory, 100, 0) == b"pickled"
     finally:
         os.close(memory)
 
 
-def test_a_start_sends_the_orders_and_returns_the_pids_by_rank(spawner: Spawner) -> None:
+def test_a_start_sends_the_differences_of_each_worker_and_returns_the_pids_by_rank(spawner: Spawner) -> None:
     spawner.hear()
 
     pids = spawner.start()

@@ -262,11 +262,15 @@ if __name__ == "__main__":
 
 WORKER = """
 import os, sys
+from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.child import _child, _results
 memory = os.memfd_create("function")
 os.write(memory, sys.stdin.buffer.read())
-order = {"main_file": None, "function": memory, "definitions": None, "sources": {}}
-result = _child._loaded(order)()
+handed = Handed(
+    environment={}, streams=(), report=0, identity=(0, 0), faults=0, tail=0, notices=0, notices_identity=(0, 0),
+    spawner=0, memories={"function": memory},
+)
+result = _child._loaded(StartSpec(), handed)()
 os.write(1, _results.pack_result(result, sys.argv[1:]))
 """
 

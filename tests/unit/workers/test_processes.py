@@ -19,7 +19,7 @@ from elasticlib._lease import Lease
 from elasticlib.errors import ConfigError, PicklingError, root_cause
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.workers import MultiprocessContext, Std, _call, _context, _processes
-from elasticlib.workers._launch import Event, Exit, Lost, Stopped, StoreGone, Stuck
+from elasticlib.workers._launch_events import Event, Exit, Lost, Stopped, StoreGone, Stuck
 from elasticlib.workers._processes import Processes
 from elasticlib.workers.child._report import Report
 

@@ -6,11 +6,13 @@ import os
 import struct
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticlib._programs import KILLED
 from elasticlib.workers.child._exiting import Act, Course, Outcome, Stage, announce, notices
+from elasticlib.workers.child._start_spec import Handed
 
 FAILING = [(Outcome.RAISED, 1), (Outcome.RAISED, -2), (Outcome.ENDED, 3)]
 WELL = [(Outcome.RETURNED, 0), (Outcome.CLOSING, 0)]
@@ -131,12 +133,16 @@ def test_bytes_that_are_no_announcement_are_left_out(data: bytes) -> None:
 
 
 def test_only_the_worker_itself_announces() -> None:
-    """A process that it forked has its order too."""
+    """A process that it forked has what it was handed, too."""
     reading, writing = os.pipe()
     facts = os.fstat(writing)
-    order = {"notices": writing, "notices_identity": [facts.st_dev, facts.st_ino], "spawner": os.getpid()}
-    announce({**order, "pid": os.getpid() + 1}, Outcome.RAISED, 1)
-    announce({**order, "pid": os.getpid()}, Outcome.RETURNED, 0)
+    here = (facts.st_dev, facts.st_ino)
+    handed = Handed(
+        environment={}, streams=(), report=-1, identity=here, faults=-1, tail=-1, notices=writing,
+        notices_identity=here, spawner=os.getpid(),
+    )  # fmt: skip
+    announce(evolve(handed, pid=os.getpid() + 1), Outcome.RAISED, 1)
+    announce(evolve(handed, pid=os.getpid()), Outcome.RETURNED, 0)
 
     assert [(os.getpid(), Outcome.RETURNED, 0)] == list(notices(os.read(reading, 100)))
     os.close(reading)

@@ -51,15 +51,6 @@ def variables() -> tuple[str | None, str | None]:
     return os.environ.get(_serving.VARIABLE), os.environ.get(_serving.SERVED_VARIABLE)
 
 
-def test_an_order_names_the_socket_for_our_code_and_for_programs() -> None:
-    order = {"local_rank": 1, "env": (env := {"RANK": "1"})}
-
-    _serving.ask(order, "/run/1")
-
-    assert {"local_rank": 1, "server": "/run/1", "env": {"RANK": "1", _serving.VARIABLE: "/run/1"}} == order
-    assert {"RANK": "1"} == env
-
-
 def test_with_torch_loaded_it_serves_at_once_and_takes_the_wish_away() -> None:
     importlib.import_module("torch")
 

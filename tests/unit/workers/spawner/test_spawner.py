@@ -16,6 +16,7 @@ from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
 from elasticlib.workers.child._exiting import Course, Outcome
+from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _spawner
 from elasticlib.workers.spawner._spawner import Spawner
 
@@ -28,20 +29,20 @@ class Yard:
         self.theirs = theirs
         self.spawner = Spawner(theirs, os.getppid(), frozenset(), {"SET": "by the wrapper", "RANK": "by an import"})
         self.spawner.listen()
-        self.orders: list[Message] = []
+        self.started: list[tuple[StartSpec, Handed]] = []
         self.sent: list[tuple[int, int]] = []
         self.workers: list[int] = []
         monkeypatch.setattr(_spawner, "_signal_group", lambda leader, _, signum: self.sent.append((leader, signum)))
         monkeypatch.setattr(_reaper, "send", lambda handle, signum: None)
         monkeypatch.setattr(_reaper, "sweep", lambda *spare, **limits: [])
 
-    def process(self, order: Message | None = None) -> int:
-        """A process that stands for a worker; *order* is what the spawner would have it do."""
+    def process(self, spec: StartSpec | None = None, handed: Handed | None = None) -> int:
+        """A process that stands for a worker; it is noted with what it would be started."""
         sleep = shutil.which("sleep") or "sleep"
         pid = os.posix_spawn(sleep, ["sleep", "60"], {})
         self.workers.append(pid)
-        if order is not None:
-            self.orders.append(order)
+        if spec is not None and handed is not None:
+            self.started.append((spec, handed))
         return pid
 
     def worker(self, rank: int) -> _spawner._Live:
@@ -245,15 +246,14 @@ def test_a_survivor_leaves_no_descriptor_open(yard: Yard) -> None:
 
 
 def start(yard: Yard, *ranks: int) -> None:
-    """Order a round of workers, of whom only their orders are looked at."""
-    yard.spawner._job = {"common": {"env": {"SET": "by the caller", "HOME": "/"}, "stdout": None, "stderr": None}}
-    yard.spawner._job["common"]["exit_timeout"] = [30.0, False]
-    workers = [{"local_rank": rank, "env": {"RANK": str(rank)}} for rank in ranks]
+    """Order a round of workers, of whom only what they are started with is looked at."""
+    yard.spawner._common = StartSpec(env={"SET": "by the caller", "HOME": "/"}, exit_timeout=(30.0, False))
+    workers = [{"local_rank": rank, "variables": {"RANK": str(rank)}} for rank in ranks]
     yard.order(op="start", round=3, workers=workers, more=[])
 
 
 def test_the_spawner_names_itself_when_it_has_its_job(yard: Yard) -> None:
-    yard.order(op="job", memories=[])
+    yard.order(op="job", memories=[], common=StartSpec().plain())
 
     assert yard.said() == [{"op": "spawning", "spawner": os.getpid()}]
 
@@ -274,7 +274,8 @@ def test_what_the_fork_server_added_beats_the_callers_variables_and_not_the_work
 
     start(yard, 1)
 
-    assert yard.orders[0]["env"] == {"SET": "by the wrapper", "HOME": "/", "RANK": "1"}
+    ((_, handed),) = yard.started
+    assert handed.environment == {"SET": "by the wrapper", "HOME": "/", "RANK": "1"}
 
 
 def test_a_worker_learns_how_to_find_its_report_again(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,18 +283,18 @@ def test_a_worker_learns_how_to_find_its_report_again(yard: Yard, monkeypatch: p
 
     start(yard, 0)
 
-    (order,) = yard.orders
-    assert tuple(order["identity"]) == _report.identity(order["report"])
-    assert order["spawner"] == os.getpid()
+    ((_, handed),) = yard.started
+    assert handed.identity == _report.identity(handed.report)
+    assert handed.spawner == os.getpid()
 
 
 def test_a_start_that_fails_in_the_middle_is_broken_and_never_started(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fork(order: Message) -> int:
-        if order["local_rank"] == 1:
+    def fork(spec: StartSpec, handed: Handed) -> int:
+        if spec.local_rank == 1:
             raise BlockingIOError("no process left")
-        return yard.process(order)
+        return yard.process(spec, handed)
 
     monkeypatch.setattr(yard.spawner, "_fork", fork)
 

@@ -23,7 +23,6 @@ from typing import Any
 from attrs import evolve, frozen
 
 from elasticlib._programs import need_system
-from elasticlib._wire import Message
 from elasticlib.errors import ConfigError, EntrypointError
 from elasticlib.numa._apply import attempt
 from elasticlib.numa._cpus import cpus_for
@@ -32,6 +31,7 @@ from elasticlib.spec import DEFAULT_PRELOAD, WorkerSpec
 from elasticlib.workers import _devices, _environment, _packing
 from elasticlib.workers._fork_servers import ForkServerKey, depends_on_path, flags_here, fresh_command, importable_by
 from elasticlib.workers.child import _exiting
+from elasticlib.workers.child._start_spec import StartSpec
 
 _log = logging.getLogger("elasticlib")
 _LOCAL_RANK = re.compile(r"\$\{local_rank\}|\$local_rank\b")
@@ -48,8 +48,8 @@ _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.star
 class Job:
     """What all rounds of a launch have in common."""
 
-    common: Message
-    """What every worker's order holds."""
+    common: StartSpec
+    """What every worker is started with."""
     args: tuple[str, ...]
     """Command line after the program's name; ``${local_rank}`` stands for each worker's."""
     memories: Mapping[str, bytes]
@@ -68,20 +68,15 @@ class Job:
         """The variables of the worker *local_rank*, which would have the *usual* ones."""
         return {**usual, **(self.variables[local_rank] if self.variables else {})}
 
-    def order(self, local_rank: int, usual: Mapping[str, str]) -> Message:
-        """What the worker *local_rank* has for itself: more keys, and those that override the common ones."""
-        order: Message = {
-            "local_rank": local_rank,
-            "argv": self.argv(local_rank),
-            "env": self.environment_of(local_rank, usual),
-        }
-        if self.affinities:
-            order |= {"affinity": sorted(self.affinities[local_rank]), "bound": True}
-        return order
+    def spec(self, local_rank: int, usual: Mapping[str, str]) -> StartSpec:
+        """What the worker *local_rank* is started with, which would have the *usual* variables."""
+        variables = self.environment_of(local_rank, usual)
+        found = evolve(self.common, local_rank=local_rank, argv=self.argv(local_rank), variables=variables)
+        return evolve(found, affinity=sorted(self.affinities[local_rank]), bound=True) if self.affinities else found
 
     def argv(self, local_rank: int) -> list[str]:
         """The command line of the worker *local_rank*."""
-        return [*self.common["argv"], *(_LOCAL_RANK.sub(str(local_rank), arg) for arg in self.args)]
+        return [*self.common.argv, *(_LOCAL_RANK.sub(str(local_rank), arg) for arg in self.args)]
 
 
 def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> Job:
@@ -118,25 +113,19 @@ def _openmp_binds(environment: Mapping[str, str]) -> bool:
 
 def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> Job:
     entry = spec.entrypoint
-    common: Message = {
-        "env": dict(environment),
-        "cwd": _cwd(),
-        "umask": _umask(),
-        "limits": [(number, resource.getrlimit(number)) for number in _LIMITS],
-        "affinity": sorted(os.sched_getaffinity(0)),
-        "threads": threads,
-        "ignored": [signum for signum in _INHERITED if signal.getsignal(signum) == signal.SIG_IGN],
-        "fresh": start_method == "spawn",
-        "python": fresh_command(sys.executable),
-        "path0": "",
-        "sys_path": [],
-        "argv": [],
-        "entry": "",
-        "exit_timeout": (
-            _exiting.DEFAULT_EXIT_TIMEOUT if spec.exit_timeout is None else spec.exit_timeout,
-            spec.exit_timeout is not None,
-        ),
-    }
+    limit = _exiting.DEFAULT_EXIT_TIMEOUT if spec.exit_timeout is None else spec.exit_timeout
+    common = StartSpec(
+        env=dict(environment),
+        cwd=_cwd(),
+        umask=_umask(),
+        limits=[(number, resource.getrlimit(number)) for number in _LIMITS],
+        affinity=sorted(os.sched_getaffinity(0)),
+        threads=threads,
+        ignored=[signum for signum in _INHERITED if signal.getsignal(signum) == signal.SIG_IGN],
+        fresh=start_method == "spawn",
+        python=fresh_command(sys.executable),
+        exit_timeout=(limit, spec.exit_timeout is not None),
+    )
     job = Job(common, (), {}, None, environment, ())
     if isinstance(entry, (str, os.PathLike)):
         return _command(job, spec, os.fspath(entry), start_method)
@@ -154,7 +143,7 @@ def _affinities(spec: WorkerSpec, job: Job) -> list[frozenset[int]]:
     if options is not None:
         with attempt(options):
             topology = read_topology(_devices.gpu_addresses(job.fork_server, job.environment, job.search_path))
-            allowed = frozenset(job.common["affinity"])
+            allowed = frozenset(job.common.affinity)
             found = [cpus_for(options.affinity_mode, rank, topology, allowed) for rank in range(spec.local_world_size)]
     return found
 
@@ -184,16 +173,17 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
             f"{entry!r} only makes a coroutine or generator when it is called: give a function that runs it, "
             "such as one that calls asyncio.run(...)"
         )
-    job.common.update(kind="function", sys_path=list(sys.path), argv=list(sys.argv))
+    job = _saying(job, kind="function", sys_path=list(sys.path), argv=list(sys.argv))
     if start_method != "forkserver":
         _refuse_preload(spec)
     if start_method == "fork":
         return evolve(job, call=lambda: entry(*args, **kwargs))
     packed = _packing.pack(entry, args, kwargs)
     flags = flags_here()  # as multiprocessing does
-    job.common["python"] = fresh_command(sys.executable, flags)
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    job.common.update(sources=packed.sources, main_file=main_file, shared=sorted(packed.names))
+    shared = sorted(packed.names)
+    python = fresh_command(sys.executable, flags)
+    job = _saying(job, python=python, sources=packed.sources, main_file=main_file, shared=shared)
     memories = {"function": packed.function}
     if packed.definitions:
         memories["definitions"] = packed.definitions
@@ -219,27 +209,27 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
     if spec.module:
         if not _MODULE.fullmatch(entry):
             raise EntrypointError(f"module {entry!r} is no dotted name such as pkg.mod (without .py)")
-        job.common.update(kind="module", entry=entry, argv=["-m"], path0=job.common["cwd"])
+        job = _saying(job, kind="module", entry=entry, argv=["-m"], path0=job.common.cwd)
         command = [python, "-u", "-m", entry]
     elif as_script and not spec.no_python and _LOCAL_RANK.search(entry) and not os.path.lexists(entry):
         # Each worker has a script of its own, which its own interpreter looks for.
-        job.common.update(kind="program", argv=[python, "-u"], fresh=False)
+        job = _saying(job, kind="program", argv=[python, "-u"], fresh=False)
         return _fork_serverd(evolve(job, args=(entry, *args)), spec, "spawn")
     elif as_script and not spec.no_python:
         _check_script(entry)
-        absolute = os.path.join(job.common["cwd"], entry)
+        absolute = os.path.join(job.common.cwd, entry)
         if _is_package(absolute, entry):
-            job.common.update(kind="package", argv=[entry], path0=absolute)
+            job = _saying(job, kind="package", argv=[entry], path0=absolute)
         else:
-            job.common.update(kind="script", argv=[entry], path0=os.path.dirname(os.path.realpath(entry)))
+            job = _saying(job, kind="script", argv=[entry], path0=os.path.dirname(os.path.realpath(entry)))
         command = [python, "-u", entry]
     else:
         command = [_program(entry, environment)]
     if start_method == "spawn" or len(command) == 1:
         _refuse_preload(spec)
     if len(command) > 1 and (python == sys.executable or importable_by(python, environment)):
-        job.common["python"] = fresh_command(python)
-        path = (job.common["path0"],) if depends_on_path(spec.preload) else ()
+        job = _saying(job, python=fresh_command(python))
+        path = (job.common.path0,) if depends_on_path(spec.preload) else ()
         return _fork_serverd(evolve(job, args=args, search_path=path), spec, start_method, python)
     if len(command) > 1:
         warnings.warn(
@@ -247,8 +237,13 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
             "and reports hold no traceback unless the script uses @record",
             stacklevel=2,
         )
-    job.common.update(kind="program", argv=command, fresh=False)
+    job = _saying(job, kind="program", argv=command, fresh=False)
     return _fork_serverd(evolve(job, args=args), spec, "spawn")
+
+
+def _saying(job: Job, **said: Any) -> Job:
+    """*job* with more that holds for all its workers."""
+    return evolve(job, common=evolve(job.common, **said))
 
 
 def without_preload(job: Job) -> Job:

@@ -17,9 +17,9 @@ from elasticlib.errors import EntrypointError, PicklingError, StartError
 from elasticlib.numa import AffinityMode, BindingError, NumaOptions
 from elasticlib.numa._cpus import Topology
 from elasticlib.spec import WorkerSpec
-from elasticlib.workers import _start_spec
+from elasticlib.workers import _plan
 from elasticlib.workers._fork_servers import ForkServerKey
-from elasticlib.workers._start_spec import Job
+from elasticlib.workers._plan import Job
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def plan(
     **spec: Any,
 ) -> Job:
     asked = WorkerSpec("trainer", 2, None, entrypoint=entrypoint, args=args, **spec)
-    return _start_spec.plan(asked, method, environment if environment is not None else {"PATH": os.defpath}, threads)
+    return _plan.plan(asked, method, environment if environment is not None else {"PATH": os.defpath}, threads)
 
 
 class Typed(os.PathLike[str]):
@@ -63,7 +63,7 @@ def test_a_callable_is_a_function_with_its_arguments() -> None:
     job = plan(train, 0.5, kwargs={"epochs": 4})
 
     function, args, kwargs = pickle.loads(job.memories["function"])
-    assert job.common["kind"] == "function"
+    assert job.common.kind == "function"
     assert function(*args, **kwargs) == 2.0
 
 
@@ -71,7 +71,7 @@ def test_a_function_sees_the_callers_command_line_and_search_path() -> None:
     job = plan(train, 0.5)
 
     assert job.argv(0) == sys.argv
-    assert job.common["sys_path"] == sys.path
+    assert job.common.sys_path == sys.path
 
 
 def test_a_function_in_a_forked_caller_is_not_pickled() -> None:
@@ -85,14 +85,14 @@ def test_a_function_in_a_forked_caller_is_not_pickled() -> None:
 
 
 def test_a_path_that_ends_in_py_is_a_script(script: str) -> None:
-    assert plan(script).common["kind"] == "script"
+    assert plan(script).common.kind == "script"
 
 
 def test_a_path_object_is_a_script_whatever_its_name(tmp_path: Path) -> None:
     path = tmp_path / "train"
     path.write_text("")
 
-    assert plan(path).common["kind"] == "script"
+    assert plan(path).common.kind == "script"
 
 
 @pytest.mark.parametrize("typed", ["app", "./app/", "app.pyz"])
@@ -107,7 +107,7 @@ def test_a_folder_or_archive_with_a_main_is_run_as_such_and_searched_first(
 
     job = plan(Typed(typed), "--fast")
 
-    assert (job.common["kind"], job.common["path0"]) == ("package", os.path.join(tmp_path, typed))
+    assert (job.common.kind, job.common.path0) == ("package", os.path.join(tmp_path, typed))
     assert job.argv(0) == [typed, "--fast"]
 
 
@@ -120,7 +120,7 @@ def test_a_main_that_was_added_since_the_refusal_is_found(tmp_path: Path) -> Non
     (app / "__main__.py").touch()
     os.utime(app, ns=(kept.st_atime_ns, kept.st_mtime_ns))  # as on a file system with coarse times
 
-    assert plan(app).common["kind"] == "package"
+    assert plan(app).common.kind == "package"
 
 
 def test_a_scripts_path_reaches_it_as_it_was_typed(script: str) -> None:
@@ -134,7 +134,7 @@ def test_modules_beside_a_script_can_be_imported_also_through_a_link(script: str
     elsewhere.mkdir()
     (elsewhere / "link.py").symlink_to(tmp_path / script)
 
-    assert plan("elsewhere/link.py").common["path0"] == str(tmp_path)
+    assert plan("elsewhere/link.py").common.path0 == str(tmp_path)
 
 
 def test_a_module_is_searched_from_the_present_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,14 +142,14 @@ def test_a_module_is_searched_from_the_present_folder(tmp_path: Path, monkeypatc
 
     job = plan("pkg.train", "--fast", module=True)
 
-    assert (job.common["kind"], job.common["entry"], job.common["path0"]) == ("module", "pkg.train", str(tmp_path))
+    assert (job.common.kind, job.common.entry, job.common.path0) == ("module", "pkg.train", str(tmp_path))
     assert job.argv(0) == ["-m", "--fast"]
 
 
 def test_any_other_name_is_a_program_of_the_path() -> None:
     job = plan("sh", "-c", "true")
 
-    assert job.common["kind"] == "program"
+    assert job.common.kind == "program"
     assert os.path.isabs(job.argv(0)[0]) and job.argv(0)[1:] == ["-c", "true"]
 
 
@@ -158,7 +158,7 @@ def test_no_python_makes_a_program_of_an_executable_script(script: str) -> None:
 
     job = plan(f"./{script}", no_python=True)
 
-    assert (job.common["kind"], job.argv(0)) == ("program", [f"./{script}"])
+    assert (job.common.kind, job.argv(0)) == ("program", [f"./{script}"])
 
 
 # Arguments.
@@ -213,16 +213,16 @@ def test_a_worker_finds_the_place_that_the_call_was_made_in(script: str, tmp_pat
     finally:
         os.umask(former)
 
-    assert job.common["env"] == {"A": "1"}
-    assert job.common["cwd"] == str(tmp_path)
-    assert job.common["umask"] == 0o027
-    assert job.common["affinity"] == sorted(os.sched_getaffinity(0))
-    assert job.common["threads"] == 3
+    assert job.common.env == {"A": "1"}
+    assert job.common.cwd == str(tmp_path)
+    assert job.common.umask == 0o027
+    assert job.common.affinity == sorted(os.sched_getaffinity(0))
+    assert job.common.threads == 3
 
 
 def test_only_spawn_asks_for_fresh_interpreters(script: str) -> None:
-    assert plan(script, method="spawn").common["fresh"]
-    assert not plan(script).common["fresh"]
+    assert plan(script, method="spawn").common.fresh
+    assert not plan(script).common.fresh
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -268,7 +268,7 @@ def test_a_script_named_by_the_local_rank_is_looked_for_by_each_worker() -> None
 
 @pytest.mark.parametrize("name", ["my-mod", "1pkg", "pkg.my-mod"])
 def test_a_module_is_what_python_would_look_for(name: str) -> None:
-    assert name == plan(name, module=True).common["entry"]
+    assert name == plan(name, module=True).common.entry
 
 
 # What is refused.
@@ -339,28 +339,28 @@ def test_an_interpreter_that_cannot_be_run_is_refused(script: str) -> None:
 
 
 def test_an_interpreter_that_can_be_a_fork_server_makes_one(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_start_spec, "importable_by", lambda python, environment: True)
+    monkeypatch.setattr(_plan, "importable_by", lambda python, environment: True)
 
     job = plan(script, environment={"PYTHON_EXEC": "/opt/other/python"})
 
-    assert job.common["kind"] == "script"
+    assert job.common.kind == "script"
     assert job.fork_server is not None and job.fork_server.python == "/opt/other/python"
 
 
 def test_an_interpreter_that_cannot_be_a_fork_server_runs_the_script_and_is_warned_of(
     script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_start_spec, "importable_by", lambda python, environment: False)
+    monkeypatch.setattr(_plan, "importable_by", lambda python, environment: False)
 
     with pytest.warns(UserWarning, match="cannot import elasticlib"):
         job = plan(script, "--fast", environment={"PYTHON_EXEC": "/opt/other/python"})
 
-    assert job.common["kind"] == "program"
+    assert job.common.kind == "program"
     assert job.argv(0) == ["/opt/other/python", "-u", script, "--fast"]
 
 
 def test_a_module_of_another_interpreter_runs_by_its_name(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_start_spec, "importable_by", lambda python, environment: False)
+    monkeypatch.setattr(_plan, "importable_by", lambda python, environment: False)
 
     with pytest.warns(UserWarning, match="cannot import elasticlib"):
         job = plan("pkg.train", module=True, environment={"PYTHON_EXEC": "/opt/other/python"})
@@ -369,7 +369,7 @@ def test_a_module_of_another_interpreter_runs_by_its_name(script: str, monkeypat
 
 
 def test_an_interpreter_of_the_path_is_found_before_it_is_needed(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_start_spec, "importable_by", lambda python, environment: True)
+    monkeypatch.setattr(_plan, "importable_by", lambda python, environment: True)
     name = os.path.basename(sys.executable)
 
     job = plan(script, environment={"PATH": os.path.dirname(sys.executable), "PYTHON_EXEC": name})
@@ -381,22 +381,22 @@ def test_an_interpreter_of_the_path_is_found_before_it_is_needed(script: str, mo
 # What each worker has for itself.
 
 
-def test_an_order_tells_who_a_worker_is() -> None:
+def test_a_start_spec_tells_who_a_worker_is() -> None:
     job = plan("/bin/echo", "${local_rank}")
 
-    assert {"local_rank": 1, "argv": ["/bin/echo", "1"], "env": {"RANK": "5"}} == job.order(1, {"RANK": "5"})
+    found = job.spec(1, {"RANK": "5"})
+    assert {"local_rank": 1, "argv": ["/bin/echo", "1"], "variables": {"RANK": "5"}} == found.differences(job.common)
 
 
 def test_a_virtual_local_rank_changes_the_environment_and_nothing_else() -> None:
     """The arguments tell the real one."""
     environment = {"PATH": os.defpath, "CUDA_VISIBLE_DEVICES": "6,7"}
 
-    order = plan("/bin/echo", "${local_rank}", environment=environment, virtual_local_rank=True).order(
-        1, {"RANK": "5", "LOCAL_RANK": "1"}
-    )
+    job = plan("/bin/echo", "${local_rank}", environment=environment, virtual_local_rank=True)
+    spec = job.spec(1, {"RANK": "5", "LOCAL_RANK": "1"})
 
-    assert {"RANK": "5", "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "7"} == order["env"]
-    assert (1, ["/bin/echo", "1"]) == (order["local_rank"], order["argv"])
+    assert {"RANK": "5", "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "7"} == spec.variables
+    assert (1, ["/bin/echo", "1"]) == (spec.local_rank, spec.argv)
 
 
 def test_a_virtual_local_rank_without_a_device_is_refused_before_the_work_is_looked_at() -> None:
@@ -414,8 +414,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return ["0000:01:00.0", "0000:02:00.0"]
 
     topology = Topology({0: frozenset({0, 1}), 1: frozenset({2, 3})}, {}, {}, {}, (1, 0))
-    monkeypatch.setattr(_start_spec._devices, "gpu_addresses", addresses)
-    monkeypatch.setattr(_start_spec, "read_topology", lambda addresses: topology)
+    monkeypatch.setattr(_plan._devices, "gpu_addresses", addresses)
+    monkeypatch.setattr(_plan, "read_topology", lambda addresses: topology)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
     return asked
 
@@ -427,9 +427,7 @@ NODE = NumaOptions(AffinityMode.NODE)
 def test_workers_are_bound_by_the_gpu_of_their_local_rank(method: str, machine: list[Any]) -> None:
     job = plan(train, 0.5, method=method, numa_options=NODE)
 
-    assert [([2], True), ([0, 1], True)] == [
-        (order["affinity"], order["bound"]) for order in (job.order(0, {}), job.order(1, {}))
-    ]
+    assert [([2], True), ([0, 1], True)] == [(spec.affinity, spec.bound) for spec in (job.spec(0, {}), job.spec(1, {}))]
     assert [(job.fork_server, job.environment)] == machine
 
 
@@ -437,16 +435,16 @@ def test_a_virtual_local_rank_is_bound_by_the_real_one(machine: list[Any]) -> No
     job = plan(train, 0.5, numa_options=NODE, virtual_local_rank=True)
 
     assert [("0", [2]), ("0", [0, 1])] == [
-        (order["env"]["LOCAL_RANK"], order["affinity"]) for order in (job.order(0, {}), job.order(1, {}))
+        (spec.variables["LOCAL_RANK"], spec.affinity) for spec in (job.spec(0, {}), job.spec(1, {}))
     ]
 
 
 def test_without_the_option_no_gpu_is_asked_for_and_no_worker_bound(machine: list[Any]) -> None:
     """Row 197."""
-    order = plan(train, 0.5).order(0, {})
+    job = plan(train, 0.5)
 
     assert [] == machine
-    assert {"affinity", "bound"}.isdisjoint(order)
+    assert {"affinity", "bound"}.isdisjoint(job.spec(0, {}).differences(job.common))
 
 
 def test_a_binding_that_cannot_be_is_refused(machine: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,18 +461,18 @@ def test_where_the_options_allow_it_workers_start_unbound(
     def fail(*facts: object) -> list[str]:
         raise error
 
-    monkeypatch.setattr(_start_spec._devices, "gpu_addresses", fail)
+    monkeypatch.setattr(_plan._devices, "gpu_addresses", fail)
 
     job = plan(train, 0.5, numa_options=NumaOptions(AffinityMode.NODE, True))
 
-    assert {"affinity", "bound"}.isdisjoint(job.order(0, {}))
+    assert {"affinity", "bound"}.isdisjoint(job.spec(0, {}).differences(job.common))
     assert [f"numa_options=node: {error}. Nothing is bound to CPUs, as should_fall_back_if_binding_fails allows"] == [
         record.getMessage() for record in caplog.records
     ]
 
 
 def test_a_machine_without_a_device_file_is_not_asked_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_start_spec._devices._machine, "may_have_accelerators", lambda: False)
+    monkeypatch.setattr(_plan._devices._machine, "may_have_accelerators", lambda: False)
 
     with pytest.raises(RuntimeError, match=r"numa_options=node: .*torch finds none here.*; or leave the binding out"):
         plan(train, 0.5, numa_options=NODE)

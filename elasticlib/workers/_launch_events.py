@@ -1,0 +1,90 @@
+"""
+What a launcher hears of its workers. Pure.
+
+Rules of this file: each says what happened, once; what is done about it is `_processes`' business.
+"""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from elasticlib.workers.child import _report
+
+
+@define
+class Exit:
+    """One worker's end."""
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    """Exit status; ``-n`` for signal ``n``."""
+    told: bool
+    """True when it ended after the launcher had sent the stop signal."""
+    report: _report.Report | None
+    faults: str
+    """The fault handler's stacks, empty unless the worker crashed."""
+    tail: str = ""
+    """The end of what Python wrote to stderr."""
+    overdue: float | None = None
+    """Seconds after the end of its program in which its process did not end, so that it was stopped."""
+    unread: bool = False
+    """True where no descriptor was free for what it left, so that a report may have been lost."""
+
+
+@define
+class Failed:
+    """A worker's program failed, though its process has not ended yet."""
+
+    end: Exit
+    """What is known of it by now."""
+
+
+@define
+class Lingers:
+    """A worker's program is over, but its process did not end within its exit timeout."""
+
+    local_rank: int
+    pid: int
+    seconds: float
+    ends: bool
+    """Whether it is stopped for that."""
+    stacks: str
+
+
+@define
+class Stuck:
+    """A worker that sat in native code while it was to end, was killed so that the others go on."""
+
+    local_rank: int
+    pid: int
+    waited: float
+    """Seconds since the signal that was to stop it."""
+
+
+@define
+class Stopped:
+    """All workers of a round are gone, but for `survivors` that even SIGKILL did not end (process ids)."""
+
+    survivors: list[int] = field(factory=list)
+
+
+@define
+class StoreGone:
+    """The process that hosts the workers' store of this round ended, or could not be started; the workers run on."""
+
+    why: str
+    pid: int
+    """0 where there was none."""
+    exitcode: int
+
+
+@define
+class Lost:
+    """The spawner is gone, and with it every worker."""
+
+    why: str
+    cause: Exception | None = None
+
+
+Event = Exit | Failed | Lingers | Stuck | Stopped | StoreGone | Lost
