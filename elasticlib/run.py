@@ -27,7 +27,7 @@ from elasticlib.errors import (
     SignalException,
 )
 from elasticlib.spec import Entrypoint, LaunchConfig
-from elasticlib.utils._levels import level_of
+from elasticlib.utils._levels import VARIABLE, level_of
 
 log = logging.getLogger("elasticlib.run")
 
@@ -171,7 +171,7 @@ def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
         while whole_program and os.open(os.devnull, os.O_RDWR) < 3:
             pass  # a stream that was closed at our start: no other file may get its number
     try:
-        with _console_log(os.environ.get("LOGLEVEL") or "WARNING"):
+        with _console_log(os.environ.get(VARIABLE) or "WARNING"):
             try:
                 command()
             except (ElasticError, KeyboardInterrupt):

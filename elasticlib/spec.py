@@ -171,14 +171,16 @@ class LaunchConfig(DataclassView):
 
     Fields, order and meaning are those of ``torch.distributed.launcher.LaunchConfig``. Defaults differ
     where torch's do not work alone: one node, ``nproc_per_node="auto"``, ``rdzv_backend="c10d"`` with a
-    private rendezvous when no endpoint is given, and workers forked from a warm template. A job of several
+    private rendezvous when no endpoint is given, and workers forked from a fork server. A job of several
     nodes needs `run_id` and `rdzv_endpoint`; `rdzv_configs` takes the keys of ``--rdzv-conf``.
 
     Raises `ConfigError` (a ``ValueError``) for a value that breaks a rule; nothing is started by then.
     """
 
     min_nodes: int = field(default=1, converter=_rules.number)
+    """Fewest nodes that the job runs with."""
     max_nodes: int = field(default=1, converter=_rules.number)
+    """Most nodes that the job runs with; those beyond are spares."""
     nproc_per_node: int | str = field(default="auto", converter=_rules.number, validator=_nproc)
     """Workers on this node: a number, ``cpu``, ``gpu``, another device's name, or ``auto`` (devices, else CPUs)."""
     logs_specs: LogsSpecs | None = field(default=None)
@@ -192,6 +194,7 @@ class LaunchConfig(DataclassView):
         converter=_rules.dictionary,
         on_setattr=[setters.convert, _with_timeout],
     )
+    """The keys of ``--rdzv-conf``, as text or typed."""
     rdzv_timeout: int = field(
         default=-1,
         converter=_rules.number,
@@ -204,7 +207,7 @@ class LaunchConfig(DataclassView):
     monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_rules.positive)
     """Seconds between looks at what can only be polled; workers' ends are noticed at once."""
     start_method: StartMethod = field(default="forkserver", validator=_rules.one_of(START_METHODS))
-    """``forkserver``: forked from a warm template; ``spawn``: a new interpreter each; ``fork``: from the caller."""
+    """``forkserver``: forked from a fork server; ``spawn``: a new interpreter each; ``fork``: from the caller."""
     log_line_prefix_template: str | None = field(default=None, validator=_rules.text_or_none)
     metrics_cfg: dict[str, str] = field(factory=dict, converter=_dictionary_or_none)
     """Where this launch's own metrics go, in place of the handler that the program has configured:
@@ -213,8 +216,8 @@ class LaunchConfig(DataclassView):
     event_log_handler: str = field(default="null", validator=_rules.text)
     """Where events go: ``null``, ``console``, ``dynamic_rendezvous``, or a name given to `add_logging_handler`."""
     numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
-    """Binds each worker to the CPUs near the accelerator whose index is its local rank. None: as torch's build has it
-    by default where each worker has an accelerator; PyPI's does not bind."""
+    """Binds each worker to the CPUs near the accelerator whose index is its local rank. None: where each worker
+    has an accelerator, as the torch that this program has imported has it by default; PyPI's does not bind."""
     signals_to_handle: str = field(default=DEFAULT_SIGNALS, validator=_rules.text)
     duplicate_stdout_filters: list[str] | None = field(
         default=None, converter=_rules.own_list, validator=_rules.texts_or_none
@@ -223,6 +226,7 @@ class LaunchConfig(DataclassView):
     duplicate_stderr_filters: list[str] | None = field(
         default=None, converter=_rules.own_list, validator=_rules.texts_or_none
     )
+    """The same for stderr."""
     virtual_local_rank: bool = field(default=False, converter=_rules.truth, validator=_rules.yes_or_no)
     """Each worker sees LOCAL_RANK=0 and one device: its entry of CUDA_VISIBLE_DEVICES, else that of its rank."""
     shutdown_timeout: float | None = field(default=None, converter=_rules.real)
@@ -233,7 +237,7 @@ class LaunchConfig(DataclassView):
     no_python: bool = field(default=False, kw_only=True)
     """The entry point is a program, also where its name ends in ``.py``."""
     preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_rules.words, kw_only=True)
-    """Modules that the template imports once for all workers; empty for none. Only for ``forkserver``."""
+    """Modules that the fork server imports once for all workers; empty for none. Only for ``forkserver``."""
     token: str | None = field(default=None, validator=_rules.secret, repr=False, kw_only=True)
     """Secret of the job: nodes without it are kept out. None takes the variable ELASTICLIB_TOKEN."""
     wait_for: WaitFor = field(default="quiet", validator=_rules.one_of(WAITS), kw_only=True)
@@ -293,17 +297,25 @@ class WorkerSpec(DataclassView):
 
     role: str = field(validator=_rules.text)
     local_world_size: int = field(converter=_rules.number, validator=_rules.whole(1))
+    """How many workers this node has."""
     rdzv_handler: object
+    """Through which the nodes meet: what `get_rendezvous_handler` returns, or another `RendezvousHandler`."""
     fn: Callable[..., Any] | None = None
+    """Old name of `entrypoint`; deprecated."""
     entrypoint: Entrypoint | None = None
+    """What each worker runs: a callable, the path of a script, a module's name or a program; one must be given."""
     args: tuple[Any, ...] = field(default=(), converter=_arguments)
+    """Arguments of the callable, or the command line of the script or program."""
     max_restarts: int = field(default=3, converter=_rules.number, validator=_rules.whole(0))
     monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_rules.positive)
     master_port: int | None = None
+    """Without effect, unlike in torch: the port of the round's own store counts, and another one here is warned of."""
     master_addr: str | None = None
+    """Without effect, as `master_port`."""
     local_addr: str | None = None
     event_log_handler: str = field(default="null", validator=_rules.text)
     numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
+    """As in `LaunchConfig`, but None binds nothing."""
     duplicate_stdout_filters: list[str] | None = field(
         default=None, converter=_rules.own_list, validator=_rules.texts_or_none
     )

@@ -320,9 +320,9 @@ class SimpleElasticAgent(ElasticAgent):
         group.group_rank, group.group_world_size = seat.group_rank, seat.group_world_size
         self._close_listener()
         self._listener = self._member.listener() if seat.group_rank == 0 else None
-        places, port = seat.master_addresses, seat.master_port
-        group.master_addr = places[0] if seat.group_rank == 0 else first_reachable(places, port)
-        group.master_port = port
+        places, group.master_port = seat.master_addresses, seat.master_port
+        group.master_addr = places[0] if seat.group_rank == 0 else first_reachable(places, seat.master_port)
+        _checks.warn_of_another_master(group.spec, group.master_addr, group.master_port)
         group.workers = [
             Worker(rank, seat.rank_base + rank, seat.role_rank_base + rank, seat.world_size, seat.role_world_size)
             for rank in range(group.spec.local_world_size)

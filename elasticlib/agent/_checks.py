@@ -6,11 +6,15 @@ Rules of this file: nothing is started, made or changed here; an error names the
 
 from __future__ import annotations
 
+import logging
 import warnings
 
 from elasticlib import _rules
 from elasticlib.agent import _uninterruptible
 from elasticlib.errors import ConfigError
+from elasticlib.spec import WorkerSpec
+
+_log = logging.getLogger("elasticlib")
 
 HOOKS = ("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown")
 """The methods of a subclass that are called."""
@@ -62,4 +66,19 @@ def warn_of_uncalled_methods(cls: type, agent: type) -> None:
             f"called here; what is called are {', '.join(HOOKS)}",
             UserWarning,
             stacklevel=4,  # past `__init_subclass__` and `abc.ABCMeta`, to the class statement
+        )
+
+
+def warn_of_another_master(spec: WorkerSpec, addr: str, port: int) -> None:
+    """
+    Say that a master which *spec* names has no effect, where the round has another one, at *addr* and *port*.
+
+    torch's agent gives its workers the one of the specification; its launcher names the rendezvous' own there.
+    """
+    wanted = (spec.master_addr or addr, spec.master_port or port)
+    if wanted != (addr, port):
+        _log.warning(
+            "master_addr=%r, master_port=%r have no effect: the store of this round is at %s, port %s; "
+            "leave them out of the WorkerSpec",
+            *(spec.master_addr, spec.master_port, addr, port),
         )

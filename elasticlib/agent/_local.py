@@ -22,19 +22,18 @@ from elasticlib.agent._sockets import Sockets
 from elasticlib.agent._watch import Watch
 from elasticlib.errors import ProcessFailure, RendezvousError
 from elasticlib.logs import _streams
-from elasticlib.logs._layout import DEFAULT_PREFIX, line_prefix
+from elasticlib.logs._layout import DEFAULT_PREFIX, PREFIX_VARIABLE, line_prefix
 from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._open import Rendezvous
+from elasticlib.rendezvous.handlers._coordinated import NO_SHARING
 from elasticlib.rendezvous.protocol._messages import ContactLost
 from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
 from elasticlib.workers import _environment
 from elasticlib.workers._processes import Processes
 
-PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _CONSOLE_PATIENCE = 0.2
 """Seconds between two looks for a signal while the console takes no more lines."""
-PRIVATE_STORE_VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -85,7 +84,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         caller = made.caller
         if _environment.THREADS not in caller:
             sink(records.ThreadsChosen(made.threads, made.cpus, spec.local_world_size))
-        self._agent_store = caller.get(PRIVATE_STORE_VARIABLE) != "1"
+        self._agent_store = caller.get(NO_SHARING) != "1"
         self._prefix = log_line_prefix_template or caller.get(PREFIX_VARIABLE) or DEFAULT_PREFIX
         self._job = made.job
         self._logs_specs = logs_specs

@@ -18,8 +18,8 @@ from elasticlib.errors import ConfigError
 PROG = "python -m elasticlib.launch"
 
 
-def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """The namespace of `run.parse_args`, with ``use_env``. (torch: ``torch.distributed.launch.parse_args``)"""
+def get_args_parser() -> argparse.ArgumentParser:
+    """The parser of `run.get_args_parser`, with ``--use-env``."""
     parser = Parser(prog=PROG)
     parser.add_argument(
         "--use-env",
@@ -27,7 +27,12 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="leave the local rank to the variable LOCAL_RANK: no --local-rank=N for the script (default: off)",
     )
-    return parser.parse_args(args)
+    return parser
+
+
+def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
+    """The namespace of `run.parse_args`, with ``use_env``. (torch: ``torch.distributed.launch.parse_args``)"""
+    return get_args_parser().parse_args(args)
 
 
 def launch(args: argparse.Namespace) -> None:

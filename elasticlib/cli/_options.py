@@ -14,7 +14,7 @@ from typing import Any
 from attrs import field, frozen
 
 from elasticlib.errors import ConfigError, NodesError
-from elasticlib.rendezvous._options import KEYS, parse_conf
+from elasticlib.rendezvous._options import KEYS, Key, parse_conf
 from elasticlib.spec import DEFAULT_SIGNALS, DEVICE_WORDS, START_METHODS, TOKEN_VARIABLE, Std
 
 NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
@@ -56,6 +56,10 @@ def _flag(text: str) -> bool:
     return bool(int(text))
 
 
+def _explained(name: str, key: Key) -> str:
+    return f"{name}: {key.meaning}" + (f" ({key.default})" if key.default else "")
+
+
 @frozen
 class Option:
     """One option: how it is spelled, read and explained."""
@@ -63,6 +67,7 @@ class Option:
     long: str
     """With dashes; the spelling with underscores is the name of its value."""
     help: str
+    """In one line, for ``--help`` and for the configuration reference."""
     default: str | None = None
     """As it would be typed; None when the option has no default."""
     read: Callable[[str], Any] = str
@@ -70,6 +75,8 @@ class Option:
     metavar: str | None = None
     unset: str = "none"
     """What no value stands for, in the help."""
+    more: str = ""
+    """What ``--help`` goes on with; the configuration reference has it as a table of its own."""
     environment: bool = True
     """Whether ``PET_<NAME>`` gives the default."""
     dest: str = field(init=False)
@@ -228,11 +235,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("--rdzv-id", "id of the job; jobs with the same id and endpoint are one", "none", metavar="ID"),
         Option(
             "--rdzv-conf",
-            "more about it; times in seconds: "
-            + ". ".join(f"{name}: {key.meaning}" for name, key in KEYS.items() if name not in _SAID_OTHERWISE),
+            "more about it, as in join_timeout=60,is_host=1",
             "",
             parse_conf,
             metavar="K=V,...",
+            more=". Times in seconds: "
+            + ". ".join(_explained(name, key) for name, key in KEYS.items() if name not in _SAID_OTHERWISE),
         ),
         Option(
             "--wait-for",

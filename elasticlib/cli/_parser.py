@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
             group = self.add_argument_group(title, NOTES.get(title))
             for row in rows:
                 default = "off" if row.is_flag else row.default or row.unset
-                text = f"{row.help} (default: {default})".replace("%", "%%")
+                text = f"{row.help}{row.more} (default: {default})".replace("%", "%%")
                 shown = None if row.is_flag else row.metavar or row.dest.upper()
                 settings: dict[str, Any] = {"action": _Read, "row": row, "dest": row.dest, "metavar": shown}
                 group.add_argument(*row.short, row.long, help=text, default=self._default(row), **settings)

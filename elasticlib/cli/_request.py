@@ -19,6 +19,7 @@ from elasticlib.cli._options import NUMA_MODES
 from elasticlib.cli._parser import values_of
 from elasticlib.errors import ConfigError, SpecError
 from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.logs._layout import PREFIX_VARIABLE
 from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs
 
 log = logging.getLogger("elasticlib.run")
@@ -74,8 +75,7 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         max_restarts=values["max_restarts"],
         monitor_interval=values["monitor_interval"],
         start_method=start_method,
-        log_line_prefix_template=values["log_line_prefix_template"]
-        or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        log_line_prefix_template=values["log_line_prefix_template"] or environ.get(PREFIX_VARIABLE),
         signals_to_handle=values["signals_to_handle"],
         shutdown_timeout=values["shutdown_timeout"],
         exit_timeout=values["exit_timeout"],

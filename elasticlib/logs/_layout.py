@@ -17,6 +17,7 @@ from string import Template
 from elasticlib.spec import LogsDest, Std, to_map
 
 DEFAULT_PREFIX = "[${role_name}${local_rank}]:"
+PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 TEMPORARY_BASE = "torchelastic_"
 
 # NAME_MAX is 255 bytes; mkdtemp adds a random part to the run id.

@@ -34,6 +34,7 @@ KEEP_ALIVE_ATTEMPTS = 3
 RECONNECT_TIMEOUT = 60.0
 STORE_LINGER = 3600.0
 """All in seconds, but for the attempts."""
+ETCD_PREFIX = "/torchelastic/p2p"
 
 YES = frozenset({"1", "true", "t", "yes", "y"})
 NO = frozenset({"0", "false", "f", "no", "n"})
@@ -109,9 +110,12 @@ class Key:
     read: Callable[[Any], Any]
     rule: str
     meaning: str
+    default: str = ""
+    """What counts where it is not given, for people; empty for nothing."""
 
 
 _SECONDS = "a number of seconds above 0"
+_SECONDS_OR_ZERO = "a number of seconds, 0 or more"
 _OF_ROUNDS = {
     "join_timeout",
     *("last_call_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"),
@@ -130,54 +134,74 @@ KEYS: dict[str, Key] = {
     "join_timeout": Key(
         ALL,
         _seconds_or_zero,
-        "a number of seconds, 0 or more",
-        "for finding the store and getting a seat, 600 (static, etcd: 900)",
+        _SECONDS_OR_ZERO,
+        "for finding the store and getting a seat",
+        f"{JOIN_TIMEOUT:g}; static, etcd: {DEFAULT_RENDEZVOUS_TIMEOUT}",
     ),
-    "timeout": Key(ALL, _seconds_or_zero, "a number of seconds, 0 or more", "older name of join_timeout"),
+    "timeout": Key(ALL, _seconds_or_zero, _SECONDS_OR_ZERO, "older name of join_timeout"),
     "last_call_timeout": Key(
-        ELASTIC, _seconds, _SECONDS, "time without newcomers before a round below its maximum, 30"
+        ELASTIC, _seconds, _SECONDS, "time without newcomers before a round below its maximum", f"{LAST_CALL:g}"
     ),
-    "wait_for": Key(ELASTIC, _one_of(*WAITS), f"one of {', '.join(WAITS)}", "when a round with enough nodes starts"),
-    "heartbeat_timeout": Key(ALL, _seconds, _SECONDS, "silence after which a node is lost, 10"),
+    "wait_for": Key(
+        ELASTIC, _one_of(*WAITS), f"one of {', '.join(WAITS)}", "when a round with enough nodes starts", WAITS[0]
+    ),
+    "heartbeat_timeout": Key(ALL, _seconds, _SECONDS, "silence after which a node is lost", f"{HEARTBEAT:g}"),
     "keep_alive_interval": Key(
-        ALL, _seconds, _SECONDS, "times keep_alive_max_attempt is that silence in torch's terms, 5"
+        ALL,
+        _seconds,
+        _SECONDS,
+        "times keep_alive_max_attempt is that silence in torch's terms, where one of them is given",
+        f"{KEEP_ALIVE_INTERVAL:g}",
     ),
-    "keep_alive_max_attempt": Key(ALL, _attempts, "a whole number above 0", "see there, 3"),
-    "reconnect_timeout": Key(ALL, _seconds, _SECONDS, "for finding a store again that fell silent, 60"),
+    "keep_alive_max_attempt": Key(ALL, _attempts, "a whole number above 0", "see there", f"{KEEP_ALIVE_ATTEMPTS}"),
+    "reconnect_timeout": Key(
+        ALL, _seconds, _SECONDS, "for finding a store again that fell silent", f"{RECONNECT_TIMEOUT:g}"
+    ),
     "close_timeout": Key(
-        ALL, _seconds, _SECONDS, "that the store's host waits for others to read how the job ended, 30"
+        ALL,
+        _seconds,
+        _SECONDS,
+        "that the node which coordinates the job waits for others to read how it ended",
+        f"{CLOSE_TIMEOUT:g}",
     ),
-    "read_timeout": Key(ALL, _seconds, _SECONDS, "limit of one attempt to reach the store"),
+    "read_timeout": Key(
+        ALL,
+        _seconds,
+        _SECONDS,
+        "limit of one attempt to reach the store",
+        "5; where contact was lost 0.3 of heartbeat_timeout, from 1 to 5",
+    ),
     "cas_backoff_max_seconds": Key(
-        ELASTIC,
-        _seconds_or_zero,
-        "a number of seconds, 0 or more",
-        "torch's, without effect: no writes are repeated here",
+        ELASTIC, _seconds_or_zero, _SECONDS_OR_ZERO, "torch's, without effect: no writes are repeated here", "0"
     ),
     "rank": Key(STATIC, _rank, "a whole number, 0 or more", "node_rank by torch's name"),
     "store_linger": Key(
         C10D | STATIC,
         _seconds_or_zero,
-        "a number of seconds, 0 or more",
-        "that the store's host stays for other jobs on its endpoint when its own has ended, 3600",
+        _SECONDS_OR_ZERO,
+        "that the store's host stays for other jobs on its endpoint when its own has ended",
+        f"{STORE_LINGER:g}",
     ),
     "store_type": Key(
-        C10D, _one_of("tcp", "file"), "tcp or file", "tcp, or file with a path as endpoint, for one machine"
+        C10D, _one_of("tcp", "file"), "tcp or file", "file: the endpoint is a path, for one machine", "tcp"
     ),
     "is_host": Key(
         C10D,
         _truth,
         "1 or 0 (true, false, yes, no)",
-        "1 or 0, whether this node hosts the store; whoever has the endpoint's address",
+        "1 or 0, whether this node hosts the store",
+        "whoever has the endpoint's address",
     ),
-    "protocol": Key(ETCD, _one_of("http", "https"), "http or https", "of etcd, http or https"),
+    "protocol": Key(ETCD, _one_of("http", "https"), "http or https", "of etcd, http or https", "http"),
     "ssl_cert": Key(ETCD, _text, "a file's path", "the client's certificate for etcd"),
     "ssl_cert_key": Key(ETCD, _text, "a file's path", "its key"),
-    "ca_cert": Key(ETCD, _text, "a file's path", "who signed the servers' certificates"),
+    "ca_cert": Key(
+        ETCD, _text, "a file's path", "who signed the servers' certificates", "whom this machine's OpenSSL trusts"
+    ),
     "cert": Key(ETCD, _text, "a file's path", "ssl_cert by another name"),
     "key": Key(ETCD, _text, "a file's path", "ssl_cert_key by another name"),
     "cacert": Key(ETCD, _text, "a file's path", "ca_cert by another name"),
-    "etcd_prefix": Key(ETCD, _text, "text", "first part of all keys in etcd"),
+    "etcd_prefix": Key(ETCD, _text, "text", "first part of all keys in etcd", ETCD_PREFIX),
 }
 _SAME = {"cert": "ssl_cert", "key": "ssl_cert_key", "cacert": "ca_cert"}
 _FOR_BACKENDS = frozenset(

@@ -142,6 +142,12 @@ def test_nodes_on_etcd_meet_at_a_barrier_and_share_keys(etcd: EtcdServer) -> Non
         assert [True, True] == [node.shutdown() for node in nodes]
 
 
+def test_a_store_for_a_round_has_torchs_prefix_where_none_is_given(etcd: EtcdServer) -> None:
+    rendezvous = EtcdRendezvous.of(RendezvousParameters("etcd", etcd.get_endpoint(), "job", 1, 1))
+
+    assert "/torchelastic/p2p/run_job/rdzv/v_3/kv" == rendezvous.setup_kv_store(3).prefix
+
+
 def test_a_client_that_is_none_of_ours_is_refused() -> None:
     with pytest.raises(ConfigError, match="is no client of ours: give host:port"):
         EtcdRendezvous(object(), "/jobs", "job", 1, 1, 60, 1)  # type: ignore[arg-type]

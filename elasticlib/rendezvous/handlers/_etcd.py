@@ -120,9 +120,11 @@ class EtcdRendezvous:
         """A store on etcd for the round of that number, which outlives its nodes by two hours."""
         from elasticlib.rendezvous.handlers._etcd_store import EtcdStore
 
-        keys = EtcdBackend(self.job).connect(_CONNECT)
-        prefix = str(self.job.options["etcd_prefix"]).strip("/")
-        return EtcdStore(keys, f"{prefix}/run_{component(self.job.run_id)}/rdzv/v_{rdzv_version}/kv".lstrip("/"))
+        backend = EtcdBackend(self.job)
+        keys = backend.connect(_CONNECT)
+        return EtcdStore(
+            keys, f"{backend.prefix}/run_{component(self.job.run_id)}/rdzv/v_{rdzv_version}/kv".lstrip("/")
+        )
 
     def _handler(self) -> EtcdRendezvousHandler:
         if self._place is None:

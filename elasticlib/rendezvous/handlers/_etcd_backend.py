@@ -19,7 +19,7 @@ from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous.handlers._base import RendezvousParameters
 from elasticlib.rendezvous.stores._keys import KEEP, component
 from elasticlib.rendezvous.stores._state_backend import RendezvousBackend, Token
-from elasticlib.rendezvous.stores.etcd._backend import DEFAULT_PREFIX, EtcdBackend
+from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 from elasticlib.rendezvous.stores.etcd._v2 import V2Keys
 from elasticlib.rendezvous.stores.etcd._v3 import V3Keys
 
@@ -50,7 +50,8 @@ class EtcdRendezvousBackend(RendezvousBackend):
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise ConfigError(f"ttl={ttl!r} must be a number of seconds above 0; None for {KEEP}")
         self._client = client.lasting(seconds)
-        self._folder = f"/{(key_prefix or DEFAULT_PREFIX).strip('/')}/state_{component(run_id)}".replace("//", "/")
+        prefix = (key_prefix or _options.ETCD_PREFIX).strip("/")
+        self._folder = f"/{prefix}/state_{component(run_id)}".replace("//", "/")
         self._path = f"{self._folder}/state"
 
     @property

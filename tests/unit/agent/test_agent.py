@@ -815,6 +815,25 @@ def test_the_workers_store_is_the_first_address_where_none_answers(seated: Seate
     assert agent.get_worker_group().master_addr == "127.0.0.2"
 
 
+@pytest.mark.parametrize(
+    ("addr", "port", "told"),
+    [("127.0.0.1", 29555, False), (None, None, False), ("127.0.0.9", None, True), (None, 29556, True)],
+)
+def test_a_master_of_the_specification_that_is_not_the_rounds_has_no_effect_which_is_said(
+    seated: Seated, caplog: pytest.LogCaptureFixture, addr: str | None, port: int | None, told: bool
+) -> None:
+    seat = RankAssignment(0, 0, 1, 0, 2, 0, 2, 0, 3, ("127.0.0.1",), 29555, "all nodes are there")
+    agent, _ = seated([seat, None, Final(True, "all succeeded")], [HEALTHY] * 9)
+    spec = agent.get_worker_group().spec
+    spec.master_addr, spec.master_port = addr, port
+
+    run(agent)
+
+    group = agent.get_worker_group()
+    assert ("127.0.0.1", 29555) == (group.master_addr, group.master_port)
+    assert told == ("have no effect: the store of this round is at 127.0.0.1, port 29555" in caplog.text)
+
+
 def test_a_store_socket_of_a_round_is_closed_once_its_workers_run(seated: Seated) -> None:
     bound = socket.create_server(("127.0.0.1", 0))
     seat = RankAssignment(0, 0, 2, 0, 4, 0, 4, 0, 3, ("127.0.0.1",), bound.getsockname()[1], "all nodes are there")

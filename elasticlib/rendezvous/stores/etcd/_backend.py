@@ -16,6 +16,7 @@ from typing import Any
 
 from elasticlib.errors import ConfigError, RendezvousConnectionError
 from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._options import ETCD_PREFIX
 from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint
 from elasticlib.rendezvous.net._resolver import resolve
 from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
@@ -27,7 +28,6 @@ from elasticlib.rendezvous.stores.etcd._v2 import V2Keys
 from elasticlib.rendezvous.stores.etcd._v3 import Keeper, V3Keys
 
 DEFAULT_PORT = 2379
-DEFAULT_PREFIX = "/torchelastic/p2p"
 NAMES = ("etcd", "etcd-v2", "etcd-v3")
 _NO_V2 = "its v2 API is off; start etcd with --enable-v2 (up to 3.5), or use rdzv_backend='etcd-v3'"
 
@@ -45,8 +45,8 @@ class EtcdBackend:
         self._heartbeat = job.heartbeat
         self._endpoints = _endpoints(job.endpoint)
         self._tls = _tls(job.options)
-        prefix = str(job.options.get("etcd_prefix", DEFAULT_PREFIX)).strip("/")
-        self._root = f"/{prefix}/job_{component(job.run_id)}".replace("//", "/")
+        self.prefix = str(job.options.get("etcd_prefix", ETCD_PREFIX)).strip("/")
+        self._root = f"/{self.prefix}/job_{component(job.run_id)}".replace("//", "/")
         self._limit = _limit(job)
         self._address: str | None = None
         self._keeper = Keeper()
