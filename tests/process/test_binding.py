@@ -14,7 +14,7 @@ import pytest
 from elasticlib import ChildFailedError, DefaultLogsSpecs, LaunchConfig, Std, elastic_launch
 from elasticlib.numa import AffinityMode, NumaOptions
 from elasticlib.numa._sysfs import read_topology
-from elasticlib.workers import _devices, _start_spec
+from elasticlib.workers import _devices, _plan
 from elasticlib.workers._fork_servers import ForkServerKey
 from tests.unit.numa.machines import Machine
 
@@ -52,7 +52,7 @@ def node_of_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[in
         return machine.addresses
 
     monkeypatch.setattr(_devices, "gpu_addresses", addresses)
-    monkeypatch.setattr(_start_spec, "read_topology", lambda found: read_topology(found, str(tmp_path / "machine")))
+    monkeypatch.setattr(_plan, "read_topology", lambda found: read_topology(found, str(tmp_path / "machine")))
     return [sorted(last), sorted(first)]
 
 
@@ -127,7 +127,7 @@ def test_a_worker_that_cannot_be_bound_fails_and_runs_nowhere_else(
     node_of_gpu: list[list[int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As when its CPUs are taken from the launch between two rounds."""
-    monkeypatch.setattr(_start_spec, "cpus_for", lambda *facts: frozenset({8191}))
+    monkeypatch.setattr(_plan, "cpus_for", lambda *facts: frozenset({8191}))
 
     with pytest.raises(ChildFailedError):
         elastic_launch(LaunchConfig(**options(max_restarts=0)), (tmp_path / "ran").touch)()
