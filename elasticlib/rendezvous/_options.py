@@ -131,7 +131,7 @@ KEYS: dict[str, Key] = {
         ALL,
         _seconds_or_zero,
         "a number of seconds, 0 or more",
-        "for finding the store and getting a seat, 600 (static, etcd: 900)",
+        "for finding the store and getting ranks, 600 (static, etcd: 900)",
     ),
     "timeout": Key(ALL, _seconds_or_zero, "a number of seconds, 0 or more", "older name of join_timeout"),
     "last_call_timeout": Key(
@@ -143,7 +143,7 @@ KEYS: dict[str, Key] = {
         ALL, _seconds, _SECONDS, "times keep_alive_max_attempt is that silence in torch's terms, 5"
     ),
     "keep_alive_max_attempt": Key(ALL, _attempts, "a whole number above 0", "see there, 3"),
-    "reconnect_timeout": Key(ALL, _seconds, _SECONDS, "for finding a store again that fell silent, 60"),
+    "reconnect_timeout": Key(ALL, _seconds, _SECONDS, "for finding a store again that does not answer, 60"),
     "close_timeout": Key(
         ALL, _seconds, _SECONDS, "that the store's host waits for others to read how the job ended, 30"
     ),
@@ -152,7 +152,7 @@ KEYS: dict[str, Key] = {
         ELASTIC,
         _seconds_or_zero,
         "a number of seconds, 0 or more",
-        "torch's, without effect: no writes are repeated here",
+        "torch's, without effect: no write is retried",
     ),
     "rank": Key(STATIC, _rank, "a whole number, 0 or more", "node_rank by torch's name"),
     "store_linger": Key(
@@ -225,9 +225,7 @@ def read(backend: str, configs: Mapping[str, Any]) -> Options:
             except _Idle as why:
                 idle.append(f"rdzv_configs={{{name!r}: {value!r}}}: {why}")
     if backoff := found.pop("cas_backoff_max_seconds", 0):
-        idle.append(
-            f"rdzv_configs={{'cas_backoff_max_seconds': {backoff:g}}} has no effect: no node repeats a write here"
-        )
+        idle.append(f"rdzv_configs={{'cas_backoff_max_seconds': {backoff:g}}} has no effect: no write is retried")
     chosen: dict[str, Any] = {name: found[name] for name in _AS_NAMED if name in found}
     if "last_call_timeout" in found:
         chosen["last_call"] = found["last_call_timeout"]
@@ -292,7 +290,7 @@ def _others(backend: str, found: Mapping[str, Any], idle: list[str]) -> dict[str
     files = sorted(set(others) & set(_SAME.values()))
     if files and others.get("protocol") != "https":
         idle.append(
-            f"rdzv_configs: {', '.join(files)} has no effect without protocol=https: etcd is spoken to in plain text"
+            f"rdzv_configs: {', '.join(files)} has no effect without protocol=https: the connection is not encrypted"
         )
         for name in files:
             del others[name]

@@ -143,7 +143,7 @@ def test_nodes_on_etcd_meet_at_a_barrier_and_share_keys(etcd: EtcdServer) -> Non
 
 
 def test_a_client_that_is_none_of_ours_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is no client of ours: give host:port"):
+    with pytest.raises(ConfigError, match="is not a client of elasticlib: give host:port"):
         EtcdRendezvous(object(), "/jobs", "job", 1, 1, 60, 1)  # type: ignore[arg-type]
 
 

@@ -353,7 +353,7 @@ def _deliver(report: _report.Report, order: Message) -> bool:
         text = "came back from the user's code"
         print(
             f"elasticlib: process {os.getpid()}, which the worker {order['pid']} forked, {text}: its {report.kind} is "
-            "dropped. End such a process by os._exit()",
+            "dropped; end such a process by os._exit()",
             file=sys.stderr,
         )
         return report.kind == "result"
