@@ -65,7 +65,7 @@ def test_every_folder_of_sources_is_a_package() -> None:
 def test_the_package_says_that_it_is_typed_and_brings_its_guides() -> None:
     assert {"py.typed", "docs/*.md"} == listed("options.package_data", "elasticlib") - {""}
     assert (ROOT / "elasticlib" / "py.typed").exists()
-    assert {"figures.md", "fork_server.md", "frameworks.md", "migration.md", "names.md"} == {
+    assert {"figures.md", "fork_server.md", "frameworks.md", "many_nodes.md", "migration.md", "names.md"} == {
         path.name for path in (ROOT / "elasticlib/docs").iterdir()
     }
 
