@@ -13,7 +13,9 @@ import math
 import os
 import struct
 
-CUT_OFF = "contact with the job was lost for so long that others may have the ranks of the workers: they were killed"
+CUT_OFF = (
+    "contact with the job was lost for so long that other nodes may have the ranks of these workers: they were killed"
+)
 _MOMENT = struct.Struct("d")
 
 

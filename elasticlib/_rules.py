@@ -26,13 +26,13 @@ Validator = Callable[[Any, "Attribute[Any]", Any], None]
 def check_choice(name: str, value: object, known: Sequence[str]) -> None:
     """Raise `ConfigError` unless *value* is one of the *known* words."""
     if value not in known:
-        raise ConfigError(f"{name}={value!r} is none of {', '.join(known)}")
+        raise ConfigError(f"{name}={value!r} must be one of {', '.join(known)}")
 
 
 def check_shutdown_timeout(value: object) -> None:
     """Raise `ConfigError` unless *value* is a time that workers may get."""
     if not _is_time(value):
-        raise ConfigError(f"shutdown_timeout={value!r} must be seconds from 0 (kill at once) on")
+        raise ConfigError(f"shutdown_timeout={value!r} must be a number of seconds, 0 (SIGKILL at once) or more")
 
 
 def _is_time(value: object) -> bool:
@@ -69,7 +69,7 @@ def whole(least: float) -> Validator:
 def exit_timeout(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """Finite seconds from 0 on, or None."""
     if value is not None and not _is_time(value):
-        raise ConfigError(f"{attribute.name}={value!r} must be seconds from 0 (stop at once) on, or None")
+        raise ConfigError(f"{attribute.name}={value!r} must be a number of seconds, 0 (stop at once) or more, or None")
 
 
 def number(value: Any) -> Any:
@@ -100,7 +100,7 @@ def text_of(value: Any) -> Any:
 def positive(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """A finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise SpecError(f"{attribute.name}={value!r} must be a finite number above 0 (seconds)")
+        raise SpecError(f"{attribute.name}={value!r} must be a finite number of seconds above 0")
 
 
 def text(_: Any, attribute: Attribute[Any], value: Any) -> None:
@@ -113,7 +113,7 @@ def identity(instance: Any, attribute: Attribute[Any], value: Any) -> None:
     """Text that is a part of keys and signatures."""
     text(instance, attribute, value)
     if not is_unicode(value):
-        raise ConfigError(f"{attribute.name}={value!r} must be text that UTF-8 can hold")
+        raise ConfigError(f"{attribute.name}={value!r} must be text that can be written in UTF-8")
 
 
 def is_unicode(value: str) -> bool:

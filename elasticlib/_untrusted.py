@@ -98,7 +98,7 @@ def name(value: Any, most: int = LONGEST_NAME) -> str:
     """What somebody is called, everywhere and in keys: nothing in it needs to be escaped."""
     text: str = exactly(value, str)
     if not 0 < len(text) <= most or _IN_LINE.search(text):
-        raise ValueError(f"{shown(value)} is no name: that is 1 to {most} characters that can be seen")
+        raise ValueError(f"{shown(value)} is not a name: a name has 1 to {most} printable characters")
     return text
 
 

@@ -67,8 +67,8 @@ class PreloadError(ConfigError):
 
     def __str__(self) -> str:
         return (
-            f"preload={self.module!r} is refused: {self.why.strip()}. "
-            f"Import it in the workers instead: leave {self.module!r} out of preload"
+            f"preload={self.module!r} is refused: {self.why.strip()}; "
+            f"import it in the workers instead: leave {self.module!r} out of preload"
         )
 
 

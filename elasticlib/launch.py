@@ -246,8 +246,8 @@ def _find_local_etcd(job: Job) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
         raise ConfigError(
-            f"rdzv_endpoint='': rdzv_backend={job.backend!r} needs its servers, such as node0:2379, and at "
-            f"{job.endpoint} there is none ({error})"
+            f"rdzv_endpoint='': rdzv_backend={job.backend!r} needs the address of an etcd server, such as "
+            f"node0:2379, and none answers at {job.endpoint} ({error})"
         ) from error
 
 

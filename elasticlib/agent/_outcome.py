@@ -99,5 +99,5 @@ def error_of(end: Finish) -> ElasticError | None:
     if final.kind == "timeout":
         return RendezvousTimeoutError(final.why)
     if final.kind == "refused":
-        return RendezvousClosedError(f"this node may not take part: {final.why}")
+        return RendezvousClosedError(f"this node cannot join the job: {final.why}")
     return RendezvousClosedError(final.why)

@@ -275,7 +275,7 @@ def _orphaned(state: State, *first: Action) -> Step:
     """Where nobody is left who could repeat a round that ended well here, it counts."""
     if not (state.gone and state.succeeded and state.end is None and state.final is None and state.signum is None):
         return state, first
-    why = f"round {state.round} ended well here, and nobody can say how it did elsewhere: {state.gone}"
+    why = f"round {state.round} succeeded on this node, and how it ended on other nodes is not known: {state.gone}"
     return evolve(state, phase=Phase.DONE), (*first, Finish(True, why, results=True))
 
 
@@ -307,6 +307,6 @@ def _done(state: State, *first: Action) -> Step:
     results = succeeded and state.succeeded and state.final is not None and state.final.round == state.round
     if succeeded and state.succeeded and not results:
         # Neither the results of a round that was repeated nor none at all are what this node was asked for.
-        succeeded, why = False, f"the results of round {state.round} do not count: {why} without this node"
+        succeeded, why = False, f"the results of round {state.round} were discarded: {why} without this node"
     finish = Finish(succeeded, why, state.signum, state.final, results)
     return evolve(state, phase=Phase.DONE), (*first, finish)

@@ -78,7 +78,7 @@ class Watch:
             server = create_healthcheck_server(self.alive_time, int(text), HEALTH_CHECK_TIMEOUT)
             server.start()
         except (ValueError, OSError) as error:
-            why = f"{HEALTH_CHECK_PORT}={text!r} is of no use, so there is no health check: {error}"
+            why = f"{HEALTH_CHECK_PORT}={text!r} is ignored: {error}; there is no health check"
             self._sink(records.HealthCheckTold(why, listens=False))
             return
         self._health = server
@@ -177,7 +177,7 @@ def _stuck(rank: int, local_rank: int, pid: int, seconds: float) -> ProcessFailu
         "",
         message=f"PID {pid} was in uninterruptible sleep (state D) for {seconds:.0f} s",
         rank=rank,
-        hint="it waits in the kernel for a device or a file system, and holds it: a restart here would meet the same; "
+        hint="it waits in the kernel for a device or a file system, and holds it: a restart here would fail again; "
         f"look at /proc/{pid}/stack and dmesg of host {os.uname().nodename}",
         fatal=True,
     )

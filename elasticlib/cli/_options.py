@@ -114,8 +114,8 @@ class Option:
 
 
 NOTES = {
-    "several nodes": "Alike on all nodes, but for is_host and a node's own rank and address. A secret that keeps "
-    f"strangers out is read from the variable {TOKEN_VARIABLE} alone: a command line shows in ps.",
+    "several nodes": "Alike on all nodes, but for is_host and a node's own rank and address. The secret that the "
+    f"nodes share is read from the variable {TOKEN_VARIABLE} alone: a command line shows in ps.",
 }
 """What a group of options has in common."""
 
@@ -170,7 +170,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--exit-timeout",
-            "seconds from the end of a worker's program to that of its process; then it is ended, its stacks told",
+            "seconds from the end of a worker's program to that of its process; then it is ended, its stacks logged",
             None,
             float,
             metavar="SECONDS",
@@ -250,7 +250,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             metavar="WORD",
         ),
         Option("--local-addr", "name or address of this node for the others", metavar="HOST", unset="found out"),
-        Option("--node-rank", "place of this node, from 0 on; static only", "0", int, metavar="N"),
+        Option("--node-rank", "node rank, from 0 on; static only", "0", int, metavar="N"),
         Option("--master-addr", "where the node with rank 0 is; static only", "127.0.0.1", metavar="HOST"),
         Option(
             "--master-port",
@@ -273,7 +273,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             environment=False,
         ),
     ),
-    "what is told": (
+    "events and debugging": (
         Option("--event-log-handler", f"where events go: {', '.join(EVENT_HANDLERS)}", "null", metavar="NAME"),
         Option(
             "--worker-server",

@@ -158,22 +158,22 @@ def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str
                 f"{standalone} and {nodes} exclude each other: a private rendezvous has one node; leave one of them out"
             )
         if most != 1:
-            log.warning("%s: this job stays at one node of %s=%d:%d", standalone, nodes, least, most)
+            log.warning("%s: this job runs on one node of %s=%d:%d", standalone, nodes, least, most)
         idle = [given[name] for name in _OF_SEVERAL_NODES if name in given]
         if idle:
-            log.warning("without effect beside %s, which is one node alone: %s", standalone, ", ".join(idle))
+            log.warning("no effect with %s, which runs on this node only: %s", standalone, ", ".join(idle))
         return {"run_id": str(uuid.uuid4())}
     backend, endpoint = values["rdzv_backend"], values["rdzv_endpoint"].strip()
     fields = {"rdzv_backend": backend, "rdzv_configs": values["rdzv_conf"], "run_id": values["rdzv_id"]}
     if backend != "static":
         for name in ("node_rank", "master_addr", "master_port"):
             if name in given and not (name == "node_rank" and values[name] == 0):
-                log.warning("%s is ignored: it has a meaning for --rdzv-backend static alone", given[name])
+                log.warning("%s is ignored: it has an effect with --rdzv-backend static only", given[name])
         return {**fields, "rdzv_endpoint": endpoint}
     if address := _master(values, given, endpoint):
         return {**fields, "rdzv_endpoint": address, "node_rank": values["node_rank"]}
     if values["node_rank"] != 0:
-        log.warning("%s is ignored: a job of one node has no other place", given.get("node_rank", "node_rank"))
+        log.warning("%s is ignored: the node rank in a job of one node is 0", given.get("node_rank", "node_rank"))
     if "rdzv_id" not in given:
         fields["run_id"] = str(uuid.uuid4())
     return {**fields, "rdzv_backend": "c10d"}
@@ -188,7 +188,7 @@ def _master(values: Mapping[str, Any], given: Mapping[str, str], endpoint: str) 
         for name, told, known in (("master_addr", host, there), ("master_port", str(port), number)):
             if name in given and told != known:
                 log.warning(
-                    "%s is ignored: %s %r is what counts",
+                    "%s is ignored: %s %r is used",
                     *(f"{given[name]} {values[name]!r}", given.get("rdzv_endpoint", "rdzv_endpoint"), endpoint),
                 )
         return endpoint

@@ -32,7 +32,7 @@ def handler_of(params: Mapping[str, str]) -> MetricHandler | None:
 
     Keys other than ``handler``, and a handler that is not known, have no effect but a warning.
     """
-    troubles = [f"nothing reads the key {key!r}" for key in params if key != "handler"]
+    troubles = [f"the key {key!r} is unknown" for key in params if key != "handler"]
     name = params.get("handler")
     known = isinstance(name, str) and name in HANDLERS
     if "handler" in params and not known:

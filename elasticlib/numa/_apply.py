@@ -93,7 +93,7 @@ def attempt(options: NumaOptions) -> Iterator[None]:
         why = f"numa_options={options.affinity_mode.value}: {error}"
         if not options.should_fall_back_if_binding_fails:
             raise BindingError(f"{why}; or leave the binding out") from error
-        _log.warning("%s. Nothing is bound to CPUs, as should_fall_back_if_binding_fails allows", why)
+        _log.warning("%s; nothing is bound to CPUs, as should_fall_back_if_binding_fails allows", why)
 
 
 def _cpus(options: NumaOptions, device_index: int) -> frozenset[int]:

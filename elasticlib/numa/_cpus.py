@@ -73,7 +73,7 @@ def _of_package(topology: Topology, node: int) -> tuple[frozenset[int], str]:
     packages = {number: topology.packages.get(min(cpus)) for number, cpus in topology.nodes.items() if cpus}
     package = packages.get(node)
     if node in packages and package is None:
-        raise BindingError(f"this machine does not tell the processor package of NUMA node {node}: choose 'node'")
+        raise BindingError(f"this machine does not report the processor package of NUMA node {node}: choose 'node'")
     same = [topology.nodes[number] for number, its_package in packages.items() if its_package == package]
     return frozenset[int]().union(*same), f"the package of NUMA node {node}"
 
@@ -81,7 +81,7 @@ def _of_package(topology: Topology, node: int) -> tuple[frozenset[int], str]:
 def _by(groups: Mapping[int, frozenset[int]], cpus: frozenset[int], what: str) -> dict[int, frozenset[int]]:
     """*cpus* group by group, in the order of the lowest CPU of the whole group, which is the key."""
     if silent := cpus - groups.keys():
-        raise BindingError(f"this machine does not tell the {what} of the CPUs {ranges(silent)}: choose 'node'")
+        raise BindingError(f"this machine does not report the {what} of the CPUs {ranges(silent)}: choose 'node'")
     firsts = sorted({min(groups[cpu]) for cpu in cpus})
     return {first: frozenset(cpu for cpu in cpus if min(groups[cpu]) == first) for first in firsts}
 

@@ -51,7 +51,7 @@ def _nodes(folder: str) -> dict[int, frozenset[int]]:
     try:
         names = os.listdir(folder)
     except OSError as error:
-        raise BindingError(f"this machine tells of no NUMA nodes: {error}") from error
+        raise BindingError(f"this machine reports no NUMA nodes: {error}") from error
     found = {}
     for name in names:
         if match := re.fullmatch(r"node(\d+)", name):
@@ -65,7 +65,7 @@ def _gpu_node(address: str, root: str) -> int:
     path = os.path.join(root, "sys/bus/pci/devices", address, "numa_node")
     text = _read(path)
     if text is None or not re.fullmatch(r"-?\d+", text):
-        raise BindingError(f"{path} does not tell the NUMA node of a GPU")
+        raise BindingError(f"{path} does not hold the NUMA node of a GPU")
     return max(int(text), 0)  # -1 where there is but one node
 
 

@@ -27,7 +27,7 @@ class SeatSought:
     level = DEBUG
 
     def __str__(self) -> str:
-        return f"node {self.node} waits for a seat"
+        return f"node {self.node} waits for its rank assignment"
 
 
 @frozen
@@ -48,7 +48,7 @@ class SeatTaken:
 
     def __str__(self) -> str:
         return (
-            f"seat {self.group_rank} of {self.group_world_size} in round {self.round} after "
+            f"node rank {self.group_rank} of {self.group_world_size} in round {self.round} after "
             f"{self.duration:.3f} s: {self.why}"
         )
 
@@ -65,7 +65,7 @@ class SeatMissed:
     level = DEBUG
 
     def __str__(self) -> str:
-        return f"no seat after {self.duration:.3f} s: {self.why}"
+        return f"no rank assignment after {self.duration:.3f} s: {self.why}"
 
 
 @frozen
@@ -80,7 +80,7 @@ class RanksAssigned:
     level = DEBUG
 
     def __str__(self) -> str:
-        return f"ranks {list(self.ranks)} of round {self.round} are of this node ({self.duration:.3f} s)"
+        return f"this node has the ranks {list(self.ranks)} in round {self.round} ({self.duration:.3f} s)"
 
 
 @frozen

@@ -63,7 +63,7 @@ class RoundStarted:
 
     def __str__(self) -> str:
         return (
-            f"round {self.round} started ({self.why}): node {self.group_rank} of {self.group_world_size}, "
+            f"round {self.round} started ({self.why}): node rank {self.group_rank} of {self.group_world_size}, "
             f"{len(self.pids)} of {self.world_size} workers here, store at {self.master}, "
             f"restart {self.restart_count} of {self.max_restarts}, processes {sorted(self.pids.values())}"
         )
@@ -137,8 +137,8 @@ class WorkerStuck:
 
     def __str__(self) -> str:
         return (
-            f"rank {self.rank} (process {self.pid}) sits in native code, such as a collective, and has not come back "
-            f"for {_name(self.signum)} in {self.waited:.1f} s, nor has any other here: killed, to free the others"
+            f"rank {self.rank} (process {self.pid}) is in native code, such as a collective, and has not handled "
+            f"{_name(self.signum)} in {self.waited:.1f} s, nor has any other worker here: killed, to free the others"
         )
 
 
@@ -165,7 +165,7 @@ class VerdictMissed:
     level = logging.WARNING
 
     def __str__(self) -> str:
-        return f"node {self.node} takes its own success for the job's: {self.why}"
+        return f"node {self.node} ends with success, as its own workers did, without the outcome of the job: {self.why}"
 
 
 @frozen
@@ -231,7 +231,7 @@ class PreloadSkipped:
     level = logging.WARNING
 
     def __str__(self) -> str:
-        return f"{self.why}. Until then each worker imports it by itself, which takes longer; preload=() says so"
+        return f"{self.why}; until then each worker imports it by itself, which takes longer (preload=() asks for that)"
 
 
 @frozen
@@ -317,11 +317,11 @@ class WorkerLingers:
 
     def __str__(self) -> str:
         what = (
-            "so it is stopped" if self.ends else "and is let be, since its main part ended well (exit_timeout ends it)"
+            "it is stopped" if self.ends else "it is left running, since its program succeeded (exit_timeout stops it)"
         )
         return (
-            f"local rank {self.local_rank} (process {self.pid}) is done, but lives on for {self.seconds:g} s: "
-            f"threads, exit handlers or finalizers do not end; {what}. Its threads:\n{self.stacks or '(not seen)'}"
+            f"local rank {self.local_rank} (process {self.pid}) has finished, but still runs {self.seconds:g} s later: "
+            f"threads, exit handlers or finalizers do not end, and {what}; its threads:\n{self.stacks or '(not seen)'}"
         )
 
 

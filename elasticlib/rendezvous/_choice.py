@@ -104,7 +104,7 @@ def choose(
     endpoint = config.rdzv_endpoint
     if not endpoint.strip() and config.rdzv_backend in _LOCAL_ENDPOINTS:
         endpoint = _LOCAL_ENDPOINTS[config.rdzv_backend]
-        more += (f"rdzv_endpoint='' means {endpoint}: only nodes on this machine can meet there",)
+        more += (f"rdzv_endpoint='' means {endpoint}: only nodes on this machine can join",)
     job = Job.of(
         options,
         run_id=run_id,
@@ -128,12 +128,12 @@ def _is_host(text: str) -> bool:
 def _plug_in(config: LaunchConfig, fresh_id: str, token: str | None) -> tuple[PlugIn, tuple[str, ...]]:
     if token is not None:
         raise ConfigError(
-            f"token is given, but rdzv_backend={config.rdzv_backend!r} cannot keep strangers out with it: "
+            f"token is given, but rdzv_backend={config.rdzv_backend!r} does not support a token: "
             "leave it (or the variable ELASTICLIB_TOKEN) out, or take c10d, static or etcd"
         )
     warnings = _unused(config)
     if config.wait_for != "quiet":
-        warnings += (f"wait_for={config.wait_for!r} has no meaning for rdzv_backend={config.rdzv_backend!r}",)
+        warnings += (f"wait_for={config.wait_for!r} has no effect with rdzv_backend={config.rdzv_backend!r}",)
     run_id, more = _run_id(config, fresh_id)
     return PlugIn(run_id, config.rdzv_backend), warnings + more
 
@@ -159,7 +159,7 @@ def _private(config: LaunchConfig, options: _options.Options, fresh_id: str) -> 
             if backend == "static" or options.store_type == "file":
                 what = "the path of a file that all see" if options.store_type == "file" else "host:port"
                 raise ConfigError(
-                    f"rdzv_endpoint='': {config.max_nodes} nodes need a place to meet: give the same {what} "
+                    f"rdzv_endpoint='': {config.max_nodes} nodes need a common endpoint: give the same {what} "
                     f"on all of them, such as {'/shared/job' if options.store_type == 'file' else 'node0:29500'}"
                 )
             return None
@@ -190,7 +190,7 @@ def _node_rank(config: LaunchConfig, options: _options.Options) -> tuple[int | N
             f"give a number from 0 to {config.max_nodes - 1}"
         )
     if options.rank is not None and rank != options.rank:
-        return rank, (f"rdzv_configs={{'rank': {options.rank}}} is ignored: node_rank={rank} is what counts",)
+        return rank, (f"rdzv_configs={{'rank': {options.rank}}} is ignored: node_rank={rank} is used",)
     return rank, ()
 
 

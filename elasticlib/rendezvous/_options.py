@@ -135,7 +135,7 @@ KEYS: dict[str, Key] = {
         ALL,
         _seconds_or_zero,
         _SECONDS_OR_ZERO,
-        "for finding the store and getting a seat",
+        "for finding the store and getting ranks",
         f"{JOIN_TIMEOUT:g}; static, etcd: {DEFAULT_RENDEZVOUS_TIMEOUT}",
     ),
     "timeout": Key(ALL, _seconds_or_zero, _SECONDS_OR_ZERO, "older name of join_timeout"),
@@ -155,7 +155,7 @@ KEYS: dict[str, Key] = {
     ),
     "keep_alive_max_attempt": Key(ALL, _attempts, "a whole number above 0", "see there", f"{KEEP_ALIVE_ATTEMPTS}"),
     "reconnect_timeout": Key(
-        ALL, _seconds, _SECONDS, "for finding a store again that fell silent", f"{RECONNECT_TIMEOUT:g}"
+        ALL, _seconds, _SECONDS, "for finding a store again that does not answer", f"{RECONNECT_TIMEOUT:g}"
     ),
     "close_timeout": Key(
         ALL,
@@ -172,7 +172,7 @@ KEYS: dict[str, Key] = {
         "5; where contact was lost 0.3 of heartbeat_timeout, from 1 to 5",
     ),
     "cas_backoff_max_seconds": Key(
-        ELASTIC, _seconds_or_zero, _SECONDS_OR_ZERO, "torch's, without effect: no writes are repeated here", "0"
+        ELASTIC, _seconds_or_zero, _SECONDS_OR_ZERO, "torch's, without effect: no write is retried", "0"
     ),
     "rank": Key(STATIC, _rank, "a whole number, 0 or more", "node_rank by torch's name"),
     "store_linger": Key(
@@ -249,9 +249,7 @@ def read(backend: str, configs: Mapping[str, Any]) -> Options:
             except _Idle as why:
                 idle.append(f"rdzv_configs={{{name!r}: {value!r}}}: {why}")
     if backoff := found.pop("cas_backoff_max_seconds", 0):
-        idle.append(
-            f"rdzv_configs={{'cas_backoff_max_seconds': {backoff:g}}} has no effect: no node repeats a write here"
-        )
+        idle.append(f"rdzv_configs={{'cas_backoff_max_seconds': {backoff:g}}} has no effect: no write is retried")
     chosen: dict[str, Any] = {name: found[name] for name in _AS_NAMED if name in found}
     if "last_call_timeout" in found:
         chosen["last_call"] = found["last_call_timeout"]
@@ -316,7 +314,7 @@ def _others(backend: str, found: Mapping[str, Any], idle: list[str]) -> dict[str
     files = sorted(set(others) & set(_SAME.values()))
     if files and others.get("protocol") != "https":
         idle.append(
-            f"rdzv_configs: {', '.join(files)} has no effect without protocol=https: etcd is spoken to in plain text"
+            f"rdzv_configs: {', '.join(files)} has no effect without protocol=https: the connection is not encrypted"
         )
         for name in files:
             del others[name]

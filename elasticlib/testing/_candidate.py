@@ -178,7 +178,7 @@ class Candidate:
     def _elect(self, hold: Hold) -> None:
         answer = self._ask()
         if self.done():
-            answer(events.Declined("the job is over, and nobody is left to be told"))
+            answer(events.Declined("the job has ended, and no node is left in it"))
             return
         self._begin(hold)
         answer(events.Elected())

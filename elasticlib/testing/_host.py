@@ -229,7 +229,7 @@ class Host:
 
     def _loaded(self, saved: Any) -> None:
         if saved is DESTROYED:
-            self._do(self._step(Destroyed("the coordinator's state was deleted from the store by somebody else")))
+            self._do(self._step(Destroyed("the coordinator's state was deleted from the store by another writer")))
         else:
             self._do(self._step(Loaded(saved.data if saved else None)))
 
@@ -243,7 +243,7 @@ class Host:
             elif held is REFUSED:
                 self.stop("the store takes not even the end of the job")
             elif held is CHANGED:
-                self._do(self._step(Broke("the coordinator's state in the store was changed by somebody else")))
+                self._do(self._step(Broke("the coordinator's state in the store was changed by another writer")))
             elif held:
                 self._do(rest)
             else:
@@ -278,7 +278,7 @@ class Host:
 
     def _break(self) -> None:
         """What came in is lost: say the end, and answer no more when that is said."""
-        why = "the inbox counter was destroyed"
+        why = "the inbox counter was overwritten"
         if self._breaks:
             self.stop(why)
         elif self._rests is not None:

@@ -28,7 +28,7 @@ class InvariantBroken(AssertionError):  # noqa: N818 - it names what happened
     """A rule of the rendezvous was broken in a simulated cluster."""
 
 
-NO_MEMORY = ("the job's saved state was set back", "the job's saved state was destroyed")
+NO_MEMORY = ("the job's saved state was replaced by an older one", "the job's saved state was destroyed")
 """Ends by which nothing is decided but the end itself, on a memory that is known to be an old one, or none."""
 
 

@@ -376,6 +376,6 @@ class Node:
             return
         self.closes = True
         if not self.member.is_over and self.verdict is not None and self.verdict.kind == "lost":
-            self._tell_left("its agent went without a word", None)
+            self._tell_left("its agent ended without leaving the job", None)
         self.member.close()
         self.cluster.part(self, linger)

@@ -154,7 +154,7 @@ class FileTimerServer:
                 if not self._stopping:
                     self._turn(to_the_end=once)
             except Exception:
-                _log.exception("a turn of the watchdog failed")
+                _log.exception("a check of the watchdog failed")
                 if not once:
                     wait_readable([self._wake], min(1.0, self._max_interval))  # most likely the next one fails too
             if once:

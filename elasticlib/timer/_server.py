@@ -85,7 +85,7 @@ class TimerServer(abc.ABC):
             try:
                 self._turn()
             except Exception:
-                _log.exception("a turn of %s failed", type(self).__name__)
+                _log.exception("a check of %s failed", type(self).__name__)
                 stopping.wait(min(1.0, self._max_interval))  # most likely the next one fails too
 
     def _turn(self) -> None:
@@ -109,7 +109,7 @@ class TimerServer(abc.ABC):
         try:
             return self._reap_worker(worker)
         except Exception:
-            _log.exception("ending worker %s failed; its timers are forgotten", worker)
+            _log.exception("ending worker %s failed; its timers are dropped", worker)
             return True
 
 

@@ -131,13 +131,13 @@ def explain(exitcode: int, memory_kills: int) -> str:
             "(kill -9, a scheduler, or the whole machine was out of memory)"
         )
     if number == signal.SIGABRT:
-        return "native code gave up (abort): its last words are on the worker's stderr"
+        return "native code aborted: its last lines are on the worker's stderr"
     if number in _CRASHES:
         return "native code crashed: the stack shows the Python line that called it"
     if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         return "the worker was asked to end from outside, not by this launcher"
     if exitcode == 120:
-        return "output that was still in a buffer could not be written: a full disk, or a reader that is gone"
+        return "output that was still in a buffer could not be written: a full disk, or a reader that has closed"
     if exitcode in (126, 127):
         return "a shell's status for a program that was not found or may not be executed"
     return ""

@@ -144,7 +144,7 @@ class ForkServer:
                 self._link.send({"op": op}, (theirs.fileno(),))
         except BlockingIOError as error:
             ours.close()
-            self._failure = StartError("the process that starts the workers takes no orders: it is stopped, or hangs")
+            self._failure = StartError("the process that starts the workers does not respond: it is stopped, or hangs")
             raise self._failure from error
         finally:
             theirs.close()

@@ -40,7 +40,7 @@ def cut_short(exits: Mapping[int, Exit], pids: Mapping[int, int], count: int) ->
     for rank in range(count):
         end, pid = exits.get(rank), pids.get(rank, 0)
         if end is None:
-            why = f"process {pid} was not seen to end: it is in uninterruptible sleep, or was let go of"
+            why = f"process {pid} was not seen to end: it is in uninterruptible sleep, or was left running"
             found[rank] = ProcessFailure(rank, pid, -signal.SIGKILL, "", message=why, rank=rank)
         elif end.exitcode != 0:
             hint = "stopped by its launcher before it was done"
@@ -55,8 +55,8 @@ def return_values(exits: Mapping[int, Exit], count: int, rank_base: int) -> dict
         report = exits[rank].report
         if exits[rank].unread:
             raise PicklingError(
-                f"what rank {rank_base + rank} returned could not be taken in: this program has as many files open "
-                f"as it may: {FEW_DESCRIPTORS.removeprefix('; ')}"
+                f"the return value of rank {rank_base + rank} could not be received: this program has as many files "
+                f"open as it may: {FEW_DESCRIPTORS.removeprefix('; ')}"
             )
         values[rank_base + rank] = None
         if report is not None and report.kind == "result":

@@ -142,7 +142,7 @@ def _complaint(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
             _dump(value)
         except Exception as cause:
             return (
-                f"{part}, a {type(value).__qualname__}, cannot be sent to the workers: {cause}. "
-                "Make it inside the function instead"
+                f"{part}, a {type(value).__qualname__}, cannot be sent to the workers: {cause}; "
+                "make it inside the function instead"
             )
     return f"{name} cannot be sent to the workers: {type(error).__name__}: {error}"

@@ -243,7 +243,7 @@ class ElectionContract:
         journal.save(b"1")
         self.exchange()._keys.delete([journal._state])  # type: ignore[attr-defined]
 
-        with pytest.raises(RendezvousStateError, match="changed by somebody else"):
+        with pytest.raises(RendezvousStateError, match="changed by another writer"):
             journal.save(b"2")
         journal.save(b"3")
 

@@ -157,7 +157,7 @@ class EtcdContract(ExchangeContract):
         assert [None, None, b"3"] == [item and item.data for item in items]
 
     def test_what_the_server_turns_down_is_a_clear_error(self, keys: Keys) -> None:
-        with pytest.raises(RequestRefusedError, match=r"http://127\.0\.0\.1:\d+ turned .* down: .*larger?") as refused:
+        with pytest.raises(RequestRefusedError, match=r"http://127\.0\.0\.1:\d+ refused .*: .*larger?") as refused:
             keys.write({"/big": b"\xff" * 3_000_000})
 
         assert refused.value.too_large

@@ -201,8 +201,8 @@ class TestWhoHosts:
     @pytest.mark.parametrize(
         ("facts", "why"),
         [
-            ({"is_host": True}, "^is_host=1, but somebody listens at 127.0.0.1:"),
-            ({"backend": "static", "node_rank": 0}, "^node_rank=0, but somebody listens at 127.0.0.1:"),
+            ({"is_host": True}, "^is_host=1, but another process listens at 127.0.0.1:"),
+            ({"backend": "static", "node_rank": 0}, "^node_rank=0, but another process listens at 127.0.0.1:"),
         ],
     )
     def test_who_must_host_and_cannot_says_who_is_in_the_way(self, facts: dict[str, Any], why: str) -> None:
@@ -283,7 +283,7 @@ class TestDial:
             backend("nosuchhost.invalid:29400").dial(LONG)
 
     def test_a_refusal_is_told_apart(self, backend: Open) -> None:
-        with pytest.raises(RefusedError, match="nobody listens there"):
+        with pytest.raises(RefusedError, match="no process listens there"):
             backend(f"localhost:{free_port()}").dial(LONG)
 
     def test_who_accepts_and_says_nothing_is_no_store(self, backend: Open) -> None:
@@ -373,17 +373,19 @@ class TestStrangers:
         exchange = guest(backend, first, "b")
         assert dead.take(exchange)
         exchange.post(b"for the dead one")
-        with pytest.raises(RendezvousConnectionError, match=r"job 'b' is there, but .* in 20\.0 s it can be begun"):
+        with pytest.raises(
+            RendezvousConnectionError, match=r"job 'b' exists, but .*; it can be started anew in 20\.0 s"
+        ):
             second.take_over(exchange)
         third.clock = second.clock = lambda: 19.9
         for early in (second, third):
-            with pytest.raises(RendezvousConnectionError, match=r"job 'b' is there"):
+            with pytest.raises(RendezvousConnectionError, match=r"job 'b' exists"):
                 early.take_over(exchange)
 
         second.clock = third.clock = lambda: 40.0
 
         assert second.take_over(exchange)
-        with pytest.raises(RendezvousConnectionError, match=r"job 'b' is there"):
+        with pytest.raises(RendezvousConnectionError, match=r"job 'b' exists"):
             third.take_over(exchange)  # it has watched that one for no time at all
         exchange.post(b"for the living one")
         found = second.coordinating(exchange).receive(LONG)
@@ -394,7 +396,7 @@ class TestStrangers:
         exchange = guest(backend, first, "b")
         late = claim("late")
         assert claim("dead").take(exchange)
-        with pytest.raises(RendezvousConnectionError, match=r"job 'b' is there"):
+        with pytest.raises(RendezvousConnectionError, match=r"job 'b' exists"):
             late.take_over(exchange)
         late.clock = lambda: 21.0
 
@@ -405,7 +407,7 @@ class TestStrangers:
 
         monkeypatch.setattr(StoreExchange, "count", count)
 
-        with pytest.raises(RendezvousConnectionError, match="another node has just begun job 'b' anew"):
+        with pytest.raises(RendezvousConnectionError, match="another node has just started job 'b' anew"):
             late.take_over(exchange)
         assert [b"early"] == exchange.read(["claimant"])
 
@@ -422,7 +424,7 @@ class TestStrangers:
         assert heir.take_over(exchange)
         heir.coordinating(exchange).write({HELLO: b"new"})
 
-        with pytest.raises(LeadershipLost, match="job 'b' was taken for dead"):
+        with pytest.raises(LeadershipLost, match="job 'b' was counted as dead"):
             old.write({HELLO: b"old"})
         paused.give_up(exchange)
         assert [b"new"] == exchange.read([HELLO])
@@ -518,7 +520,7 @@ class TestStrangers:
         exchange.receive(LONG)
         scribble(node, "elasticlib/run/inbox", lie)
 
-        with pytest.raises(RendezvousStateError, match="inbox counter was destroyed"):
+        with pytest.raises(RendezvousStateError, match="inbox counter was overwritten"):
             exchange.receive(0.0)
 
     def test_deleting_the_counter_is_a_clear_error(self, backend: Open) -> None:
@@ -528,7 +530,7 @@ class TestStrangers:
         exchange.receive(LONG)
         raw(node).delete_key("elasticlib/run/inbox")
 
-        with pytest.raises(RendezvousStateError, match="it says 0 after 1"):
+        with pytest.raises(RendezvousStateError, match="it holds 0 after 1"):
             exchange.receive(0.0)
 
     def test_keys_of_workers_are_cleared_and_ours_are_not(self, backend: Open) -> None:

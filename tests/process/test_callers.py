@@ -124,7 +124,7 @@ def test_a_launch_that_finds_no_descriptor_says_so_and_leaves_nothing_behind(tmp
 
     assert "" == done.stderr
     error, threads = done.stdout.splitlines()
-    assert "could not be taken in: this program has as many files open as it may: raise the limit" in error
+    assert "could not be received: this program has as many files open as it may: raise the limit" in error
     assert "['MainThread']" == threads
 
 

@@ -63,7 +63,7 @@ def test_a_node_that_comes_and_goes_pauses_and_is_refused_and_the_others_work_on
 
     healthy.finish()
     status, said = healthy.ends()
-    refused = [f"came and went {MOST} times, each time after less than" in end for end in ends]
+    refused = [f"joined and left {MOST} times, each time after less than" in end for end in ends]
     assert [False] * MOST + [True] * 2 == refused, ends
     assert all("No space left on device" in end for end in ends)
     assert (0, True) == (status, said.count("at work") <= 2 * MOST + 1), said

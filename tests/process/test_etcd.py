@@ -181,9 +181,9 @@ def test_a_dead_server_is_noticed_at_once(server: EtcdServer, name: str) -> None
         server.stop()
         began = time.monotonic()
 
-        with pytest.raises(RendezvousConnectionError, match=r"broke|refused|turned .* down"):
+        with pytest.raises(RendezvousConnectionError, match=r"broke|refused"):
             exchange.write({"key": b"1"})
-        with pytest.raises(RendezvousConnectionError, match=r"broke|refused|turned .* down"):
+        with pytest.raises(RendezvousConnectionError, match=r"broke|refused"):
             waiter.result(LONG)
     assert time.monotonic() - began < 5.0
 
@@ -445,7 +445,7 @@ def test_the_store_that_torch_s_code_knows(server: EtcdServer) -> None:
         assert [5, 3] == [store.add("n", 5), store.add("n", -2)]
         assert b"3" == store.get("n")
         store.wait(["key/1", "n"])
-        with pytest.raises(LookupError, match=r"'key/3' did not come within 0\.1 s"):
+        with pytest.raises(LookupError, match=r"'key/3' did not appear within 0\.1 s"):
             store.get("key/3")
         with pytest.raises(LookupError):
             store.wait(["key/1", "key/3"], datetime.timedelta(seconds=0.05))

@@ -205,7 +205,7 @@ def test_an_older_document_that_is_put_back_ends_the_job_with_a_clear_word(start
 
     assert not [end for end in ends if end["what"] == "seat"], (seats, ends)
     told = " ".join(str(end) for end in ends) + " ".join(node.log.decode() for node in others)
-    assert "the job's saved state was set back" in told
+    assert "the job's saved state was replaced by an older one" in told
 
 
 def test_a_job_goes_on_when_a_stranger_deletes_the_key_that_says_who_coordinates(start: Start, keys: Keys) -> None:

@@ -146,9 +146,9 @@ def test_what_a_function_returned_counts_although_its_process_had_to_be_stopped(
     config = LaunchConfig(nproc_per_node=2, exit_timeout=1)
 
     assert {0: 7, 1: 7} == elastic_launch(config, returns_and_lingers)(how)
-    told = [record.getMessage() for record in caplog.records if "lives on" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "still runs" in record.getMessage()]
     assert 2 == len(told)
-    assert all("so it is stopped" in each and "File" in each for each in told)
+    assert all("and it is stopped" in each and "File" in each for each in told)
 
 
 LINGERS = """
@@ -207,7 +207,7 @@ def test_threads_of_a_script_that_ended_well_are_ended_where_that_was_asked_for(
     done = elasticrun("--exit-timeout", "0.5", str(script), "well", "50")
 
     assert (0, "") == (done.returncode, done.stdout)
-    assert "so it is stopped" in done.stderr and "lingers.py" in done.stderr
+    assert "and it is stopped" in done.stderr and "lingers.py" in done.stderr
 
 
 FINALIZERS = """
@@ -227,7 +227,7 @@ def test_a_finalizer_that_never_ends_holds_no_job(tmp_path: Path) -> None:
     done = elasticrun("--exit-timeout", "0.5", "--nproc-per-node", "2", str(script))
 
     assert 0 == done.returncode
-    assert 2 == done.stderr.count("so it is stopped")
+    assert 2 == done.stderr.count("and it is stopped")
 
 
 def forks_and_returns(raises: bool) -> int:

@@ -299,7 +299,7 @@ def test_one_interrupt_ends_ranks_that_sit_in_native_code_and_says_what_is_waite
     assert 1 == status
     assert f"waiting for ranks 0, 1 (processes {workers[0]}, {workers[1]}) to end by SIGINT: SIGKILL follows" in stderr
     assert "or at once with another Ctrl-C" in stderr
-    assert f"rank 1 (process {workers[1]}) sits in native code" in stderr
+    assert f"rank 1 (process {workers[1]}) is in native code" in stderr
 
 
 @pytest.mark.parametrize("where", ["another collective", "a C call", "a lock", "a sleep"])

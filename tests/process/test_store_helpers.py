@@ -71,11 +71,11 @@ def test_a_store_on_etcd_has_the_time_limit_that_it_says() -> None:
 
     with store_timeout(store, 0):
         assert timedelta(0) == store.timeout
-        with pytest.raises(LookupError, match="did not come within 0 s"):
+        with pytest.raises(LookupError, match="did not appear within 0 s"):
             store.get("key")
     assert timedelta(seconds=0.25) == store.timeout
     assert timedelta(seconds=300) == EtcdStore(Empty(), "job").timeout  # type: ignore[arg-type]
-    with pytest.raises(LookupError, match="did not come within 0 s"):
+    with pytest.raises(LookupError, match="did not appear within 0 s"):
         store.wait(["key"], timedelta(0))
 
 

@@ -183,7 +183,7 @@ class TestClaims:
         exchange, heir = guest(), self.claim("heir")
         assert self.claim("dead").take(exchange)
 
-        with pytest.raises(RendezvousConnectionError, match=r"in 20\.0 s it can be begun anew"):
+        with pytest.raises(RendezvousConnectionError, match=r"it can be started anew in 20\.0 s"):
             heir.take_over(exchange)
         heir.clock = lambda: 21.0
 
@@ -231,7 +231,7 @@ class TestClaims:
         office.write(greeting("mine", 1))
         exchange.delete([HELLO, PULSE, "claimant"])
 
-        with pytest.raises(LeadershipLost, match="job 'job' was taken for dead"):
+        with pytest.raises(LeadershipLost, match="job 'job' was counted as dead"):
             office.write(greeting("mine", 2))
 
     def test_the_old_greeting_of_another_coordinator_ends_nobody_and_a_living_one_does(

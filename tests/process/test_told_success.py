@@ -86,7 +86,7 @@ def test_a_node_that_loses_contact_after_its_success_returns_its_results(
     duties.wait_for(lambda: other.said("workers are SUCCEEDED"), LIMIT)
     process = other.rendezvous()
     os.kill(process, signal.SIGSTOP)
-    duties.wait_for(lambda: other.said("waits for a seat", times=2), LIMIT)
+    duties.wait_for(lambda: other.said("waits for its rank assignment", times=2), LIMIT)
     os.kill(process, signal.SIGCONT)
     (tmp_path / "go").touch()
 

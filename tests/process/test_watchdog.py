@@ -174,7 +174,7 @@ def test_a_worker_in_uninterruptible_sleep_ends_the_job_without_a_restart(tmp_pa
     assert (True, 1, [], True) == (result.is_failed(), rank, others, failure.fatal)
     assert "was in uninterruptible sleep (state D) for 0 s" in failure.message
     assert [False] == [end.restart for end in ends]
-    assert "a restart would meet the same" in ends[0].why
+    assert "a restart would fail again" in ends[0].why
 
 
 def ask(port: int) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def test_a_job_goes_on_without_its_health_check_where_the_port_is_taken(
 
         elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), wait_for_file)(str(tmp_path / "go"))
 
-    assert "so there is no health check" in caplog.text
+    assert "; there is no health check" in caplog.text
 
 
 def test_a_health_check_server_of_the_callers_is_stopped_with_the_job(tmp_path: pathlib.Path) -> None:

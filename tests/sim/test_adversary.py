@@ -109,7 +109,7 @@ def test_a_node_whose_beats_are_destroyed_stops_its_workers_before_others_have_i
 
     fenced = [record for record in cluster.history if isinstance(record, Fenced)]
     assert {"n2"} == {record.node.partition("/")[0] for record in fenced}
-    assert "somebody removes this node's heartbeats" in fenced[0].why
+    assert "this node's heartbeats are removed from the store" in fenced[0].why
     assert fenced[0].at < 28.0
     assert ["succeeded"] * 3 == kinds(cluster)
 
@@ -168,7 +168,7 @@ def test_who_asks_anew_after_the_end_is_told_of_it_though_the_store_refuses_it_t
 
     (told,) = cluster.members
     assert told.verdict is not None
-    assert "changed by somebody else" in told.verdict.why
+    assert "changed by another writer" in told.verdict.why
 
 
 def test_a_node_that_slept_through_its_loss_and_a_takeover_is_told_though_its_notice_was_destroyed() -> None:
@@ -278,7 +278,7 @@ def test_an_old_memory_that_is_put_back_is_noticed_by_nodes_at_work_within_secon
 
         for node in cluster.members:
             assert node.verdict is not None
-            assert "saved state was set back" in node.verdict.why
+            assert "saved state was replaced by an older one" in node.verdict.why
             assert node.verdict.at < 16.0
     assert spares > 1
 

@@ -451,14 +451,16 @@ def test_an_old_memory_that_is_put_back_ends_the_job_and_repeats_no_round(second
     begun = [record.round for record in cluster.history if isinstance(record, Sealed)]
     assert [0, 1, 2] == begun
     assert 2 == len(cluster.verdicts)
-    assert all("the job's saved state was set back" in verdict.why for verdict in cluster.verdicts.values())
+    assert all(
+        "the job's saved state was replaced by an older one" in verdict.why for verdict in cluster.verdicts.values()
+    )
 
 
 def test_a_document_that_is_changed_under_a_coordinator_that_lives_ends_the_job() -> None:
     cluster = run(FailWorker(1, at=6.0), SetBack(at=8.0, seconds=5.0), FailWorker(1, at=10.0), coordinator="elected")
 
     assert {"closed"} == set(kinds(cluster))
-    assert all("changed by somebody else" in verdict.why for verdict in cluster.verdicts.values())
+    assert all("changed by another writer" in verdict.why for verdict in cluster.verdicts.values())
 
 
 @BOTH
@@ -482,7 +484,9 @@ def test_where_too_few_are_left_the_end_names_the_node_that_came_and_went(coordi
 
     ends = [verdict for verdict in verdicts_of_steady_nodes(cluster) if verdict is not None]
     assert ["timeout"] * 2 == [verdict.kind for verdict in ends]
-    assert all("no seat is given any more to n2 (10.0.0.2), which came and went 5 times" in each.why for each in ends)
+    assert all(
+        "no ranks are given any more to n2 (10.0.0.2), which joined and left 5 times" in each.why for each in ends
+    )
 
 
 # Some processes of a machine are stopped, while others and its workers run on.

@@ -400,10 +400,10 @@ def refuse(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        ({"max_nodes": 2, "rdzv_backend": "static"}, "rdzv_endpoint='': 2 nodes need a place to meet"),
+        ({"max_nodes": 2, "rdzv_backend": "static"}, "rdzv_endpoint='': 2 nodes need a common endpoint"),
         (
             {"rdzv_backend": "etcd"},
-            "rdzv_endpoint='': rdzv_backend='etcd' needs its servers, .*localhost:2379",
+            "rdzv_endpoint='': rdzv_backend='etcd' needs the address of an etcd server, .*localhost:2379",
         ),
         ({"min_nodes": 2, "max_nodes": 2, "rdzv_endpoint": "node0:29400"}, "run_id=''"),
         ({"rdzv_configs": {"heartbeat_timeout": 0}}, "heartbeat_timeout must be a number of seconds above 0"),

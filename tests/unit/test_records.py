@@ -50,7 +50,7 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
     [
         (
             STARTED,
-            "round 2 started (all 1 nodes are there): node 0 of 1, 2 of 4 workers here, store at 127.0.0.1:29500, "
+            "round 2 started (all 1 nodes are there): node rank 0 of 1, 2 of 4 workers here, store at 127.0.0.1:29500, "
             "restart 1 of 3, processes [11, 12]",
         ),
         (RoundEnded(2, "rank 1 failed", restart=True), "round 2 ended: rank 1 failed"),
@@ -71,27 +71,29 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         ),
         (
             WorkerStuck(3, 1001, 2, 2.04),
-            "rank 3 (process 1001) sits in native code, such as a collective, and has not come back for SIGINT in 2.0 "
-            "s, nor has any other here: killed, to free the others",
+            "rank 3 (process 1001) is in native code, such as a collective, and has not handled SIGINT in 2.0 s, "
+            "nor has any other worker here: killed, to free the others",
         ),
         (
             NotNeeded("n2/1-a", "all 2 nodes succeeded in round 0"),
             "node n2/1-a was not needed, so none of its workers has a result: all 2 nodes succeeded in round 0",
         ),
         (
-            VerdictMissed("n2/1-a", "round 0 ended well here, and nobody can say how it did elsewhere: refused"),
-            "node n2/1-a takes its own success for the job's: round 0 ended well here, and nobody can say how it did "
-            "elsewhere: refused",
+            VerdictMissed(
+                "n2/1-a", "round 0 succeeded on this node, and how it ended on other nodes is not known: refused"
+            ),
+            "node n2/1-a ends with success, as its own workers did, without the outcome of the job: round 0 succeeded "
+            "on this node, and how it ended on other nodes is not known: refused",
         ),
         (LogsKept("/tmp/logs"), "logs and error files are kept in /tmp/logs"),
         (LaunchStarted("train.py", {"role": "a", "max_restarts": 3}), "launching train.py: role='a', max_restarts=3"),
-        (SeatSought("n1/7-a"), "node n1/7-a waits for a seat"),
+        (SeatSought("n1/7-a"), "node n1/7-a waits for its rank assignment"),
         (
             SeatTaken(2, 1, 2, 4, 0, "n0:29500", "all 2 nodes are there", 0.0123),
-            "seat 1 of 2 in round 2 after 0.012 s: all 2 nodes are there",
+            "node rank 1 of 2 in round 2 after 0.012 s: all 2 nodes are there",
         ),
-        (SeatMissed("nobody came", 600.0), "no seat after 600.000 s: nobody came"),
-        (RanksAssigned(2, (2, 3), 0.5), "ranks [2, 3] of round 2 are of this node (0.500 s)"),
+        (SeatMissed("nobody came", 600.0), "no rank assignment after 600.000 s: nobody came"),
+        (RanksAssigned(2, (2, 3), 0.5), "this node has the ranks [2, 3] in round 2 (0.500 s)"),
         (WorkerStarted(WORKER), "rank 3 started as 1001"),
         (WorkerEnded(WORKER, "TERMINATED"), "rank 3 ended as TERMINATED"),
         (WorkerEnded(WORKER, "FAILED", FAILURE), "rank 3 ended as FAILED: a bad value"),

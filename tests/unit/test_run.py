@@ -615,13 +615,13 @@ def test_standalone_waits_for_no_other_node(launches: Launches, caplog: pytest.L
     main(["--standalone", "--nnodes", "1:3", "train.py"])
 
     assert (1, 1) == (launches.config.min_nodes, launches.config.max_nodes)
-    assert ["--standalone: this job stays at one node of --nnodes=1:3"] == caplog.messages
+    assert ["--standalone: this job runs on one node of --nnodes=1:3"] == caplog.messages
 
 
 def test_standalone_names_what_has_no_effect_beside_it(launches: Launches, caplog: pytest.LogCaptureFixture) -> None:
     main(["--standalone", "--rdzv-id", "mine", "--node_rank", "3", "train.py"])
 
-    assert ["without effect beside --standalone, which is one node alone: --rdzv-id, --node-rank"] == caplog.messages
+    assert ["no effect with --standalone, which runs on this node only: --rdzv-id, --node-rank"] == caplog.messages
 
 
 def test_a_master_that_agrees_with_the_endpoint_as_far_as_it_is_given_is_taken(launches: Launches) -> None:
@@ -756,8 +756,8 @@ def test_options_of_the_rendezvous_that_contradict_themselves_are_refused(
         ("--rdzv-backend c10d --master-addr node0", "--master-addr is ignored"),
         ("--rdzv-backend etcd --rdzv-endpoint e1 --master-port 29500", "--master-port is ignored"),
         ("--nnodes 2 --node-rank 1", "--master-addr is not given: only nodes on this machine"),
-        ("--node-rank 1", "--node-rank is ignored: a job of one node"),
-        ("--standalone --nnodes 1:4", "--standalone: this job stays at one node of --nnodes=1:4"),
+        ("--node-rank 1", "--node-rank is ignored: the node rank in a job of one node is 0"),
+        ("--standalone --nnodes 1:4", "--standalone: this job runs on one node of --nnodes=1:4"),
         ("--nnodes 2 --rdzv-endpoint a:1 --master-addr b", "--master-addr 'b' is ignored: --rdzv-endpoint 'a:1'"),
         ("--nnodes 2 --rdzv-endpoint a:1 --master-port 70000", "--master-port 70000 is ignored"),
     ],

@@ -72,7 +72,7 @@ from elasticlib.rendezvous.protocol._messages import (
 
 __all__ = ["abandon", "asks_again", "boxes", "given_up", "missed", "next_loss", "status", "step", "tell_end"]
 
-SILENT = "silent for {:g} s"
+SILENT = "no heartbeat for {:g} s"
 """Why a node is lost whose beats stay away."""
 
 
@@ -86,7 +86,7 @@ def step(state: State, event: Event, now: float) -> Outcome:
         state = heard_of(state, node)
         # Of a node that is not known, it may be forgotten that the letters before came.
         if event.seq > heard + 1 and (heard or not state.past.horizon):
-            state, actions = abandon(state, f"letter {heard + 1} of node {node} was destroyed: {event.seq} came next")
+            state, actions = abandon(state, f"message {heard + 1} of node {node} is missing: {event.seq} came next")
         if event.seq > heard:
             state, more = _hear(evolve(state, heard={**state.heard, node: event.seq}), event, now)
             actions += more
@@ -169,7 +169,7 @@ def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
     if current.end is not None or node in current.succeeded:
         return state, ()
     if node in current.entries:
-        return end_round(state, current, f"node {node} came anew", restart=True)
+        return end_round(state, current, f"node {node} joins again", restart=True)
     return (state, ()) if entry.free_at > now else _let_in(state, current, node)
 
 
@@ -192,8 +192,8 @@ def _refusal(state: State, report: Join) -> str | None:
     rules, node, index = state.rules, report.node, report.descriptor.index
     asked, ours = report.terms, Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
     if asked is not None and asked != ours:
-        told = f"node {node} was told {_terms(asked)}, but this job runs with {_terms(ours)}"
-        return f"{told}: tell all nodes the same, or give another job another id"
+        told = f"node {node} asks for {_terms(asked)}, but this job runs with {_terms(ours)}"
+        return f"{told}: give all nodes the same numbers, or each job an id of its own (--rdzv-id)"
     role, work = report.descriptor.role, report.descriptor.work
     # One of them tells for all: each was compared when it came.
     peer = next((each for each in _present(state) if each.descriptor.role == role and each.descriptor.work), None)
@@ -206,7 +206,7 @@ def _refusal(state: State, report: Join) -> str | None:
         return None
     places = f"0 to {rules.max_nodes - 1}"
     if index is None:
-        return f"node {node} has no node rank, and each node of this job needs one, from {places}"
+        return f"node {node} has no node rank, and each node of this job needs one: give --node-rank, from {places}"
     if index >= rules.max_nodes:
         return f"node rank {index} of node {node} is out of range: {rules.max_nodes} nodes have the ranks {places}"
     for other in _present(state):

@@ -38,7 +38,7 @@ def end_round(state: State, current: Round, why: str, *, restart: bool) -> Outco
 def spend(state: State, current: Round, why: str, *, fatal: bool = False) -> Outcome:
     """End the running round for a failure: with a restart if one is left, unless that would meet what is *fatal*."""
     if fatal:
-        return end_round(state, current, f"{why}; a restart would meet the same", restart=False)
+        return end_round(state, current, f"{why}; a restart would fail again", restart=False)
     allowed = state.rules.max_restarts
     if state.restarts < allowed:
         state = evolve(state, restarts=state.restarts + 1)
@@ -87,7 +87,7 @@ def end_for_losses(state: State, current: Round, lost: Mapping[str, str]) -> Out
         host = max((host_of(node) for node in lost), key=lambda each: state.losses.get(each, 0))
         times = state.losses.get(host, 0) + 1
         if times >= LOSSES_IN_A_ROW:
-            crashing = f"host {host} was lost in {times} rounds running before any worker succeeded"
+            crashing = f"host {host} was lost in {times} rounds in a row before any worker succeeded"
             return spend(state, current, f"{what}; {crashing}")
     return end_round(state, current, what, restart=True)
 

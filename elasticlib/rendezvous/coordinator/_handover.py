@@ -33,7 +33,7 @@ Share of the heartbeat time in which every node hears of a new coordinator and i
 
 Beats come after 0.3 of it; one that comes back without a pulse that is not older than the last one does not count.
 """
-ADVICE = "; somebody else writes to this job's keys: give each job its own --rdzv-id, or restrict access to the store"
+ADVICE = "; another program writes to this job's keys: give each job its own --rdzv-id, or restrict access to the store"
 _MARK = b"signed:"
 _DAMAGES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _DIGITS = hashlib.sha256().digest_size * 2
@@ -74,7 +74,7 @@ def read_handover(data: bytes | None, run_id: str, key: bytes | None, now: float
         body = json.loads(text)
         nonce, epoch = name(body["nonce"]), body["epoch"]
         if type(epoch) is not int or not 0 <= epoch < LAST_EPOCH:
-            raise ValueError(f"its epoch {shown(epoch)} is no number of takeovers")
+            raise ValueError(f"its epoch {shown(epoch)} is not a number of takeovers")
         state = _reserved(decode_state(body["state"].encode("ascii"), now), now, key is not None)
         mail, garbage = Outbox.from_plain(body["mail"], state, now), Garbage.from_plain(body["gone"], now)
         return Handover(nonce, epoch, state, mail, garbage)

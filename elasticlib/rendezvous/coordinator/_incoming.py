@@ -46,11 +46,11 @@ class Incoming:
 
         def place(message: Message) -> str:  # whom it is from must be known to check that it is from them
             if not isinstance(message, Envelope):
-                raise ValueError(f"a node may not post a {type(message).__name__}")
+                raise ValueError(f"a node cannot post a {type(message).__name__}")
             return report_place(self.run_id, nonce, message.report.node, message.seq)
 
         if len(data) > LETTER:
-            error = f"the inbox holds {len(data):,} bytes, and no letter has more than {LETTER:,}"
+            error = f"the inbox holds {len(data):,} bytes, and a message has at most {LETTER:,}"
             return None, self._refuse("report", error, now)
         letter, said = self._decode(Envelope, "report", data, place, now)
         if letter is not None and (why := doubt(state, letter.report)):
@@ -63,7 +63,7 @@ class Incoming:
         """The beat that *data* holds, or the one that is known already if this one is older."""
         if data is None:
             return None, ()
-        beat, said = self._decode(NodeHeartbeat, "beat", data, key_place(self.run_id, nonce, beat_key(box)), now)
+        beat, said = self._decode(NodeHeartbeat, "heartbeat", data, key_place(self.run_id, nonce, beat_key(box)), now)
         known = self._latest.get(box)
         if beat is not None and (known is None or beat.count >= known.count):
             self._latest[box] = beat
@@ -82,7 +82,7 @@ class Incoming:
         except RendezvousStateError as error:
             return None, self._refuse(name, error, now)
         if not isinstance(message, kind):
-            return None, self._refuse(name, f"a {type(message).__name__} lies where a {kind.__name__} should", now)
+            return None, self._refuse(name, f"a {type(message).__name__} is where a {kind.__name__} should be", now)
         return message, ()
 
     def _refuse(self, name: str, why: object, now: float) -> tuple[Log, ...]:

@@ -190,7 +190,7 @@ class Outbox:
             if place is not None and _untrusted.whole(place) >= 0:
                 return texts[place]
             if place is None or state.round is None:
-                raise ValueError(f"the mail speaks of {_untrusted.shown(place)}, which is not there")
+                raise ValueError(f"the outbox names the node {_untrusted.shown(place)}, which is not known")
             return state.round.seats[-1 - place]
 
         for box, (told, unparted, unread) in _untrusted.exactly(body["boxes"], dict).items():
@@ -223,5 +223,5 @@ def referring(due: Mapping[str, Told]) -> dict[str, Message]:
 def _notice(text: Any) -> Told:
     message = decode(_untrusted.exactly(text, str).encode("ascii"))
     if not isinstance(message, Told):
-        raise ValueError(f"a {type(message).__name__} lies where a notice should")
+        raise ValueError(f"a {type(message).__name__} is where a notice should be")
     return message

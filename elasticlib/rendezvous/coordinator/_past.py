@@ -51,6 +51,6 @@ def doubt(state: State, report: Report) -> str:
     if not isinstance(report, Join) or report.node in state.heard or not horizon or report.pulse > horizon:
         return ""
     return (
-        f"node {report.node} is not known, and asks for a seat as one that saw pulse {report.pulse} last: nodes are "
-        f"forgotten that saw pulse {horizon}, and this may be an old letter of theirs that somebody wrote again"
+        f"node {report.node} is not known, and joins with coordinator heartbeat {report.pulse} as the last it read: "
+        f"nodes up to heartbeat {horizon} were forgotten, and this may be an old message of theirs, written again"
     )

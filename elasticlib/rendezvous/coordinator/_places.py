@@ -46,8 +46,8 @@ def refusal(state: State, entry: Entry, now: float) -> str | None:
     if worst is None or not _is_refused(worst):
         return None
     return (
-        f"node {entry.node} gets no seat: the node at {place} came and went {worst.times} times, each time after less "
-        f"than {STEADY * _heartbeat(state.rules):g} s (at last: {worst.why})"
+        f"node {entry.node} gets no ranks: the node at {place} joined and left {worst.times} times, each time "
+        f"after less than {STEADY * _heartbeat(state.rules):g} s (last: {worst.why})"
     )
 
 
@@ -89,7 +89,7 @@ def gone(state: State, entries: Iterable[Entry]) -> State:
 def refused(state: State) -> str:
     """The places that get no seat any more, for people; empty where there are none."""
     lost = [
-        f"{place}, which came and went {its.times} times"
+        f"{place}, which joined and left {its.times} times"
         for place, known in state.exits.items()
         if (its := _worst(known)) is not None and _is_refused(its)
     ]
@@ -116,8 +116,8 @@ def rested(state: State, now: float) -> list[str]:
 def pauses(state: State, now: float) -> str:
     """Who pauses, and for how long still, for people; empty where nobody does."""
     return "; ".join(
-        f"node {entry.node} pauses for {entry.free_at - now:.0f} s more, since the node at {place_of(entry)} came and "
-        f"went {entry.exits.times} times"
+        f"node {entry.node} pauses for {entry.free_at - now:.0f} s more, since the node at {place_of(entry)} joined "
+        f"and left {entry.exits.times} times"
         for entry in _pausing(state)[:_NAMED]
         if entry.free_at > now and entry.exits is not None
     )

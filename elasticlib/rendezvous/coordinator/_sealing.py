@@ -46,10 +46,10 @@ def gather(state: State, now: float) -> Outcome:
     present = len(there)
     if present < rules.min_nodes:
         if rules.join_timeout == 0 and current is not None and _reachable(state) < rules.min_nodes:
-            return _give_up(state, "are left", "; with a join_timeout of 0 nobody is replaced")
+            return _give_up(state, "are left", "; with join_timeout=0 no node is replaced")
         if now < deadline:
             return state, (_wake(state, deadline, now),)
-        return _give_up(state, f"came in {rules.patience:g} s", "")
+        return _give_up(state, f"joined in {rules.patience:g} s", "")
     if _is_anyone_coming(state):
         if now < deadline:
             return state, (WakeAt(deadline),)
@@ -115,15 +115,15 @@ def status(state: State, now: float) -> str:
     if _is_anyone_coming(state):
         return f"{present} {there}; {named(coming(state))} will come back; {max(0.0, deadline - now):.0f} s left"
     left = max(0.0, _due(state, deadline) - now)
-    return f"{present} of at most {rules.max_nodes} {there}; they start in {left:.0f} s if nobody else comes"
+    return f"{present} of at most {rules.max_nodes} {there}; they start in {left:.0f} s if no other node joins"
 
 
 def _why_no_seat(current: Round, most: int) -> str:
     if len(current.entries) < most:
-        why = f"round {current.number} is about to end well on {named(current.entries)}"
+        why = f"round {current.number} is about to succeed on {named(current.entries)}"
         return f"{why}; this node takes part in the next one, if there is one"
     why = f"round {current.number} runs with all {most} nodes that it may have ({named(current.entries)})"
-    return f"{why}; this node is a spare: it takes the place of one that goes"
+    return f"{why}; this node is a spare: it takes the place of one that leaves"
 
 
 def coming(state: State) -> frozenset[str]:
@@ -169,8 +169,8 @@ def _why_now(state: State, present: int, now: float) -> str:
         case "min":
             return f"{present} nodes are there, {rules.min_nodes} are enough"
         case "max":
-            return f"{present} of {rules.max_nodes} nodes came in {rules.patience:g} s"
-    return f"{present} nodes are there and no other came for {now - state.last_join:.3g} s"
+            return f"{present} of {rules.max_nodes} nodes joined in {rules.patience:g} s"
+    return f"{present} nodes are there and no other joined for {now - state.last_join:.3g} s"
 
 
 def _give_up(state: State, how: str, note: str) -> Outcome:
@@ -181,5 +181,5 @@ def _give_up(state: State, how: str, note: str) -> Outcome:
         if missing:
             why += f"; missing of round {current.number}: {named(missing, current.left)}"
     if without_seats := refused(state):
-        why += f"; no seat is given any more to {without_seats}"
+        why += f"; no ranks are given any more to {without_seats}"
     return finish(state, Final(False, why + note, kind="timeout"))

@@ -291,7 +291,7 @@ class Server:
             self._mail.catch_up(node, box, beat.read)
             if self.state.final is not None:
                 self._follow((self.state, (Send(box, node, self.state.final),)), now, out)
-            self._set_back(f"node {node} has read {beat.read} notices, but it remembers {told}", now, out)
+            self._set_back(f"node {node} has read {beat.read} notices, but the saved state has {told}", now, out)
 
     # What goes out.
 
@@ -375,7 +375,7 @@ class Server:
 
     def _set_back(self, why: str, now: float, out: list[events.Action]) -> None:
         """Somebody put an old memory in the place of ours: what was decided since would be decided again."""
-        self._end(f"the job's saved state was set back: {why}", now, out)
+        self._end(f"the job's saved state was replaced by an older one: {why}", now, out)
 
     def _forget_all(self, why: str, now: float, out: list[events.Action]) -> None:
         self.state, self.nonce = State(self.state.rules), self.seen.nonce or self.nonce

@@ -73,7 +73,7 @@ def decode_state(data: bytes, now: float) -> State:
     try:
         body = _untrusted.parse(data)
         if _untrusted.whole(body["v"]) != VERSION:
-            raise ValueError(f"it has version {body['v']}, we speak {VERSION}")
+            raise ValueError(f"it has version {body['v']}, this node reads version {VERSION}")
         return _state(body, now)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         why = f"{data[:80]!r} is no coordinator's state: {error!r}"
@@ -172,7 +172,7 @@ def _read_round(value: Any, now: float, after: Mapping[str, Exits]) -> Round:
     nodes = [entry.node for entry in entries]
     seats = _read_seats(value["seats"], _untrusted.exactly(value["own"], list))
     if not len(set(nodes)) == len(nodes) == len(seats) > 0:
-        raise ValueError(f"{len(seats)} seats for the nodes {nodes!r:.80}")
+        raise ValueError(f"{len(seats)} rank assignments for the nodes {nodes!r:.80}")
     return Round(
         number=_untrusted.whole(value["number"], 0),
         entries={entry.node: entry for entry in entries},
@@ -227,5 +227,5 @@ def _message(message: Message | None) -> Any:
 def _read_message(body: Any, kind: type[_T]) -> _T:
     message = decode(json.dumps(body).encode("ascii"))
     if not isinstance(message, kind):
-        raise ValueError(f"a {type(message).__name__} lies where a {kind.__name__} should")
+        raise ValueError(f"a {type(message).__name__} is where a {kind.__name__} should be")
     return message

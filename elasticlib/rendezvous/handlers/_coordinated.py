@@ -165,8 +165,7 @@ class CoordinatedHandler(RendezvousHandler):
                 member.join(1, ROLE)  # whoever never asked for a seat gets no answer
         if not self._comes(lambda: self._final is not None, self.job.close_timeout):
             raise RendezvousTimeoutError(
-                f"job {self.job.run_id!r} was not closed in {self.job.close_timeout:g} s: "
-                "nobody who coordinates it answers"
+                f"job {self.job.run_id!r} was not closed in {self.job.close_timeout:g} s: no coordinator answers"
             )
         self._closed = True
 
@@ -238,7 +237,7 @@ class CoordinatedHandler(RendezvousHandler):
         if self._final is not None:
             raise _reason(self._final, self.job)
         if self._lent is not None:
-            raise ConfigError(f"an agent has the place of this handler of job {self.job.run_id!r}: make a new one")
+            raise ConfigError(f"an agent uses this handler of job {self.job.run_id!r}: make a new one")
 
     def _open(self) -> Talk:
         with self._turned:
@@ -276,7 +275,7 @@ class CoordinatedHandler(RendezvousHandler):
         return self._seat
 
     def _info(self, seat: RankAssignment) -> RendezvousInfo:
-        assert self._member is not None, "it gave the seat"
+        assert self._member is not None, "it gave the ranks"
         listener = self._member.listener() if seat.group_rank == 0 else None
         if listener is not None:
             address = seat.master_addresses[0]
@@ -311,7 +310,7 @@ class CoordinatedHandler(RendezvousHandler):
             try:
                 words = member.take()
             except (ElasticError, OSError) as error:
-                broken = RendezvousError(f"the rendezvous of this node broke: {error}")
+                broken = RendezvousError(f"the rendezvous of this node failed: {error}")
                 with self._turned:
                     self._error = error if isinstance(error, ElasticError) else broken
                     self._turned.notify_all()
@@ -362,7 +361,7 @@ def _own_address(listener: socket.socket, address: str) -> str:
 
 def _reason(final: Final, job: Job) -> RendezvousError:
     if final.succeeded:
-        return RendezvousGracefulExitError(f"job {job.run_id!r} ended well without this node: {final.why}")
+        return RendezvousGracefulExitError(f"job {job.run_id!r} succeeded without this node: {final.why}")
     if final.kind == "timeout":
         return RendezvousTimeoutError(final.why)
-    return RendezvousClosedError(f"job {job.run_id!r} is over: {final.why}")
+    return RendezvousClosedError(f"job {job.run_id!r} has ended: {final.why}")

@@ -217,9 +217,7 @@ def _check(settings: RendezvousSettings, backend: RendezvousBackend) -> None:
         raise ConfigError(f"timeout={settings.timeout!r} must be a RendezvousTimeout, or None for its defaults")
     _check_keep_alive(settings.keep_alive_interval, settings.keep_alive_max_attempt)
     if _backoff(settings.cas_backoff_max_seconds):
-        _log.warning(
-            "cas_backoff_max_seconds=%s has no effect: no node repeats a write here", settings.cas_backoff_max_seconds
-        )
+        _log.warning("cas_backoff_max_seconds=%s has no effect: no write is retried", settings.cas_backoff_max_seconds)
     if missing := [name for name in ("name", "get_state", "set_state") if not hasattr(backend, name)]:
         raise ConfigError(f"backend={backend!r} is no RendezvousBackend: it has no {', '.join(missing)}")
     if backend.name == "static":

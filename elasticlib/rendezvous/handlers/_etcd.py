@@ -146,7 +146,7 @@ def _endpoint(client: str | V2Keys | V3Keys) -> str:
         return client
     if not isinstance(client, (V2Keys, V3Keys)):
         raise ConfigError(
-            f"client={client!r:.80} is no client of ours: give host:port, or that of EtcdServer.get_client()"
+            f"client={client!r:.80} is not a client of elasticlib: give host:port, or that of EtcdServer.get_client()"
         )
     if client.site.tls is not None:
         raise ConfigError(f"client={client.site.url}: with TLS use create_rdzv_handler, whose options name the files")

@@ -77,7 +77,7 @@ class EtcdStore(Store):
             left = deadline - time.monotonic()
             if left <= 0:
                 names = ", ".join(repr(keys[index]) for index in missing[:5])
-                raise LookupError(f"{names} did not come within {limit.total_seconds():.3g} s")
+                raise LookupError(f"{names} did not appear within {limit.total_seconds():.3g} s")
             self.client.changed(paths[missing[0]], version, min(left, _SLICE))
 
 

@@ -38,7 +38,7 @@ def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
     if not params.run_id and not fixed:
         raise ConfigError(f"run_id={params.run_id!r}: nodes find each other's job by its id: give the same one to all")
     if not is_unicode(params.run_id):
-        raise ConfigError(f"run_id={params.run_id!r} must be text that UTF-8 can hold")
+        raise ConfigError(f"run_id={params.run_id!r} must be text that can be written in UTF-8")
     job = Job.of(
         options,
         run_id=params.run_id,

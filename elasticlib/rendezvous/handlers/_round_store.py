@@ -77,4 +77,6 @@ def _as_connection_error(address: str, port: int) -> Iterator[None]:
         yield
     except RuntimeError as error:  # torch's store errors are
         why = str(error).splitlines()[0]
-        raise RendezvousConnectionError(f"the store of the round at {address}:{port} is not there: {why}") from error
+        raise RendezvousConnectionError(
+            f"the store of the round at {address}:{port} cannot be reached: {why}"
+        ) from error

@@ -54,7 +54,7 @@ def bind_endpoint(
     spelled = ", ".join(address.host for address in addresses)
     if not outer:
         if _label(host) != _label(socket.gethostname()):
-            return Elsewhere(f"{host} leads to {spelled} here, but this machine is called {socket.gethostname()}")
+            return Elsewhere(f"{host} resolves to {spelled} here, but this machine is called {socket.gethostname()}")
         return listen(addresses if alone else ANYWHERE, port)
     here = [address for address in outer if is_here(address)]
     if not here:
@@ -72,7 +72,7 @@ def listen(addresses: Sequence[Address], port: int) -> socket.socket | Elsewhere
             return _listen(address, port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                return Taken(f"somebody listens at {spell(address.host, port)} of this machine already")
+                return Taken(f"another process listens at {spell(address.host, port)} of this machine already")
             if error.errno in (errno.EACCES, errno.EPERM):
                 why = f"this user may not listen at {spell(address.host, port)}: {os.strerror(error.errno)}"
                 raise ConfigError(f"{why}; choose a port above 1023") from error

@@ -58,7 +58,7 @@ def probe(host: str, port: int, addresses: Sequence[Address], timeout: float) ->
         refused += code == errno.ECONNREFUSED
         whys.append(f"{address.host}: {_explain(code, limit)}")
     if any(is_loopback(address.host) for address in addresses) and not is_loopback(host):
-        whys.append(f"{host} leads to this machine itself here: look into its hosts file")
+        whys.append(f"{host} resolves to this machine itself here: check its /etc/hosts")
     kind = RefusedError if refused == len(addresses) else RendezvousConnectionError
     raise kind(f"{spell(host, port)} cannot be reached ({'; '.join(whys)})")
 
@@ -143,7 +143,7 @@ def _connect(address: Address, port: int, limit: float) -> tuple[int, str]:
 
 def _explain(code: int, limit: float) -> str:
     if code == errno.ECONNREFUSED:
-        return "refused, nobody listens there (yet)"
+        return "refused, no process listens there (yet)"
     if code == errno.ETIMEDOUT:
         return f"no answer within {limit:.1f} s, the machine is down or a firewall filters the port"
     if code in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):

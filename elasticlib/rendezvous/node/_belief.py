@@ -52,14 +52,14 @@ class Belief:
         except RendezvousStateError as error:
             raise RendezvousStateError(_doubt(data, self.key, error)) from error
         if not isinstance(hello, Announcement) or hello.run_id != self.run_id:
-            raise RendezvousStateError(f"where the greeting of job {self.run_id!r} should be is {data[:80]!r}")
+            raise RendezvousStateError(f"where the announcement of job {self.run_id!r} should be is {data[:80]!r}")
         if self.nonce and hello.nonce != self.nonce:
             raise self.begun_anew(f" on {hello.host}")
         return hello
 
     def begun_anew(self, where: str = "") -> RendezvousClosedError:
         """Why this node has no part in the job any more."""
-        return RendezvousClosedError(f"job {self.run_id!r} has begun anew{where}: our part of it is over")
+        return RendezvousClosedError(f"job {self.run_id!r} was started anew{where}: this node is no longer part of it")
 
     def pulse(self, data: bytes | None) -> tuple[CoordinatorHeartbeat | None, str]:
         """The coordinator's heartbeat; or None, and why what lies there is none that can be believed."""
@@ -71,7 +71,7 @@ class Belief:
         if not isinstance(message, Told):
             raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
         if isinstance(message, RankAssignment) and message.round <= last:
-            raise RendezvousStateError(f"{key} holds a seat in round {message.round}, and round {last} had come before")
+            raise RendezvousStateError(f"{key} holds ranks of round {message.round}, and round {last} had come before")
         return message
 
     def whole(self, final: Final, data: bytes | None) -> Final:
@@ -102,7 +102,7 @@ def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
     except (ValueError, AttributeError):
         return str(error)
     if version != VERSION:
-        told = f"the job's coordinator speaks version {shown(version)} of our language, this node version {VERSION}"
+        told = f"the job's coordinator speaks version {shown(version)} of the protocol, this node version {VERSION}"
         return f"{told}: install the same elasticlib on all nodes"
     if signed and key is None:
         return "the job runs with a token, and this node has none: give it the same token (ELASTICLIB_TOKEN)"

@@ -227,8 +227,8 @@ class NodeClient:
         join = Join(self.node, descriptor, None)
         _checked(join)
         if (size := len(encode(join))) > _LONGEST_JOIN:
-            why = f"what node {self.node} says of itself has {size:,} bytes, and may have {_LONGEST_JOIN:,}"
-            raise RendezvousStateError(f"{why}: shorten the name of its role, or of what it runs")
+            why = f"the description of node {self.node} has {size:,} bytes, and may have {_LONGEST_JOIN:,}"
+            raise RendezvousStateError(f"{why}: shorten the role or the name of what it runs")
         return descriptor
 
     def idle(self) -> float | None:

@@ -117,8 +117,8 @@ class Connection:
         except (RendezvousError, ConfigError, StartError) as error:
             self.desk.tell(Refused(self.number, error))
         except Exception as error:
-            _log.exception("a thread of the rendezvous broke")
-            self.desk.tell(Refused(self.number, RendezvousStateError(f"the rendezvous broke: {error!r}")))
+            _log.exception("a thread of the rendezvous failed")
+            self.desk.tell(Refused(self.number, RendezvousStateError(f"the rendezvous failed: {error!r}")))
 
     def _speak(self) -> None:
         exchange = self._exchange = self.dial(self.limit)

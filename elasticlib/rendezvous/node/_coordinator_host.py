@@ -111,8 +111,8 @@ class Host:
             except (LeadershipLost, RendezvousConnectionError):
                 raise
             except Exception as error:
-                _log.exception("the coordinator of job %r broke", self._run_id)
-                self._work(self._step(Broke(f"the coordinator broke: {error!r}")))
+                _log.exception("the coordinator of job %r failed", self._run_id)
+                self._work(self._step(Broke(f"the coordinator failed: {error!r}")))
         except RendezvousError as error:
             if self._thread is None and isinstance(
                 error, (LeadershipLost, RendezvousConnectionError, RequestRefusedError)

@@ -102,7 +102,7 @@ class Outbox:
                 return self.described(letter.seq, less), None
         if isinstance(what, Close):
             return evolve(self, letters=()), error
-        told = fitting(Close(node, f"the store refused a letter of node {node}: {event.why}"))
+        told = fitting(Close(node, f"the store refused a message of node {node}: {event.why}"))
         return self.described(letter.seq, told), error
 
     def sent(self, seq: int, now: float) -> Self:

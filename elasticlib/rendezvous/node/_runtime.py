@@ -127,7 +127,7 @@ class NodeRuntime:
         # Said once: a second word, which knows of no workers, would have others take their ranks.
         if not self.member.is_over() and not self._witnessed:
             with contextlib.suppress(RendezvousError):
-                self.member.post(Leave(self.job.node, "its agent went without a word"))
+                self.member.post(Leave(self.job.node, "its agent ended without leaving the job"))
         self.member.close()
         if self._host is not None:
             self._host.close(linger)
@@ -207,7 +207,7 @@ class NodeRuntime:
             if self._served is None:
                 raise
             owner = f"of job {_named(self._served)}" if self._served else "of a job that has ended"
-            raise RefusedError(f"{error}; it was the store {owner}, in which this job was a guest") from error
+            raise RefusedError(f"{error}; it was the store {owner}, which this job shared") from error
         # The store of another job on this endpoint serves this one as well: the first who comes coordinates.
         job, served = self.job, backend.served_run(exchange)
         if self._host is None and not self._met and served != job.run_id:
@@ -230,7 +230,7 @@ class NodeRuntime:
         try:
             host.run()
         except LeadershipLost as error:
-            why = f"node {self.job.node} coordinates job {self.job.run_id!r} no more: {error}"
+            why = f"node {self.job.node} no longer coordinates job {self.job.run_id!r}: {error}"
             _log.warning("%s", why)
             self.member.fail(RendezvousClosedError(why))
         except RendezvousError as error:
@@ -255,13 +255,13 @@ class NodeRuntime:
             self._broke(error)
             raise
         if over:
-            raise RendezvousClosedError(f"job {self.job.run_id!r} is over, and nobody is left to be told")
+            raise RendezvousClosedError(f"job {self.job.run_id!r} has ended, and no node is left in it")
         self._leads = True
         start_thread(threading.Thread(target=self._lead, args=(journal,), name="elasticlib-coordinator", daemon=True))
 
     def _voted_out(self, why: str) -> None:
         self._leads = False
-        _log.warning("node %s coordinates job %r no more: %s", self.job.node, self.job.run_id, why)
+        _log.warning("node %s no longer coordinates job %r: %s", self.job.node, self.job.run_id, why)
 
     def _broke(self, error: Exception) -> None:
         """Nobody is to wait for a coordinator that is not coming: this node ends, and says why."""
@@ -280,12 +280,12 @@ class NodeRuntime:
                 return
             except LeadershipLost as error:
                 journal.lose(str(error))
-                _log.info("node %s coordinates no more: %s", self.job.node, error)
+                _log.info("node %s no longer coordinates: %s", self.job.node, error)
                 return
             except RendezvousConnectionError as error:
-                _log.warning("the coordinator of job %r begins again: %s", self.job.run_id, error)
+                _log.warning("the coordinator of job %r starts again: %s", self.job.run_id, error)
                 self._pause.wait(_AGAIN)
             except Exception as error:
-                _log.exception("the coordinator of job %r broke", self.job.run_id)
+                _log.exception("the coordinator of job %r failed", self.job.run_id)
                 self._broke(error)
                 return

@@ -217,7 +217,7 @@ class Session:
             case Task.FIND, True:
                 self._ask(events.Lane.SPEAK, Task.GREET, Read((HELLO, PULSE)), now, out)
             case Task.FIND, _:
-                self.status = "the store answers, but nobody coordinates this job yet"
+                self.status = "the store answers, but no node coordinates this job yet"
             case Task.GREET, [data, pulse]:
                 self._greet(data or b"", pulse, now, out)
             case Task.DESCRIBE, messages.Descriptor():
@@ -243,7 +243,7 @@ class Session:
             case Task.CAUSE, [cause] if self._ending is not None:
                 whole = self.belief.whole(self._ending, cause)
                 if cause is not None and whole is self._ending:
-                    self._refuse("root cause", "it is not what the job's end speaks of", now, out)
+                    self._refuse("root cause", "it is not the one that the job's outcome names", now, out)
                 self._deliver(asked.key, whole, now, out)
             case Task.FORGET, _:
                 self._box = self._box.cleared(asked.seq)
@@ -309,7 +309,7 @@ class Session:
     def _believe(self, notice: messages.Told) -> None:
         self.seen = self.seen.told(notice)
         if isinstance(notice, messages.GivenUp):
-            self._stop(f"the job has given this node up: {notice.why}", GRACE * self.contact.limits.heartbeat)
+            self._stop(f"the job counts this node as lost: {notice.why}", GRACE * self.contact.limits.heartbeat)
         elif isinstance(notice, messages.Elaborate):
             self._outbox = self._outbox.elaborate(notice.round, self.belief.node)
         else:
@@ -323,7 +323,7 @@ class Session:
         """The word itself, if it is not a seat that others may have by now."""
         if not isinstance(word, messages.RankAssignment) or self.final is not None or not self.contact.fenced:
             return word
-        why = f"the seat in round {word.round} came while contact was lost"
+        why = f"the ranks of round {word.round} came while contact was lost"
         return messages.ContactLost(why, GRACE * self.contact.limits.heartbeat)
 
     # What comes next.

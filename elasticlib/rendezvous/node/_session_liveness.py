@@ -200,7 +200,7 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
                 contact = evolve(contact, quiet_since=now if contact.quiet_since is None else contact.quiet_since)
                 if now >= _silent_at(contact):
                     quiet = now - (contact.quiet_since or now)
-                    why = f"the store answers, but nobody has coordinated the job for {quiet:.3g} s"
+                    why = f"the store answers, but no node has coordinated the job for {quiet:.3g} s"
                     return evolve(contact, over=True), (GiveUp(why, True),)
             if slept and not contact.fenced:
                 return _wake(contact, slept, now)
@@ -209,7 +209,7 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
         case Unheard():
             if not contact.fenced and contact.doomed_at is None:
                 grace = GRACE * contact.limits.heartbeat
-                why = "somebody removes this node's heartbeats from the store: soon others take its ranks"
+                why = "this node's heartbeats are removed from the store: other nodes take its ranks soon"
                 return evolve(contact, doomed_at=now + grace), (Fence(why, grace),)
         case Broken(why, gone):
             contact = _broken(contact, why, gone, now)
@@ -277,7 +277,7 @@ def _slept(contact: SessionLiveness, pulse: int | None) -> int:
 def _wake(contact: SessionLiveness, slept: int, now: float) -> Outcome:
     heartbeat = contact.limits.heartbeat
     passed = f"{slept * TICK * heartbeat:.3g} s of the job's time"
-    why = f"{passed} went by between two beats of this node, as if it had slept: others may have its ranks"
+    why = f"{passed} passed between two heartbeats of this node, as if it was suspended: other nodes may have its ranks"
     contact = evolve(contact, compares=False, doomed_at=now + (KILL - FENCE) * heartbeat)
     contact, actions = _settle(contact, now)
     return contact, (Fence(why, GRACE * heartbeat), *actions)
@@ -325,7 +325,7 @@ def _settle(contact: SessionLiveness, now: float) -> Outcome:
     heartbeat = contact.limits.heartbeat
     if contact.met and heartbeat and not contact.fenced and now >= _fence_at(contact):
         silent = now - min(contact.acknowledged, contact.pulse_at)
-        live = f"{contact.doubt} ({silent:.3g} s)" if contact.doubt else f"nobody answered for {silent:.3g} s"
+        live = f"{contact.doubt} ({silent:.3g} s)" if contact.doubt else f"no answer for {silent:.3g} s"
         why = live if contact.live else contact.trouble
         actions.append(Fence(f"contact with the job is lost: {why}", GRACE * heartbeat))
         contact = evolve(contact, fenced=True, trouble=why)

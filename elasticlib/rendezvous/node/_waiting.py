@@ -35,6 +35,6 @@ class Waiting:
 
     def complain(self, node: str, job: str, why: str, now: float) -> tuple[Self, str]:
         """Tell it once more, and how: *why* may be empty."""
-        why = why or "the job is found, but its coordinator has not said yet who is there"
+        why = why or "the job is found, but its coordinator has not reported its nodes yet"
         said = f"node {node} has waited {now - self.since:.0f} s for job {job!r}: {why}"
         return evolve(self, told=self.told + 1), said

@@ -79,7 +79,7 @@ class Codec:
             raise ValueError("it is no JSON object")
         version = body.get("v")
         if type(version) is not int or version != self._version:
-            raise ValueError(f"it has version {_untrusted.shown(version)}, we speak {self._version}")
+            raise ValueError(f"it has version {_untrusted.shown(version)}, this node reads version {self._version}")
         body = dict(body)
         signature = body.pop("mac", None)
         message = self._named(body, tuple(self._classes))
@@ -96,7 +96,7 @@ class Codec:
     def _read_nested(self, value: Any) -> Any:
         version = value.get("v") if isinstance(value, dict) else None
         if type(version) is not int or version != self._version:
-            raise ValueError("a letter holds no report of this version")
+            raise ValueError("the message holds no report of this version")
         return self._named(value, self._nested)
 
     def _reader_of(self, cls: type[Any]) -> Reader:
@@ -131,7 +131,7 @@ def _check(body: dict[str, Any], found: Any, key: bytes | None, place: str) -> N
     elif not isinstance(found, str):
         raise ValueError("it is not signed, and this node has a token")
     elif not hmac.compare_digest(found.encode("utf-8", "replace"), mac(body, key, place).encode()):
-        raise ValueError("its signature is not of this token, or for another place")
+        raise ValueError("its signature is of another token or another key")
 
 
 def _or_none(read: Reader) -> Reader:

@@ -160,7 +160,7 @@ class RankAssignment:
             (self.role_rank_base, self.role_world_size),
         ):
             if own >= all_of_them:
-                raise ValueError(f"a place {own} of {all_of_them} is none")
+                raise ValueError(f"{own} of {all_of_them} is not a rank")
 
 
 @frozen

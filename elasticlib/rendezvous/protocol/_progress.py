@@ -41,7 +41,8 @@ class Seen:
     def beyond(self, epoch: int, round: int) -> str:
         """What a coordinator that remembers no more than that has forgotten, for people; empty: nothing."""
         if self.round > round:
-            return f"round {self.round}, but it remembers {f'round {round} as the last' if round >= 0 else 'none'}"
+            known = f"round {round} as the last" if round >= 0 else "none"
+            return f"round {self.round}, but the saved state has {known}"
         if self.epoch > epoch:
-            return f"its term {self.epoch}, but it remembers term {epoch} as the last"
+            return f"its term {self.epoch}, but the saved state has term {epoch} as the last"
         return ""

@@ -241,7 +241,7 @@ class SidecarClient:
             try:
                 received = self._link.receive()
             except OSError as error:  # of a seat's socket, for which no descriptor is free
-                self._error = RendezvousError(f"node {self.node}: no seat can be taken: {error}")
+                self._error = RendezvousError(f"node {self.node}: no ranks can be received: {error}")
                 break
             if received is None:
                 self._lose_process(words)
@@ -273,7 +273,7 @@ class SidecarClient:
         self._mute, self._mute_since = True, self._clock()
         if self._begun:
             return [self._cut_off("the sidecar of this node does not answer")]
-        why = f"its sidecar did not begin within {self._birth_limit:g} s: {_IMPORTING}"
+        why = f"its sidecar did not start within {self._birth_limit:g} s: {_IMPORTING}"
         self._error = RendezvousTimeoutError(f"node {self.node}: {why}")
         return []
 

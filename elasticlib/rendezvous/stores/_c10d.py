@@ -291,8 +291,8 @@ class C10dBackend:
                 return
         self.close()
         raise ConfigError(
-            f"{self._reason}, but {elsewhere.why}, nor does a connection to it lead here: "
-            f"give {self._reason} to the node at {spell(self.host, self.port)} alone, or mend the endpoint"
+            f"{self._reason}, but {elsewhere.why}, nor does a connection to it arrive here: "
+            f"give {self._reason} to the node at {spell(self.host, self.port)} alone, or correct the endpoint"
         )
 
     def _start(self, listener: socket.socket, addresses: list[Address]) -> None:

@@ -52,7 +52,7 @@ class CountedInbox:
     def _gather(self) -> list[Posted]:
         count = self._count()
         if not self._next - 1 <= count < self._next + MOST or len(self._missing) > MOST:
-            raise RendezvousStateError(f"the inbox counter was destroyed: it says {count} after {self._next - 1}")
+            raise RendezvousStateError(f"the inbox counter was overwritten: it holds {count} after {self._next - 1}")
         numbers = [*self._missing, *range(self._next, count + 1)]
         self._next = count + 1
         now = self._clock()

@@ -68,7 +68,7 @@ class Term:
     def check(self) -> None:
         """Raise `LeadershipLost` if it is over."""
         if self.left() <= 0:
-            raise LeadershipLost(f"this node coordinates no more: {self.why}")
+            raise LeadershipLost(f"this node no longer coordinates: {self.why}")
 
 
 class CompareAndSetStateLog:
@@ -92,7 +92,7 @@ class CompareAndSetStateLog:
             if version is not None:
                 self._version = version
                 if not data and hello is not None:
-                    raise RendezvousStateError("the coordinator's state was deleted from the store by somebody else")
+                    raise RendezvousStateError("the coordinator's state was deleted from the store by another writer")
                 return _unpack(data) if data else None
             if not self._keys.holds(self._term.hold):
                 self._lose()
@@ -152,7 +152,7 @@ class CompareAndSetStateLog:
             except RendezvousConnectionError as again:
                 error = again
             self._term.wait(PAUSE)
-        raise LeadershipLost(f"this node coordinates no more: {error}") from error
+        raise LeadershipLost(f"this node no longer coordinates: {error}") from error
 
     def _blame(self) -> None:
         """The state is not as we left it: a successor wrote it, or a stranger, after whom we can still write."""
@@ -160,10 +160,10 @@ class CompareAndSetStateLog:
         if not self._keys.holds(self._term.hold):
             self._lose()
         self._version = 0 if item is None else item.version
-        raise RendezvousStateError("the coordinator's state in the store was changed by somebody else")
+        raise RendezvousStateError("the coordinator's state in the store was changed by another writer")
 
     def _lose(self) -> None:
-        self.lose("another node coordinates by now")
+        self.lose("another node coordinates now")
         self._term.check()
 
 
@@ -227,12 +227,12 @@ class Candidate:
             while actions:
                 actions = self._step(self._perform(actions))
         except Exception as error:
-            _log.exception("the election broke")
-            self._end_term(f"the election broke: {error!r}")
+            _log.exception("the election failed")
+            self._end_term(f"the election failed: {error!r}")
             if self._keys is not None and self._candidacy.hold is not None:
                 with contextlib.suppress(RendezvousError):
                     self._keys.release(self._candidacy.hold)
-            self._on_lost(f"the election broke: {error!r}")
+            self._on_lost(f"the election failed: {error!r}")
         finally:
             with self._lock:
                 keys, self._keys = self._keys, None

@@ -83,14 +83,14 @@ class Claim:
             self._silent = (claimant or b"", now)
         left = self._silent[1] + SILENT * self.heartbeat - now
         if left > 0:
-            why = "the node that coordinated it is silent: dead, or standing still"
+            why = "the node that coordinated it sends no heartbeat, as when it was killed or suspended"
             raise RendezvousConnectionError(
-                f"job {self.run_id!r} is there, but {why}; in {left:.1f} s it can be begun anew"
+                f"job {self.run_id!r} exists, but {why}; it can be started anew in {left:.1f} s"
             )
         first = exchange.count("inbox") + 1  # what was posted until now was for the one that is dead
         if exchange.replace(CLAIMANT, self._silent[0], self.word) != self.word:
             self._silent = None
-            raise RendezvousConnectionError(f"another node has just begun job {self.run_id!r} anew")
+            raise RendezvousConnectionError(f"another node has just started job {self.run_id!r} anew")
         self._first = first
         self._announce(exchange)
         return True

@@ -51,7 +51,7 @@ class LeaderExchange(StoreExchange):
         if claimant == self.claim:
             return
         if not self._may_claim(claimant) or self.replace(CLAIMANT, claimant or b"", self.claim) != self.claim:
-            raise LeadershipLost(f"job {self._run_id!r} was taken for dead, and begun anew by another node")
+            raise LeadershipLost(f"job {self._run_id!r} was counted as dead, and started anew by another node")
 
     def _may_claim(self, claimant: bytes | None) -> bool:
         """Whether the claim is not there because of a stranger: a node that begins the job anew greets at once."""

@@ -88,7 +88,7 @@ def decode_document(data: bytes) -> Document:
     try:
         body = _untrusted.parse(data)
         if body["v"] != VERSION:
-            raise ValueError(f"it has version {_untrusted.shown(body['v'])}, we speak {VERSION}")
+            raise ValueError(f"it has version {_untrusted.shown(body['v'])}, this node reads version {VERSION}")
         items = {
             path: Item(path, _read(text), _count(version), _count(born))
             for path, (text, version, born) in body["keys"].items()

@@ -118,7 +118,7 @@ class SharedState:
             document = Document() if data is None else decode_document(data)
             if document.rev < self._document.rev:
                 # A copy that lags behind catches up; where somebody put an old state back, contact stays lost.
-                what = f"the state in {self.name} was set back from its change {self._document.rev} to {document.rev}"
+                what = f"the state in {self.name} went back from revision {self._document.rev} to {document.rev}"
                 raise RendezvousConnectionError(f"{what}: it is an old one")
             self._document, self._data = document, data
             with self.turned:
@@ -265,7 +265,7 @@ def _is_held(document: Document, hold: Hold | None) -> bool:
 
 def _held_by(document: Document, hold: Hold | None) -> Document:
     if not _is_held(document, hold):
-        raise LeadershipLost("another node coordinates by now")
+        raise LeadershipLost("another node coordinates now")
     return document
 
 

@@ -93,7 +93,7 @@ class StoreExchange:
         began = self._clock()
         self.append("inbox", data)
         if self._clock() - began > LATE / 2:
-            why = "took so long that nobody may look for this entry any more"
+            why = "took so long that the coordinator may not read this message any more"
             raise RendezvousConnectionError(f"the store at {self.where} {why}")
 
     def answers(self, limit: float) -> bool:
@@ -168,7 +168,7 @@ class StoreExchange:
         with self._speaking() as store:
             number = store.add(self.full_key(folder), 1)
             if number < 1:
-                raise RendezvousStateError(f"the {folder} counter was destroyed: it says {number}")
+                raise RendezvousStateError(f"the {folder} counter was overwritten: it holds {number}")
             entry = self.full_key(f"{folder}/{number}")
             store.set(entry, data)
             store.check([entry])  # the acknowledgement; the entry itself may have been received by now
@@ -182,7 +182,7 @@ class StoreExchange:
                 raise ValueError("no counter has so many digits")
             return int(text or b"0")
         except ValueError as error:
-            raise RendezvousStateError(f"the {folder} counter was destroyed: it says {text!r:.80}") from error
+            raise RendezvousStateError(f"the {folder} counter was overwritten: it holds {text!r:.80}") from error
 
     def numbers(self, folder: str) -> list[int]:
         """The numbers of all entries of *folder* that are there, whatever its counter says."""
@@ -223,7 +223,7 @@ class StoreExchange:
         try:
             return store.list_keys()
         except UnicodeDecodeError as error:
-            raise RendezvousStateError(f"a stranger's key in the store at {self.where} is no text") from error
+            raise RendezvousStateError(f"a foreign key in the store at {self.where} is not text") from error
 
     def full_key(self, key: str) -> str:
         """Where the key of this job lies in the store."""

@@ -70,7 +70,7 @@ class Agreement:
             return None
         if (seat.group_rank, seat.group_world_size) != (self.rank, self.size):
             raise RendezvousStateError(
-                f"node {join.node} has rank {self.rank} of {self.size} by its handler, but the seat that rank 0 wrote "
+                f"node {join.node} has rank {self.rank} of {self.size} by its handler, but what rank 0 wrote "
                 f"says {seat.group_rank} of {seat.group_world_size}"
             )
         return seat
@@ -187,8 +187,8 @@ def _offer(data: bytes) -> tuple[Past, Join]:
         number, restarts, body = data.split(b" ", 2)
         past = Past(_count(number, -1), _count(restarts, 0))
     except ValueError:
-        raise RendezvousStateError(f"the store holds {data[:80]!r}, which is no offer of a node") from None
+        raise RendezvousStateError(f"the store holds {data[:80]!r}, which is not the description of a node") from None
     join = decode(body)
     if not isinstance(join, Join):
-        raise RendezvousStateError(f"the store holds a {type(join).__name__} where a node's offer should be")
+        raise RendezvousStateError(f"the store holds a {type(join).__name__} where the description of a node should be")
     return past, join

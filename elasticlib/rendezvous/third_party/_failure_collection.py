@@ -58,7 +58,7 @@ class FailureCollection:
         if not self._causes:
             return Final(False, self.why)
         _, node, note = min(self._causes, key=lambda cause: (cause[2].secondary, cause[0], cause[1], cause[2].rank))
-        why = "a restart would meet the same" if note.fatal else "no restart is left"
+        why = "a restart would fail again" if note.fatal else "no restart is left"
         return Final(False, f"{describe(node, note)}; {why}", node, note)
 
 

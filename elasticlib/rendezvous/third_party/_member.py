@@ -287,7 +287,7 @@ class HandlerMember:
                 return None
         raise RendezvousTimeoutError(
             f"{table.size} nodes came together by {type(self._handler).__name__}, "
-            f"but not all of them asked for seats within {_PEERS:g} s"
+            f"but not all of them asked for ranks within {_PEERS:g} s"
         )
 
     def _look(self) -> None:
@@ -301,7 +301,7 @@ class HandlerMember:
             if done >= table.size:
                 return self._conclude(Final(True, f"all {done} nodes succeeded", round=self._past.round))
             if self._clock() >= self._deadline:
-                why = f"{done} of {table.size} nodes succeeded, and no other said otherwise for {self._barrier:g} s"
+                why = f"{done} of {table.size} nodes succeeded, and no other reported a failure for {self._barrier:g} s"
                 return self._conclude(Final(True, why, round=self._past.round), linger=0.0)
         elif (waiting := self._timed(self._handler.num_nodes_waiting)) > 0 and not table.count_done():
             # Work that a node has finished is not thrown away for an arrival.
@@ -318,7 +318,7 @@ class HandlerMember:
         fatal = any(note.fatal for note in notes)
         if self._past.restarts < self._max_restarts and not fatal:
             return RoundEnd(number, f"{why}; restart {self._past.restarts + 1} of {self._max_restarts}", True)
-        return RoundEnd(number, f"{why}; {'a restart would meet the same' if fatal else 'no restart is left'}", False)
+        return RoundEnd(number, f"{why}; {'a restart would fail again' if fatal else 'no restart is left'}", False)
 
     def _end(self, word: RoundEnd, spent: int = 0) -> None:
         """End the round by our word, which uses up *spent* restarts, or by that of a node which was faster."""
@@ -356,7 +356,7 @@ class HandlerMember:
             self._seated.count_heard(1)
 
     def _settle(self) -> None:
-        assert self._inquest is not None, "nothing was testified yet"
+        assert self._inquest is not None, "no failure was reported yet"
         if (final := self._inquest.verdict(self._clock())) is not None:
             self._conclude(final)
 

@@ -356,7 +356,7 @@ def _deliver(report: _report.Report, handed: Handed) -> bool:
         text = "came back from the user's code"
         print(
             f"elasticlib: process {os.getpid()}, which the worker {handed.pid} forked, {text}: its {report.kind} is "
-            "dropped. End such a process by os._exit()",
+            "dropped; end such a process by os._exit()",
             file=sys.stderr,
         )
         return report.kind == "result"

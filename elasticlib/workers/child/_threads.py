@@ -80,8 +80,8 @@ def watch_environment() -> None:
             if pattern.match(key) and module in came_loaded and key not in warned and _set_by_main():
                 warned.add(key)
                 print(
-                    f"elasticlib: {key} was set after {module} had read it: it has no effect here. "
-                    "Set it before the launch, or launch with --preload '' (preload=())",
+                    f"elasticlib: {key} was set after {module} had read it: it has no effect here; "
+                    "set it before the launch, or launch with --preload '' (preload=())",
                     file=sys.stderr,
                 )
 

@@ -573,7 +573,7 @@ class Told:
 
 NODES = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
 LATER = RankAssignment(1, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
-LOST = ContactLost("nobody answered for 6 s", 1.5)
+LOST = ContactLost("no answer for 6 s", 1.5)
 WELL = Final(True, "all 2 nodes succeeded in round 0", round=0)
 
 
@@ -609,7 +609,7 @@ def test_lost_contact_stops_the_workers_in_its_own_time_and_joins_anew(seated: S
 
 
 def test_lost_contact_gives_no_more_time_than_the_launch_does(seated: Seated) -> None:
-    long = ContactLost("nobody answered", 100.0)
+    long = ContactLost("no answer", 100.0)
     agent, _ = seated([NODES, None, long, Final(False, "over", kind="closed")], [HEALTHY] * 9)
 
     with pytest.raises(RendezvousClosedError):
@@ -747,7 +747,9 @@ def test_results_of_a_round_that_was_repeated_without_this_node_are_an_error(wor
     final = Final(True, "all 2 nodes succeeded in round 1", round=1)
     agent, _ = seated([NODES, None, None, word, final], [succeeded()])
 
-    with pytest.raises(RendezvousGracefulExitError, match="results of round 0 do not count: all 2 nodes succeeded in"):
+    with pytest.raises(
+        RendezvousGracefulExitError, match="results of round 0 were discarded: all 2 nodes succeeded in"
+    ):
         run(agent)
 
 
@@ -785,7 +787,7 @@ def test_an_end_that_no_worker_caused_is_raised(seated: Seated, kind: str, expec
 def test_an_end_that_names_no_failed_worker_is_an_error_that_says_why(
     before: Sequence[Word | None], seated: Seated
 ) -> None:
-    why = "host n2 was lost in 3 rounds running before any worker succeeded; no restarts are allowed"
+    why = "host n2 was lost in 3 rounds in a row before any worker succeeded; no restarts are allowed"
     agent, _ = seated([*before, Final(False, why)], [HEALTHY] * 9)
 
     with pytest.raises(RendezvousClosedError, match=why):

@@ -32,11 +32,11 @@ def rendezvous() -> Iterator[Rendezvous]:
         ("logs_specs", None, "must be a LogsSpecs"),
         ("log_line_prefix_template", 5, "must be text"),
         ("log_line_prefix_template", b"x", "must be text"),
-        ("shutdown_timeout", "x", "must be seconds from 0"),
-        ("shutdown_timeout", -1, "must be seconds from 0"),
-        ("shutdown_timeout", float("nan"), "must be seconds from 0"),
-        ("shutdown_timeout", None, "must be seconds from 0"),
-        ("shutdown_timeout", datetime.timedelta(seconds=5), "must be seconds from 0"),
+        ("shutdown_timeout", "x", "must be a number of seconds, 0"),
+        ("shutdown_timeout", -1, "must be a number of seconds, 0"),
+        ("shutdown_timeout", float("nan"), "must be a number of seconds, 0"),
+        ("shutdown_timeout", None, "must be a number of seconds, 0"),
+        ("shutdown_timeout", datetime.timedelta(seconds=5), "must be a number of seconds, 0"),
         ("uninterruptible_state_timeout", "5m", "must be a number of seconds"),
         ("uninterruptible_state_timeout", float("nan"), "must be a number of seconds"),
         ("uninterruptible_state_timeout", [5], "must be a number of seconds"),
@@ -93,7 +93,7 @@ def test_a_path_where_no_pipe_can_be_is_refused_before_the_nodes_meet(
 def test_any_agent_refuses_a_shutdown_timeout_that_is_no_time(rendezvous: Rendezvous) -> None:
     agent: Any = type("Agent", (SimpleElasticAgent,), dict.fromkeys(SimpleElasticAgent.__abstractmethods__, print))
 
-    with pytest.raises(ConfigError, match="shutdown_timeout='5s' must be seconds from 0"):
+    with pytest.raises(ConfigError, match="shutdown_timeout='5s' must be a number of seconds, 0"):
         agent(WorkerSpec("trainer", 1, rendezvous, entrypoint=print), shutdown_timeout="5s")
 
 

@@ -69,7 +69,7 @@ def note(agent: LocalElasticAgent, *ends: Exit, stopped: bool = False, lost: Los
 
 
 def test_an_unknown_start_method_is_refused(make: Make) -> None:
-    with pytest.raises(ConfigError, match="start_method='thread' is none of spawn, fork, forkserver"):
+    with pytest.raises(ConfigError, match="start_method='thread' must be one of spawn, fork, forkserver"):
         make(start_method="thread")
 
 
@@ -470,7 +470,7 @@ def bring_down(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *words
 
 
 def test_lost_contact_shortens_a_stop_that_goes_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, lost = make(), ContactLost("nobody answered", 1.5)
+    agent, lost = make(), ContactLost("no answer", 1.5)
 
     spawner = bring_down(agent, monkeypatch, None, RoundEnd(0, "rank 1 failed", True), lost)
 
@@ -479,7 +479,7 @@ def test_lost_contact_shortens_a_stop_that_goes_on(make: Make, monkeypatch: pyte
 
 
 def test_lost_contact_never_prolongs_a_stop(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    long, short = ContactLost("nobody answered", 60.0), ContactLost("nobody answered", 1.5)
+    long, short = ContactLost("no answer", 60.0), ContactLost("no answer", 1.5)
 
     spawner = bring_down(make(), monkeypatch, long, short)
 

@@ -84,7 +84,7 @@ def test_without_a_root_cause_what_failed_here_is_all() -> None:
         ("timeout", RendezvousTimeoutError, "why"),
         ("closed", RendezvousClosedError, "why"),
         ("left", RendezvousClosedError, "why"),
-        ("refused", RendezvousClosedError, "this node may not take part: why"),
+        ("refused", RendezvousClosedError, "this node cannot join the job: why"),
     ],
 )
 def test_an_end_that_no_worker_caused_is_an_error_by_its_kind(kind: str, expected: type[Exception], text: str) -> None:

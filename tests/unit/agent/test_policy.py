@@ -43,7 +43,7 @@ NO_MORE = RoundEnd(0, "rank 1 failed; no restarts are allowed", restart=False)
 WELL = Final(True, "all succeeded in round 0", round=0)
 LATER = Final(True, "all succeeded in round 1", round=1)
 BADLY = Final(False, "rank 1 failed")
-LOST = ContactLost("nobody answered for 6 s", 1.5)
+LOST = ContactLost("no answer for 6 s", 1.5)
 GONE = StoreGone("the host of the job's store is gone")
 TERM = int(signal.SIGTERM)
 
@@ -199,7 +199,7 @@ def test_a_told_success_that_a_later_round_without_this_node_replaced_is_no_succ
     (finish,) = actions
     assert isinstance(finish, Finish)
     assert (False, False, LATER) == (finish.succeeded, finish.results, finish.final)
-    assert "the results of round 0 do not count: all succeeded in round 1 without this node" == finish.why
+    assert "the results of round 0 were discarded: all succeeded in round 1 without this node" == finish.why
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,7 @@ def test_a_port_of_no_use_is_a_warning_and_no_more(make: Make, said: Said, text:
 
     record = said.get_nowait()
     assert isinstance(record, records.HealthCheckTold)
-    assert (False, True) == (record.listens, "is of no use, so there is no health check" in record.what)
+    assert (False, True) == (record.listens, record.what.endswith("; there is no health check"))
 
 
 def test_a_server_of_the_callers_beats_the_port_and_is_stopped_in_the_end(make: Make, said: Said) -> None:

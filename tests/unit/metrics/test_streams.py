@@ -194,8 +194,8 @@ def test_without_a_configuration_nothing_changes(kept: Kept) -> None:
 @pytest.mark.parametrize(
     ("params", "named"),
     [
-        ({"a": "b"}, "nothing reads the key 'a'"),
-        ({"handler": "console", "url": "x"}, "nothing reads the key 'url'"),
+        ({"a": "b"}, "the key 'a' is unknown"),
+        ({"handler": "console", "url": "x"}, "the key 'url' is unknown"),
         ({"handler": "statsd"}, "'statsd' is none of console, null"),
         ({"handler": ["console"]}, "is none of console, null"),
     ],

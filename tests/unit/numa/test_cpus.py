@@ -143,7 +143,7 @@ def test_a_machine_that_does_not_tell_what_a_mode_needs_is_refused(
     """As in many virtual machines."""
     topology = evolve(TOPOLOGY, **hidden)
 
-    with pytest.raises(BindingError, match=r"does not tell .*choose 'node'"):
+    with pytest.raises(BindingError, match=r"does not report .*choose 'node'"):
         cpus_for(mode, 0, topology, ALL)
     assert {0, 1, 2, 3} == cpus_for(AffinityMode.NODE, 0, topology, ALL)
 

@@ -88,12 +88,12 @@ def test_a_cpu_that_is_off_is_left_out(tree: Path, tmp_path: Path) -> None:
 
 
 def test_a_gpu_whose_node_is_not_told_is_refused_by_the_files_name(tree: Path) -> None:
-    with pytest.raises(BindingError, match=r"0000:ff:00.0/numa_node does not tell the NUMA node of a GPU"):
+    with pytest.raises(BindingError, match=r"0000:ff:00.0/numa_node does not hold the NUMA node of a GPU"):
         read_topology(["0000:ff:00.0"], str(tree))
 
 
 def test_a_machine_without_numa_nodes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BindingError, match=r"tells of no NUMA nodes: .*sys/devices/system/node"):
+    with pytest.raises(BindingError, match=r"reports no NUMA nodes: .*sys/devices/system/node"):
         read_topology([], str(tmp_path))
 
 

@@ -137,7 +137,7 @@ def test_a_reaping_that_raises_counts_as_done(pipe: Any, caplog: pytest.LogCaptu
     server.stop()
 
     assert set() == server.ledger.workers()
-    assert "its timers are forgotten" in caplog.text
+    assert "its timers are dropped" in caplog.text
 
 
 def test_a_server_that_sleeps_stops_at_once(pipe: Any) -> None:

@@ -100,7 +100,7 @@ def test_an_argument_that_cannot_be_sent_is_named_with_its_rank() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"start_method": "thread"}, "start_method='thread' is none of spawn, fork, forkserver"),
+        ({"start_method": "thread"}, "start_method='thread' must be one of spawn, fork, forkserver"),
         ({"logs_specs": None}, "logs_specs=None"),
         ({"duplicate_stdout_filters": "loss"}, "duplicate_stdout_filters='loss' must be a list"),
         ({"duplicate_stderr_filters": ["loss"]}, "duplicate_stderr_filters.* needs a log folder"),

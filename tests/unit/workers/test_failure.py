@@ -223,7 +223,7 @@ def test_a_kill_says_whether_memory_ran_out(exitcode: int) -> None:
         (-11, "native code crashed"),
         (139, "native code crashed"),
         (-7, "native code crashed"),
-        (-6, "native code gave up"),
+        (-6, "native code aborted"),
         (-15, "asked to end from outside"),
         (143, "asked to end from outside"),
         (-2, "asked to end from outside"),

@@ -70,7 +70,7 @@ class Hanging:
         return True
 
     def request(self, op: str) -> Channel:
-        raise StartError("takes no orders")
+        raise StartError("does not respond")
 
 
 def test_a_spawner_that_cannot_be_employed_gives_its_fork_server_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_a_spawner_that_cannot_be_employed_gives_its_fork_server_back(monkeypatc
     )
     fork_server = Hanging()
 
-    with pytest.raises(StartError, match="takes no orders"):
+    with pytest.raises(StartError, match="does not respond"):
         SpawnerClient(StartSpec(), {}).employ(fork_server)  # type: ignore[arg-type]
 
     assert [(fork_server, True)] == returned

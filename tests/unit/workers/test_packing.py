@@ -221,7 +221,7 @@ def test_the_part_that_cannot_be_sent_is_named(
 
 
 def test_a_complaint_says_what_to_do_instead_and_keeps_the_cause() -> None:
-    with pytest.raises(PicklingError, match="Make it inside the function instead") as caught:
+    with pytest.raises(PicklingError, match="make it inside the function instead") as caught:
         pack(double, (LOCK,), {})
     assert isinstance(caught.value.__cause__, TypeError)
 

@@ -466,7 +466,7 @@ def test_where_the_options_allow_it_workers_start_unbound(
     job = plan(train, 0.5, numa_options=NumaOptions(AffinityMode.NODE, True))
 
     assert {"affinity", "bound"}.isdisjoint(job.spec(0, {}).differences(job.common))
-    assert [f"numa_options=node: {error}. Nothing is bound to CPUs, as should_fall_back_if_binding_fails allows"] == [
+    assert [f"numa_options=node: {error}; nothing is bound to CPUs, as should_fall_back_if_binding_fails allows"] == [
         record.getMessage() for record in caplog.records
     ]
 

@@ -99,7 +99,7 @@ class EtcdServer:
             self.stop()
             if time.monotonic() >= deadline:
                 break
-        raise StartError(f"{program} does not get to work: {why}")
+        raise StartError(f"{program} did not start: {why}")
 
     def stop(self) -> None:
         """End the server and delete its temporary folder; may come twice."""
@@ -161,7 +161,7 @@ class EtcdServer:
             if time.monotonic() >= deadline:
                 return "it did not answer in time"
             time.sleep(_POLL)
-        return f"it ended with exit status {self._process.returncode}; start(stderr=None) hides what it said"
+        return f"it ended with exit status {self._process.returncode}; start(stderr=None) hides its output"
 
     def _answers(self) -> bool:
         line = Line(Site(_HOST, self._port, _HOST), _CALL_LIMIT)

@@ -136,7 +136,7 @@ class V2Keys:
 
     def _check(self, hold: Hold | None) -> None:
         if hold is not None and not self.holds(hold):
-            raise LeadershipLost("another node coordinates by now")
+            raise LeadershipLost("another node coordinates now")
 
     def _call(
         self,
@@ -154,7 +154,7 @@ class V2Keys:
         reply = answer.json()
         if answer.status >= 400 and reply.get("errorCode") not in fine:
             why = f"{reply.get('message')} ({reply.get('cause')})" if "message" in reply else reply
-            said = f"etcd at {answer.url} turned {method} {path} down: {why}"
+            said = f"etcd at {answer.url} refused {method} {path}: {why}"
             if answer.status in _REFUSALS or _TOO_LARGE in str(why):
                 too_large = answer.status == _TOO_MUCH or _TOO_LARGE in str(why)
                 raise RequestRefusedError(f"{said}; {RAISE}" if too_large else said, too_large)

@@ -173,7 +173,7 @@ class V3Keys:
     def _commit(self, operations: list[dict[str, Any]], hold: Hold | None) -> None:
         reply = self._call("/kv/txn", {"compare": _still(hold), "success": operations})
         if not reply.get("succeeded"):
-            raise LeadershipLost("another node coordinates by now: what this one wrote was turned down")
+            raise LeadershipLost("another node coordinates now: the write of this one was refused")
 
     def _call(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
         status, reply = self._post(verb, body)
@@ -189,7 +189,7 @@ class V3Keys:
         if reply.get("code") == _NOT_FOUND:
             self._keeper.lease = 0  # nothing else is looked for by its number: the next write gets a new one
         why = str(reply.get("message") or reply.get("error") or reply)
-        said = f"etcd at {self._line.site.url} turned {verb} down: {why}"
+        said = f"etcd at {self._line.site.url} refused {verb}: {why}"
         if reply.get("code") in _REFUSALS and _PASSING not in why:
             too_large = any(each in why for each in _TOO_LARGE)
             raise RequestRefusedError(f"{said}; {RAISE}" if too_large else said, too_large)

@@ -255,7 +255,7 @@ def test_too_few_nodes_end_the_job_after_the_join_time() -> None:
 
     assert (WakeAt(600.0),) == desk.actions
     desk.tick(600.0)
-    assert [Final(False, "1 of at least 2 nodes came in 600 s (a)", kind="timeout")] == desk.boxes[box]
+    assert [Final(False, "1 of at least 2 nodes joined in 600 s (a)", kind="timeout")] == desk.boxes[box]
 
 
 def test_enough_nodes_are_seated_when_the_join_time_ends_before_the_quiet_period() -> None:
@@ -349,7 +349,7 @@ def test_the_join_time_begins_when_the_last_worker_is_gone() -> None:
 
     assert (WakeAt(1600.0),) == desk.actions
     desk.tick(600.0)
-    assert final_of(desk).why == "1 of at least 2 nodes came in 600 s (a); missing of round 0: b (left: SIGTERM)"
+    assert final_of(desk).why == "1 of at least 2 nodes joined in 600 s (a); missing of round 0: b (left: SIGTERM)"
 
 
 def test_nodes_that_did_not_come_back_are_named() -> None:
@@ -358,7 +358,7 @@ def test_nodes_that_did_not_come_back_are_named() -> None:
     desk.join("a")
     desk.tick(600.0)
 
-    assert final_of(desk).why == "1 of at least 2 nodes came in 600 s (a); missing of round 0: b"
+    assert final_of(desk).why == "1 of at least 2 nodes joined in 600 s (a); missing of round 0: b"
 
 
 # --- failures
@@ -558,7 +558,7 @@ def test_a_member_that_comes_anew_ends_the_round_for_the_others() -> None:
     desk.hear(Succeeded("a", 0))
     desk.join("b")
 
-    assert {"a": RoundEnd(0, "node b came anew", True)} == desk.sent()
+    assert {"a": RoundEnd(0, "node b joins again", True)} == desk.sent()
 
 
 def test_a_leave_ends_the_round_for_free_and_answers_the_leaver() -> None:
@@ -704,7 +704,7 @@ def test_a_letter_that_is_missing_ends_the_job() -> None:
     desk.letters["b"] += 1
     desk.hear(Stopped("b", 0, ()))
 
-    assert Final(False, "letter 2 of node b was destroyed: 3 came next", kind="closed") == desk.sent()["a"]
+    assert Final(False, "message 2 of node b is missing: 3 came next", kind="closed") == desk.sent()["a"]
 
 
 def test_who_has_not_asked_for_a_seat_may_close_the_job_too_and_learns_of_it_when_it_asks() -> None:
@@ -722,7 +722,7 @@ def test_who_asks_for_a_seat_in_a_letter_after_a_missing_one_is_answered() -> No
     desk.letters["b"] += 1
     (box,) = desk.join("b")
 
-    why = "letter 1 of node b was destroyed: 2 came next"
+    why = "message 1 of node b is missing: 2 came next"
     assert [Final(False, f"the job had ended: {why}", kind="closed")] == desk.boxes[box]
 
 
@@ -773,7 +773,7 @@ def test_waiting_for_max_waits_for_the_whole_join_time() -> None:
 
     assert (WakeAt(600.0),) == desk.actions
     assert not desk.tick(599.0).sent()
-    assert seat_of(desk.tick(1.0).sent()["a"]).why == "2 of 3 nodes came in 600 s"
+    assert seat_of(desk.tick(1.0).sent()["a"]).why == "2 of 3 nodes joined in 600 s"
 
 
 @pytest.mark.parametrize("wait_for", ["quiet", "min", "max"])
@@ -799,7 +799,7 @@ def test_with_a_join_time_of_0_the_job_ends_once_too_few_are_left() -> None:
 
     why = (
         "2 of at least 3 nodes are left (a, b); missing of round 0: c (left: SIGTERM); "
-        "with a join_timeout of 0 nobody is replaced"
+        "with join_timeout=0 no node is replaced"
     )
     assert ("timeout", why) == (final_of(desk).kind, final_of(desk).why)
 
@@ -829,7 +829,7 @@ def test_with_a_join_time_of_0_the_first_round_waits_as_by_default() -> None:
 
     assert (WakeAt(600.0),) == desk.actions
     desk.tick(600.0)
-    assert "1 of at least 2 nodes came in 600 s (a)" == final_of(desk).why
+    assert "1 of at least 2 nodes joined in 600 s (a)" == final_of(desk).why
 
 
 # --- silence
@@ -841,8 +841,8 @@ def test_a_node_that_falls_silent_is_lost_after_the_heartbeat_time() -> None:
 
     assert not desk.sent()
     desk.beat("b")
-    end = RoundEnd(0, "node b is lost: silent for 10 s", True)
-    assert {"a": end, "b": GivenUp("silent for 10 s"), "c": end} == desk.sent()
+    end = RoundEnd(0, "node b is lost: no heartbeat for 10 s", True)
+    assert {"a": end, "b": GivenUp("no heartbeat for 10 s"), "c": end} == desk.sent()
     assert 0 == desk.state.restarts
 
 
@@ -864,7 +864,7 @@ def test_a_node_that_was_given_up_is_told_so_once_when_it_is_heard_again() -> No
     assert {} == desk.sent()
     desk.beats[box] += 1
     desk.beat()
-    assert {"b": GivenUp("silent for 10 s")} == desk.sent()
+    assert {"b": GivenUp("no heartbeat for 10 s")} == desk.sent()
     desk.beats[box] += 1
     desk.beat()
 
@@ -879,7 +879,7 @@ def test_a_spare_that_was_given_up_is_told_so_when_it_is_heard_again() -> None:
     desk.beats[box] += 1
     desk.beat()
 
-    assert {"b": GivenUp("silent for 10 s")} == desk.sent()
+    assert {"b": GivenUp("no heartbeat for 10 s")} == desk.sent()
 
 
 def test_a_node_that_was_given_up_and_asks_anew_is_not_told_of_the_past() -> None:
@@ -1079,7 +1079,7 @@ def test_a_host_lost_in_three_rounds_running_spends_a_restart() -> None:
 
     why = (
         "node host/3 is lost: its agent died; "
-        "host host was lost in 3 rounds running before any worker succeeded; restart 1 of 1"
+        "host host was lost in 3 rounds in a row before any worker succeeded; restart 1 of 1"
     )
     assert RoundEnd(2, why, True) == desk.sent()["a"]
 
@@ -1090,7 +1090,7 @@ def test_a_host_that_goes_on_being_lost_ends_the_job() -> None:
 
     why = (
         "node host/4 is lost: its agent died; "
-        "host host was lost in 4 rounds running before any worker succeeded; all 1 restarts are used"
+        "host host was lost in 4 rounds in a row before any worker succeeded; all 1 restarts are used"
     )
     assert (why, "failed", None) == (final_of(desk).why, final_of(desk).kind, final_of(desk).root_node)
 
@@ -1158,8 +1158,8 @@ def test_a_node_that_was_told_otherwise_is_refused_and_disturbs_nobody() -> None
     box = desk.hear(Join("b", offer(), Terms(1, 4, 3)))
 
     why = (
-        "node b was told 1 to 4 nodes and 3 restarts, but this job runs with 1 to 2 nodes and 3 restarts: "
-        "tell all nodes the same, or give another job another id"
+        "node b asks for 1 to 4 nodes and 3 restarts, but this job runs with 1 to 2 nodes and 3 restarts: "
+        "give all nodes the same numbers, or each job an id of its own (--rdzv-id)"
     )
     assert [Final(False, why, kind="refused")] == desk.boxes[box]
     assert {"b"} == desk.sent().keys()
@@ -1184,7 +1184,7 @@ def test_a_member_that_comes_anew_with_other_terms_ends_the_round() -> None:
 @pytest.mark.parametrize(
     ("index", "why"),
     [
-        (None, "node b has no node rank, and each node of this job needs one, from 0 to 2"),
+        (None, "node b has no node rank, and each node of this job needs one: give --node-rank, from 0 to 2"),
         (3, "node rank 3 of node b is out of range: 3 nodes have the ranks 0 to 2"),
         (1, "node rank 1 was given twice: node a has it, and node b asks for it"),
     ],
@@ -1249,7 +1249,7 @@ def test_it_says_that_enough_nodes_wait_for_more() -> None:
     desk = Desk(Rules(1, 3, last_call=30.0))
     desk.join("a")
 
-    assert "1 of at most 3 nodes are there (a); they start in 20 s if nobody else comes" == status(desk.state, 10.0)
+    assert "1 of at most 3 nodes are there (a); they start in 20 s if no other node joins" == status(desk.state, 10.0)
 
 
 def test_it_says_who_is_to_come_back() -> None:
@@ -1272,7 +1272,7 @@ def test_it_tells_a_spare_why_it_has_no_seat() -> None:
     desk.join("c")
 
     why = "round 0 runs with all 2 nodes that it may have (a, b); this node is a spare: "
-    why += "it takes the place of one that goes"
+    why += "it takes the place of one that leaves"
     assert why == status(desk.state, desk.now)
 
 
@@ -1281,7 +1281,7 @@ def test_it_tells_who_comes_at_the_end_what_it_waits_for() -> None:
     desk.hear(Succeeded("a", 0))
     desk.join("c")
 
-    why = "round 0 is about to end well on a, b; this node takes part in the next one, if there is one"
+    why = "round 0 is about to succeed on a, b; this node takes part in the next one, if there is one"
     assert why == status(desk.state, desk.now)
 
 
@@ -1316,7 +1316,7 @@ def test_a_failure_that_a_restart_would_only_meet_again_ends_the_job(kind: type[
     ends = desk.sent()
     desk.hear(Stopped("b", 0, ()), Stopped("a", 0, (stuck,)))
 
-    why = "rank 1 on node a cannot go on (in uninterruptible sleep); a restart would meet the same"
+    why = "rank 1 on node a cannot go on (in uninterruptible sleep); a restart would fail again"
     assert {"a": RoundEnd(0, why, False), "b": RoundEnd(0, why, False)} == ends
     assert Final(False, why, "a", stuck) == desk.state.final
     assert 0 == desk.state.restarts

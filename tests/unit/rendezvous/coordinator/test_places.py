@@ -151,7 +151,7 @@ def test_who_pauses_is_told_why_and_for_how_long() -> None:
     made.join("n2/9-z")
     made.wait(5.0)
 
-    why = "node n2/9-z pauses for 15 s more, since the node at n2 (10.0.0.1) came and went 3 times"
+    why = "node n2/9-z pauses for 15 s more, since the node at n2 (10.0.0.1) joined and left 3 times"
     assert why == status(made.state, made.now)
 
 
@@ -167,8 +167,8 @@ def test_a_place_that_came_and_went_too_often_is_refused_for_good_and_disturbs_n
     assert isinstance(final, Final) and isinstance(again, Final)
     assert ("refused", "refused") == (final.kind, again.kind)
     assert final.why == (
-        "node n2/9-z gets no seat: the node at n2 (10.0.0.1) came and went 5 times, each time after less than 600 s "
-        f"(at last: {FULL})"
+        "node n2/9-z gets no ranks: the node at n2 (10.0.0.1) joined and left 5 times, each time after less than 600 s "
+        f"(last: {FULL})"
     )
     assert (number, starts) == (made.round, made.starts["n1/1-a"])
     assert 0 == made.state.restarts
@@ -373,7 +373,7 @@ def test_an_end_for_want_of_nodes_names_the_places_that_were_refused() -> None:
 
     final = made.state.final
     assert final is not None and final.kind == "timeout"
-    assert final.why.endswith("; no seat is given any more to n2 (10.0.0.1), which came and went 5 times")
+    assert final.why.endswith("; no ranks are given any more to n2 (10.0.0.1), which joined and left 5 times")
 
 
 def test_a_pause_does_not_hold_up_other_newcomers() -> None:

@@ -313,7 +313,7 @@ def test_the_last_to_coordinate_deletes_the_job() -> None:
 def test_a_server_that_broke_tells_everybody() -> None:
     shell = Shell().begin().say(Join("b", OFFER))
 
-    shell.hear(Broke("the coordinator broke: ZeroDivisionError()"))
+    shell.hear(Broke("the coordinator failed: ZeroDivisionError()"))
 
     assert [Write, Receive] == shell.kinds()
     assert "ZeroDivisionError" in shell.notice("b", 1).why

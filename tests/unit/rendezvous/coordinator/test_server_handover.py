@@ -257,7 +257,10 @@ def test_a_join_from_beyond_the_coordinators_memory_ends_the_job() -> None:
 
     final = shell.notice(box, 0)
     assert isinstance(final, Final)
-    assert "the job's saved state was set back: node a has seen round 1, but it remembers round 0" in final.why
+    assert (
+        "the job's saved state was replaced by an older one: node a has seen round 1, but the saved state has round 0"
+        in final.why
+    )
 
 
 def test_a_join_from_a_later_term_ends_the_job() -> None:
@@ -269,7 +272,7 @@ def test_a_join_from_a_later_term_ends_the_job() -> None:
     final = shell.notice(shell.join("a", round=1, epoch=3), 0)
 
     assert isinstance(final, Final)
-    assert "node a has seen its term 3, but it remembers term 1 as the last" in final.why
+    assert "node a has seen its term 3, but the saved state has term 1 as the last" in final.why
 
 
 def test_a_beat_from_beyond_the_coordinators_memory_ends_the_job_where_its_node_waits() -> None:
@@ -285,7 +288,10 @@ def test_a_beat_from_beyond_the_coordinators_memory_ends_the_job_where_its_node_
 
     final = shell.notice(box, 2)
     assert isinstance(final, Final)
-    assert "the job's saved state was set back: node a has read 2 notices, but it remembers 1" in final.why
+    assert (
+        "the job's saved state was replaced by an older one: node a has read 2 notices, but the saved state has 1"
+        in final.why
+    )
 
 
 def test_a_successor_hears_those_who_live_before_it_seats_anybody() -> None:
@@ -301,7 +307,7 @@ def test_a_successor_hears_those_who_live_before_it_seats_anybody() -> None:
 
     set_back(shell, old)
 
-    assert "node a has read 1 notices, but it remembers 0" in shell.server.state.final.why
+    assert "node a has read 1 notices, but the saved state has 0" in shell.server.state.final.why
     assert not any(isinstance(shell.find(key), RankAssignment) for key in shell.values if key.startswith("box/"))
 
 
@@ -311,7 +317,7 @@ def test_a_node_that_has_seen_more_than_the_document_ends_the_job_when_it_is_ele
 
     shell.elect("another", Seen("nonce", 0, 1))
 
-    assert "node host has seen round 1, but it remembers round 0" in shell.server.state.final.why
+    assert "node host has seen round 1, but the saved state has round 0" in shell.server.state.final.why
     assert isinstance(shell.notice(box_name("a", 1), 2), Final)
     assert shell.server.nonce == "nonce"
 

@@ -177,7 +177,7 @@ def test_two_beats_of_the_past_in_turn_keep_no_dead_node_alive() -> None:
 
     office.wait(HEARTBEAT + 2.0, [living(office, a), (b, old)])
 
-    assert office.notice(a, 1) == RoundEnd(0, "node b is lost: silent for 10 s", True)
+    assert office.notice(a, 1) == RoundEnd(0, "node b is lost: no heartbeat for 10 s", True)
 
 
 def test_an_old_beat_says_nothing_of_letters_either() -> None:
@@ -392,4 +392,4 @@ def test_a_letter_that_is_longer_than_any_node_writes_is_refused_with_a_line() -
     office = Office(Rules(1, 1, heartbeat=HEARTBEAT))
     office.tell(Arrived([Posted(1, b"x" * (LETTER + 1))]))
 
-    assert ["a report was refused: the inbox holds 65,537 bytes, and no letter has more than 65,536"] == office.logged
+    assert ["a report was refused: the inbox holds 65,537 bytes, and a message has at most 65,536"] == office.logged

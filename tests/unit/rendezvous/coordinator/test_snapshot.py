@@ -173,7 +173,7 @@ def of_round(**changes: Any) -> bytes:
         (b"[" * 100_000, "no coordinator's state"),
         (b"[]", "no coordinator's state"),
         (b"{}", "'v'"),
-        (plain(v=2), "version 2, we speak 1"),
+        (plain(v=2), "version 2, this node reads version 1"),
         (plain(v=True), "True should be a int"),
         (plain(rules={}), "min_nodes"),
         (plain(rules=json.loads(plain())["rules"] | {"min_nodes": 3}), "max_nodes=2 is below min_nodes=3"),
@@ -193,10 +193,10 @@ def of_round(**changes: Any) -> bytes:
                 final={"type": "pulse", "v": 1, "nonce": "n", "count": 1, "status": "", "waiting": 0, "over": ""}
                 | {"missed": []}
             ),
-            "a CoordinatorHeartbeat lies where a Final",
+            "a CoordinatorHeartbeat is where a Final",
         ),
-        (of_round(own=[[0, 0, 2]]), "1 seats for the nodes"),
-        (of_round(own=[], entries=[]), "0 seats"),
+        (of_round(own=[[0, 0, 2]]), "1 rank assignments for the nodes"),
+        (of_round(own=[], entries=[]), "0 rank assignments"),
         (of_round(own=[[0, 0], [1, 1]]), "shorter"),
         (of_round(seats={}), "round"),
         (of_round(stopped=[7]), "out of range"),

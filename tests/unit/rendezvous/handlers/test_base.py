@@ -197,7 +197,7 @@ def test_an_endpoint_that_cannot_be_is_refused_when_the_handler_is_made() -> Non
 
 
 def test_an_id_that_no_key_can_hold_is_refused_when_the_handler_is_made() -> None:
-    with pytest.raises(ConfigError, match=r"run_id='job\\udce9' must be text that UTF-8 can hold"):
+    with pytest.raises(ConfigError, match=r"run_id='job\\udce9' must be text that can be written in UTF-8"):
         create_handler(RendezvousParameters("c10d", "localhost:0", "job\udce9", 1, 2))
 
 
@@ -365,7 +365,7 @@ def test_a_spare_disturbs_nobody_and_leaves_by_the_graceful_error_when_the_job_e
     for handler in (a, b):
         talk(handler).post(Succeeded(talk(handler).node, 0))
 
-    with pytest.raises(RendezvousGracefulExitError, match="ended well without this node"):
+    with pytest.raises(RendezvousGracefulExitError, match="succeeded without this node"):
         waits.result(LIMIT)
     assert 0 == seen
 
@@ -621,7 +621,7 @@ def test_closing_a_handler_tells_the_agent_that_has_its_place(meeting: Meeting) 
 def test_a_handler_that_an_agent_has_the_place_of_seeks_no_round(meeting: Meeting) -> None:
     handler = meeting.node("a")
 
-    with handler.lend(3), pytest.raises(ConfigError, match="an agent has the place"):
+    with handler.lend(3), pytest.raises(ConfigError, match="an agent uses this handler"):
         handler.next_rendezvous()
 
 

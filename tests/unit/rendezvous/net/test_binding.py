@@ -46,7 +46,7 @@ def test_who_comes_second_sees_that_the_endpoint_is_taken() -> None:
 
         outcome = bind_endpoint("localhost", port, [V4, V6])
 
-    assert Taken(f"somebody listens at 127.0.0.1:{port} of this machine already") == outcome
+    assert Taken(f"another process listens at 127.0.0.1:{port} of this machine already") == outcome
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,17 @@ def test_a_job_alone_on_its_node_listens_no_wider_than_the_name_leads() -> None:
 
         again = bind_endpoint(socket.gethostname(), port, [DEBIAN], alone=True)
 
-    assert ("127.0.1.1", Taken(f"somebody listens at 127.0.1.1:{port} of this machine already")) == (address, again)
+    assert ("127.0.1.1", Taken(f"another process listens at 127.0.1.1:{port} of this machine already")) == (
+        address,
+        again,
+    )
 
 
 def test_another_name_that_leads_to_loopback_is_elsewhere() -> None:
     outcome = bind_endpoint("other-node", 0, [DEBIAN])
 
     assert isinstance(outcome, Elsewhere)
-    assert "other-node leads to 127.0.1.1 here" in outcome.why
+    assert "other-node resolves to 127.0.1.1 here" in outcome.why
 
 
 def test_a_name_alone_makes_nobody_the_host() -> None:

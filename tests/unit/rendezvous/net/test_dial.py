@@ -29,7 +29,7 @@ def test_a_refusal_is_told_apart_and_names_endpoint_and_address() -> None:
         port = server.getsockname()[1]
 
     with pytest.raises(
-        RefusedError, match=rf"^localhost:{port} cannot be reached \(127.0.0.1: refused, nobody listens"
+        RefusedError, match=rf"^localhost:{port} cannot be reached \(127.0.0.1: refused, no process listens"
     ):
         probe("localhost", port, [V4], LONG)
 
@@ -54,7 +54,7 @@ def test_silence_is_told_apart_and_ends_in_time() -> None:
 
 
 def test_a_name_that_leads_to_loopback_is_pointed_out() -> None:
-    with pytest.raises(RefusedError, match="node1 leads to this machine itself here"):
+    with pytest.raises(RefusedError, match="node1 resolves to this machine itself here"):
         probe("node1", 1, [V4], LONG)
 
 

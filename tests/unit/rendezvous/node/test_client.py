@@ -457,7 +457,7 @@ def test_a_store_without_a_coordinator_is_named_as_such() -> None:
     stage = Stage()
     member = make(stage, limits=Limits(join_timeout=1.5))
 
-    assert "the store answers, but nobody coordinates this job yet" in str(fails(member))
+    assert "the store answers, but no node coordinates this job yet" in str(fails(member))
     member.close()
 
 
@@ -474,7 +474,7 @@ def test_a_job_that_began_anew_is_another_job(stage: Stage) -> None:
 
     error = fails(member)
     assert isinstance(error, RendezvousClosedError)
-    assert "has begun anew on host" in str(error)
+    assert "was started anew on host" in str(error)
     member.close()
 
 
@@ -489,7 +489,7 @@ def test_a_job_that_began_anew_while_the_store_went_on_is_over_for_this_node(sta
 
     error = fails(member)
     assert isinstance(error, RendezvousClosedError)
-    assert "has begun anew" in str(error)
+    assert "was started anew" in str(error)
     member.close()
 
 
@@ -531,7 +531,7 @@ def test_another_version_is_named() -> None:
     stage.exchange.write({HELLO: b'{"v":7,"type":"hello"}'})
     member = make(stage)
 
-    assert "speaks version 7 of our language, this node version 1" in str(fails(member))
+    assert "speaks version 7 of the protocol, this node version 1" in str(fails(member))
     member.close()
 
 
@@ -600,6 +600,6 @@ def test_who_is_there_is_told_from_a_time_after_the_join(
         select.select([member], [], [], 0.01)
         member.take()
 
-    assert "not said yet who is there" in " ".join(caplog.messages)
+    assert "its coordinator has not reported its nodes yet" in " ".join(caplog.messages)
     assert decode_beat(stage, "a/1").count > 1
     member.close()

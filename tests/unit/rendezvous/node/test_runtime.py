@@ -65,7 +65,7 @@ def test_an_agent_that_goes_without_a_word_is_spoken_for() -> None:
 
     made.close(0.0)
 
-    assert [("its agent went without a word", None)] == member.asked
+    assert [("its agent ended without leaving the job", None)] == member.asked
 
 
 def test_a_store_host_that_goes_after_the_end_is_not_waited_for() -> None:
@@ -282,7 +282,7 @@ def test_a_node_whose_coordinator_finds_another_one_ends_and_names_it() -> None:
 
     made._serve(Second())  # type: ignore[arg-type]
 
-    assert ["node n1/1-a coordinates job 'job' no more: node n2 coordinates it as well"] == list(map(str, ended))
+    assert ["node n1/1-a no longer coordinates job 'job': node n2 coordinates it as well"] == list(map(str, ended))
     assert isinstance(ended[0], RendezvousClosedError)
 
 

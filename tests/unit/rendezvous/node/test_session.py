@@ -197,7 +197,7 @@ def test_without_a_coordinator_it_waits_on_and_says_so() -> None:
 
     assert isinstance(shell.what(), Wait)
     assert [("warning", True)] == [
-        (line.level, "nobody coordinates this job yet" in line.text) for line in told if isinstance(line, Log)
+        (line.level, "no node coordinates this job yet" in line.text) for line in told if isinstance(line, Log)
     ]
 
 
@@ -450,7 +450,7 @@ def test_what_the_store_takes_in_no_size_ends_the_job_with_the_reason_and_is_not
 
     assert tries < 12
     close = shell.letter().report
-    assert close == CloseJob("b", "the store refused a letter of node b: request is too large")
+    assert close == CloseJob("b", "the store refused a message of node b: request is too large")
     assert "node b cannot go on: request is too large" in str(shell.session.error)
     shell.deny()
     assert not isinstance(shell.what(), Post)
@@ -501,7 +501,7 @@ def test_a_node_whose_beats_rest_hears_that_its_last_one_was_destroyed() -> None
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer([put(CoordinatorHeartbeat("nonce", 9, missed=(Missed("b", 0),)))])
 
-    assert ["somebody removes this node's heartbeats" in str(word) for word in shell.words()] == [True]
+    assert ["this node's heartbeats are removed from the store" in str(word) for word in shell.words()] == [True]
     assert (shell.session.kill_at() or 0.0) < (kill_at or 0.0)
 
 
@@ -545,7 +545,7 @@ def test_a_heartbeat_of_the_coordinator_that_cannot_be_believed_is_refused_and_n
     assert refusals[0].startswith("a coordinator's heartbeat was refused: the heartbeat ")
     (lost,) = shell.words()
     assert isinstance(lost, ContactLost)
-    assert "nobody answered" not in lost.why
+    assert "no answer for" not in lost.why
     assert "coordinator" in lost.why
 
 
@@ -640,7 +640,7 @@ def test_a_seat_that_comes_while_contact_is_lost_is_none() -> None:
 
     [word] = shell.words()
     assert isinstance(word, ContactLost)
-    assert "the seat in round 0 came while contact was lost" == word.why
+    assert "the ranks of round 0 came while contact was lost" == word.why
 
 
 def test_a_seat_that_is_taken_after_contact_was_lost_is_none() -> None:
@@ -665,7 +665,7 @@ def test_a_node_whose_beats_the_coordinator_misses_though_they_are_in_the_store_
         shell.answer([put(CoordinatorHeartbeat("nonce", number, missed=missed))])
 
     words = [word.why for word in shell.words() if isinstance(word, ContactLost)]
-    assert stops == any("somebody removes this node's heartbeats" in why for why in words)
+    assert stops == any("this node's heartbeats are removed from the store" in why for why in words)
 
 
 def test_an_old_pulse_that_misses_beats_stops_nobody() -> None:
@@ -714,7 +714,7 @@ def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> N
 
     [word] = shell.words()
     assert isinstance(word, ContactLost)
-    assert "as if it had slept" in word.why
+    assert "as if it was suspended" in word.why
     kill_at = shell.session.kill_at()
     assert kill_at == pytest.approx(shell.now + 0.25 * HEARTBEAT)
 
@@ -763,10 +763,10 @@ def test_a_node_that_is_told_it_was_given_up_stops_its_workers_and_asks_anew() -
     shell.reads(SEAT)
     shell.answer(None, Lane.WATCH)
 
-    shell.reads(GivenUp("silent for 10 s"))
+    shell.reads(GivenUp("no heartbeat for 10 s"))
 
     [word] = shell.words()
-    assert ContactLost("the job has given this node up: silent for 10 s", 0.15 * HEARTBEAT) == word
+    assert ContactLost("the job counts this node as lost: no heartbeat for 10 s", 0.15 * HEARTBEAT) == word
 
 
 def test_after_standing_still_a_node_judges_by_the_time_that_it_is() -> None:
@@ -1051,7 +1051,7 @@ def test_a_seat_in_a_round_that_is_not_above_the_last_is_refused(number: int) ->
 
     told = shell.reads(evolve(SEAT, round=number))
     assert [True] == [
-        f"a seat in round {number}, and round 4 had come before" in line.text for line in told if isinstance(line, Log)
+        f"ranks of round {number}, and round 4 had come before" in line.text for line in told if isinstance(line, Log)
     ]
     assert () == shell.words()
     shell.answer(lane=Lane.WATCH)
@@ -1065,10 +1065,10 @@ def test_a_pulse_that_says_that_the_job_has_ended_ends_this_nodes_part() -> None
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
 
-    shell.answer([put(CoordinatorHeartbeat("nonce", 9, over="the job's saved state was set back"))])
+    shell.answer([put(CoordinatorHeartbeat("nonce", 9, over="the job's saved state was replaced by an older one"))])
 
     assert isinstance(shell.session.error, RendezvousClosedError)
-    assert "job 'job' has ended: the job's saved state was set back" in str(shell.session.error)
+    assert "job 'job' has ended: the job's saved state was replaced by an older one" in str(shell.session.error)
 
 
 # what it leaves behind

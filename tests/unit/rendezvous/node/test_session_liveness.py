@@ -203,7 +203,7 @@ def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(moves: 
 
     (end,) = (action for action in done if isinstance(action, GiveUp))
     assert end.closed
-    assert "nobody has coordinated the job for" in end.why
+    assert "no node has coordinated the job for" in end.why
     assert 70.0 < now < 85.0
 
 

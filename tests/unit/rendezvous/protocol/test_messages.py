@@ -74,8 +74,8 @@ def note(**changes: Any) -> bytes:
         (b"\xff\xfe\xfd", "no message"),
         (b"[" * 100_000, "no message"),
         (b"[1]", "no JSON object"),
-        (b"{}", "version None, we speak 1"),
-        (broken(v=2), "version 2, we speak 1"),
+        (b"{}", "version None, this node reads version 1"),
+        (broken(v=2), "version 2, this node reads version 1"),
         (broken(v=True), "version True"),
         (broken(v=1.0), "version 1.0"),
         (broken(type="destroy"), "'destroy' is unknown"),
@@ -194,7 +194,7 @@ def test_lines_and_letters_of_all_languages_stay() -> None:
 def test_a_node_whose_name_cannot_be_written_or_shown_is_refused(name: str) -> None:
     for key in (None, KEY):
         data = encode(Envelope(1, Acknowledgement(name)), None)
-        with pytest.raises(RendezvousStateError, match="is no name"):
+        with pytest.raises(RendezvousStateError, match="is not a name"):
             decode(data, key)
 
 
@@ -234,11 +234,11 @@ def test_what_was_signed_for_a_place_is_read_there(message: Message, place: str)
     [
         (encode(JOIN), KEY, "here", "it is not signed"),
         (encode(JOIN, KEY, "here"), None, "here", "this node has no token"),
-        (encode(JOIN, KEY, "there"), KEY, "here", "for another place"),
-        (encode(JOIN, key_of("other"), "here"), KEY, "here", "not of this token"),
-        (encode(JOIN, KEY, "here").replace(b"trainer", b"trayner"), KEY, "here", "not of this token"),
+        (encode(JOIN, KEY, "there"), KEY, "here", "of another token or another key"),
+        (encode(JOIN, key_of("other"), "here"), KEY, "here", "of another token or another key"),
+        (encode(JOIN, KEY, "here").replace(b"trainer", b"trayner"), KEY, "here", "of another token or another key"),
         (json.dumps(body() | {"mac": 1}).encode(), KEY, "here", "it is not signed"),
-        (json.dumps(body() | {"mac": "\ud800"}).encode(), KEY, "here", "not of this token"),
+        (json.dumps(body() | {"mac": "\ud800"}).encode(), KEY, "here", "of another token or another key"),
     ],
 )
 def test_what_was_not_signed_for_this_place_is_refused(wire: bytes, key: bytes | None, place: str, said: str) -> None:

@@ -263,9 +263,9 @@ def test_an_answer_to_an_earlier_wish_is_none_any_more(member: SidecarClient, pr
 
 
 def test_lost_contact_comes_as_the_process_tells_it(member: SidecarClient, process: Process) -> None:
-    process.say("lost", why="nobody answered for 6 s", grace=1.5)
+    process.say("lost", why="no answer for 6 s", grace=1.5)
 
-    assert taken(member) == [ContactLost("nobody answered for 6 s", 1.5)]
+    assert taken(member) == [ContactLost("no answer for 6 s", 1.5)]
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_a_process_that_never_begins_is_waited_for_as_long_as_a_join_may_take(pr
     clock.now += 1.0
 
     assert before == []
-    with pytest.raises(RendezvousTimeoutError, match="did not begin within 50 s"):
+    with pytest.raises(RendezvousTimeoutError, match="did not start within 50 s"):
         member.take()
     process.end()
     member.close()

@@ -117,5 +117,5 @@ def test_a_counter_that_lies_is_a_clear_error(lie: int) -> None:
     numbers(inbox)
     cells.count = lie
 
-    with pytest.raises(RendezvousStateError, match=rf"counter was destroyed: it says {lie} after 3"):
+    with pytest.raises(RendezvousStateError, match=rf"counter was overwritten: it holds {lie} after 3"):
         inbox.receive(0.0)

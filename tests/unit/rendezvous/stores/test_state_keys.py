@@ -343,7 +343,7 @@ def test_a_state_that_was_set_back_is_not_believed_until_it_has_caught_up(backen
 
     backend.state = old
     for use in (lambda: keys.read(["/key"]), lambda: keys.write({"/other": b"3"}), lambda: keys.seize("/l", "a", 5.0)):
-        with pytest.raises(RendezvousConnectionError, match="was set back from its change 2 to 1"):
+        with pytest.raises(RendezvousConnectionError, match="went back from revision 2 to 1"):
             use()
     assert backend.state == old
     backend.state = new

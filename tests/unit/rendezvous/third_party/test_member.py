@@ -558,4 +558,4 @@ def test_a_failure_that_a_restart_would_only_meet_again_ends_the_job(cluster: Cl
 
     assert [False, False] == [end.restart for end in ends]
     assert [stuck, stuck] == [final.root for final in finals]
-    assert "in uninterruptible sleep; a restart would meet the same" in finals[0].why
+    assert "in uninterruptible sleep; a restart would fail again" in finals[0].why
