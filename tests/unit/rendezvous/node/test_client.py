@@ -494,12 +494,12 @@ def test_a_job_that_began_anew_while_the_store_went_on_is_over_for_this_node(sta
 
 
 def test_a_greeting_of_old_that_is_played_again_changes_nothing_while_the_coordinator_lives(stage: Stage) -> None:
-    stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.1))
+    stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 2.0))
     member = make(stage, limits=Limits(moves=True))
     member.join(1, "trainer")
     stage.hear()
-    stage.greet(Announcement("job", "old nonce", "host", Terms(1, 1, 3), 0.1))
-    for count in range(1, 11):
+    stage.greet(Announcement("job", "old nonce", "host", Terms(1, 1, 3), 2.0))
+    for count in range(1, 4):
         stage.write(PULSE, CoordinatorHeartbeat("nonce", count))
         decode_beat(stage, "a/1")
         assert [] == member.take()
