@@ -65,9 +65,15 @@ def test_every_folder_of_sources_is_a_package() -> None:
 def test_the_package_says_that_it_is_typed_and_brings_its_guides() -> None:
     assert {"py.typed", "docs/*.md"} == listed("options.package_data", "elasticlib") - {""}
     assert (ROOT / "elasticlib" / "py.typed").exists()
-    assert {"figures.md", "fork_server.md", "frameworks.md", "many_nodes.md", "migration.md", "names.md"} == {
-        path.name for path in (ROOT / "elasticlib/docs").iterdir()
-    }
+    assert {
+        "figures.md",
+        "fork_server.md",
+        "frameworks.md",
+        "many_nodes.md",
+        "migration.md",
+        "names.md",
+        "troubleshooting.md",
+    } == {path.name for path in (ROOT / "elasticlib/docs").iterdir()}
 
 
 def test_the_console_script_is_the_command_line() -> None:
