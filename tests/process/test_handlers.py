@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
-PACKAGES = ("elasticlib", "torch.distributed.elastic")
+PACKAGES = ("elasticlib.elastic", "torch.distributed.elastic")
 LIMIT = 90.0
 """Seconds that anything waited for may take."""
 
