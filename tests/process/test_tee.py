@@ -502,7 +502,7 @@ def test_the_second_file_is_closed_with_the_last_stream(console: Console, tmp_pa
     tee.finish()
 
     assert b"a\n" == hits.read_bytes()
-    assert before == set(os.listdir("/proc/self/fd"))
+    assert set() == set(os.listdir("/proc/self/fd")) - before  # what an earlier test left may go meanwhile
 
 
 @pytest.mark.parametrize("buffering", [-1, 0], ids=["buffered", "unbuffered"])
