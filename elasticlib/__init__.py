@@ -14,134 +14,74 @@ import typing
 from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
-    from elasticlib.agent import ElasticAgent, LocalElasticAgent, SimpleElasticAgent
-    from elasticlib.errors import (
-        ChildFailedError,
-        ConfigError,
-        ElasticError,
-        EntrypointError,
-        InvalidTransitionError,
-        LaunchInterrupted,
-        LogDirError,
-        NodesError,
-        PicklingError,
-        PreloadError,
-        ProcessFailure,
-        RendezvousClosedError,
-        RendezvousConnectionError,
-        RendezvousError,
-        RendezvousGracefulExitError,
-        RendezvousNotFoundError,
-        RendezvousStateError,
-        RendezvousTimeoutError,
-        SignalException,
-        SpecError,
-        StartError,
-        TimerError,
-        TimerServerError,
-        UnknownNameError,
+    from elasticlib.agent import (
+        ElasticAgent as ElasticAgent,
+        LocalElasticAgent as LocalElasticAgent,
+        SimpleElasticAgent as SimpleElasticAgent,
     )
-    from elasticlib.launch import elastic_launch, launch_agent
-    from elasticlib.logs import DefaultLogsSpecs
-    from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std, WorkerSpec
-    from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
-    from elasticlib.workers.child._record import record
+    from elasticlib.errors import (
+        ChildFailedError as ChildFailedError,
+        ConfigError as ConfigError,
+        ElasticError as ElasticError,
+        EntrypointError as EntrypointError,
+        InvalidTransitionError as InvalidTransitionError,
+        LaunchInterrupted as LaunchInterrupted,
+        LogDirError as LogDirError,
+        NodesError as NodesError,
+        PicklingError as PicklingError,
+        PreloadError as PreloadError,
+        ProcessFailure as ProcessFailure,
+        RendezvousClosedError as RendezvousClosedError,
+        RendezvousConnectionError as RendezvousConnectionError,
+        RendezvousError as RendezvousError,
+        RendezvousGracefulExitError as RendezvousGracefulExitError,
+        RendezvousNotFoundError as RendezvousNotFoundError,
+        RendezvousStateError as RendezvousStateError,
+        RendezvousTimeoutError as RendezvousTimeoutError,
+        SignalException as SignalException,
+        SpecError as SpecError,
+        StartError as StartError,
+        TimerError as TimerError,
+        TimerServerError as TimerServerError,
+        UnknownNameError as UnknownNameError,
+    )
+    from elasticlib.launch import (
+        elastic_launch as elastic_launch,
+        launch_agent as launch_agent,
+    )
+    from elasticlib.logs import DefaultLogsSpecs as DefaultLogsSpecs
+    from elasticlib.spec import (
+        LaunchConfig as LaunchConfig,
+        LogsDest as LogsDest,
+        LogsSpecs as LogsSpecs,
+        Std as Std,
+        WorkerSpec as WorkerSpec,
+    )
+    from elasticlib.state import (
+        RunResult as RunResult,
+        Worker as Worker,
+        WorkerGroup as WorkerGroup,
+        WorkerState as WorkerState,
+    )
+    from elasticlib.workers.child._record import record as record
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ChildFailedError",
-    "ConfigError",
-    "DefaultLogsSpecs",
-    "ElasticAgent",
-    "ElasticError",
-    "EntrypointError",
-    "InvalidTransitionError",
-    "LaunchConfig",
-    "LaunchInterrupted",
-    "LocalElasticAgent",
-    "LogDirError",
-    "LogsDest",
-    "LogsSpecs",
-    "NodesError",
-    "PicklingError",
-    "PreloadError",
-    "ProcessFailure",
-    "RendezvousClosedError",
-    "RendezvousConnectionError",
-    "RendezvousError",
-    "RendezvousGracefulExitError",
-    "RendezvousNotFoundError",
-    "RendezvousStateError",
-    "RendezvousTimeoutError",
-    "RunResult",
-    "SignalException",
-    "SimpleElasticAgent",
-    "SpecError",
-    "StartError",
-    "Std",
-    "TimerError",
-    "TimerServerError",
-    "UnknownNameError",
-    "Worker",
-    "WorkerGroup",
-    "WorkerSpec",
-    "WorkerState",
-    "elastic_launch",
-    "launch_agent",
-    "record",
-]
-
-_MODULES = {
-    "elasticlib.agent": (
-        "ElasticAgent",
-        "LocalElasticAgent",
-        "SimpleElasticAgent",
-    ),
-    "elasticlib.errors": (
-        "ChildFailedError",
-        "ConfigError",
-        "ElasticError",
-        "EntrypointError",
-        "InvalidTransitionError",
-        "LaunchInterrupted",
-        "LogDirError",
-        "NodesError",
-        "PicklingError",
-        "PreloadError",
-        "ProcessFailure",
-        "RendezvousClosedError",
-        "RendezvousConnectionError",
-        "RendezvousError",
-        "RendezvousGracefulExitError",
-        "RendezvousNotFoundError",
-        "RendezvousStateError",
-        "RendezvousTimeoutError",
-        "SignalException",
-        "SpecError",
-        "StartError",
-        "TimerError",
-        "TimerServerError",
-        "UnknownNameError",
-    ),
-    "elasticlib.launch": (
-        "elastic_launch",
-        "launch_agent",
-    ),
-    "elasticlib.logs": ("DefaultLogsSpecs",),
-    "elasticlib.spec": (
-        "LaunchConfig",
-        "LogsDest",
-        "LogsSpecs",
-        "Std",
-        "WorkerSpec",
-    ),
-    "elasticlib.state": (
-        "RunResult",
-        "Worker",
-        "WorkerGroup",
-        "WorkerState",
-    ),
-    "elasticlib.workers.child._record": ("record",),
-}
-__getattr__, __dir__ = _lazy.names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = _lazy.names(
+    __name__,
+    {
+        "elasticlib.agent": "ElasticAgent LocalElasticAgent SimpleElasticAgent",
+        "elasticlib.errors": (
+            "ChildFailedError ConfigError ElasticError EntrypointError InvalidTransitionError LaunchInterrupted "
+            "LogDirError NodesError PicklingError PreloadError ProcessFailure RendezvousClosedError "
+            "RendezvousConnectionError RendezvousError RendezvousGracefulExitError RendezvousNotFoundError "
+            "RendezvousStateError RendezvousTimeoutError SignalException SpecError StartError TimerError "
+            "TimerServerError UnknownNameError"
+        ),
+        "elasticlib.launch": "elastic_launch launch_agent",
+        "elasticlib.logs": "DefaultLogsSpecs",
+        "elasticlib.spec": "LaunchConfig LogsDest LogsSpecs Std WorkerSpec",
+        "elasticlib.state": "RunResult Worker WorkerGroup WorkerState",
+        "elasticlib.workers.child._record": "record",
+    },
+)

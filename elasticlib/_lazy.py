@@ -2,19 +2,25 @@
 Names of a module that are imported from where they are defined when they are first used (PEP 562).
 
 Rules of this file: a name that was used once is the module's own from then on. Type checkers read the imports that
-stand beside it under ``TYPE_CHECKING``.
+stand beside it under ``TYPE_CHECKING``, each as itself: that is how a typed package says what it offers.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 
-def names(module: str, modules: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of *module*, whose names come from *modules*: {module that has them: names}."""
-    where = {name: each for each, found in modules.items() for name in found}
+def names(
+    module: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """
+    ``__getattr__``, ``__dir__`` and ``__all__`` of *module*, whose names come from *modules*.
+
+    That is {module that has them: names, with spaces between}.
+    """
+    where = {name: each for each, found in modules.items() for name in found.split()}
     own = vars(sys.modules[module])
 
     def at_first_use(name: str) -> object:
@@ -27,4 +33,4 @@ def names(module: str, modules: Mapping[str, Sequence[str]]) -> tuple[Callable[[
     def listed() -> list[str]:
         return sorted({*own, *own["__all__"]})
 
-    return at_first_use, listed
+    return at_first_use, listed, sorted(where)

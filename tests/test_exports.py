@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import collections
+import importlib
 import inspect
 import subprocess
 import sys
@@ -46,6 +48,24 @@ def test_every_name_is_exported_once_and_in_order() -> None:
 
     assert [] == [name for name, count in counted.items() if count > 1]
     assert sorted(elasticlib.__all__) == list(elasticlib.__all__)
+
+
+@pytest.mark.parametrize("module", ["elasticlib", "elasticlib.rendezvous", "elasticlib.workers"])
+def test_type_checkers_are_told_what_is_loaded_at_the_first_use(module: str) -> None:
+    """Each name is imported as itself, which is how a typed package says that it offers it."""
+    found = importlib.import_module(module)
+    told = {
+        (each.asname, f"{node.module}.{each.name}")
+        for node in ast.walk(ast.parse(inspect.getsource(found)))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("elasticlib.")
+        for each in node.names
+    }
+
+    offered = {name for name in found.__all__ if not name.startswith("_")}
+    assert {(name, path) for name, path in told if path.endswith(f".{name}")} == told
+    assert offered == {name for name, _ in told}
+    for name, path in told:
+        assert getattr(found, name) is getattr(importlib.import_module(path.rpartition(".")[0]), name)
 
 
 def test_torchs_names_are_exported() -> None:

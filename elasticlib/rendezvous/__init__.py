@@ -15,106 +15,64 @@ from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
     from elasticlib.errors import (
-        RendezvousClosedError,
-        RendezvousConnectionError,
-        RendezvousError,
-        RendezvousGracefulExitError,
-        RendezvousStateError,
-        RendezvousTimeoutError,
+        RendezvousClosedError as RendezvousClosedError,
+        RendezvousConnectionError as RendezvousConnectionError,
+        RendezvousError as RendezvousError,
+        RendezvousGracefulExitError as RendezvousGracefulExitError,
+        RendezvousStateError as RendezvousStateError,
+        RendezvousTimeoutError as RendezvousTimeoutError,
     )
-    from elasticlib.rendezvous._membership import Membership
-    from elasticlib.rendezvous._open import Rendezvous, open_local, open_remote
-    from elasticlib.rendezvous.coordinator._state import Rules
+    from elasticlib.rendezvous._membership import Membership as Membership
+    from elasticlib.rendezvous._open import (
+        Rendezvous as Rendezvous,
+        open_local as open_local,
+        open_remote as open_remote,
+    )
+    from elasticlib.rendezvous.coordinator._state import Rules as Rules
     from elasticlib.rendezvous.handlers._base import (
-        RendezvousHandler,
-        RendezvousInfo,
-        RendezvousParameters,
-        RendezvousStoreInfo,
+        RendezvousHandler as RendezvousHandler,
+        RendezvousInfo as RendezvousInfo,
+        RendezvousParameters as RendezvousParameters,
+        RendezvousStoreInfo as RendezvousStoreInfo,
     )
     from elasticlib.rendezvous.handlers._registry import (
-        RendezvousHandlerCreator,
-        RendezvousHandlerRegistry,
-        get_rendezvous_handler,
-        rendezvous_handler_registry,
+        RendezvousHandlerCreator as RendezvousHandlerCreator,
+        RendezvousHandlerRegistry as RendezvousHandlerRegistry,
+        get_rendezvous_handler as get_rendezvous_handler,
+        rendezvous_handler_registry as rendezvous_handler_registry,
     )
-    from elasticlib.rendezvous.protocol._exchange import Exchange
+    from elasticlib.rendezvous.protocol._exchange import Exchange as Exchange
     from elasticlib.rendezvous.protocol._messages import (
-        ContactLost,
-        Descriptor,
-        FailureNote,
-        Final,
-        Notice,
-        RankAssignment,
-        RoundEnd,
+        ContactLost as ContactLost,
+        Descriptor as Descriptor,
+        FailureNote as FailureNote,
+        Final as Final,
+        Notice as Notice,
+        RankAssignment as RankAssignment,
+        RoundEnd as RoundEnd,
     )
-    from elasticlib.rendezvous.stores._memory import MemoryExchange
+    from elasticlib.rendezvous.stores._memory import MemoryExchange as MemoryExchange
 
-_MODULES = {
-    "elasticlib.errors": (
-        "RendezvousClosedError",
-        "RendezvousConnectionError",
-        "RendezvousError",
-        "RendezvousGracefulExitError",
-        "RendezvousStateError",
-        "RendezvousTimeoutError",
-    ),
-    "elasticlib.rendezvous.coordinator._state": ("Rules",),
-    "elasticlib.rendezvous.protocol._exchange": ("Exchange",),
-    "elasticlib.rendezvous.handlers._base": (
-        "RendezvousHandler",
-        "RendezvousInfo",
-        "RendezvousParameters",
-        "RendezvousStoreInfo",
-    ),
-    "elasticlib.rendezvous._membership": ("Membership",),
-    "elasticlib.rendezvous.protocol._messages": (
-        "ContactLost",
-        "Descriptor",
-        "FailureNote",
-        "Final",
-        "Notice",
-        "RoundEnd",
-        "RankAssignment",
-    ),
-    "elasticlib.rendezvous._open": ("Rendezvous", "open_local", "open_remote"),
-    "elasticlib.rendezvous.stores._memory": ("MemoryExchange",),
-    "elasticlib.rendezvous.handlers._registry": (
-        "RendezvousHandlerCreator",
-        "RendezvousHandlerRegistry",
-        "get_rendezvous_handler",
-        "rendezvous_handler_registry",
-    ),
-}
-
-__all__ = [
-    "ContactLost",
-    "Descriptor",
-    "Exchange",
-    "FailureNote",
-    "Final",
-    "Membership",
-    "MemoryExchange",
-    "Notice",
-    "RankAssignment",
-    "Rendezvous",
-    "RendezvousClosedError",
-    "RendezvousConnectionError",
-    "RendezvousError",
-    "RendezvousGracefulExitError",
-    "RendezvousHandler",
-    "RendezvousHandlerCreator",
-    "RendezvousHandlerRegistry",
-    "RendezvousInfo",
-    "RendezvousParameters",
-    "RendezvousStateError",
-    "RendezvousStoreInfo",
-    "RendezvousTimeoutError",
-    "RoundEnd",
-    "Rules",
-    "get_rendezvous_handler",
-    "open_local",
-    "open_remote",
-    "rendezvous_handler_registry",
-]
-
-__getattr__, __dir__ = _lazy.names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = _lazy.names(
+    __name__,
+    {
+        "elasticlib.errors": (
+            "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousGracefulExitError "
+            "RendezvousStateError RendezvousTimeoutError"
+        ),
+        "elasticlib.rendezvous._membership": "Membership",
+        "elasticlib.rendezvous._open": "Rendezvous open_local open_remote",
+        "elasticlib.rendezvous.coordinator._state": "Rules",
+        "elasticlib.rendezvous.handlers._base": (
+            "RendezvousHandler RendezvousInfo RendezvousParameters RendezvousStoreInfo"
+        ),
+        "elasticlib.rendezvous.handlers._registry": (
+            "RendezvousHandlerCreator RendezvousHandlerRegistry get_rendezvous_handler rendezvous_handler_registry"
+        ),
+        "elasticlib.rendezvous.protocol._exchange": "Exchange",
+        "elasticlib.rendezvous.protocol._messages": (
+            "ContactLost Descriptor FailureNote Final Notice RankAssignment RoundEnd"
+        ),
+        "elasticlib.rendezvous.stores._memory": "MemoryExchange",
+    },
+)

@@ -31,8 +31,7 @@ from elasticlib.testing._faults import (
     Tamper,
     Unseat,
 )
-from elasticlib.testing._machine import Machine
-from elasticlib.testing._machine import Owner as Mourner
+from elasticlib.testing._machine import Machine, Owner as Mourner
 from elasticlib.testing._store import Store
 from elasticlib.testing._timeline import Timeline
 

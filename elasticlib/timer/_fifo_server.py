@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable
 
 from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
-from elasticlib._untrusted import Refusals, parse, shown
-from elasticlib._untrusted import line as escaped
+from elasticlib._untrusted import Refusals, line as escaped, parse, shown
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, TimerError
 from elasticlib.timer._expired import log_debug_info_for_expired_timers

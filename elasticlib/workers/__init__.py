@@ -11,45 +11,32 @@ from typing import TYPE_CHECKING
 from elasticlib import _lazy
 
 if TYPE_CHECKING:
-    from elasticlib.errors import ProcessFailure, SignalException
-    from elasticlib.logs import DefaultLogsSpecs
-    from elasticlib.spec import LogsDest, LogsSpecs, Std, to_map
+    from elasticlib.errors import (
+        ProcessFailure as ProcessFailure,
+        SignalException as SignalException,
+    )
+    from elasticlib.logs import DefaultLogsSpecs as DefaultLogsSpecs
+    from elasticlib.spec import (
+        LogsDest as LogsDest,
+        LogsSpecs as LogsSpecs,
+        Std as Std,
+        to_map as to_map,
+    )
     from elasticlib.workers._context import (
-        MultiprocessContext,
-        PContext,
-        RunProcsResult,
-        SubprocessContext,
-        start_processes,
+        MultiprocessContext as MultiprocessContext,
+        PContext as PContext,
+        RunProcsResult as RunProcsResult,
+        SubprocessContext as SubprocessContext,
+        start_processes as start_processes,
     )
 
-__all__ = [
-    "DefaultLogsSpecs",
-    "LogsDest",
-    "LogsSpecs",
-    "MultiprocessContext",
-    "PContext",
-    "ProcessFailure",
-    "RunProcsResult",
-    "SignalException",
-    "Std",
-    "SubprocessContext",
-    "start_processes",
-    "to_map",
-]
-
 # Only when they are used: an agent needs other parts of this package, at each start of a launch.
-__getattr__, __dir__ = _lazy.names(
+__getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
-        "elasticlib.errors": ("ProcessFailure", "SignalException"),
-        "elasticlib.logs": ("DefaultLogsSpecs",),
-        "elasticlib.workers._context": (
-            "MultiprocessContext",
-            "PContext",
-            "RunProcsResult",
-            "SubprocessContext",
-            "start_processes",
-        ),
-        "elasticlib.spec": ("LogsDest", "LogsSpecs", "Std", "to_map"),
+        "elasticlib.errors": "ProcessFailure SignalException",
+        "elasticlib.logs": "DefaultLogsSpecs",
+        "elasticlib.spec": "LogsDest LogsSpecs Std to_map",
+        "elasticlib.workers._context": "MultiprocessContext PContext RunProcsResult SubprocessContext start_processes",
     },
 )

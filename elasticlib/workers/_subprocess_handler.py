@@ -12,8 +12,7 @@ import signal
 from collections.abc import Sequence
 from subprocess import Popen
 
-from elasticlib.numa.binding import NumaOptions
-from elasticlib.numa.binding import _maybe_wrap_command_args_with_numa_binding as _bound
+from elasticlib.numa.binding import NumaOptions, _maybe_wrap_command_args_with_numa_binding as _bound
 from elasticlib.workers._environment import without_secrets
 
 __all__ = ["SubprocessHandler"]

@@ -11,8 +11,7 @@ import argparse
 import sys
 import time
 
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, seed, settings, strategies as st
 
 from elasticlib.testing import FaultPlan, InvariantBroken, Rules, SimulatedCluster, strategies
 from tests.sim.promises import must_succeed, verdicts_of_steady_nodes

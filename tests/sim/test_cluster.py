@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from attrs import evolve
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous.coordinator._places import PAUSES

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attrs import Factory, define, field
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from elasticlib.rendezvous.coordinator._coordinator import step

@@ -14,8 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import elasticlib.elastic.multiprocessing.errors
 import elasticlib.errors

@@ -12,8 +12,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib.errors import ConfigError, SpecError
 from elasticlib.logs import DefaultLogsSpecs

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from elasticlib._wire import Channel, Message, room_for, wait_readable
 from tests.unit.untrusted import strange

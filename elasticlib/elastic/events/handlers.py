@@ -1,6 +1,5 @@
 """Re-export: ``torch.distributed.elastic.events.handlers``."""
 
-from elasticlib.events._destinations import get_logging_handler
-from elasticlib.events._destinations import handlers as _log_handlers
+from elasticlib.events._destinations import get_logging_handler, handlers as _log_handlers
 
 __all__ = ["_log_handlers", "get_logging_handler"]

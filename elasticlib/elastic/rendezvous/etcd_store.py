@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from elasticlib import _lazy
 
 if TYPE_CHECKING:
-    from elasticlib.rendezvous.handlers._etcd_store import EtcdStore
+    from elasticlib.rendezvous.handlers._etcd_store import EtcdStore as EtcdStore
 
-__all__ = ["EtcdStore"]
-
-__getattr__, __dir__ = _lazy.names(__name__, {"elasticlib.rendezvous.handlers._etcd_store": __all__})
+__getattr__, __dir__, __all__ = _lazy.names(__name__, {"elasticlib.rendezvous.handlers._etcd_store": "EtcdStore"})

@@ -21,9 +21,7 @@ from typing_extensions import Self, assert_never
 
 from elasticlib._times import soonest
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.coordinator import _announcement as greeting
-from elasticlib.rendezvous.coordinator import _coordinator, _state
-from elasticlib.rendezvous.coordinator import _server_events as events
+from elasticlib.rendezvous.coordinator import _announcement as greeting, _coordinator, _server_events as events, _state
 from elasticlib.rendezvous.coordinator._ending import in_brief
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._handover import ADVICE, Handover, read_handover, write_handover

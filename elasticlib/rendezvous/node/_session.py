@@ -21,8 +21,7 @@ from elasticlib import errors
 from elasticlib._times import soonest
 from elasticlib._untrusted import Refusals
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous.node import _session_events as events
-from elasticlib.rendezvous.node import _session_liveness
+from elasticlib.rendezvous.node import _session_events as events, _session_liveness
 from elasticlib.rendezvous.node._belief import DOUBT, LOOK_AGAIN, Belief
 from elasticlib.rendezvous.node._lanes import GREETING, SLICE, Asked, Lanes, Task
 from elasticlib.rendezvous.node._mailbox import WAKE, Mailbox

@@ -45,8 +45,7 @@ from elasticlib.rendezvous.protocol._messages import (
     WorkerReport,
 )
 from elasticlib.rendezvous.third_party._agreement import Agreement, Past
-from elasticlib.rendezvous.third_party._contract import METHODS as METHODS
-from elasticlib.rendezvous.third_party._contract import checked, meaning
+from elasticlib.rendezvous.third_party._contract import METHODS as METHODS, checked, meaning
 from elasticlib.rendezvous.third_party._failure_collection import FailureCollection, describe
 from elasticlib.rendezvous.third_party._node_info import ThirdPartyNodeInfo
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CyclingIterator", "ElasticDistributedSampler"]
 
-__getattr__, __dir__ = _lazy.names(
+__getattr__, __dir__, _ = _lazy.names(
     __name__,
-    {"elasticlib.utils.data._torch_sampler": ("ElasticDistributedSampler",)},  # its base class is torch's
+    {"elasticlib.utils.data._torch_sampler": "ElasticDistributedSampler"},  # its base class is torch's
 )

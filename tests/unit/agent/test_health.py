@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from elasticlib.agent import _health, _health_page
 from elasticlib.elastic.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server

@@ -6,8 +6,7 @@ import itertools
 import signal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib.agent import _policy
 from elasticlib.agent._policy import (

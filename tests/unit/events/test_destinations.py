@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from elasticlib import events
-from elasticlib.elastic.events import api as api_door
-from elasticlib.elastic.events import handlers
+from elasticlib.elastic.events import api as api_door, handlers
 from elasticlib.errors import ConfigError, UnknownNameError
 from elasticlib.events import _destinations
 

@@ -6,8 +6,7 @@ import itertools
 import os
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib.logs._layout import DEFAULT_PREFIX, attempt_names, destinations, line_prefix, run_folder_prefix
 from elasticlib.spec import Std

@@ -6,8 +6,7 @@ import itertools
 import time
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from elasticlib.logs._lines import LONGEST_LINE, REWRITE_PERIOD, LineAssembler, overtype
 

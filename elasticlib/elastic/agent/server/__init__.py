@@ -1,8 +1,7 @@
 """Re-export: ``torch.distributed.elastic.agent.server``."""
 
 from elasticlib.agent._agent import ElasticAgent, SimpleElasticAgent
-from elasticlib.agent._watchdog import ENABLE as TORCHELASTIC_ENABLE_FILE_TIMER
-from elasticlib.agent._watchdog import FILE as TORCHELASTIC_TIMER_FILE
+from elasticlib.agent._watchdog import ENABLE as TORCHELASTIC_ENABLE_FILE_TIMER, FILE as TORCHELASTIC_TIMER_FILE
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
 

@@ -1,10 +1,11 @@
 """Re-export: ``torch.distributed.elastic.agent.server.local_elastic_agent``."""
 
 from elasticlib.agent._local import LocalElasticAgent
-from elasticlib.agent._watch import HEALTH_CHECK_PORT as TORCHELASTIC_HEALTH_CHECK_PORT
-from elasticlib.agent._watch import UNINTERRUPTIBLE_STATE_TIMEOUT as TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT
-from elasticlib.agent._watchdog import ENABLE as TORCHELASTIC_ENABLE_FILE_TIMER
-from elasticlib.agent._watchdog import FILE as TORCHELASTIC_TIMER_FILE
+from elasticlib.agent._watch import (
+    HEALTH_CHECK_PORT as TORCHELASTIC_HEALTH_CHECK_PORT,
+    UNINTERRUPTIBLE_STATE_TIMEOUT as TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
+)
+from elasticlib.agent._watchdog import ENABLE as TORCHELASTIC_ENABLE_FILE_TIMER, FILE as TORCHELASTIC_TIMER_FILE
 
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",

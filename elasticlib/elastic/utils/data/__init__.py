@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["CyclingIterator", "ElasticDistributedSampler"]
 
-__getattr__, __dir__ = _lazy.names(__name__, {"elasticlib.utils.data": ("ElasticDistributedSampler",)})
+__getattr__, __dir__, _ = _lazy.names(__name__, {"elasticlib.utils.data": "ElasticDistributedSampler"})

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from elasticlib import _lazy
 
 if TYPE_CHECKING:
-    from elasticlib.utils.data._torch_sampler import ElasticDistributedSampler
+    from elasticlib.utils.data._torch_sampler import ElasticDistributedSampler as ElasticDistributedSampler
 
-__all__ = ["ElasticDistributedSampler"]
-
-__getattr__, __dir__ = _lazy.names(__name__, {"elasticlib.utils.data._torch_sampler": __all__})
+__getattr__, __dir__, __all__ = _lazy.names(
+    __name__, {"elasticlib.utils.data._torch_sampler": "ElasticDistributedSampler"}
+)

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 from attrs import Factory, define
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib.rendezvous.coordinator._coordinator import status, step
 from elasticlib.rendezvous.coordinator._places import PAUSES, STEADY

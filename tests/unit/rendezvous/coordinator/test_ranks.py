@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib.rendezvous.coordinator._ranks import assign, natural_key, order
 from elasticlib.rendezvous.protocol._messages import Descriptor

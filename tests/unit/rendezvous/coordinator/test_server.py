@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attrs import Factory, define, fields
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib.rendezvous.coordinator._server import LOOK, Server
 from elasticlib.rendezvous.coordinator._server_events import (

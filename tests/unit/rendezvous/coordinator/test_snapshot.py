@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from attrs import Factory, define, evolve
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._coordinator import boxes, step

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from elasticlib.rendezvous.coordinator._server import Server
 from elasticlib.rendezvous.coordinator._server_events import Action, Arrived, Heard, Load, Loaded, Save

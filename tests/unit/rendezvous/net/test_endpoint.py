@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous.net._endpoint import is_loopback, parse_rendezvous_endpoint, spell

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from attrs import Factory, define, evolve, fields
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.node._belief import Belief
@@ -37,6 +36,7 @@ from elasticlib.rendezvous.protocol._messages import (
     EPOCH_BITS,
     Acknowledgement,
     Announcement,
+    Close as CloseJob,
     ContactLost,
     CoordinatorHeartbeat,
     Descriptor,
@@ -60,7 +60,6 @@ from elasticlib.rendezvous.protocol._messages import (
     decode,
     encode,
 )
-from elasticlib.rendezvous.protocol._messages import Close as CloseJob
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Wait, Write
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._shortening import EARLY, LETTER, refers

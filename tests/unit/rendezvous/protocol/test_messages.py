@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 import attrs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.protocol._codec import mac

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from attrs import Factory, define
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.stores._candidacy import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.protocol._messages import Descriptor, Join, RankAssignment, encode

@@ -7,8 +7,7 @@ import struct
 
 import pytest
 from attrs import evolve
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib._programs import KILLED
 from elasticlib.workers.child._exiting import Act, Course, Outcome, Stage, announce, notices

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib.workers.child import _report
 from elasticlib.workers.child._report import Report, is_secondary, of_exception, qualified_name, read, write

@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 from attrs import evolve
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elasticlib.workers.child._start_spec import Handed, StartSpec, both, from_both
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import elasticlib
 from elasticlib.workers.spawner._reads import INTEL_OPENMP, INTERPRETER, LIBRARIES, NOISE, PER_LAUNCH, Reads, serves
