@@ -431,6 +431,21 @@ def test_a_coordinator_that_slept_seats_everybody_anew() -> None:
     assert ["succeeded"] * 3 == kinds(cluster)
 
 
+def test_a_node_that_stands_still_while_a_round_is_sealed_gets_no_ranks_in_it() -> None:
+    """It would be lost before its workers have started, and these would run on for a while beside the next round."""
+    rules = Rules(1, 2, 2, last_call=2.0, join_timeout=60.0, heartbeat=10.0)
+    faults = (
+        Suspend(2, 11.625, 13.25),
+        Stubborn(2, 0.272, 0.5),
+        Flap(1, 19.75, 26.75, after=0.1),
+        Suspend(0, 0.399, 15.5),
+    )
+    cluster = SimulatedCluster(rules, 4, FaultPlan(faults), "elected", seed=5, work=60.0, token="secret")
+    cluster.run()
+
+    assert ["n0", "n3"] == rounds(cluster)[1]
+
+
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_a_coordinator_whose_key_vanished_is_followed_by_another_or_by_itself(nodes: int) -> None:
     cluster = run(Unseat(at=5.0), FailWorker(0, at=15.0), rules=evolve(RULES, min_nodes=1), nodes=nodes,

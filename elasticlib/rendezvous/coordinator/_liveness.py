@@ -123,6 +123,15 @@ def missed(state: State) -> tuple[Missed, ...]:
     return tuple(Missed(node, watch.sightings[node].count or 0) for _, node in late[:MOST_MISSED])
 
 
+def is_missed(state: State, entry: Entry) -> bool:
+    """Whether the node's beats were missed when they were last read: soon it is heard again, or lost."""
+    watch = state.watch
+    seen = watch.sightings.get(entry.node)
+    if watch.at is None or seen is None or seen.box != entry.box:
+        return False
+    return seen.at <= watch.at - MISSED * state.rules.heartbeat
+
+
 def next_loss(state: State) -> float | None:
     """When the next node will have been silent for too long, if it goes on so; None if nobody may be lost."""
     watch, patience = state.watch, state.rules.heartbeat

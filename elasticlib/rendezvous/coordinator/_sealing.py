@@ -1,7 +1,8 @@
 """
 When a round is sealed, and with whom. Pure.
 
-Rules of this file: nobody is seated while a worker of an earlier round may run. Who is known to come back is
+Rules of this file: nobody is seated while a worker of an earlier round may run, nor whose heartbeats are missed: it may
+be lost before its workers have started. Who is known to come back is
 waited for: seated without them, the others would be stopped again when they come. Once all who stayed are
 back, nothing is waited for but the least number of nodes. Spares wait without limit.
 """
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from attrs import evolve
 
 from elasticlib.rendezvous.coordinator._ending import finish, losses_after
+from elasticlib.rendezvous.coordinator._liveness import is_missed
 from elasticlib.rendezvous.coordinator._places import next_free, pauses, ready, refused
 from elasticlib.rendezvous.coordinator._ranks import assign, order
 from elasticlib.rendezvous.coordinator._state import (
@@ -72,11 +74,14 @@ def _wake(state: State, due: float, now: float) -> WakeAt:
 
 
 def seal(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
-    """Give seats to those who are *there*: first to those who had one, then in the order in which they came."""
+    """Give ranks to those who are *there* and heard: first to those who had some, then as they came."""
     rules, current = state.rules, state.round
+    heard = {node: entry for node, entry in there.items() if not is_missed(state, entry)}
+    if len(heard) < min(len(there), rules.max_nodes):
+        return state, ()  # those who are missed are heard in a moment, or lost: a machine may stand still
     last = () if current is None else tuple(current.entries)
     stayed = frozenset() if current is None else current.entries.keys() - current.left.keys()
-    by_claim = sorted(there, key=lambda node: node not in stayed)  # stable
+    by_claim = sorted(heard, key=lambda node: node not in stayed)  # stable
     chosen = {node: state.waiting[node].descriptor for node in by_claim[: rules.max_nodes]}
     nodes = order(chosen, last)
     number = current.number + 1 if current is not None else 0

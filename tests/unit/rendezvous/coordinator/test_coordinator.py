@@ -1048,6 +1048,34 @@ def test_a_node_whose_beats_are_missed_is_named_long_before_it_is_lost() -> None
     assert () == missed(desk.state)
 
 
+def test_a_spare_whose_beats_are_missed_gets_no_ranks_while_another_one_is_heard() -> None:
+    """It may stand still, and would be lost as soon as it has some."""
+    desk = watched("a", "b")
+    desk.join("c", "d")
+    desk.beat().beat("c").beat("c")
+    desk.hear(Leave("b", "signal 15"), Stopped("a", 0, ()), Join("a", offer()))
+
+    assert desk.state.round is not None
+    assert ["a", "d"] == sorted(desk.state.round.entries)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_nothing_is_sealed_without_a_node_that_is_missed_until_it_is_heard_or_lost(comes_back: bool) -> None:
+    desk = Desk(Rules(1, 2, last_call=30.0, heartbeat=10.0))
+    desk.join("a")
+    desk.beat().beat("a").beat("a")
+    desk.join("b")
+    assert desk.state.round is None
+
+    if comes_back:
+        desk.beat()
+    else:
+        desk.beat("a").beat("a").tick(30.0)
+
+    assert desk.state.round is not None
+    assert (["a", "b"] if comes_back else ["b"]) == sorted(desk.state.round.entries)
+
+
 def test_the_time_of_the_next_loss_is_known() -> None:
     desk = watched("a", "b")
     desk.beat().beat("b")
