@@ -264,12 +264,12 @@ class TestClaims:
 
 def greeting(name: str, count: int, token: str = "secret") -> dict[str, bytes]:
     """What the coordinator called *name* writes again and again."""
-    key = key_of(token)
+    key, nonce = key_of(token), f"nonce-{name[:99]}"
     hello, pulse = (
-        Announcement("job", f"nonce-{name}", name, Terms(1, 2, 3), 10.0, True),
-        CoordinatorHeartbeat(f"nonce-{name}", count),
+        Announcement("job", nonce, name, Terms(1, 2, 3), 10.0, True),
+        CoordinatorHeartbeat(nonce, count),
     )
     return {
         HELLO: encode(hello, key, key_place("job", "", HELLO)),
-        PULSE: encode(pulse, key, key_place("job", f"nonce-{name}", PULSE)),
+        PULSE: encode(pulse, key, key_place("job", nonce, PULSE)),
     }
