@@ -149,7 +149,7 @@ class Session:
             case events.Hold(held):
                 self._held, self._beat_at = held, self._beat_at if held else now
             case events.Close():
-                self.closed = True
+                self.closed, self._waiting = True, None
             case Tick():
                 pass
             case _:
@@ -202,7 +202,7 @@ class Session:
         self._beat_at, self._lanes = 0.0, self._lanes.cleared()
 
     def _fail(self, error: events.Unmendable, out: list[events.Action]) -> None:
-        self.error = self.error or error
+        self.error, self._waiting = self.error or error, None
         if not self._greeted:
             out.append(events.Disconnect(self._connection))
             self._disconnected()

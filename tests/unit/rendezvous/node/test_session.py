@@ -843,6 +843,16 @@ def test_closing_without_contact_is_no_reason_to_seek_it_again() -> None:
     assert [Disconnect(1)] == shell.hear(Lost(1, "refused"))
 
 
+@pytest.mark.parametrize("end", [Close(), Refused(None, RendezvousStateError("never"))], ids=["closed", "failed"])
+def test_who_waits_for_ranks_no_more_does_not_say_that_it_waits(end: Event) -> None:
+    shell = Shell().greeted().joined()
+    shell.hear(end)
+
+    said = [action for _ in range(5) for action in shell.later(60.0) if isinstance(action, Log)]
+
+    assert (shell.session.wake_at(), said) == (None, [])
+
+
 def test_an_error_that_nothing_mends_is_kept_and_the_first_one_counts() -> None:
     shell = Shell()
 
