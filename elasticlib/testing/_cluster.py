@@ -205,9 +205,9 @@ class SimulatedCluster:
         """An agent is told the end."""
         self._watch(node.member.nonce).told(node, final)
 
-    def ends(self, node: Node, own: int | None, succeeded: bool) -> None:
+    def ends(self, node: Node, own: int | None, succeeded: bool, final: Final) -> None:
         """An agent takes leave."""
-        self._watch(node.member.nonce).ends(node, own, succeeded)
+        self._watch(node.member.nonce).ends(node, own, succeeded, final)
 
     def finished(self, node: Node) -> None:
         """An agent has ended."""

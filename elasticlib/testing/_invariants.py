@@ -76,7 +76,7 @@ class Watch:
     def decided(self, state: State) -> Sealed | None:
         """The coordinator's state counts now; returns the round if it is new."""
         current, rules, new = state.round, self.rules, None
-        if state.final is not None and any(why in state.final.why for why in NO_MEMORY):
+        if state.final is not None and _has_no_memory(state.final):
             self._demand(not state.final.succeeded, f"without its memory it gave the verdict {state.final}")
             self.forgotten.append(state.final)
             return None
@@ -162,14 +162,14 @@ class Watch:
             personal = not final.succeeded and final.kind in PERSONAL
             self._demand(personal, f"{node.name} was told {final}, the verdict is {self.final}")
 
-    def ends(self, node: Node, own: int | None, succeeded: bool) -> None:
+    def ends(self, node: Node, own: int | None, succeeded: bool, final: Final) -> None:
         """An agent takes leave, with the results of its round *own*: as one that *succeeded*, or not."""
         good = self.final.round if self.final is not None else None
         if own is not None and any(each.succeeded and each.round == own for each in self.forgotten):
             return
         if own is not None:
             self._demand(succeeded and own == good, f"{node.name} returns results of round {own}, {good} succeeded")
-        elif node.told_success is not None:
+        elif node.told_success is not None and not _has_no_memory(final):
             what = f"{node.name} told success in round {node.told_success}, {good} succeeded: it ends without results"
             self._demand(not succeeded and node.told_success != good, what)
 
@@ -246,7 +246,7 @@ class NoWatch(Watch):
     def told(self, node: Node, final: Final) -> None:
         """No matter what."""
 
-    def ends(self, node: Node, own: int | None, succeeded: bool) -> None:
+    def ends(self, node: Node, own: int | None, succeeded: bool, final: Final) -> None:
         """No matter how."""
 
     def started(self, group: Group) -> None:
@@ -256,6 +256,10 @@ class NoWatch(Watch):
 def _same(one: Final | None, other: Final | None) -> bool:
     """Whether two verdicts are: a store that takes no more may have cut the texts of one of them."""
     return one == other or (one is not None and other is not None and brief(one) == brief(other))
+
+
+def _has_no_memory(final: Final) -> bool:
+    return any(why in final.why for why in NO_MEMORY)
 
 
 def over(nodes: list[Node]) -> None:

@@ -162,7 +162,7 @@ class Node:
             self._end("succeeded", end.why)
             return
         own = self.group.seat.round if self.group is not None and end.results else None
-        self.cluster.ends(self, own, end.succeeded)
+        self.cluster.ends(self, own, end.succeeded, end.final)
         unlucky = "replaced" if end.final.succeeded else end.final.kind
         self._end("succeeded" if end.succeeded else unlucky, end.why)
 

@@ -37,7 +37,7 @@ class Surroundings(Protocol):
     def told(self, node: Node, final: Final) -> None:
         """A node was told how the job ended."""
 
-    def ends(self, node: Node, own: int | None, succeeded: bool) -> None:
+    def ends(self, node: Node, own: int | None, succeeded: bool, final: Final) -> None:
         """An agent takes leave, with the results of its round *own*: as one that *succeeded*, or not."""
 
     def finished(self, node: Node) -> None:

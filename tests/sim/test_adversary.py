@@ -38,6 +38,7 @@ from elasticlib.testing import (
     Sealed,
     SetBack,
     SimulatedCluster,
+    Slow,
     Started,
     Suspend,
     Tamper,
@@ -211,6 +212,18 @@ def test_who_asks_again_after_the_end_is_written_down_for_whoever_takes_over() -
     cluster.run()
 
     assert "succeeded" not in kinds(cluster)
+
+
+def test_who_is_cut_off_until_the_job_has_ended_in_its_absence_finds_no_memory_of_it_and_ends() -> None:
+    """Its round was to be repeated, as far as it knows; the others succeeded in it after all, and left."""
+    rules = Rules(2, 3, 3, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="max")
+    slow = Slow(1, 0.233, 32.0, delay=2.0), Slow(0, 30.0, 36.0, delay=2.0)
+    tamper = Tamper(0.041, 60.0, seed=427827, every=2.0, where=("hello",), acts=(16, 17))
+    plan = FaultPlan((Join(1, 0.122), *slow, tamper))
+    cluster = SimulatedCluster(rules, 2, plan, "elected", seed=9, work=5.0, token=TOKEN)
+    cluster.run()
+
+    assert ["closed", "succeeded", "succeeded"] == kinds(cluster)
 
 
 def test_no_greeting_that_he_makes_up_gives_the_job_a_name_that_no_key_can_hold() -> None:
