@@ -263,6 +263,10 @@ class SimulatedCluster:
     def _key(self) -> bytes | None:
         return key_of(self.token) if self.token else None
 
+    def _has_members(self, nonce: str) -> bool:
+        nodes = (node for machine in self.machines.values() for node in machine.nodes)
+        return any(node.verdict is None and node.member.nonce == nonce for node in nodes)
+
     def _watch(self, nonce: str) -> Watch:
         if nonce not in self.watches:
             purged = 0 if self.store is None else self.store.purges
@@ -270,7 +274,7 @@ class SimulatedCluster:
             if self.coordinator == "elected" and len(self.watches) > purged and not self._tampered:
                 raise InvariantBroken(f"at {self.now:.6f} s: a job began anew though nobody had ended it")
             watch = NoWatch if self._tampered and not self.token else Watch
-            self.watches[nonce] = watch(self.rules, self.timeline, may_forget=self._tampered)
+            self.watches[nonce] = watch(self.rules, self.timeline)
             self._state = None
         return self.watches[nonce]
 
@@ -371,6 +375,8 @@ class SimulatedCluster:
 
     def _decided(self, nonce: str, state: State) -> None:
         watch = self._watch(nonce)
+        # Where nobody is left who was in a job that ended, nobody can tell that what it wrote down was put back.
+        watch.may_forget = self._tampered or (SetBack in map(type, self.plan) and not self._has_members(nonce))
         before, self._state = self._state, state
         new = watch.decided(state)
         if new is not None:

@@ -226,6 +226,15 @@ def test_who_is_cut_off_until_the_job_has_ended_in_its_absence_finds_no_memory_o
     assert ["closed", "succeeded", "succeeded"] == kinds(cluster)
 
 
+def test_the_memory_of_a_job_that_ended_is_put_back_where_nobody_is_left_who_was_in_it() -> None:
+    """Whoever reads it finds a round of nodes that are gone: they are lost, and the job ends once more."""
+    rules = Rules(2, 2, last_call=0.0, join_timeout=0.0, heartbeat=10.0)
+    plan = FaultPlan((Flap(2, 0.0, 30.25, after=0.1), Unseat(15.25), SetBack(15.25, 13.75)))
+    cluster = SimulatedCluster(rules, 3, plan, "elected", seed=0, work=5.0, token=TOKEN).run()
+
+    assert 3 == kinds(cluster).count("succeeded"), kinds(cluster)
+
+
 def test_no_greeting_that_he_makes_up_gives_the_job_a_name_that_no_key_can_hold() -> None:
     rules = Rules(1, 2, 2, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
     tamper = Tamper(0.049, 8.0, seed=742268, every=0.02, acts=(52, 89, 104, 112, 134, 139, 141, 161, 215))
