@@ -70,7 +70,8 @@ class Trust:
             if not group.gone and group.process.thaws_at + limit > self.timeline.now:
                 self.timeline.at(group.process.thaws_at + limit, None, check)
             else:
-                self._demand(group.gone, what)
+                # Who was told that its job has ended stops its workers as gently as its user asked for.
+                self._demand(group.gone or group.node.policy.final is not None, what)
 
         self.timeline.after(limit, None, check)
 

@@ -28,6 +28,7 @@ from elasticlib.testing import (
     FaultPlan,
     Fenced,
     Flap,
+    Gone,
     InvariantBroken,
     Join,
     Kill,
@@ -40,6 +41,7 @@ from elasticlib.testing import (
     SimulatedCluster,
     Slow,
     Started,
+    Stubborn,
     Suspend,
     Tamper,
     Took,
@@ -233,6 +235,16 @@ def test_the_memory_of_a_job_that_ended_is_put_back_where_nobody_is_left_who_was
     cluster = SimulatedCluster(rules, 3, plan, "elected", seed=0, work=5.0, token=TOKEN).run()
 
     assert 3 == kinds(cluster).count("succeeded"), kinds(cluster)
+
+
+def test_workers_of_a_job_that_its_host_ended_may_take_their_time_though_the_host_begins_another() -> None:
+    rules = Rules(1, 2, 0, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="min")
+    tamper = Tamper(0.023, 5.0, seed=407397, every=0.5, acts=(10,))
+    plan = FaultPlan((Flap(0, 0.247, 19.0, after=0.1), Stubborn(2, 0.109, 60.0), tamper))
+    cluster = SimulatedCluster(rules, 3, plan, "fixed", seed=625, work=20.0, token=TOKEN).run()
+
+    (gone,) = (each for each in cluster.history if isinstance(each, Gone) and each.node.startswith("n2/"))
+    assert ("closed", True) == (cluster.verdicts[gone.node].kind, gone.at > 10.0)
 
 
 def test_no_greeting_that_he_makes_up_gives_the_job_a_name_that_no_key_can_hold() -> None:
