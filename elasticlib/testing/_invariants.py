@@ -192,12 +192,15 @@ class Watch:
         node = group.node
         what = f"{node.name} starts round {group.seat.round} after {self.newest[1]} has begun"
         number = self._age(node, group.seat) or self.newest
-        self._is_waking(group, number, min(node.agent.thaws_at, node.rendezvous.thaws_at), what)
+        self._is_waking(group, number, _thaws_at(node), what)
 
     def _outlives(self, group: Group, number: tuple[int, int]) -> None:
         what = f"workers of {group.node.name} in round {group.seat.round} run beside those of round {number[1]}"
         before = self._age(group.node, group.seat) or number
-        self._is_waking(group, before, group.process.thaws_at, what)
+        thaws_at = group.process.thaws_at
+        if group.node.rendezvous.missed and not thaws_at:
+            thaws_at = _thaws_at(group.node)  # they were started as it woke, on ranks that it got in its sleep
+        self._is_waking(group, before, thaws_at, what)
 
     def _is_anyone_at_work(self, after: tuple[int, int]) -> bool:
         later = (begun.groups for number, begun in self.begun.items() if number > after)
@@ -256,6 +259,11 @@ class NoWatch(Watch):
 def _same(one: Final | None, other: Final | None) -> bool:
     """Whether two verdicts are: a store that takes no more may have cut the texts of one of them."""
     return one == other or (one is not None and other is not None and brief(one) == brief(other))
+
+
+def _thaws_at(node: Node) -> float:
+    """When the whole machine woke."""
+    return min(node.agent.thaws_at, node.rendezvous.thaws_at)
 
 
 def _has_no_memory(final: Final) -> bool:

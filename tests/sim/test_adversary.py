@@ -35,6 +35,7 @@ from elasticlib.testing import (
     Leave,
     Pause,
     PauseStore,
+    Replay,
     Rules,
     Sealed,
     SetBack,
@@ -245,6 +246,17 @@ def test_workers_of_a_job_that_its_host_ended_may_take_their_time_though_the_hos
 
     (gone,) = (each for each in cluster.history if isinstance(each, Gone) and each.node.startswith("n2/"))
     assert ("closed", True) == (cluster.verdicts[gone.node].kind, gone.at > 10.0)
+
+
+def test_a_node_that_got_ranks_in_its_sleep_stops_the_workers_it_starts_on_waking() -> None:
+    """It cannot know that its clock stood still before the coordinator's next heartbeat comes."""
+    plan = FaultPlan((Suspend(1, 10.375, 9.25), Kill(2, 0.395), Replay(1, 0.152, 3.5)))
+    rules = Rules(1, 3, 3, last_call=30.0, join_timeout=20.0, heartbeat=10.0)
+    cluster = SimulatedCluster(rules, 3, plan, "fixed", seed=82, work=5.0, token=TOKEN).run()
+
+    ends = [each for each in cluster.history if isinstance(each, Gone) and each.round == 1]
+    assert [("succeeded", False), ("stopped", True)] == [(end.how, 19.625 < end.at < 20.1) for end in ends]
+    assert ["succeeded", "succeeded", "-"] == kinds(cluster)
 
 
 def test_no_greeting_that_he_makes_up_gives_the_job_a_name_that_no_key_can_hold() -> None:
