@@ -217,13 +217,11 @@ def test_where_nobody_can_take_the_office_the_job_ends_and_says_so() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("at", [0.0485, 5.012, 5.016])
+@pytest.mark.parametrize("at", [5.02, 5.0225, 0.0485, 5.015])
 def test_a_wish_counts_from_when_it_was_sent_first_though_the_connection_breaks(coordinator: str, at: float) -> None:
-    for moment in range(2):
-        breaks = Break(2, at=at + moment / 400)
-        cluster = run(breaks, FailWorker(1, at=5.0), coordinator=coordinator)
+    cluster = run(Break(2, at=at), FailWorker(1, at=5.0), coordinator=coordinator)
 
-        assert ["succeeded"] * 3 == kinds(cluster)
+    assert ["succeeded"] * 3 == kinds(cluster)
 
 
 # What comes while an agent is slow to take what came before.
@@ -247,7 +245,7 @@ def test_a_seat_that_was_not_taken_is_none_any_more_when_its_node_is_given_up(co
 
 
 @BOTH
-@pytest.mark.parametrize("seconds", [3.8, 4.1, 4.4, 4.7, 5.0])
+@pytest.mark.parametrize("seconds", [4.2, 4.7, 3.8, 5.0])
 def test_what_came_for_a_seat_that_an_agent_has_given_up_is_not_told(coordinator: str, seconds: float) -> None:
     """It is cut off while others end its round, and asks anew when it comes back."""
     with slow_agents(0.3):

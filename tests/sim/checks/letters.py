@@ -58,8 +58,8 @@ class Letters:
     """The last failures that were said."""
     _whole: int = -1
     """The round of whose failures all is to be said."""
-    _again: Join | None = None
-    """The last wish, which is said once more, and what it says then."""
+    _again: dict[int, Join] = Factory(dict)
+    """Wishes that are said once more, and what they say then."""
 
     # What is to be said.
 
@@ -94,8 +94,8 @@ class Letters:
 
     def repeats(self, seen: Seen) -> None:
         """The coordinator may not know the wish: it is said once more, if that is not being done already."""
-        if self._join is not None and self.has_wished and self._again is None:
-            self._again = evolve(self._join, round=seen.round, epoch=seen.epoch, pulse=seen.pulse)
+        if self._join is not None and self.has_wished and self.wish not in self._again:
+            self._again[self.wish] = evolve(self._join, round=seen.round, epoch=seen.epoch, pulse=seen.pulse)
 
     def _add(self, report: Report | None) -> None:
         self.last += 1
@@ -104,7 +104,7 @@ class Letters:
     @property
     def is_left(self) -> bool:
         """Whether something is to be said yet."""
-        return self.stored < self.last or self._again is not None
+        return self.stored < self.last or bool(self._again)
 
     @property
     def has_wished(self) -> bool:
@@ -126,8 +126,9 @@ class Letters:
         self.demand(len(data) <= LETTER, f"message {seq} has {len(data):,} bytes")
         self.demand(report.node == self.node, f"message {seq} is from {report.node}")
         if seq <= self.stored:
-            self.demand(seq == self.wish and self._again is not None, f"message {seq} is posted again")
-            self.demand(report == self._again, f"message {seq} says {report} again, and should say {self._again}")
+            self.demand(seq in self._again, f"message {seq} is posted again")
+            due = self._again[seq]
+            self.demand(report == due, f"message {seq} says {report} again, and should say {due}")
             return seq
         self.demand(seq == self.stored + 1, f"message {seq} is posted though {self.stored} is the last in the store")
         self.demand(seq <= self.last, f"message {seq} is posted, and nobody said it")
@@ -153,8 +154,7 @@ class Letters:
 
     def arrived(self, seq: int) -> None:
         """It is in the store."""
-        if seq <= self.stored:
-            self._again = None
+        self._again.pop(seq, None)
         self.stored = max(self.stored, seq)
         for each in (self._due, self._posted, self._denied):
             each.pop(seq, None)

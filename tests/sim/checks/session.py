@@ -130,8 +130,8 @@ class SessionChecks:
         self.demand(not self._must_end or after.error is not None, "its part is over, and goes on")
         if after.error is not None and before.error is None and not (self._must_end or self._may_end):
             self.contact.gives_up(after.error, now)
-            named = self._node in str(after.error) and repr(self._job) in str(after.error)
-            self.demand(named, f"it gives up, and does not say who in what job: {after.error}")
+            for part in (self._node, repr(self._job), self._host if self.contact.met else before.status):
+                self.demand(part in str(after.error), f"it gives up, and does not say {part!r}: {after.error}")
             hosts = self.contact.met and not self.contact.limits.moves and self._host == self._node
             told = any(isinstance(word, messages.StoreGone) for word in words)
             self.demand(told == (self.contact.is_gone() or hosts), f"the agent is told {words} as its store is gone")
