@@ -230,6 +230,7 @@ class SessionChecks:
             self._must_end = True
         else:
             self.hello, self._host = hello, hello.host
+            self.demand(not after.status, f"the greeting is there, and it says {after.status!r}")
             self.seen = self.seen.greeted(hello.nonce, heartbeat_of(found[1], self._job, hello.nonce, self._key)[0])
             if not self.contact.over:
                 self.contact.greeted(hello.heartbeat, now)
