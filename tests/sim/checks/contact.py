@@ -61,6 +61,11 @@ class Contact:
     """When the last attempt failed; -inf: the next one comes at once."""
     _refusals: int = 0
     _why: str = ""
+    """Why the connection broke."""
+    _doubt: str = ""
+    """Why the last heartbeat was not answered, though the store took it."""
+    _wakes: bool = False
+    """Whether the agent must be told that this node was suspended."""
 
     # What happens.
 
@@ -94,13 +99,17 @@ class Contact:
 
     def stored(self, sent: float, now: float) -> None:
         """A wish that went out then is in the store."""
-        self.sign = max(self.sign, sent)
+        self.sign, self._doubt = max(self.sign, sent), ""
         self._comes_back(now)
 
-    def felt(self, sent: float, count: int | None, now: float) -> None:
-        """The answer to a heartbeat that went out then: the coordinator's count; None where it is not to be read."""
+    def felt(self, sent: float, count: int | None, doubt: str, now: float) -> None:
+        """The answer to a heartbeat that went out then: the coordinator's count; None where none is, and why."""
         self.suspended = self._compares and bool(self.heartbeat) and self._grown(count) >= SLEPT
-        self.sign = max(self.sign, sent) if count is not None and count >= self.read else self.sign
+        self._wakes = self.suspended and not self.fenced
+        if count is not None and count >= self.read:
+            self.sign, self._doubt = max(self.sign, sent), ""
+        else:
+            self._doubt = doubt or "an old one"
         self._compares = True
         if count is not None and count > self.read:
             self.read, self.read_at, self._stands_since = count, now, None
@@ -126,11 +135,12 @@ class Contact:
         if loss.why.startswith(LOST):
             self.demand(self.met and not self.fenced, f"it counts as lost once more: {loss.why}")
             self.demand(now >= self.lost_at(), f"it counts as lost {self.lost_at() - now:.6f} s too early")
-            self.demand(self.live or self._why in loss.why, f"contact broke as {self._why!r}, and it says {loss.why!r}")
+            why = self._doubt if self.live else self._why
+            self.demand(why in loss.why, f"contact is lost as {why!r}, and it says {loss.why!r}")
             self.fenced, self._fenced_at = True, now
         elif SLEEP in loss.why:
             self.demand(self.suspended and not self.fenced, f"it was not suspended: {loss.why}")
-            self._compares, self._doomed_at = False, now + (KILL - FENCE) * self.heartbeat
+            self._compares, self._wakes, self._doomed_at = False, False, now + (KILL - FENCE) * self.heartbeat
         elif loss.why.startswith(REMOVED):
             self._doomed_at = now + grace
 
@@ -169,6 +179,7 @@ class Contact:
 
     def rests(self, now: float) -> None:
         """Nothing more is done in this step, and its part goes on."""
+        self.demand(not self._wakes, "it was suspended, and the agent is not told")
         self.demand(not self.is_gone(), "it seeks a store whose host is gone")
         self.demand(now < self.ends_at(), "it seeks contact for longer than it may")
         lost = self.met and bool(self.heartbeat) and now >= self.lost_at()

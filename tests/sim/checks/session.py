@@ -237,7 +237,7 @@ class SessionChecks:
             self.beats.heartbeat = self.contact.heartbeat
 
     def _felt(self, raw: bytes | None, after: Session, now: float) -> None:
-        pulse = heartbeat_of(raw, self._job, self.seen.nonce, self._key)[0]
+        pulse, doubt = heartbeat_of(raw, self._job, self.seen.nonce, self._key)
         if pulse is not None:
             shown = pulse.status if self.beats.answered else ""
             same = (after.status, after.spares) == (shown, pulse.waiting)
@@ -250,7 +250,7 @@ class SessionChecks:
         elif raw is not None:
             self.refusals.refuses("coordinator's heartbeat")
         if not (self._listens or self.contact.over or self._must_end):
-            self.contact.felt(self.beats.sent_at, None if pulse is None else pulse.count, now)
+            self.contact.felt(self.beats.sent_at, None if pulse is None else pulse.count, doubt, now)
 
     def _noticed(self, key: str, data: bytes) -> messages.Told | None:
         try:
@@ -308,7 +308,7 @@ class SessionChecks:
                 self._leaves()
                 self.contact.trying = False
             case Log(text=text) if WAITED in text:
-                self.waiting.says(text, status, now)
+                self.waiting.says(text, status or ("" if self.contact.live else "s left"), now)
             case Log(text=text):
                 self.refusals.says(text)
 

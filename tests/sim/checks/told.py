@@ -84,10 +84,10 @@ class Waiting:
         """It has come, or none will."""
         self.since = None
 
-    def says(self, text: str, status: str, now: float) -> None:
-        """People are told, and what the coordinator says of it."""
+    def says(self, text: str, why: str, now: float) -> None:
+        """People are told, and why: what the coordinator says of it, or how long the search may take yet."""
         waited = self.since is not None and now >= self._due_at()
-        self.demand(waited and text.endswith(status), f"it says {text!r} too early, or not {status!r}")
+        self.demand(waited and text.endswith(why), f"it says {text!r} too early, or not {why!r}")
         self._told, self._told_at = self._told + 1, now
 
     def rests(self, now: float) -> None:
