@@ -45,6 +45,45 @@ SURVIVORS: dict[str, str] = {
     "node/_outbox.py Outbox.elaborate: asked stays, not round": (
         "no history has failures after the coordinator asked for all of their round"
     ),
+    "node/_session_liveness.py attempt_of: not (heartbeat)": ("only how long one attempt to connect may take"),
+    "node/_session_liveness.py _wake: compares stays, not False": (
+        "the next answer has grown by an interval: it says nothing about a suspension"
+    ),
+    "node/_session_liveness.py _wake: contact stays (2)": (
+        "nothing else is due in the step in which an agent is told of a suspension"
+    ),
+    "node/_session_liveness.py _wake: without the action *actions": (
+        "nothing else is due in the step in which an agent is told of a suspension"
+    ),
+    "node/_session_liveness.py _broken: trouble stays, not why": ("only a text for people"),
+    (
+        "node/_session_liveness.py _broken: pause stays, not _FIRST_PAUSE if fi"
+        "rst else min(2 * contact.pause, _LONGEST_PAUSE)"
+    ): ("only how long the pause before an attempt is, within the longest one"),
+    "node/_session_liveness.py _broken: not (first) (3)": (
+        "only how long the pause before an attempt is, within the longest one"
+    ),
+    "node/_session_liveness.py _settle: trouble stays, not why": ("only a text for people"),
+    "node/_session_liveness.py _settle: try_at stays, not now": (
+        "the moment of the last attempt lies before: the next one comes at once all the same"
+    ),
+    "node/_session_liveness.py _settle: began stays, not now (2)": (
+        "only from when the search counts that follows a greeting after which nothing was answered"
+    ),
+    "node/_session_liveness.py _settle: try_at stays, not now (2)": (
+        "the moment of the last attempt lies before: the next one comes at once all the same"
+    ),
+    "node/_session_liveness.py _settle: without the action *actions": (
+        "contact counts as lost long before the search ends: never in one step"
+    ),
+    "node/_session_liveness.py _settle: over stays, not True": ("the session hears nothing more once its part is over"),
+    "node/_session_liveness.py _settle: not (contact.met) (3)": ("only a text for people"),
+    "node/_session_liveness.py _settle: without the action *actions (2)": (
+        "contact counts as lost long before the search ends: never in one step"
+    ),
+    "node/_session_liveness.py _settle: over stays, not True (2)": (
+        "the session hears nothing more once its part is over"
+    ),
 }
 """The name of each fault that was not found, and why it was not."""
 
