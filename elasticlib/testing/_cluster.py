@@ -37,6 +37,7 @@ from elasticlib.testing._member import NodeClient
 from elasticlib.testing._network import Link, Network
 from elasticlib.testing._node import LADDER, Node
 from elasticlib.testing._store import Store
+from elasticlib.testing._surroundings import Observer
 from elasticlib.testing._timeline import Process, Timeline
 from elasticlib.testing._trouble import bring_about
 from elasticlib.testing._trust import Trust
@@ -73,6 +74,8 @@ class SimulatedCluster:
     """That the store takes in one value; 0: any number."""
     token: str = ""
     """With one, all of the job's own know it; without, whoever can write to the store has a say in the job."""
+    observer: Observer | None = None
+    """Sees each step of every session and coordinator."""
     history: list[Record] = field(factory=list, init=False)
     timeline: Timeline = field(factory=Timeline, init=False)
     watches: dict[str, Watch] = field(factory=dict, init=False)
@@ -315,7 +318,7 @@ class SimulatedCluster:
 
         member = NodeClient(
             name, rendezvous, machine.link, self.timeline, self._dialled, limits, terms, describe,
-            lambda word: node.pass_on(word), lambda why: node.give_up(why), self._key,
+            lambda word: node.pass_on(word), lambda why: node.give_up(why), self._key, self.observer,
         )  # fmt: skip
         node = Node(number, name, self, agent, rendezvous, member, lambda: machine.resists)
         machine.nodes.append(node)
@@ -351,7 +354,7 @@ class SimulatedCluster:
             node.name, node.rendezvous, machine.link, self.timeline, store, self.rules, nonce,
             lambda state: self._decided(nonce, state), ended, term, self.logic, self._key,
             self._trust.of_a_term() if self._trust else lambda before, after: None,
-            seen=Seen() if term is None else node.member.session.seen,
+            Seen() if term is None else node.member.session.seen, self.observer,
         )  # fmt: skip
 
     def _campaign_on(self, node: Node, machine: Machine) -> None:

@@ -41,6 +41,7 @@ from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Dis
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.testing._network import Link
 from elasticlib.testing._store import CHANGED, DESTROYED, LOST, REFUSED, Connection, Store
+from elasticlib.testing._surroundings import Observer
 from elasticlib.testing._timeline import Process, Timeline
 
 
@@ -104,6 +105,7 @@ class Host:
     """Gets the states before and after beats were counted."""
     seen: Seen = field(factory=Seen)
     """What its node knows of the job."""
+    observer: Observer | None = None
     over: bool = False
     broken: bool = False
     """Whether it ended as its connection broke: another one may go on in the same term."""
@@ -173,11 +175,17 @@ class Host:
 
     def _begin(self) -> None:
         self.server, actions = self.server.begin(self._clock())
+        self._observe(None, None, actions)
         self._do(deque(actions))
 
     def _step(self, event: Event) -> deque[Action]:
-        self.server, actions = self.server.step(event, self._clock())
+        before, (self.server, actions) = self.server, self.server.step(event, self._clock())
+        self._observe(event, before, actions)
         return deque(actions)
+
+    def _observe(self, event: Event | None, before: Server | None, actions: tuple[Action, ...]) -> None:
+        if self.observer is not None:
+            self.observer.stepped(self.name, event, before, self.server, actions, self._clock())
 
     def _tell(self, event: Event) -> None:
         if not self.over:

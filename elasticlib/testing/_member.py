@@ -14,6 +14,7 @@ from attrs import define, field
 from typing_extensions import assert_never
 
 from elasticlib._times import soonest
+from elasticlib.errors import ConfigError, RendezvousError, StartError
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._belief import Belief
@@ -23,10 +24,12 @@ from elasticlib.rendezvous.protocol._messages import Descriptor, Report, Terms
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Wait, Write
 from elasticlib.testing._network import Link
 from elasticlib.testing._store import REFUSED, Connection, Store
+from elasticlib.testing._surroundings import Observer
 from elasticlib.testing._timeline import Process, Timeline
 
 TAKEN = 0.00005
 """Seconds until a process has noticed that something came for it."""
+WHERE = "the simulated store"
 SILENT = "the store did not answer: timed out"
 
 
@@ -61,6 +64,7 @@ class NodeClient:
     tell: Callable[[Word], None]
     over: Callable[[str], None]
     key: bytes | None = None
+    observer: Observer | None = None
     session: Session = field(init=False)
     _line: Line | None = None
     _wakes_at: float | None = None
@@ -69,7 +73,9 @@ class NodeClient:
 
     def start(self) -> None:
         """Begin to seek the job."""
-        self.session, actions = Session.begin(Belief("job", self.name, self.key), self.limits, self.clock(), self.terms)
+        belief = Belief("job", self.name, self.key)
+        self.session, actions = Session.begin(belief, self.limits, self.clock(), self.terms, WHERE)
+        self._observe(None, None, actions)
         self._perform(actions)
         self._set_alarm()
 
@@ -121,19 +127,25 @@ class NodeClient:
 
     def hear(self, event: events.Event) -> None:
         """Something happened."""
-        self.session, actions = self.session.step(event, self.clock())
+        before, (self.session, actions) = self.session, self.session.step(event, self.clock())
+        self._observe(event, before, actions)
         self._perform(actions)
         if (self.session.words or (self.session.error and not self._ended)) and not self._taking:
             self._taking = True
             self.after(TAKEN, self._take)
         self._set_alarm()
 
+    def _observe(self, event: events.Event | None, before: Session | None, actions: tuple[Any, ...]) -> None:
+        if self.observer is not None:
+            self.observer.stepped(self.name, event, before, self.session, actions, self.clock())
+
     def _take(self) -> None:
         self._taking = False
         if self.session.closed:
             return
         self.hear(Tick())
-        self.session, words = self.session.take()
+        before, (self.session, words) = self.session, self.session.take()
+        self._observe(None, before, words)
         for word in words:
             self.tell(word)
         if self.session.error is not None and self.session.final is None and not self._ended:
@@ -202,8 +214,16 @@ class NodeClient:
                 return
             self.hear(events.Answer(ask.connection, ask.number, result))
 
+        def describe() -> None:
+            try:
+                made = self.describe()
+            except (RendezvousError, ConfigError, StartError) as error:
+                self.hear(events.Refused(ask.connection, error))
+            else:
+                answer(made)
+
         if isinstance(ask.operation, events.Describe):
-            self.after(0.0, lambda: answer(self.describe()))
+            self.after(0.0, describe)
         elif ask.lane is events.Lane.SPEAK:
             self._call(line.speak, ask.operation, answer)
         elif line.watch is None:

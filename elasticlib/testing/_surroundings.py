@@ -1,12 +1,12 @@
 """
-What a simulated node needs of the cluster around it.
+What a simulated node needs of the cluster around it, and who looks on.
 
 Rules of this file: the contract only.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.protocol._messages import Final, RankAssignment
@@ -48,3 +48,14 @@ class Surroundings(Protocol):
 
     def leaves(self, node: Node, why: str) -> bool:
         """Whether the job ends because this node goes."""
+
+
+class Observer(Protocol):
+    """Sees each step of the pure objects in a simulated job; may raise `InvariantBroken`."""
+
+    def stepped(self, node: str, event: Any, before: Any, after: Any, actions: tuple[Any, ...], now: float) -> None:
+        """
+        The session or the coordinator of that *node* took a step on *event*, when the node's clock showed *now*.
+
+        *before* is None when it began. Without an *event*, what came for the agent was taken: *actions*.
+        """

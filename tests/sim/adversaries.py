@@ -1,4 +1,4 @@
-"""Jobs at whose store an adversary sits, by number: faults of all kinds, and acts of his; and the shortest such job."""
+"""Jobs by number, with faults of all kinds; some at whose store an adversary sits, and the shortest of these."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from elasticlib.testing import (
     Unseat,
 )
 from elasticlib.testing._faults import PLACES
+from tests.sim.checks import CheckedCluster
 
 TOKEN = "secret"
 _PARTS = ("machine", "agent", "rendezvous")
@@ -52,9 +53,7 @@ class Case:
     def run(self) -> SimulatedCluster:
         """Its history. Raises `InvariantBroken`."""
         plan = FaultPlan(self.faults)
-        cluster = SimulatedCluster(
-            self.rules, self.nodes, plan, self.coordinator, self.seed, self.work, token=self.token
-        )
+        cluster = CheckedCluster(self.rules, self.nodes, plan, self.coordinator, self.seed, self.work, token=self.token)
         return cluster.run()
 
     def breaks(self) -> InvariantBroken | None:
@@ -88,6 +87,25 @@ def case(
         rules, nodes, (*others, *tampers), chance.choice(coordinators), chance.randrange(1000),
         chance.choice((5.0, 20.0, 60.0)), chance.choice(tokens),
     )  # fmt: skip
+
+
+def plain(number: int) -> Case:
+    """The job of that number at whose store nobody sits: always the same."""
+    chance = random.Random(f"plain {number}")
+    least = chance.choice((1, 1, 2, 2, 3))
+    rules = Rules(
+        least,
+        chance.randint(least, 4),
+        chance.randrange(4),
+        last_call=chance.choice((0.0, 2.0, 30.0)),
+        join_timeout=chance.choice((60.0, 20.0, 0.0)),
+        heartbeat=10.0,
+        wait_for=chance.choice(("quiet", "quiet", "min", "max")),
+    )
+    faults = [_fault(chance) for _ in range(chance.choice((1, 2, 3, 4, 6)))]
+    mild = (each for each in faults if not isinstance(each, (Replay, SetBack)))
+    coordinator = chance.choice(("fixed", "elected"))
+    return Case(rules, chance.randint(1, 4), tuple(mild), coordinator, chance.randrange(1000), 20.0, "")
 
 
 def _moment(chance: random.Random) -> float:

@@ -51,6 +51,7 @@ from elasticlib.testing import (
 from elasticlib.testing._history import Tampered
 from elasticlib.testing._store import Store
 from tests.sim.adversaries import TOKEN, case
+from tests.sim.checks import CheckedCluster
 
 RULES = Rules(2, 3, last_call=2.0, heartbeat=10.0)
 BOTH = pytest.mark.parametrize("coordinator", ["fixed", "elected"])
@@ -59,7 +60,7 @@ NOTHING = Tamper(0.0, 0.0, acts=(1,))
 
 
 def job(*faults: Fault, coordinator: str = "elected", nodes: int = 3, token: str = TOKEN) -> SimulatedCluster:
-    return SimulatedCluster(RULES, nodes, FaultPlan((*faults, NOTHING)), coordinator, token=token)
+    return CheckedCluster(RULES, nodes, FaultPlan((*faults, NOTHING)), coordinator, token=token)
 
 
 def again_and_again(cluster: SimulatedCluster, do: Callable[[], None], start: float, end: float) -> None:
@@ -122,7 +123,7 @@ def test_a_node_whose_launcher_stands_still_hears_that_its_last_beat_was_destroy
     """It writes no other one that could be missed, and the store has acknowledged that one."""
     rules = Rules(2, 3, 1, last_call=0.0, join_timeout=60.0, heartbeat=10.0)
     plan = FaultPlan((Pause(3, 52.875, 39.0, what="agent"), Tamper(44.75, 20.0, seed=631439, every=0.5, acts=(13,))))
-    cluster = SimulatedCluster(rules, 4, plan, seed=154, token=TOKEN)
+    cluster = CheckedCluster(rules, 4, plan, seed=154, token=TOKEN)
     cluster.run()
 
     destroyed = [record for record in cluster.history if isinstance(record, Tampered)]
@@ -135,7 +136,7 @@ def test_a_node_that_reads_no_pulse_of_its_job_takes_its_beats_for_lost() -> Non
     rules = Rules(1, 2, 2, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="min")
     tamper = Tamper(36.0, 8.0, seed=570618, every=0.02, where=("pulse",), acts=(1, 10, 179, 301, 320))
     plan = FaultPlan((Cut(1, 0.184, 20.5), tamper))
-    cluster = SimulatedCluster(rules, 4, plan, "fixed", seed=486, work=60.0, token=TOKEN)
+    cluster = CheckedCluster(rules, 4, plan, "fixed", seed=486, work=60.0, token=TOKEN)
     cluster.run()
 
     assert ["succeeded"] * 4 == kinds(cluster)
@@ -167,7 +168,7 @@ def test_who_asks_anew_after_the_end_is_told_of_it_though_the_store_refuses_it_t
     rules = Rules(1, 3, 3, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="max")
     tamper = Tamper(39.25, 40.0, 362429, 0.1, ("state", "hello", "inbox"), (245, 246, 279, 335))
     plan = FaultPlan((PauseStore(16.875, 30.25), tamper))
-    cluster = SimulatedCluster(rules, 1, plan, "elected", seed=770, work=5.0, token=TOKEN)
+    cluster = CheckedCluster(rules, 1, plan, "elected", seed=770, work=5.0, token=TOKEN)
     cluster.run()
 
     (told,) = cluster.members
@@ -180,7 +181,7 @@ def test_a_node_that_slept_through_its_loss_and_a_takeover_is_told_though_its_no
     rules = Rules(2, 3, 3, last_call=0.0, join_timeout=60.0, heartbeat=10.0)
     tamper = Tamper(2.5, 40.0, 615217, 0.1, ("beat",), (328, 329, 330, 337, 338))
     plan = FaultPlan((Unseat(35.0), Suspend(2, 1.125, 36.25), tamper))
-    cluster = SimulatedCluster(rules, 4, plan, "elected", seed=338, work=60.0, token=TOKEN)
+    cluster = CheckedCluster(rules, 4, plan, "elected", seed=338, work=60.0, token=TOKEN)
     cluster.run()
 
     assert ["succeeded"] * 4 == kinds(cluster)
@@ -190,7 +191,7 @@ def test_who_is_heard_again_after_it_was_given_up_at_the_end_is_told_of_it() -> 
     """He changes the state so that the end cannot be written, and hides beats until nobody waits for the node."""
     rules = Rules(1, 1, 1, last_call=2.0, join_timeout=20.0, heartbeat=10.0)
     tamper = Tamper(4.875, 40.0, 55727, 0.1, ("state", "beat"), (151, 174, 252, 254, 282, 312))
-    cluster = SimulatedCluster(rules, 1, FaultPlan((tamper,)), "elected", seed=330, work=20.0, token=TOKEN)
+    cluster = CheckedCluster(rules, 1, FaultPlan((tamper,)), "elected", seed=330, work=20.0, token=TOKEN)
     cluster.run()
 
     assert ["succeeded"] == kinds(cluster)
@@ -201,7 +202,7 @@ def test_who_sleeps_through_the_end_and_reads_an_old_notice_that_was_put_back_is
     rules = Rules(2, 3, 1, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="max")
     faults = Join(3, 0.155), Suspend(3, 21.5, 36.5), Kill(2, 48.75), PauseStore(0.021, 13.25)
     tamper = Tamper(40.875, 5.0, seed=363845, every=0.1, acts=(4, 24, 28))
-    cluster = SimulatedCluster(rules, 3, FaultPlan((*faults, tamper)), "elected", seed=769, work=60.0, token=TOKEN)
+    cluster = CheckedCluster(rules, 3, FaultPlan((*faults, tamper)), "elected", seed=769, work=60.0, token=TOKEN)
     cluster.run()
 
     assert ["closed", "closed", "-", "closed"] == kinds(cluster)
@@ -211,7 +212,7 @@ def test_who_asks_again_after_the_end_is_written_down_for_whoever_takes_over() -
     rules = Rules(2, 4, 1, last_call=30.0, join_timeout=0.0, heartbeat=10.0, wait_for="max")
     tamper = Tamper(0.172, 20.0, 847222, 2.0, ("leader", "all", "state"), (0, 3, 4))
     plan = FaultPlan((Flap(0, 0.395, 8.5), tamper))
-    cluster = SimulatedCluster(rules, 1, plan, "elected", seed=728, work=60.0, token=TOKEN)
+    cluster = CheckedCluster(rules, 1, plan, "elected", seed=728, work=60.0, token=TOKEN)
     cluster.run()
 
     assert "succeeded" not in kinds(cluster)
@@ -262,7 +263,7 @@ def test_a_node_that_got_ranks_in_its_sleep_stops_the_workers_it_starts_on_wakin
 def test_no_greeting_that_he_makes_up_gives_the_job_a_name_that_no_key_can_hold() -> None:
     rules = Rules(1, 2, 2, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
     tamper = Tamper(0.049, 8.0, seed=742268, every=0.02, acts=(52, 89, 104, 112, 134, 139, 141, 161, 215))
-    cluster = SimulatedCluster(rules, 2, FaultPlan((Join(2, 2.5), tamper)), "elected", seed=168, work=20.0)
+    cluster = CheckedCluster(rules, 2, FaultPlan((Join(2, 2.5), tamper)), "elected", seed=168, work=20.0)
 
     cluster.run()
 
@@ -270,7 +271,7 @@ def test_no_greeting_that_he_makes_up_gives_the_job_a_name_that_no_key_can_hold(
 def test_an_old_memory_seats_nobody_while_he_hides_the_pulse_from_those_who_could_object() -> None:
     rules = Rules(2, 2, 3, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
     plan = FaultPlan((Tamper(13.625, 5.0, seed=841016, acts=(1, 14, 15, 16, 19)),))
-    cluster = SimulatedCluster(rules, 4, plan, "elected", seed=842, work=60.0, token=TOKEN)
+    cluster = CheckedCluster(rules, 4, plan, "elected", seed=842, work=60.0, token=TOKEN)
     cluster.run()
 
     took = [record.node.partition("/")[0] for record in cluster.history if isinstance(record, Took)]
@@ -283,7 +284,7 @@ def test_an_old_memory_without_a_round_seats_nobody_however_often_it_is_taken_ov
     rules = Rules(1, 1, 2, join_timeout=0.0, heartbeat=10.0, wait_for="max")
     acts = (37, 40, 42, 45, 46, 47, 48, 52, 53, 54, 55)
     plan = FaultPlan((Tamper(0.625, 8.0, seed=511393, every=0.02, acts=acts),))
-    cluster = SimulatedCluster(rules, 3, plan, "elected", seed=311, work=20.0, token=TOKEN)
+    cluster = CheckedCluster(rules, 3, plan, "elected", seed=311, work=20.0, token=TOKEN)
     cluster.run()
 
     assert 3 == sum(isinstance(record, Took) for record in cluster.history)
@@ -307,7 +308,7 @@ def remove_the_first_wish(patch: pytest.MonkeyPatch) -> None:
 def test_a_wish_for_a_seat_that_was_removed_is_said_again(coordinator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody knows then that the node is there, nor reads its beats."""
     remove_the_first_wish(monkeypatch)
-    cluster = SimulatedCluster(evolve(RULES, min_nodes=1), 1, FaultPlan([NOTHING]), coordinator, token=TOKEN).run()
+    cluster = CheckedCluster(evolve(RULES, min_nodes=1), 1, FaultPlan([NOTHING]), coordinator, token=TOKEN).run()
 
     assert ["succeeded"] == kinds(cluster)
 
@@ -318,7 +319,7 @@ def test_an_old_memory_that_is_put_back_is_noticed_by_nodes_at_work_within_secon
     spares = 0
     for seed in range(12):
         rules = evolve(RULES, min_nodes=1, max_nodes=2)
-        cluster = SimulatedCluster(rules, 3, FaultPlan(faults), "elected", seed, token=TOKEN).run()
+        cluster = CheckedCluster(rules, 3, FaultPlan(faults), "elected", seed, token=TOKEN).run()
         seated = {node for record in cluster.history if isinstance(record, Sealed) for node in record.nodes}
         spares += [record.node for record in cluster.history if isinstance(record, Took)][-1] not in seated
 
@@ -333,7 +334,7 @@ def test_one_who_was_given_the_memory_of_an_empty_job_seats_nobody_beside_those_
     """A spare asks again at once, and gets no seat until those who work had the time to do so, too."""
     faults = (SetBack(at=8.0, seconds=7.99), Unseat(at=8.0), NOTHING)
     for seed in range(20):
-        cluster = SimulatedCluster(
+        cluster = CheckedCluster(
             evolve(RULES, min_nodes=1, max_nodes=1), 3, FaultPlan(faults), "elected", seed, token=TOKEN
         ).run()
 
@@ -353,7 +354,7 @@ def test_wishes_of_nodes_that_are_forgotten_start_no_round_when_he_writes_them_a
     if coordinator == "elected":
         faults.append(Kill(0, at=170.0))
     rules = Rules(1, 3, 3, last_call=0.0, heartbeat=2.0)
-    cluster = SimulatedCluster(rules, 2, FaultPlan((*faults, NOTHING)), coordinator, work=1e6, token=token)
+    cluster = CheckedCluster(rules, 2, FaultPlan((*faults, NOTHING)), coordinator, work=1e6, token=token)
     cluster.run(until=200.0)
     assert cluster.store is not None and cluster.store.adversary is not None and cluster.state is not None
     before, known = len(cluster.history), cluster.state.heard.keys()

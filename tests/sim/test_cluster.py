@@ -45,6 +45,7 @@ from elasticlib.testing import (
     Unseat,
     strategies,
 )
+from tests.sim.checks import CheckedCluster
 from tests.sim.promises import admission_limit, left_out, must_succeed, verdicts_of_steady_nodes
 
 RULES = Rules(2, 3, last_call=2.0, heartbeat=10.0)
@@ -66,7 +67,7 @@ clusters = st.builds(
 
 def run(*faults: Fault, rules: Rules = RULES, nodes: int = 3, coordinator: str = "fixed", seed: int = 0,
         work: float = 60.0, **more: int) -> SimulatedCluster:  # fmt: skip
-    return SimulatedCluster(rules, nodes, FaultPlan(faults), coordinator, seed, work, **more).run()
+    return CheckedCluster(rules, nodes, FaultPlan(faults), coordinator, seed, work, **more).run()
 
 
 def kinds(cluster: SimulatedCluster) -> list[str]:
@@ -387,7 +388,7 @@ def test_a_clock_that_is_a_minute_ahead_changes_nothing(cluster: SimulatedCluste
     plan = FaultPlan(fault for fault in cluster.plan if not isinstance(fault, Skew))
 
     def history(plan: FaultPlan) -> list[Record]:
-        one = SimulatedCluster(cluster.rules, cluster.nodes, plan, cluster.coordinator, cluster.seed, cluster.work)
+        one = CheckedCluster(cluster.rules, cluster.nodes, plan, cluster.coordinator, cluster.seed, cluster.work)
         return one.run().history
 
     assert history(plan) == history(FaultPlan((Skew(node, seconds), *plan)))
@@ -440,7 +441,7 @@ def test_a_node_that_stands_still_while_a_round_is_sealed_gets_no_ranks_in_it() 
         Flap(1, 19.75, 26.75, after=0.1),
         Suspend(0, 0.399, 15.5),
     )
-    cluster = SimulatedCluster(rules, 4, FaultPlan(faults), "elected", seed=5, work=60.0, token="secret")
+    cluster = CheckedCluster(rules, 4, FaultPlan(faults), "elected", seed=5, work=60.0, token="secret")
     cluster.run()
 
     assert ["n0", "n3"] == rounds(cluster)[1]

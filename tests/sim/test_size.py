@@ -18,6 +18,7 @@ from tests.benchmarks.cluster_size import (
     Row,
     measure,
 )
+from tests.sim.checks import CheckedCluster
 
 SMALL, LARGE = 8, 48
 GROWTH = 1.25
@@ -72,7 +73,7 @@ FAILURES = [FailWorker(node, 5.0, workers=WORKERS, text=LENGTH) for node in rang
 def failing(*faults: Fault, coordinator: str = "elected") -> SimulatedCluster:
     """All workers of all nodes fail, and something else happens."""
     rules = Rules(6, 6, 0, heartbeat=HEARTBEAT)
-    return SimulatedCluster(rules, 6, FaultPlan([*FAILURES, *faults]), coordinator, uneven=False).run()
+    return CheckedCluster(rules, 6, FaultPlan([*FAILURES, *faults]), coordinator, uneven=False).run()
 
 
 def told(cluster: SimulatedCluster) -> list[tuple[str, int]]:

@@ -58,7 +58,6 @@ class Outbox:
         old = self._boxes.get(node)
         if old is not None and old != box:
             self._told.pop(old, None)
-            self._unread.pop(old, None)
         self._boxes[node] = box
         index = self._told.get(box, 0)
         self._told[box] = index + 1

@@ -149,7 +149,7 @@ class Session:
             case events.Hold(held):
                 self._held, self._beat_at = held, self._beat_at if held else now
             case events.Close():
-                self.closed, self._waiting = True, None
+                self.closed = True
             case Tick():
                 pass
             case _:
@@ -161,11 +161,8 @@ class Session:
         # What came before and was not taken speaks of a seat that this node does not want any more.
         old = (messages.RankAssignment, messages.RoundEnd)
         self.words = tuple(word for word in self.words if not isinstance(word, old))
-        self._waiting, self.contact, self._beats = (
-            Waiting(now),
-            _session_liveness.wish(self.contact),
-            self._beats.wished(),
-        )
+        self._waiting, self._beats = Waiting(now), self._beats.wished()
+        self.contact = _session_liveness.wish(self.contact)
 
     def _judge(self, event: _session_liveness.Event, now: float, out: list[events.Action]) -> None:
         if self.final is None and self.error is None and not self.closed:
@@ -202,7 +199,7 @@ class Session:
         self._beat_at, self._lanes = 0.0, self._lanes.cleared()
 
     def _fail(self, error: events.Unmendable, out: list[events.Action]) -> None:
-        self.error, self._waiting = self.error or error, None
+        self.error = self.error or error
         if not self._greeted:
             out.append(events.Disconnect(self._connection))
             self._disconnected()
@@ -392,7 +389,9 @@ class Session:
         out.append(events.Disconnect(self._connection))
 
     def _complain(self, now: float, out: list[events.Action]) -> None:
-        """Say that nothing has come for long, and why."""
+        """Say that nothing has come for long, and why; whose part is over waits for nothing."""
+        if self.closed or self.error is not None:
+            self._waiting = None
         if self._waiting is not None and now >= self._waiting.due_at():
             why = self.status or _session_liveness.search(self.contact, now)
             self._waiting, said = self._waiting.complain(self.belief.node, self.belief.run_id, why, now)

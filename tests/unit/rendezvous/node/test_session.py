@@ -853,6 +853,19 @@ def test_who_waits_for_ranks_no_more_does_not_say_that_it_waits(end: Event) -> N
     assert (shell.session.wake_at(), said) == (None, [])
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["sought before", "sought after"])
+def test_who_gave_the_search_up_does_not_say_that_it_waits(first: bool) -> None:
+    shell = Shell()
+    seek, late = lambda: shell.hear(Seek(2, "trainer")), lambda: shell.later(600.0)
+    for each in (seek, late) if first else (late, seek):
+        each()
+    assert shell.session.error is not None
+
+    said = [action for _ in range(5) for action in shell.later(60.0) if isinstance(action, Log)]
+
+    assert (shell.session.wake_at(), said) == (None, [])
+
+
 def test_an_error_that_nothing_mends_is_kept_and_the_first_one_counts() -> None:
     shell = Shell()
 

@@ -1,0 +1,109 @@
+"""What the simulation does not find, and why; and faults that no rule makes, written by hand."""
+
+from __future__ import annotations
+
+SURVIVORS: dict[str, str] = {
+    "node/_session.py Session._refuse: self._refusals stays": (
+        "no history has so many refusals of one kind that some are not said"
+    ),
+    "node/_session.py Session._in_time: not (self.final is not None)": (
+        "a seat that comes beside the job's end starts nothing: the agent acts on the end"
+    ),
+    "node/_session_liveness.py step: refusals stays, not 0": (
+        "only how many refusals it takes to see that a host is gone, which is gone then"
+    ),
+    "node/_session_liveness.py step: pause stays, not _FIRST_PAUSE": (
+        "only how long the pause before an attempt is, within the longest one"
+    ),
+    "node/_session_liveness.py step: quiet_since stays, not None": (
+        "no history has a coordinator that stands still twice, and lives on"
+    ),
+    "node/_session_liveness.py step: not (contact.quiet_since)": ("only the seconds in a text for people"),
+    "node/_session_liveness.py step: over stays, not True": ("the session hears nothing more once its part is over"),
+    "coordinator/_outbox.py Outbox.written: self._unread stays": ("nodes of simulated jobs always send heartbeats"),
+    "coordinator/_outbox.py Outbox.is_parted: not (known is None)": (
+        "no history has a memory set back that only the count of notices shows"
+    ),
+    "coordinator/_outbox.py Outbox.is_parted: not (known != box)": (
+        "no history has a memory set back that only the count of notices shows"
+    ),
+    "coordinator/_outbox.py Outbox.expect: without self.unparted.add(node)": (
+        "who is expected counts as gone until it sends heartbeats, and is told the end then"
+    ),
+    "coordinator/_outbox.py Outbox.unsure: not (not self._unread.get((box := self._boxes[node])))": (
+        "after a takeover the end is written again to all who have not said that they read it"
+    ),
+    "coordinator/_outbox.py Outbox.give_up: without self._unread.pop(self._boxes.get(node, ''), None)": (
+        "nobody reads what is written again to a node that is gone, and the next round ends that"
+    ),
+    "node/_outbox.py Outbox.add: not (isinstance(what, Describe))": (
+        "no simulated node leaves or closes with a reason that is too long"
+    ),
+    "node/_outbox.py Outbox.add: join stays, not None": (
+        "a wish is said again once it was posted, and by then it is described; but where the store denied it"
+    ),
+    "node/_outbox.py Outbox.elaborate: asked stays, not round": (
+        "no history has failures after the coordinator asked for all of their round"
+    ),
+    "node/_session_liveness.py attempt_of: not (heartbeat)": ("only how long one attempt to connect may take"),
+    "node/_session_liveness.py _wake: compares stays, not False": (
+        "the next answer has grown by an interval: it says nothing about a suspension"
+    ),
+    "node/_session_liveness.py _wake: contact stays (2)": (
+        "nothing else is due in the step in which an agent is told of a suspension"
+    ),
+    "node/_session_liveness.py _wake: without the action *actions": (
+        "nothing else is due in the step in which an agent is told of a suspension"
+    ),
+    "node/_session_liveness.py _broken: trouble stays, not why": ("only a text for people"),
+    (
+        "node/_session_liveness.py _broken: pause stays, not _FIRST_PAUSE if fi"
+        "rst else min(2 * contact.pause, _LONGEST_PAUSE)"
+    ): ("only how long the pause before an attempt is, within the longest one"),
+    "node/_session_liveness.py _broken: not (first) (3)": (
+        "only how long the pause before an attempt is, within the longest one"
+    ),
+    "node/_session_liveness.py _settle: trouble stays, not why": ("only a text for people"),
+    "node/_session_liveness.py _settle: try_at stays, not now": (
+        "the moment of the last attempt lies before: the next one comes at once all the same"
+    ),
+    "node/_session_liveness.py _settle: began stays, not now (2)": (
+        "only from when the search counts that follows a greeting after which nothing was answered"
+    ),
+    "node/_session_liveness.py _settle: try_at stays, not now (2)": (
+        "the moment of the last attempt lies before: the next one comes at once all the same"
+    ),
+    "node/_session_liveness.py _settle: without the action *actions": (
+        "contact counts as lost long before the search ends: never in one step"
+    ),
+    "node/_session_liveness.py _settle: over stays, not True": ("the session hears nothing more once its part is over"),
+    "node/_session_liveness.py _settle: not (contact.met) (3)": ("only a text for people"),
+    "node/_session_liveness.py _settle: without the action *actions (2)": (
+        "contact counts as lost long before the search ends: never in one step"
+    ),
+    "node/_session_liveness.py _settle: over stays, not True (2)": (
+        "the session hears nothing more once its part is over"
+    ),
+}
+"""The name of each fault that was not found, and why it was not."""
+
+BY_HAND: dict[str, tuple[str, str, str]] = {
+    "letters have no bound": (
+        "node/_outbox.py",
+        "from elasticlib.rendezvous.protocol._shortening import early, fitting, whole",
+        "fitting = whole = lambda report, most=0: report\nearly = lambda report, before: report",
+    ),
+    "the wish for a seat is sent again before each beat": (
+        "node/_session.py",
+        "(letter := self._outbox.next) is not None",
+        "(letter := (self._outbox.again(self.seen) if self._may_beat() and now >= self._beat_at else self._outbox)"
+        ".next) is not None",
+    ),
+    "the mail keeps every node": ("coordinator/_outbox.py", "if node not in nodes]", "if not node]"),
+    "notices are written again before a beat can say that they were read": (
+        "coordinator/_outbox.py",
+        "if now >= notice.at + patience}",
+        "if now > notice.at}",
+    ),
+}
+"""For each its file, a text that is there once, and what takes its place."""

@@ -1,0 +1,54 @@
+"""
+What must hold at each step of a simulated node's session and of its coordinator's mail, whatever goes wrong.
+
+Rules of this package: a check sees what comes in and what goes out, as a store and an agent do, and states a rule of
+the protocol in its own words.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from attrs import Factory, define
+
+from elasticlib.rendezvous.node._session import Session
+from elasticlib.testing import SimulatedCluster, Tamper
+from tests.sim.checks.demand import demand
+from tests.sim.checks.mail import MailChecks
+from tests.sim.checks.session import SessionChecks
+
+
+@define(eq=False, repr=False)
+class Checks:
+    """Of all sessions and coordinators of one job."""
+
+    mail: bool = True
+    """Whether what a coordinator reads is its nodes' own."""
+    _sessions: dict[str, SessionChecks] = Factory(dict)
+    _mails: dict[str, MailChecks] = Factory(dict)
+
+    def stepped(self, node: str, event: Any, before: Any, after: Any, actions: tuple[Any, ...], now: float) -> None:
+        """Check it."""
+        if isinstance(after, Session):
+            if before is None:
+                self._sessions[node] = SessionChecks(functools.partial(demand, f"at {now:.6f} s: {node}"))
+                self._sessions[node].begins(after, actions, now)
+            elif event is None:
+                self._sessions[node].taken(actions, after)
+            else:
+                self._sessions[node].stepped(event, before, after, actions, now)
+        elif self.mail:
+            if before is None:
+                self._mails[node] = MailChecks(functools.partial(demand, f"at {now:.6f} s: mail of {node}"))
+            self._mails[node].stepped(event, before, after, actions, now)
+
+
+@define(eq=False, repr=False)
+class CheckedCluster(SimulatedCluster):
+    """One whose steps are checked."""
+
+    def __attrs_post_init__(self) -> None:
+        signed = self.token or not any(isinstance(fault, Tamper) for fault in self.plan)
+        self.observer = Checks(mail=bool(signed))
+        super().__attrs_post_init__()

@@ -1,0 +1,193 @@
+"""
+What must hold for a node's contact with its job: when it counts as lost, when workers are killed, what is tried.
+
+A node's last sign of life is its last heartbeat, or wish for a seat, that went out and was answered with a heartbeat
+of the coordinator that is not older than one before. `FENCE` after it, and not before, the agent is told to stop its
+workers; at `KILL` they are killed, or sooner where others may have its ranks already. A node between two of whose
+heartbeats the coordinator's time went on by the heartbeat time was suspended. Contact that is lost is sought at once,
+then again and again within a second each, for as long as the limits say, and no longer.
+"""
+
+from __future__ import annotations
+
+import math
+
+from attrs import define
+
+from elasticlib.errors import RendezvousConnectionError, RendezvousNotFoundError
+from elasticlib.rendezvous.node._session_liveness import SLEPT, Limits
+from elasticlib.rendezvous.protocol._messages import EPOCH_BITS, ContactLost
+from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, KILL
+from tests.sim.checks.demand import SOON, Demand
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+REFUSALS = 4
+"""In a row, after which nobody is there any more."""
+LOST, SLEEP = "contact with the job is lost: ", "as if it was suspended"
+REMOVED = "this node's heartbeats are removed"
+
+
+@define(eq=False, repr=False)
+class Contact:
+    """Of one node."""
+
+    limits: Limits
+    demand: Demand
+    since: float
+    """When contact began, or was lost; at first, when the node began."""
+    heartbeat: float = 0.0
+    met: bool = False
+    """Whether there was contact ever."""
+    live: bool = False
+    trying: bool = False
+    fenced: bool = False
+    """Whether the agent was told that it is lost, and it did not come back."""
+    over: bool = False
+    """Whether nothing is tried any more."""
+    sign: float = 0.0
+    """When the last sign of life went out."""
+    read: int = -1
+    """The coordinator's count that was read."""
+    read_at: float = 0.0
+    suspended: bool = False
+    """Whether the last answer says that this node was."""
+    _fenced_at: float = -math.inf
+    _compares: bool = False
+    """Whether an answer was read since the last wish for a seat."""
+    _stands_since: float | None = None
+    """Since when the coordinator's count does not grow."""
+    _doomed_at: float = math.inf
+    _broke_at: float = -math.inf
+    """When the last attempt failed; -inf: the next one comes at once."""
+    _refusals: int = 0
+    _why: str = ""
+    """Why the connection broke."""
+    _doubt: str = ""
+    """Why the last heartbeat was not answered, though the store took it."""
+    _wakes: bool = False
+    """Whether the agent must be told that this node was suspended."""
+
+    # What happens.
+
+    def tries(self, now: float) -> None:
+        """A connection is made."""
+        self.demand(
+            not self.over and not self.trying, "it seeks contact though it does so already, or its part is over"
+        )
+        if self.live:
+            self.demand(self.is_stale(now), "it gives contact up that it has")
+            self.live, self.since = False, now
+        self.demand(now >= self._broke_at + SHORTEST_PAUSE - SOON, "it tries again without a pause")
+        self.trying = True
+
+    def breaks(self, now: float, why: str, gone: bool) -> None:
+        """The connection could not be made, or broke."""
+        self._broke_at = -math.inf if self.live else now
+        self.since = now if self.live else self.since
+        self.live = self.trying = False
+        self._refusals, self._why = self._refusals + 1 if gone else 0, why
+
+    def greeted(self, heartbeat: float, now: float) -> None:
+        """The coordinator's greeting was read."""
+        self.sign = self.sign if self.met else now
+        self.heartbeat, self.since, self.read_at, self._refusals = heartbeat, now, now, 0
+        self.met, self.live, self.trying, self._broke_at = True, True, False, -math.inf
+
+    def wished(self) -> None:
+        """A seat is asked for: no worker runs here any more."""
+        self._compares, self._doomed_at = False, math.inf
+
+    def stored(self, sent: float, now: float) -> None:
+        """A wish that went out then is in the store."""
+        self.sign, self._doubt = max(self.sign, sent), ""
+        self._comes_back(now)
+
+    def felt(self, sent: float, count: int | None, doubt: str, now: float) -> None:
+        """The answer to a heartbeat that went out then: the coordinator's count; None where none is, and why."""
+        self.suspended = self._compares and bool(self.heartbeat) and self._grown(count) >= SLEPT
+        self._wakes = self.suspended and not self.fenced
+        if count is not None and count >= self.read:
+            self.sign, self._doubt = max(self.sign, sent), ""
+        else:
+            self._doubt = doubt or "an old one"
+        self._compares = True
+        if count is not None and count > self.read:
+            self.read, self.read_at, self._stands_since = count, now, None
+        elif self.heartbeat and self._stands_since is None:
+            self._stands_since = now
+        if not self.suspended or self.fenced:
+            self._comes_back(now)
+
+    def _grown(self, count: int | None) -> int:
+        if count is None or count <= self.read:
+            return 0
+        same = count >> EPOCH_BITS == self.read >> EPOCH_BITS  # who takes over counts anew
+        return count - self.read if same else count & ((1 << EPOCH_BITS) - 1)
+
+    def _comes_back(self, now: float) -> None:
+        if self.live and now < self.lost_at():
+            self.fenced = False
+
+    def told(self, loss: ContactLost, now: float) -> None:
+        """The agent is told to stop its workers."""
+        grace = GRACE * self.heartbeat
+        self.demand(loss.grace == grace, f"workers are given {loss.grace:g} s to stop, and have {grace:g}")
+        if loss.why.startswith(LOST):
+            self.demand(self.met and not self.fenced, f"it counts as lost once more: {loss.why}")
+            self.demand(now >= self.lost_at(), f"it counts as lost {self.lost_at() - now:.6f} s too early")
+            why = self._doubt if self.live else self._why
+            self.demand(why in loss.why, f"contact is lost as {why!r}, and it says {loss.why!r}")
+            self.fenced, self._fenced_at = True, now
+        elif SLEEP in loss.why:
+            self.demand(self.suspended and not self.fenced, f"it was not suspended: {loss.why}")
+            self._compares, self._wakes, self._doomed_at = False, False, now + (KILL - FENCE) * self.heartbeat
+        elif loss.why.startswith(REMOVED):
+            self._doomed_at = now + grace
+
+    # What must be.
+
+    def lost_at(self) -> float:
+        """When it counts as lost."""
+        silent_at = self.sign + FENCE * self.heartbeat
+        return silent_at if self.limits.moves else min(silent_at, self.read_at + self.heartbeat)
+
+    def is_stale(self, now: float) -> bool:
+        """Whether contact that is there is of no use: a new connection may be better."""
+        return self.fenced and (self._fenced_at == now or now >= self.since + FENCE * self.heartbeat)
+
+    def may_try(self, now: float) -> bool:
+        """Whether a connection may be made."""
+        return self.is_stale(now) if self.live else not self.trying
+
+    def ends_at(self) -> float:
+        """When the search is given up."""
+        if self.live:
+            return math.inf
+        return self.since + (self.limits.reconnect_timeout if self.met else self.limits.join_timeout)
+
+    def is_gone(self) -> bool:
+        """Whether the host of the job's store is."""
+        return self.met and self._refusals >= REFUSALS and not self.limits.moves
+
+    def gives_up(self, error: Exception, now: float) -> None:
+        """This node's part ends by that error."""
+        stands = math.inf if self._stands_since is None else self._stands_since
+        silent = now >= stands + self.heartbeat + self.limits.reconnect_timeout
+        self.demand(self.is_gone() or silent or now >= self.ends_at(), f"it gives up before its time: {error}")
+        right = RendezvousConnectionError if self.met else RendezvousNotFoundError
+        self.demand(type(error) is right, f"it gives up by {error!r}")
+
+    def rests(self, now: float) -> None:
+        """Nothing more is done in this step, and its part goes on."""
+        self.demand(not self._wakes, "it was suspended, and the agent is not told")
+        self.demand(not self.is_gone(), "it seeks a store whose host is gone")
+        self.demand(now < self.ends_at(), "it seeks contact for longer than it may")
+        lost = self.met and bool(self.heartbeat) and now >= self.lost_at()
+        self.demand(self.fenced or not lost, "contact is lost, and the agent is not told")
+        idle = not self.live and not self.trying and now >= self._broke_at + LONGEST_PAUSE
+        self.demand(not idle and not (self.live and self.is_stale(now)), "it is time to seek contact, and it does not")
+
+    def kills(self, kill_at: float | None) -> None:
+        """Workers that still run here are killed then."""
+        at = min(self.sign + KILL * self.heartbeat, self._doomed_at) if self.met and self.heartbeat else None
+        self.demand(kill_at == at, f"workers are killed at {kill_at}, and should be at {at}")

@@ -1,0 +1,171 @@
+"""
+What must hold for what a node says to its coordinator, whatever breaks in between.
+
+Each report makes one message, numbered in the order in which the agent said it. One is posted when the one before it
+is in the store, in the same words however often; once it is in the store it is not posted again, but for the last
+wish for a seat, where the coordinator may not know it. None is longer than it may be; of one that is denied for its
+size less is said in its place, or that the job cannot go on.
+"""
+
+from __future__ import annotations
+
+from attrs import Factory, define, evolve
+
+from elasticlib.rendezvous.protocol._exchange import report_place
+from elasticlib.rendezvous.protocol._messages import (
+    Acknowledgement,
+    Close,
+    Descriptor,
+    Envelope,
+    Failed,
+    Join,
+    Report,
+    Stopped,
+    Terms,
+    decode,
+)
+from elasticlib.rendezvous.protocol._progress import Seen
+from elasticlib.rendezvous.protocol._shortening import EARLY, LETTER
+from tests.sim.checks.demand import Demand
+
+
+@define(eq=False, repr=False)
+class Letters:
+    """Of one node."""
+
+    job: str
+    node: str
+    key: bytes | None
+    terms: Terms | None
+    demand: Demand
+    last: int = 0
+    """Number of the last one that there must be."""
+    stored: int = 0
+    """Number of the last one that is in the store."""
+    wish: int = 0
+    """Number of the last one that asks for a seat."""
+    wished_at: float | None = None
+    """When that was posted first."""
+    _due: dict[int, Report | None] = Factory(dict)
+    """What each is to say that is not in the store; None: a wish that is not described yet."""
+    _join: Join | None = None
+    """What the last wish said, when it was described."""
+    _posted: dict[int, bytes] = Factory(dict)
+    """What was posted, and is not known to be in the store."""
+    _denied: dict[int, int] = Factory(dict)
+    """Bytes of those that the store did not take."""
+    _failed: Failed | Stopped | None = None
+    """The last failures that were said."""
+    _whole: int = -1
+    """The round of whose failures all is to be said."""
+    _again: dict[int, Join] = Factory(dict)
+    """Wishes that are said once more, and what they say then."""
+
+    # What is to be said.
+
+    def wants(self) -> None:
+        """The agent asks for a seat."""
+        self._add(None)
+        self.wish, self.wished_at, self._join = self.last, None, None
+
+    def told(self, report: Report) -> None:
+        """The agent says something."""
+        self._add(report)
+        if isinstance(report, (Failed, Stopped)) and report.failures:
+            self._failed = report
+
+    def ends(self) -> None:
+        """The session has read how the job ended."""
+        self._add(Acknowledgement(self.node))
+
+    def elaborates(self, round: int) -> None:
+        """The coordinator wants to know all about the failures of that round."""
+        self._whole = round
+        if self._failed is not None and self._failed.round == round:
+            self._add(Failed(self.node, round, self._failed.failures))
+
+    def described(self, made: Descriptor, seen: Seen) -> None:
+        """It is known what the node brings."""
+        seq = self.stored + 1
+        join = Join(self.node, made, self.terms, seen.round, seen.epoch, seen.pulse)
+        self._due[seq] = join
+        if seq == self.wish:
+            self._join = join
+
+    def repeats(self, seen: Seen) -> None:
+        """The coordinator may not know the wish: it is said once more, if that is not being done already."""
+        if self._join is not None and self.has_wished and self.wish not in self._again:
+            self._again[self.wish] = evolve(self._join, round=seen.round, epoch=seen.epoch, pulse=seen.pulse)
+
+    def _add(self, report: Report | None) -> None:
+        self.last += 1
+        self._due[self.last] = report
+
+    @property
+    def is_left(self) -> bool:
+        """Whether something is to be said yet."""
+        return self.stored < self.last or bool(self._again)
+
+    @property
+    def has_wished(self) -> bool:
+        """Whether the last wish for a seat is in the store."""
+        return 0 < self.wish <= self.stored
+
+    # What is said.
+
+    def describes(self) -> None:
+        """What the node brings is asked for."""
+        seq = self.stored + 1
+        self.demand(seq in self._due and self._due[seq] is None, "it is asked what the node brings, for no wish")
+
+    def post(self, data: bytes, nonce: str, now: float) -> int:
+        """A message goes out; its number."""
+        letter = decode(data, self.key, lambda each: report_place(self.job, nonce, self.node, getattr(each, "seq", 0)))
+        assert isinstance(letter, Envelope)
+        seq, report = letter.seq, letter.report
+        self.demand(len(data) <= LETTER, f"message {seq} has {len(data):,} bytes")
+        self.demand(report.node == self.node, f"message {seq} is from {report.node}")
+        if seq <= self.stored:
+            self.demand(seq in self._again, f"message {seq} is posted again")
+            due = self._again[seq]
+            self.demand(report == due, f"message {seq} says {report} again, and should say {due}")
+            return seq
+        self.demand(seq == self.stored + 1, f"message {seq} is posted though {self.stored} is the last in the store")
+        self.demand(seq <= self.last, f"message {seq} is posted, and nobody said it")
+        if seq in self._denied:
+            less = isinstance(report, Close) or len(data) < self._denied[seq]
+            self.demand(less, f"message {seq} is denied, and says {report} in its place")
+        else:
+            self.demand(self._posted.get(seq, data) == data, f"message {seq} is posted again in other words")
+            self._is_due(seq, report, len(data))
+        self._posted[seq] = data
+        if seq == self.wish and self.wished_at is None:
+            self.wished_at = now
+        return seq
+
+    def _is_due(self, seq: int, report: Report, size: int) -> None:
+        due = self._due[seq]
+        same = type(report) is type(due) and getattr(report, "round", None) == getattr(due, "round", None)
+        if isinstance(report, Join):
+            same = report == due
+        self.demand(same, f"message {seq} says {report}, and should say {due}")
+        if isinstance(report, (Failed, Stopped)) and report.round != self._whole:
+            self.demand(size <= EARLY, f"message {seq} has {size:,} bytes about failures that nobody has asked for")
+
+    def arrived(self, seq: int) -> None:
+        """It is in the store."""
+        self._again.pop(seq, None)
+        self.stored = max(self.stored, seq)
+        for each in (self._due, self._posted, self._denied):
+            each.pop(seq, None)
+
+    def denied(self, seq: int, too_large: bool) -> bool:
+        """The store does not take it; whether less can perhaps be said in its place, and the node goes on."""
+        data = self._posted.pop(seq)
+        letter = decode(data, None) if self.key is None else None
+        report = letter.report if isinstance(letter, Envelope) else None
+        if isinstance(report, Close):
+            self._due.clear()
+            self.stored = self.last
+        self._denied[seq] = len(data)
+        return too_large and isinstance(report, (Failed, Stopped))

@@ -1,0 +1,49 @@
+"""
+What must hold where a node reads its notices: each is read once and in its order, and then deleted.
+
+What is left in a box that was given up is deleted once a notice came in the next one, and nothing else is.
+"""
+
+from __future__ import annotations
+
+from attrs import define
+
+from elasticlib.rendezvous.protocol._exchange import beat_key, box_key
+from tests.sim.checks.demand import Demand
+
+
+@define(eq=False, repr=False)
+class Mailbox:
+    """The boxes of one node, of which it reads the last."""
+
+    demand: Demand
+    name: str = ""
+    read: int = 0
+    """Notices that were read in this one."""
+    _left: tuple[str, ...] = ()
+    """What may be left of those before."""
+    _deletes: int = 0
+
+    def opened(self, name: str, taken_over: bool) -> None:
+        """A seat is asked for."""
+        if self.name:
+            # Whoever took the coordination over may have written again what was read before.
+            first = 0 if taken_over else self.read
+            keys = (box_key(self.name, index) for index in range(first, self.read + 1))
+            self._left = (*self._left, beat_key(self.name), *keys)
+        self.name, self.read = name, 0
+
+    @property
+    def next_key(self) -> str:
+        """Where the next notice will lie."""
+        return box_key(self.name, self.read)
+
+    def deletes(self, keys: tuple[str, ...], done: str) -> None:
+        """So much is deleted after what lay at *done*."""
+        wanted = (done, *(self._left if self.read else ()))
+        self.demand(keys == wanted, f"it deletes {keys}, and should {wanted}")
+        self._deletes = len(keys) - 1
+
+    def deleted(self) -> None:
+        """That is done."""
+        self._left = self._left[self._deletes :]

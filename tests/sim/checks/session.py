@@ -1,0 +1,392 @@
+"""
+What a node's session may ask, and must.
+
+A lane does not rest while there is something to be said or read; the agent is told each notice once; a closed session
+ends; and until the moment for which a session wants to be woken nothing is to be done.
+
+What of the session itself is looked at are the fields that others read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import define, field
+
+from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous.node import _session_events as events
+from elasticlib.rendezvous.node._belief import DOUBT, LOOK_AGAIN
+from elasticlib.rendezvous.node._lanes import GREETING, SLICE
+from elasticlib.rendezvous.node._mailbox import WAKE
+from elasticlib.rendezvous.node._session import Session
+from elasticlib.rendezvous.node._session_events import Lane
+from elasticlib.rendezvous.protocol import _messages as messages
+from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE, beat_key, box_name, key_place
+from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Wait, Write
+from elasticlib.rendezvous.protocol._progress import Seen
+from elasticlib.rendezvous.protocol._reading import greeting_of, heartbeat_of
+from elasticlib.rendezvous.protocol._shortening import refers
+from tests.sim.checks.contact import LOST, Contact
+from tests.sim.checks.demand import Demand
+from tests.sim.checks.heartbeats import Heartbeats
+from tests.sim.checks.lanes import Lanes
+from tests.sim.checks.letters import Letters
+from tests.sim.checks.mailbox import Mailbox
+from tests.sim.checks.told import WAITED, Refusals, Waiting, is_told, notice_in
+from tests.sim.checks.waking import Waking
+
+_UNANSWERED = frozenset(4 * 2**times for times in range(20))
+"""Heartbeats without a seat after which the wish for one is said again."""
+
+
+@define(eq=False, repr=False)
+class SessionChecks:
+    """Of one node's session, from its beginning."""
+
+    demand: Demand
+    hello: messages.Announcement | None = None
+    """The greeting that was read on the connection."""
+    closed: bool = False
+    parted: bool = False
+    final: bool = False
+    seen: Seen = field(factory=Seen)
+    """How far the node knows the job to have come."""
+    lanes: Lanes = field(init=False)
+    letters: Letters = field(init=False)
+    beats: Heartbeats = field(init=False)
+    box: Mailbox = field(init=False)
+    contact: Contact = field(init=False)
+    waiting: Waiting = field(init=False)
+    refusals: Refusals = field(init=False)
+    waking: Waking = field(init=False)
+    _job: str = ""
+    _node: str = ""
+    _key: bytes | None = None
+    _posting: int = 0
+    _awaits: str = ""
+    """The key for whose notice the lane waits, and nobody has woken it."""
+    _host: str = ""
+    """The node that coordinates, as far as is known."""
+    _listens: bool = False
+    """Whether the coordinator's heartbeat is being read without one of the node."""
+    _ending: messages.Final | None = None
+    """Whose whole root cause is being read."""
+    _key_of_end: str = ""
+    _may_end: bool = False
+    """Whether its part ends where nothing else helps."""
+    _must_end: bool = False
+    """Whether its part cannot go on."""
+    _doubted: float | None = None
+    _look_at: float = 0.0
+
+    def begins(self, session: Session, actions: tuple[events.Action, ...], now: float) -> None:
+        """The session has begun."""
+        self._job, self._node, self._key = session.belief.run_id, session.belief.node, session.belief.key
+        self.letters = Letters(self._job, self._node, self._key, session.terms, self.demand)
+        self.lanes, self.beats, self.box = Lanes(self.demand), Heartbeats(self.demand), Mailbox(self.demand)
+        self.refusals, self.waiting, self.waking = Refusals(self.demand), Waiting(self.demand), Waking(self.demand)
+        self.contact = Contact(session.contact.limits, self.demand, now)
+        for action in actions:
+            self._act(action, now)
+        self._rests(session, now)
+
+    def stepped(
+        self, event: events.Event, before: Session, after: Session, actions: tuple[events.Action, ...], now: float
+    ) -> None:
+        """The session has taken a step."""
+        self.waking.stepped(now)
+        words = [word for word in after.words if not any(word is old for old in before.words)]
+        losses = [word for word in words if isinstance(word, messages.ContactLost)]
+        early = [loss for loss in losses if loss.why.startswith(LOST)]
+        for loss in early:
+            self.contact.told(loss, now)
+        # What had to be done before the event was heard.
+        first = [each for each in actions if isinstance(each, events.Connect) and self.contact.may_try(now)]
+        for connect in first:
+            self._act(connect, now)
+        told = self._hear(event, after, now)
+        for loss in losses:
+            if loss not in early:
+                self.contact.told(loss, now)
+        is_told(told, words, after, self.contact.fenced, self.demand)
+        parts = after.parted and not before.parted and not isinstance(event, events.Lost)
+        left = self.letters.is_left and (self.hello is not None or (self.contact.trying and not self.lanes.ended))
+        self.demand(not (parts and left), "it parts, and could say what is left")
+        self._ends(before, after, words, now)
+        for action in actions[len(first) :]:
+            self._act(action, now, after.status)
+        self._rests(after, now)
+
+    def taken(self, words: tuple[Word, ...], after: Session) -> None:
+        """What came for the agent was taken."""
+        self.demand(not after.words, f"the agent has taken {after.words}, and would be told again")
+        late = self.contact.fenced and any(isinstance(word, messages.RankAssignment) for word in words)
+        self.demand(not late, f"contact is lost, and the agent takes {words}")
+
+    def _ends(self, before: Session, after: Session, words: list[Word], now: float) -> None:
+        """The session's part may end now, or must."""
+        self.demand(before.error in (None, after.error), "the error that ended its part is another one")
+        self.demand(not self._must_end or after.error is not None, "its part is over, and goes on")
+        if after.error is not None and before.error is None and not (self._must_end or self._may_end):
+            self.contact.gives_up(after.error, now)
+            for part in (self._node, repr(self._job), self._host if self.contact.met else before.status):
+                self.demand(part in str(after.error), f"it gives up, and does not say {part!r}: {after.error}")
+            hosts = self.contact.met and not self.contact.limits.moves and self._host == self._node
+            told = any(isinstance(word, messages.StoreGone) for word in words)
+            self.demand(told == (self.contact.is_gone() or hosts), f"the agent is told {words} as its store is gone")
+        self.contact.over = self.closed or self.final or after.error is not None
+        if self.closed or after.error is not None:
+            self.waiting.ends()
+
+    # What comes in.
+
+    def _hear(self, event: events.Event, after: Session, now: float) -> messages.Told | None:
+        """The notice that the agent must be told now, if there is one."""
+        if getattr(event, "connection", None) not in (None, self.lanes.number):
+            return None
+        match event:
+            case events.Connected():
+                self.lanes.there = True
+            case events.Lost(why=why, gone=gone):
+                if not self.parted:
+                    self._leaves()
+                    self.contact.breaks(now, why, gone)
+                    self.demand(not after.status, f"contact is lost, and it says {after.status!r}")
+            case events.Answer(number=number, result=result):
+                if (ask := self.lanes.answered(number)) is not None:
+                    return self._answered(ask.lane, ask.operation, result, after, now)
+            case events.Denied(number=number):
+                if (ask := self.lanes.answered(number)) is not None:
+                    is_letter = isinstance(ask.operation, Post)
+                    self._may_end = is_letter and self.letters.denied(self._posting, event.too_large)
+                    self._must_end = not self._may_end
+            case events.Refused():
+                self._must_end = True
+            case events.Seek():
+                self.letters.wants()
+                self.box.opened(box_name(self._node, self.letters.wish), self.seen.epoch > 0)
+                self.contact.wished()
+                self.beats.wished()
+                self.waiting.begins(now)
+                old = [word for word in after.words if isinstance(word, (messages.RankAssignment, messages.RoundEnd))]
+                self.demand(not old, f"it asks for a seat, and has {old} for its agent")
+            case events.Tell(report):
+                self.letters.told(report)
+            case events.Hold(held):
+                self.beats.held = held
+                if not held:
+                    self.beats.at_once()
+            case events.Close():
+                self.closed = True
+        return None
+
+    def _leaves(self) -> None:
+        """The connection is none any more."""
+        self.lanes.breaks()
+        self.hello, self._doubted, self._look_at, self._awaits = None, None, 0.0, ""
+        self.beats.at_once()
+
+    def _answered(self, lane: Lane, what: Any, result: Any, after: Session, now: float) -> messages.Told | None:
+        match what:
+            case Wait() if lane is Lane.SPEAK:
+                self.demand(bool(result or after.status), "there is no greeting, and it does not say so")
+                if result:
+                    self.lanes.follow[lane] = Read((HELLO, PULSE))
+            case Wait(key):
+                self._awaits = ""
+                if result:
+                    self.lanes.follow[lane] = Read((key,))
+            case events.Describe():
+                self.letters.described(result, self.seen)
+            case Post():
+                self.letters.arrived(self._posting)
+                if self._posting == self.letters.wish and not self.beats.since_wish:
+                    self.beats.at_once()
+                    if not self.contact.over:
+                        self.contact.stored(self.letters.wished_at or now, now)
+            case Write(values) if WAKE not in values.values():
+                self.lanes.follow[lane] = Read((PULSE,))
+            case Delete():
+                self.box.deleted()
+            case Read((key, *_)) if key == HELLO:
+                self._is_greeted(result, after, now)
+            case Read((key,)) if key == PULSE:
+                self._felt(result[0], after, now)
+            case Read((key,)) if key == CAUSE:
+                return self._ended(result[0], after)
+            case Read((key,)) if result[0] is not None:
+                return self._noticed(key, result[0])
+        return None
+
+    def _is_greeted(self, found: list[bytes | None], after: Session, now: float) -> None:
+        hello = greeting_of(found[0], self._job, self._key)
+        if hello is None:
+            self.demand(bool(after.status), "there is no greeting of its job, and it does not say so")
+            self._doubted = now if self._doubted is None else self._doubted
+            self._look_at = now + LOOK_AGAIN
+            self._must_end = now > self._doubted + DOUBT
+        elif self.seen.nonce not in ("", hello.nonce):
+            self._must_end = True
+        else:
+            self.hello, self._host = hello, hello.host
+            self.demand(not after.status, f"the greeting is there, and it says {after.status!r}")
+            self.seen = self.seen.greeted(hello.nonce, heartbeat_of(found[1], self._job, hello.nonce, self._key)[0])
+            if not self.contact.over:
+                self.contact.greeted(hello.heartbeat, now)
+            self.beats.heartbeat = self.contact.heartbeat
+
+    def _felt(self, raw: bytes | None, after: Session, now: float) -> None:
+        pulse, doubt = heartbeat_of(raw, self._job, self.seen.nonce, self._key)
+        if pulse is not None:
+            shown = pulse.status if self.beats.answered else ""
+            same = (after.status, after.spares) == (shown, pulse.waiting)
+            self.demand(same, f"it says {after.status!r} and {after.spares} spares, the coordinator {pulse}")
+            self.beats.answered += not self._listens
+            if pulse.epoch > self.seen.epoch and not self.final:
+                self.letters.repeats(self.seen)
+            self.seen = self.seen.felt(pulse)
+            self._must_end = self._must_end or bool(pulse.over)
+        elif raw is not None:
+            self.refusals.refuses("coordinator's heartbeat")
+        if not (self._listens or self.contact.over or self._must_end):
+            self.contact.felt(self.beats.sent_at, None if pulse is None else pulse.count, doubt, now)
+
+    def _noticed(self, key: str, data: bytes) -> messages.Told | None:
+        try:
+            notice = None if data == WAKE else notice_in(data, key, self._job, self._key, self.seen)
+        except RendezvousStateError:
+            self.refusals.refuses("notice")
+            notice = None
+        if isinstance(notice, messages.Final) and notice.root is not None and notice.root.cut:
+            self._ending, self._key_of_end = notice, key
+            self.lanes.follow[Lane.WATCH] = Read((CAUSE,))
+            return None
+        return self._delivered(key, notice)
+
+    def _ended(self, cause: bytes | None, after: Session) -> messages.Told | None:
+        """The end was read, with its whole root cause or the few lines of it that it came with."""
+        told, brief = after.final, self._ending
+        if told is not None and told != brief and refers(told) == brief:
+            return self._delivered(self._key_of_end, told)
+        if cause is not None:
+            self.refusals.refuses("root cause")
+        return self._delivered(self._key_of_end, brief)
+
+    def _delivered(self, key: str, notice: messages.Told | None) -> messages.Told | None:
+        """The notice that is the next one; it is to be deleted now."""
+        self.lanes.follow[Lane.WATCH] = Delete((key,))
+        if notice is None or self._has_read_all() or key != self.box.next_key:
+            return None
+        self.box.read += 1
+        self.seen = self.seen.told(notice)
+        if isinstance(notice, messages.Final):
+            self.letters.ends()
+            self.final = True
+        elif isinstance(notice, messages.Elaborate):
+            self.letters.elaborates(notice.round)
+        if isinstance(notice, (messages.RankAssignment, messages.Final)):
+            self.waiting.ends()
+        return notice
+
+    def _has_read_all(self) -> bool:
+        return self.closed or (self.final and self.box.read > 0) or not self.box.name
+
+    # What goes out.
+
+    def _act(self, action: events.Action, now: float, status: str = "") -> None:
+        self.demand(not self.parted, f"it has parted, and wants {action}")
+        match action:
+            case events.Connect(number):
+                self._leaves()
+                self.lanes.begins(number)
+                self.contact.tries(now)
+            case events.Ask():
+                self._asks(action.lane, action.operation, self.lanes.asks(action), now)
+            case events.Disconnect(number):
+                self.lanes.ends(number)
+                self._leaves()
+                self.contact.trying = False
+            case Log(text=text) if WAITED in text:
+                self.waiting.says(text, status or ("" if self.contact.live else "s left"), now)
+            case Log(text=text):
+                self.refusals.says(text)
+
+    def _asks(self, lane: Lane, what: Any, wanted: Any, now: float) -> None:
+        greeted, speaks = self.hello is not None, lane is Lane.SPEAK
+        match what:
+            case Wait(key, seconds) if key == HELLO and speaks:
+                self.demand(not greeted and now >= self._look_at, "the greeting is waited for in vain")
+                self.demand(seconds == GREETING, f"the greeting is waited for {seconds} s")
+            case Wait(key, seconds) if not speaks and greeted and not self._has_read_all():
+                self.demand(key == self.box.next_key, f"{key} is waited for, {self.box.next_key} comes next")
+                self.demand(seconds == SLICE, f"a notice is waited for {seconds} s")
+                self._awaits = key
+            case events.Describe() if speaks and greeted:
+                self.letters.describes()
+            case Post(data) if speaks and greeted:
+                self._posting = self.letters.post(data, self.seen.nonce, now)
+            case Write(values) if speaks and greeted and len(values) == 1:
+                self._writes(*next(iter(values.items())), now)
+            case Read((key,)) if key == PULSE and speaks and greeted:
+                self._listens = wanted is None
+                if self._listens:
+                    self.beats.listens(now)
+            case Delete(keys) if not speaks and isinstance(wanted, Delete):
+                self.box.deletes(keys, *wanted.keys)
+            case Read() if wanted is not None:
+                pass
+            case _:
+                self.demand(False, f"{what} is asked of lane {lane}")
+
+    def _writes(self, key: str, data: bytes, now: float) -> None:
+        if data == WAKE:
+            self.demand(key == self._awaits and self._is_stale(), f"{key} is written to wake nobody")
+            self._awaits = ""
+            return
+        self.demand(key == beat_key(self.box.name), f"a heartbeat is written to {key}")
+        self.demand(self.letters.has_wished and not self.closed, "it sends heartbeats though it asks for no seat")
+        beat = messages.decode(data, self._key, key_place(self._job, self.seen.nonce, key))
+        assert isinstance(beat, messages.NodeHeartbeat)
+        self.beats.beats(beat, self.box.read, self.letters.stored, now)
+        if self.waiting.since is not None and self.beats.since_wish in _UNANSWERED:
+            self.letters.repeats(self.seen)
+
+    def _is_stale(self) -> bool:
+        """Whether the lane that watches waits where nothing comes any more."""
+        return self._has_read_all() or self._awaits != self.box.next_key
+
+    # What must have been done when a step is over.
+
+    def _rests(self, session: Session, now: float) -> None:
+        self.parted = session.parted
+        if self.parted:
+            self.demand(self.closed and not self.lanes.there, "it has parted, and keeps its connection")
+            return
+        self.lanes.rests()
+        if self.closed:
+            tries = self.letters.is_left and (self.contact.trying or self.lanes.ended)
+            self.demand(self.hello is not None or tries, "it is closed and can say nothing more, and does not part")
+        if self.lanes.there and self.lanes.is_free(Lane.SPEAK):
+            self._speaks(now)
+        if self.lanes.there and self.lanes.is_free(Lane.WATCH):
+            self.demand(self.hello is None or self._has_read_all(), f"nobody waits for {self.box.next_key}")
+        self.refusals.rests()
+        self.demand(session.seen == self.seen, f"it has seen {self.seen}, and says {session.seen}")
+        self.demand((session.final is not None) == self.final, f"it is told {session.final} as the end")
+        if not self.final:
+            self.contact.kills(session.kill_at())
+        if not self.contact.over:
+            self.contact.rests(now)
+        self.waiting.rests(now)
+        self.waking.rests(session, now)
+
+    def _speaks(self, now: float) -> None:
+        if self.hello is None:
+            self.demand(now < self._look_at, "it has a connection, and does not seek the greeting")
+            return
+        self.demand(not self.letters.is_left, "a message is left, and not sent")
+        self.demand(not self.closed, "it is closed, has nothing more to say, and does not part")
+        self.demand(not (self._awaits and self._is_stale()), f"it waits for {self._awaits}, where nothing comes")
+        if self.contact.heartbeat and self.letters.has_wished:
+            self.beats.rests(now)

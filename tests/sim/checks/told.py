@@ -1,0 +1,113 @@
+"""
+What must hold for what a session believes and tells: its agent each notice once, and people why the node still waits.
+
+What was not written for this node by its job's coordinator is refused, with a line for people at the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import Factory, define
+
+from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous.node._session import Session
+from elasticlib.rendezvous.protocol._exchange import key_place
+from elasticlib.rendezvous.protocol._messages import (
+    ContactLost,
+    Final,
+    GivenUp,
+    RankAssignment,
+    RoundEnd,
+    StoreGone,
+    Told,
+    decode,
+)
+from elasticlib.rendezvous.protocol._progress import Seen
+from tests.sim.checks.demand import Demand
+
+WAITED = " has waited "
+_TOLD_AT = (5.0, 15.0, 30.0)
+_TOLD_EVERY = 60.0
+"""Seconds of waiting after which people are told of it."""
+
+
+@define(eq=False, repr=False)
+class Refusals:
+    """What one node refused to believe."""
+
+    demand: Demand
+    _known: set[str] = Factory(set)
+    _due: list[str] = Factory(list)
+    _may: list[str] = Factory(list)
+
+    def refuses(self, kind: str) -> None:
+        """It read what is none."""
+        (self._may if kind in self._known else self._due).append(f"a {kind} was refused")
+        self._known.add(kind)
+
+    def says(self, text: str) -> None:
+        """A line for people."""
+        said = text.partition(":")[0]
+        self.demand(said in (*self._due, *self._may), f"it says {text!r}, and refused nothing of that kind")
+        (self._due if said in self._due else self._may).remove(said)
+
+    def rests(self) -> None:
+        """Nothing more is said in this step."""
+        self.demand(not self._due, f"nobody is told that {self._due}")
+        self._may.clear()
+
+
+def notice_in(data: bytes, key: str, job: str, secret: bytes | None, seen: Seen) -> Told:
+    """What the coordinator wrote there; raises `RendezvousStateError` for all else."""
+    notice = decode(data, secret, key_place(job, seen.nonce, key))
+    if not isinstance(notice, Told) or (isinstance(notice, RankAssignment) and notice.round <= seen.round):
+        raise RendezvousStateError("nothing that a coordinator says now")
+    return notice
+
+
+@define(eq=False, repr=False)
+class Waiting:
+    """How long one node has waited for a seat, and how often that was told."""
+
+    demand: Demand
+    since: float | None = None
+    _told: int = 0
+    _told_at: float | None = None
+
+    def begins(self, now: float) -> None:
+        """A seat is asked for."""
+        self.since, self._told = now, 0
+
+    def ends(self) -> None:
+        """It has come, or none will."""
+        self.since = None
+
+    def says(self, text: str, why: str, now: float) -> None:
+        """People are told, and why: what the coordinator says of it, or how long the search may take yet."""
+        waited = self.since is not None and now >= self._due_at()
+        self.demand(waited and text.endswith(why), f"it says {text!r} too early, or not {why!r}")
+        self._told, self._told_at = self._told + 1, now
+
+    def rests(self, now: float) -> None:
+        """Nothing more is told in this step."""
+        late = self.since is not None and now >= self._due_at() and now != self._told_at
+        self.demand(not late, f"nobody is told that it has waited since {self.since}")
+
+    def _due_at(self) -> float:
+        more = self._told - len(_TOLD_AT)
+        return (self.since or 0.0) + (_TOLD_AT[self._told] if more < 0 else _TOLD_AT[-1] + _TOLD_EVERY * (more + 1))
+
+
+def is_told(notice: Told | None, words: Sequence[Word], after: Session, fenced: bool, demand: Demand) -> None:
+    """The agent gets the *notice* that was read, or hears that a seat came too late, and nothing else."""
+    losses = [word for word in words if isinstance(word, ContactLost)]
+    late = isinstance(notice, RankAssignment) and fenced
+    if late or isinstance(notice, GivenUp):
+        demand(bool(losses), f"{notice} is read, and the agent is told {words}")
+    due = [notice] if isinstance(notice, (RankAssignment, RoundEnd, Final)) and not late else []
+    found = [word for word in words if not isinstance(word, (ContactLost, StoreGone))]
+    demand(found == due, f"the agent is told {found}, and should be told {due}")
+    seats = [word for word in after.words if isinstance(word, RankAssignment)]
+    demand(not losses or not seats, f"contact is lost, and the agent gets {seats}")
