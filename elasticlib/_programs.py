@@ -184,8 +184,8 @@ def not_started(what: str, error: OSError | RuntimeError) -> StartError:
     """The error for *what* the system refused to start, with what helps."""
     # Of threads Python says only that there can be no more.
     number = errno.EAGAIN if isinstance(error, RuntimeError) else error.errno
-    mend = {errno.EAGAIN: FEW_PROCESSES, errno.EMFILE: FEW_DESCRIPTORS}.get(number or 0, "")
-    return StartError(f"cannot start {what}: {getattr(error, 'strerror', None) or error}{mend}")
+    fix = {errno.EAGAIN: FEW_PROCESSES, errno.EMFILE: FEW_DESCRIPTORS}.get(number or 0, "")
+    return StartError(f"cannot start {what}: {getattr(error, 'strerror', None) or error}{fix}")
 
 
 def start_thread(thread: threading.Thread) -> threading.Thread:

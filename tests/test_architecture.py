@@ -77,7 +77,7 @@ PURE = [
     "rendezvous/coordinator/_coordinator.py",
     "rendezvous/coordinator/_state.py",
     "rendezvous/coordinator/_ending.py",
-    "rendezvous/coordinator/_sealing.py",
+    "rendezvous/coordinator/_finalizing.py",
     "rendezvous/coordinator/_liveness.py",
     "rendezvous/coordinator/_places.py",
     "rendezvous/coordinator/_snapshot.py",
@@ -126,7 +126,7 @@ PURE = [
     "logs/_lines.py",
     "agent/_policy.py",
     "agent/_uninterruptible.py",
-    "timer/_ledger.py",
+    "timer/_timer_table.py",
 ]
 MOST_MODULES = 21
 IMPURE_MODULES = frozenset(

@@ -99,8 +99,8 @@ class SimpleElasticAgent(ElasticAgent):
         self._grace = shutdown_timeout
         """Seconds that `_stop_workers` gives the workers of the present round."""
         self._worker_group = WorkerGroup(spec)
-        self._chronicle = Telemetry(self._worker_group, self._run_id, sink, clock, metric_handler)
-        self._sink = self._chronicle.sink
+        self._telemetry = Telemetry(self._worker_group, self._run_id, sink, clock, metric_handler)
+        self._sink = self._telemetry.sink
         self._signals = _signals.Signals(_signals.parse(signals_to_handle))
         self._events: deque[_policy.Event] = deque()
         self._result = RunResult(WorkerState.INIT)
@@ -110,8 +110,8 @@ class SimpleElasticAgent(ElasticAgent):
         """Whether workers were started, and not stopped since."""
         self._ended = False
         """Whether the run has come to an end of which the others know."""
-        self._seated = False
-        """Whether what is known of workers belongs to the present seat."""
+        self._assigned = False
+        """Whether what is known of workers belongs to the present ranks."""
         self._fenced = False
         """Whether contact was lost in this round, so that workers may have been killed for it."""
 
@@ -134,7 +134,7 @@ class SimpleElasticAgent(ElasticAgent):
         """Stop all workers with *death_sig*, SIGKILL after *timeout* s, and free what they used; may come twice."""
 
     def _make_ready(self) -> None:
-        """Raise what would keep workers from starting, while this node, about to ask for a seat, disturbs nobody."""
+        """Raise what would keep workers from starting, while this node, about to ask for ranks, disturbs nobody."""
 
     def _watched(self) -> Sequence[HasDescriptor]:
         """What becomes readable when `_monitor_workers` has something new to tell."""
@@ -162,10 +162,10 @@ class SimpleElasticAgent(ElasticAgent):
         signal ended them. Signals are handled in the main thread only; the former handlers are restored. Where
         anything else ends the run, such as an error of a hook, the other nodes learn of it as this node's leaving.
         """
-        with self._signals, self._meeting(), self._chronicle.run():
+        with self._signals, self._meeting(), self._telemetry.run():
             left = None
             try:
-                return self._chronicle.over(self._run())
+                return self._telemetry.over(self._run())
             except BaseException as error:
                 left = self._bow_out(error)
                 raise
@@ -180,19 +180,19 @@ class SimpleElasticAgent(ElasticAgent):
 
     def record_duration(self, state: str) -> AbstractContextManager[None]:
         """While entered, time passes that an event *state* will tell as ``duration_ms``, however the block ends."""
-        return self._chronicle.timed(state)
+        return self._telemetry.timed(state)
 
     def conclude(self, error: BaseException | None = None) -> None:
         """Tell that the agent did its work, or what kept it from it; a launch says so after `run`."""
-        self._chronicle.concluded(error)
+        self._telemetry.concluded(error)
 
     def get_event_succeeded(self) -> events.Event:
         """The event of an agent that did its work, for the caller to record. (torch's method)"""
-        return self._chronicle.last_event("SUCCEEDED")
+        return self._telemetry.last_event("SUCCEEDED")
 
     def get_event_failed(self) -> events.Event:
         """The event of an agent that raised what is being handled, for the caller to record. (torch's method)"""
-        return self._chronicle.last_event("FAILED", traceback.format_exc())
+        return self._telemetry.last_event("FAILED", traceback.format_exc())
 
     @contextlib.contextmanager
     def _meeting(self) -> Iterator[None]:
@@ -255,10 +255,10 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _look(self) -> list[_policy.Event]:
         group = self._worker_group
-        self._result = self._chronicle.measured(self._monitor_workers, group)
+        self._result = self._telemetry.measured(self._monitor_workers, group)
         for rank, failure in self._result.failures.items():
             failure.rank = rank  # torch's failures, and so those of its users' agents, have none
-        self._chronicle.seen(self._result)
+        self._telemetry.seen(self._result)
         if self._result.state is WorkerState.HEALTHY:
             return []
         group.step(self._result.state, "_monitor_workers said so")
@@ -273,17 +273,17 @@ class SimpleElasticAgent(ElasticAgent):
         group, member = self._worker_group, self._member
         match action:
             case _policy.Join():
-                self._seated = False
-                # A seat that was taken in already answers an earlier wish: with this one it is given up.
+                self._assigned = False
+                # Ranks that were taken in already answer an earlier request: with this one it is given up.
                 self._events = deque(event for event in self._events if not isinstance(event, RankAssignment))
                 self._make_ready()
-                self._chronicle.sought(member.node)
+                self._telemetry.sought(member.node)
                 member.join(group.spec.local_world_size, group.spec.role)
-            case _policy.Start(seat):
-                self._chronicle.seated(seat)
-                with self._chronicle.ranking():
-                    self._take_seat(seat)
-                self._begin(seat)
+            case _policy.Start(assignment):
+                self._telemetry.assigned(assignment)
+                with self._telemetry.ranking():
+                    self._take_ranks(assignment)
+                self._begin(assignment)
             case _policy.Stop(why, signum, grace):
                 self._stop(why, signum, grace)
                 # Contact that was lost meanwhile explains why workers were killed: it is heard of first.
@@ -295,7 +295,7 @@ class SimpleElasticAgent(ElasticAgent):
             case _policy.TellStopped(number):
                 failures = self._failures()
                 member.post(messages.Stopped(member.node, number, notes(failures.values())))
-                self._chronicle.stopped(failures)
+                self._telemetry.stopped(failures)
             case _policy.TellSucceeded(number):
                 member.post(messages.Succeeded(member.node, number))
             case _policy.Leave(why, number):
@@ -312,19 +312,20 @@ class SimpleElasticAgent(ElasticAgent):
             self._listener.close()
             self._listener = None
 
-    def _take_seat(self, seat: RankAssignment) -> None:
+    def _take_ranks(self, assignment: RankAssignment) -> None:
         group = self._worker_group
         self._result = RunResult(WorkerState.INIT)
-        self._seated, self._fenced = True, False
-        group.round, group.restart_count = seat.round, seat.restart_count
-        group.group_rank, group.group_world_size = seat.group_rank, seat.group_world_size
+        self._assigned, self._fenced = True, False
+        group.round, group.restart_count = assignment.round, assignment.restart_count
+        group.group_rank, group.group_world_size = assignment.group_rank, assignment.group_world_size
         self._close_listener()
-        self._listener = self._member.listener() if seat.group_rank == 0 else None
-        places, group.master_port = seat.master_addresses, seat.master_port
-        group.master_addr = places[0] if seat.group_rank == 0 else first_reachable(places, seat.master_port)
+        self._listener = self._member.listener() if assignment.group_rank == 0 else None
+        places, group.master_port = assignment.master_addresses, assignment.master_port
+        group.master_addr = places[0] if assignment.group_rank == 0 else first_reachable(places, assignment.master_port)
         _checks.warn_of_another_master(group.spec, group.master_addr, group.master_port)
+        sizes = assignment.world_size, assignment.role_world_size
         group.workers = [
-            Worker(rank, seat.rank_base + rank, seat.role_rank_base + rank, seat.world_size, seat.role_world_size)
+            Worker(rank, assignment.rank_base + rank, assignment.role_rank_base + rank, *sizes)
             for rank in range(group.spec.local_world_size)
         ]
 
@@ -342,36 +343,36 @@ class SimpleElasticAgent(ElasticAgent):
         self._events.extend(self._words())
         return any(isinstance(event, ContactLost) for event in self._events)
 
-    def _begin(self, seat: RankAssignment) -> None:
+    def _begin(self, assignment: RankAssignment) -> None:
         if self._listen():
-            return  # this process stood still, and others may have the seat by now
+            return  # this process stood still, and others may have the ranks by now
         self._runs = True
         try:
-            ids = self._chronicle.measured(self._start_workers, self._worker_group)
+            ids = self._telemetry.measured(self._start_workers, self._worker_group)
         except StartError:
             if self._listen():
                 return  # it stood still until the spawner was killed for it
             raise
-        self._started(seat, ids)
+        self._started(assignment, ids)
 
-    def _started(self, seat: RankAssignment, ids: dict[int, object]) -> None:
+    def _started(self, assignment: RankAssignment, ids: dict[int, object]) -> None:
         group = self._worker_group
         self._close_listener()  # whoever hosts the store holds a descriptor of its own
         for worker in group.workers:
             worker.id = ids.get(worker.local_rank)
-        group.step(WorkerState.HEALTHY, f"started for round {seat.round}")
-        self._chronicle.started(seat, {rank: value for rank, value in ids.items() if isinstance(value, int)})
+        group.step(WorkerState.HEALTHY, f"started for round {assignment.round}")
+        self._telemetry.started(assignment, {rank: value for rank, value in ids.items() if isinstance(value, int)})
 
     def _stop(self, why: str, signum: int | None, grace: float | None) -> None:
         group = self._worker_group
         number = signal.SIGTERM if signum is None else signal.Signals(signum)
         self._grace = self._shutdown_timeout if grace is None else min(grace, self._shutdown_timeout)
         self._sink(records.WorkersStopping(group.round, why, number, self._grace))
-        self._chronicle.stopping()
+        self._telemetry.stopping()
         if signum is not None:
             self._shutdown(number, self._grace)
         elif self._runs:
-            self._chronicle.measured(self._stop_workers, group)
+            self._telemetry.measured(self._stop_workers, group)
         self._runs = False
         group.step(WorkerState.STOPPED, why)
 
@@ -381,7 +382,7 @@ class SimpleElasticAgent(ElasticAgent):
             group.step(WorkerState.SUCCEEDED, end.why)
             if end.results:
                 if end.final is None:
-                    self._sink(records.VerdictMissed(self._member.node, end.why))
+                    self._sink(records.OutcomeMissed(self._member.node, end.why))
                 return RunResult(WorkerState.SUCCEEDED, self._result.return_values)
             self._sink(records.NotNeeded(self._member.node, end.why))
             return RunResult(WorkerState.SUCCEEDED)
@@ -389,8 +390,8 @@ class SimpleElasticAgent(ElasticAgent):
             group.step(WorkerState.FAILED, end.why)
         if (error := error_of(end)) is not None:
             raise error
-        own = self._failures() if self._seated else {}
+        own = self._failures() if self._assigned else {}
         failures = agreed(own, end.final, self._member.node)
-        if not failures and not (self._seated and self._result.state in _NOT_WELL):
+        if not failures and not (self._assigned and self._result.state in _NOT_WELL):
             raise RendezvousClosedError(end.why)  # such as a host that was lost again and again: no worker failed
         return RunResult(WorkerState.FAILED, {}, failures)

@@ -1,5 +1,5 @@
 """
-Failures on their way to other nodes, and the job's verdict on its way to the caller.
+Failures on their way to other nodes, and the job's outcome on its way to the caller.
 
 Rules of this file: all agents report the same root cause, that of the coordinator; what failed here is
 reported beside it.

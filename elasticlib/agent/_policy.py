@@ -115,14 +115,14 @@ Event: TypeAlias = (
 
 @frozen
 class Join:
-    """Ask for a seat in the next round."""
+    """Ask for ranks in the next round."""
 
 
 @frozen
 class Start:
-    """Start the workers of this seat."""
+    """Start the workers of these ranks."""
 
-    seat: RankAssignment
+    assignment: RankAssignment
 
 
 @frozen
@@ -267,7 +267,7 @@ def _out_of_contact(state: State, loss: ContactLost) -> Step:
         return evolve(state, phase=Phase.STOPPING, lost=True), (Stop(loss.why, grace=loss.grace),)
     if state.phase is Phase.STOPPING:
         return evolve(state, lost=True), ()
-    # Whoever took this node for dead has no word for it any more, but answers a new wish.
+    # Whoever took this node for dead has no word for it any more, but answers a new request to join.
     return evolve(state, phase=Phase.JOINING), (Join(),)
 
 

@@ -50,9 +50,9 @@ class Telemetry:
         self._total = 0.0
         self._clock = clock
         self._seeking: float | None = None
-        """Since when a seat is waited for."""
+        """Since when ranks are waited for."""
         self._beginning: float | None = None
-        """Since when workers are to be started: since the wish for a seat."""
+        """Since when workers are to be started: since the request to join."""
         self._again: float | None = None
         """Since when workers that ran are to be replaced."""
         self._runs = False
@@ -62,35 +62,37 @@ class Telemetry:
     # The way to a round.
 
     def sought(self, node: str) -> None:
-        """A seat was asked for."""
+        """Ranks were asked for."""
         self._seeking = self._beginning = self._clock()
         if self._again is None and self._group.round >= 0:
             self._again = self._beginning
-        self._sink(records.SeatSought(node))
+        self._sink(records.RanksAwaited(node))
 
-    def seated(self, seat: RankAssignment) -> None:
-        """A seat was taken."""
+    def assigned(self, assignment: RankAssignment) -> None:
+        """Ranks were received."""
         waited, self._seeking = self._since(self._seeking), None
-        sizes = (seat.group_rank, seat.group_world_size, seat.world_size)
-        master = f"{seat.master_addresses[0]}:{seat.master_port}"
-        self._sink(records.SeatTaken(seat.round, *sizes, seat.restart_count, master, seat.why, waited))
+        sizes = (assignment.group_rank, assignment.group_world_size, assignment.world_size)
+        master = f"{assignment.master_addresses[0]}:{assignment.master_port}"
+        self._sink(
+            records.RanksReceived(assignment.round, *sizes, assignment.restart_count, master, assignment.why, waited)
+        )
 
     @contextlib.contextmanager
     def ranking(self) -> Iterator[None]:
-        """While entered, the seat becomes ranks."""
+        """While entered, the rank assignment becomes the ranks of workers."""
         begun = self._clock()
         yield
         ranks = tuple(worker.global_rank for worker in self._group.workers)
         self._sink(records.RanksAssigned(self._group.round, ranks, self._since(begun)))
 
-    def started(self, seat: RankAssignment, pids: dict[int, int]) -> None:
+    def started(self, assignment: RankAssignment, pids: dict[int, int]) -> None:
         """All workers were started."""
         group = self._group
         self._runs = True
         master = f"{group.master_addr}:{group.master_port}"
-        sizes = (seat.group_rank, seat.group_world_size, seat.world_size)
-        counts = (seat.restart_count, seat.max_restarts)
-        self._sink(records.RoundStarted(seat.round, *sizes, *counts, master, pids, seat.why))
+        sizes = (assignment.group_rank, assignment.group_world_size, assignment.world_size)
+        counts = (assignment.restart_count, assignment.max_restarts)
+        self._sink(records.RoundStarted(assignment.round, *sizes, *counts, master, pids, assignment.why))
         for worker in self._there():
             self._sink(records.WorkerStarted(_place(worker)))
         self._done(True)
@@ -192,10 +194,10 @@ class Telemetry:
     def _missed(self, error: BaseException | None) -> None:
         waited, self._seeking = self._since(self._seeking), None
         if error is None:
-            self._sink(records.SeatMissed("the job ended without this node", waited))
+            self._sink(records.RanksMissed("the job ended without this node", waited))
         else:
             trace = "".join(traceback.format_exception(error))
-            self._sink(records.SeatMissed(str(error) or type(error).__name__, waited, trace))
+            self._sink(records.RanksMissed(str(error) or type(error).__name__, waited, trace))
         self._done(False)
 
     def _done(self, succeeded: bool) -> None:

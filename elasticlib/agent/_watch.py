@@ -24,7 +24,7 @@ HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 HEALTH_CHECK_TIMEOUT = 60
 """Seconds without progress after which the health check calls an agent dead."""
-_HEALTH_BEAT = 10.0
+_HEALTH_INTERVAL = 10.0
 """Seconds between two turns of the agent's loop, at most, where a health check asks for them."""
 
 
@@ -79,10 +79,10 @@ class Watch:
             server.start()
         except (ValueError, OSError) as error:
             why = f"{HEALTH_CHECK_PORT}={text!r} is ignored: {error}; there is no health check"
-            self._sink(records.HealthCheckTold(why, listens=False))
+            self._sink(records.HealthCheckReported(why, listens=False))
             return
         self._health = server
-        self._sink(records.HealthCheckTold(f"the health check listens on port {server.port}", listens=True))
+        self._sink(records.HealthCheckReported(f"the health check listens on port {server.port}", listens=True))
 
     def start(self) -> dict[str, str]:
         """Begin to look after workers that are about to start; the variables that they get for it."""
@@ -93,7 +93,7 @@ class Watch:
         """Seconds until `look` is due again, where that is asked for each *interval*; None where it is not."""
         asked = [interval] if self._allowed else []
         if self._health is not None:
-            asked.append(_HEALTH_BEAT)
+            asked.append(_HEALTH_INTERVAL)
         return min(asked, default=None)
 
     def look(self, pids: Collection[int]) -> bool:
@@ -154,7 +154,7 @@ def stop_health_check(server: HealthCheckServer, sink: records.Sink) -> None:
         server.stop()
     except Exception as error:
         why = f"the health check {server!r} could not be stopped: {type(error).__name__}: {error}"
-        sink(records.HealthCheckTold(why, listens=False))
+        sink(records.HealthCheckReported(why, listens=False))
 
 
 def _ignored(environment: Mapping[str, str], enable: str, argument: float | None) -> list[records.VariableIgnored]:

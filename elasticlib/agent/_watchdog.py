@@ -95,12 +95,12 @@ class Watchdog:
 
     def _tell(self, event: str, timer: FileTimerRequest | None) -> None:
         if timer is None:
-            self._sink(records.WatchdogTold(event))
+            self._sink(records.WatchdogReported(event))
             return
         if timer.signal > 0:
             self._expired[timer.worker_pid] = timer.scope_id
         self._sink(
-            records.WatchdogTold(event, timer.worker_pid, timer.scope_id, timer.expiration_time, int(timer.signal))
+            records.WatchdogReported(event, timer.worker_pid, timer.scope_id, timer.expiration_time, int(timer.signal))
         )
 
 

@@ -81,7 +81,7 @@ def status_event(
     return Event(PREFIX + state, source, int(now * 1000), metadata)
 
 
-def watchdog_event(job: JobFacts, standing: Standing, told: records.WatchdogTold, now: float) -> Event:
+def watchdog_event(job: JobFacts, standing: Standing, told: records.WatchdogReported, now: float) -> Event:
     """The event that the watchdog's record makes: its name is torch's for it, its state RUNNING."""
     more: dict[str, object] = {"watchdog_event": told.event}
     if told.worker_pid is not None:
@@ -141,11 +141,11 @@ class EventSink:
 
     def _events(self, told: records.Record) -> list[Event]:
         match told:
-            case records.SeatTaken():
+            case records.RanksReceived():
                 self._ended = []
                 self._standing = Standing(told.group_rank, told.group_world_size, told.restart_count)
                 return [self._event("RENDEZVOUS", duration=told.duration)]
-            case records.SeatMissed():
+            case records.RanksMissed():
                 return [self._event("RENDEZVOUS", duration=told.duration)]
             case records.RanksAssigned():
                 return [self._event("ASSIGN_WORKER_RANKS", duration=told.duration)]
@@ -164,7 +164,7 @@ class EventSink:
                 return [self._event("SUCCEEDED")]
             case records.AgentFailed():
                 return [self._event("FAILED", raw_error=told.trace)]
-            case records.WatchdogTold():
+            case records.WatchdogReported():
                 return [watchdog_event(self._job, self._standing, told, self._now())]
             case _:
                 return []
@@ -215,14 +215,14 @@ class RendezvousSink:
 
     def _event(self, told: records.Record) -> RdzvEvent | None:
         match told:
-            case records.SeatSought():
+            case records.RanksAwaited():
                 self._rank, self._master = None, ""
-                return self._made("wait_for_seat", NodeState.INIT, told)
-            case records.SeatTaken():
+                return self._made("wait_for_ranks", NodeState.INIT, told)
+            case records.RanksReceived():
                 self._rank, self._master = told.group_rank, told.master
-                return self._made("take_seat", NodeState.SUCCEEDED, told)
-            case records.SeatMissed():
-                return self._made("wait_for_seat", NodeState.FAILED, told, told.trace)
+                return self._made("get_ranks", NodeState.SUCCEEDED, told)
+            case records.RanksMissed():
+                return self._made("wait_for_ranks", NodeState.FAILED, told, told.trace)
             case records.RoundStarted():
                 return self._made("start_round", NodeState.RUNNING, told)
             case records.RoundEnded():

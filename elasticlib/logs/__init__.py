@@ -67,7 +67,7 @@ class DefaultLogsSpecs(LogsSpecs):
         self._round_folder = ""
 
     def for_launch(self) -> DefaultLogsSpecs:
-        """A copy for one launch: the same wishes, folders of its own. One launch uses it from one thread at a time."""
+        """A copy for one launch: the same settings, folders of its own. One launch uses it in one thread at a time."""
         fresh = copy.copy(self)
         fresh._forget_folders()
         return fresh
@@ -247,9 +247,9 @@ class DefaultLogsSpecs(LogsSpecs):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DefaultLogsSpecs):
             return NotImplemented
-        return self._wishes() == other._wishes()
+        return self._settings() == other._settings()
 
-    def _wishes(self) -> tuple[object, ...]:
+    def _settings(self) -> tuple[object, ...]:
         return type(self), self._root_log_dir, self._redirects, self._tee, self._local_ranks_filter
 
     def __repr__(self) -> str:

@@ -35,9 +35,9 @@ class MetricSink:
     def values(self, record: records.Record) -> list[tuple[str, float]]:
         """Names and values of the metrics that *record* makes."""
         match record:
-            case records.SeatTaken():
+            case records.RanksReceived():
                 return _step(f"{_AGENT}._rendezvous", record.duration, True)
-            case records.SeatMissed():
+            case records.RanksMissed():
                 return _step(f"{_AGENT}._rendezvous", record.duration, False)
             case records.RanksAssigned():
                 return _step(f"{_AGENT}._assign_worker_ranks", record.duration, True)

@@ -1,5 +1,5 @@
 """
-What an agent does for its workers, step by step: seats, ranks, workers, and how its run ends.
+What an agent does for its workers, step by step: rendezvous, ranks, workers, and how its run ends.
 
 Rules of this file: a record holds facts; its text is made from them, here. Durations are seconds of the agent's
 clock.
@@ -19,8 +19,8 @@ FINE = 5
 
 
 @frozen
-class SeatSought:
-    """This node asked for a seat in the next round, and waits for it."""
+class RanksAwaited:
+    """This node asked for ranks in the next round, and waits for it."""
 
     node: str
 
@@ -31,7 +31,7 @@ class SeatSought:
 
 
 @frozen
-class SeatTaken:
+class RanksReceived:
     """This node has a place in a round; its workers are not started yet."""
 
     round: int
@@ -42,7 +42,7 @@ class SeatTaken:
     master: str
     why: str
     duration: float
-    """From the wish for a seat until now."""
+    """From the request to join until now."""
 
     level = DEBUG
 
@@ -54,8 +54,8 @@ class SeatTaken:
 
 
 @frozen
-class SeatMissed:
-    """This node asked for a seat and will not get one."""
+class RanksMissed:
+    """This node asked for ranks and will not get any."""
 
     why: str
     duration: float

@@ -156,8 +156,8 @@ class NotNeeded:
 
 
 @frozen
-class VerdictMissed:
-    """All workers of this node ended well, and then the job's store went: no verdict came, and none will."""
+class OutcomeMissed:
+    """All workers of this node ended well, and then the job's store went: no outcome came, and none will."""
 
     node: str
     why: str
@@ -262,7 +262,7 @@ class LogsCutOff:
 
 
 @frozen
-class WatchdogTold:
+class WatchdogReported:
     """The watchdog of countdown timers has something to tell."""
 
     event: str
@@ -343,7 +343,7 @@ class VariableIgnored:
 
 
 @frozen
-class HealthCheckTold:
+class HealthCheckReported:
     """The health check of the agent listens, or why it does not."""
 
     what: str

@@ -14,10 +14,10 @@ from elasticlib.records._of_agents import (
     AgentFailed,
     AgentSucceeded,
     RanksAssigned,
+    RanksAwaited,
+    RanksMissed,
+    RanksReceived,
     RunEnded,
-    SeatMissed,
-    SeatSought,
-    SeatTaken,
     StateTimed,
     StepDone,
     WorkerEnded,
@@ -25,11 +25,12 @@ from elasticlib.records._of_agents import (
     WorkerStarted,
 )
 from elasticlib.records._of_jobs import (
-    HealthCheckTold,
+    HealthCheckReported,
     LaunchStarted,
     LogsCutOff,
     LogsKept,
     NotNeeded,
+    OutcomeMissed,
     PreloadSkipped,
     RoundEnded,
     RoundStarted,
@@ -37,8 +38,7 @@ from elasticlib.records._of_jobs import (
     StopAwaited,
     ThreadsChosen,
     VariableIgnored,
-    VerdictMissed,
-    WatchdogTold,
+    WatchdogReported,
     WorkerAsleep,
     WorkerLingers,
     WorkersCutOff,
@@ -52,9 +52,9 @@ _log = logging.getLogger("elasticlib")
 
 Record: TypeAlias = (
     LaunchStarted
-    | SeatSought
-    | SeatTaken
-    | SeatMissed
+    | RanksAwaited
+    | RanksReceived
+    | RanksMissed
     | RanksAssigned
     | WorkerStarted
     | WorkerEnded
@@ -68,7 +68,7 @@ Record: TypeAlias = (
     | RoundEnded
     | WorkersStopping
     | NotNeeded
-    | VerdictMissed
+    | OutcomeMissed
     | SpawnerKilled
     | WorkersCutOff
     | WorkersSurvived
@@ -78,11 +78,11 @@ Record: TypeAlias = (
     | PreloadSkipped
     | LogsCutOff
     | LogsKept
-    | WatchdogTold
+    | WatchdogReported
     | WorkerAsleep
     | WorkerLingers
     | VariableIgnored
-    | HealthCheckTold
+    | HealthCheckReported
     | WorkerServersPlaced
 )
 Sink: TypeAlias = Callable[[Record], None]

@@ -37,7 +37,7 @@ class Job:
     """Fixed place of this node (static)."""
     local_addr: str | None = None
     join_timeout: float = 600.0
-    """Seconds for finding, connecting, and the first seat together."""
+    """Seconds for finding, connecting, and the first ranks together."""
     last_call: float = 30.0
     wait_for: str = "quiet"
     heartbeat: float = 10.0

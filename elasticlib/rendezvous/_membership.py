@@ -26,7 +26,7 @@ class Membership(Protocol):
     node: str
 
     def join(self, slots: int, role: str) -> None:
-        """Ask for a seat in the next round, for *slots* workers. No worker of this node may run any more."""
+        """Ask for ranks in the next round, for *slots* workers. No worker of this node may run any more."""
 
     def post(self, report: WorkerReport) -> None:
         """
@@ -42,7 +42,7 @@ class Membership(Protocol):
         """
 
     def listener(self) -> socket.socket | None:
-        """After a seat with group rank 0: the bound socket for the round's worker store, now the caller's own."""
+        """With group rank 0: the bound socket for the round's worker store, now the caller's own."""
 
     def fileno(self) -> int:
         """A descriptor that is readable when `take` has something."""
@@ -67,4 +67,4 @@ class Talk(Membership, Protocol):
         """As that of every member; a `Close` ends the job for everybody, and `Final` answers."""
 
     def waiting(self) -> int:
-        """How many nodes wait for a seat while a round runs, as of the last beat."""
+        """How many nodes wait for ranks while a round runs, as of the last heartbeat."""

@@ -289,8 +289,8 @@ def _stranger(backend: str, name: Any) -> str:
         others = ", ".join(sorted(KEYS[name].backends))
         return f"{name} has no effect with rdzv_backend={backend!r}, only with {others}: leave it out"
     near = difflib.get_close_matches(str(name), taken, 1, 0.5)
-    mend = f"did you mean {near[0]}? " if near else ""
-    return f"{name} is unknown and has no effect: {mend}rdzv_backend={backend!r} takes {', '.join(taken)}"
+    fix = f"did you mean {near[0]}? " if near else ""
+    return f"{name} is unknown and has no effect: {fix}rdzv_backend={backend!r} takes {', '.join(taken)}"
 
 
 def _heartbeat(found: Mapping[str, Any]) -> float:

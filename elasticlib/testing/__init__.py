@@ -10,6 +10,7 @@ from elasticlib.testing._cluster import SimulatedCluster
 from elasticlib.testing._faults import (
     Break,
     Cut,
+    DeleteLeader,
     FailWorker,
     Fault,
     FaultPlan,
@@ -26,32 +27,34 @@ from elasticlib.testing._faults import (
     Stubborn,
     Suspend,
     Tamper,
-    Unseat,
 )
 from elasticlib.testing._history import (
+    AgentEnded,
     AgentStarted,
     Ended,
     Fenced,
+    Finalized,
     Gone,
     Happened,
     Record,
-    Sealed,
     Started,
     Tampered,
-    Took,
-    Verdict,
+    TookOver,
 )
 from elasticlib.testing._invariants import InvariantBroken
 
 __all__ = [
+    "AgentEnded",
     "AgentStarted",
     "Break",
     "Cut",
+    "DeleteLeader",
     "Ended",
     "FailWorker",
     "Fault",
     "FaultPlan",
     "Fenced",
+    "Finalized",
     "Flap",
     "Gone",
     "Happened",
@@ -64,7 +67,6 @@ __all__ = [
     "Record",
     "Replay",
     "Rules",
-    "Sealed",
     "SetBack",
     "SimulatedCluster",
     "Skew",
@@ -74,7 +76,5 @@ __all__ = [
     "Suspend",
     "Tamper",
     "Tampered",
-    "Took",
-    "Unseat",
-    "Verdict",
+    "TookOver",
 ]

@@ -15,18 +15,18 @@ from typing import Any, Protocol
 
 from attrs import Factory, define, evolve
 
-from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, box_key
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, COORDINATOR_HEARTBEAT, mailbox_key
 from elasticlib.testing._faults import Tamper
 from elasticlib.testing._forgery import changed, made_up, noise
 from elasticlib.testing._network import Network
 from elasticlib.testing._timeline import Timeline
 
 REPLAY = 0.3
-"""Seconds between two writings of one who plays old beats again."""
+"""Seconds between two writings of one who plays old heartbeats again."""
 INBOX = "inbox"
 STATE = "state"
-_BOXES_AHEAD = 2
-"""Notices of a box that are not there yet, in whose place something may lie already."""
+_MAILBOXES_AHEAD = 2
+"""Notices of a mailbox that are not there yet, in whose place something may lie already."""
 
 _KINDS = ("replay", "replay", "elsewhere", "changed", "changed", "made up", "noise", "cut", "empty")
 """What he writes."""
@@ -49,7 +49,7 @@ class Target(Protocol):
     def append(self, data: bytes) -> None:
         """Add an entry to the inbox."""
 
-    def unseat(self) -> None:
+    def delete_leader(self) -> None:
         """Delete the key that says who coordinates."""
 
     def usurp(self, seconds: float) -> None:
@@ -131,9 +131,9 @@ class Adversary:
         return kind, data
 
     def _nodes(self) -> list[str]:
-        return [box.rpartition("/")[0] for box in self._boxes()] or ["n0/1"]
+        return [mailbox.rpartition("/")[0] for mailbox in self._mailboxes()] or ["n0/1"]
 
-    def _boxes(self) -> list[str]:
+    def _mailboxes(self) -> list[str]:
         return [key.removeprefix("beat/") for key in self.seen if key.startswith("beat/")]
 
     def _nonce(self) -> str:
@@ -158,17 +158,17 @@ class Adversary:
         self.store.put(key, data)
         return f"write {key} ({what}) {data!r:.200}"
 
-    def _spoil_beat(self, chance: random.Random) -> str:
-        boxes = self._boxes()
-        return self._spoil(chance, f"beat/{chance.choice(boxes)}") if boxes else "nothing"
+    def _spoil_heartbeat(self, chance: random.Random) -> str:
+        mailboxes = self._mailboxes()
+        return self._spoil(chance, f"beat/{chance.choice(mailboxes)}") if mailboxes else "nothing"
 
-    def _spoil_box(self, chance: random.Random) -> str:
-        boxes = self._boxes()
-        if not boxes:
+    def _spoil_mailbox(self, chance: random.Random) -> str:
+        mailboxes = self._mailboxes()
+        if not mailboxes:
             return "nothing"
-        box = chance.choice(boxes[-6:])
-        known = sum(key.startswith(f"box/{box}/") for key in self.seen)
-        return self._spoil(chance, box_key(box, chance.randrange(known + _BOXES_AHEAD)))
+        mailbox = chance.choice(mailboxes[-6:])
+        known = sum(key.startswith(f"box/{mailbox}/") for key in self.seen)
+        return self._spoil(chance, mailbox_key(mailbox, chance.randrange(known + _MAILBOXES_AHEAD)))
 
     def _spoil_inbox(self, chance: random.Random) -> str:
         inbox, kind = self.store.inbox, chance.random()
@@ -211,7 +211,7 @@ class Adversary:
 
     def _spoil_leader(self, chance: random.Random) -> str:
         if chance.random() < 0.5:
-            self.store.unseat()
+            self.store.delete_leader()
             return "delete"
         seconds = chance.choice((0.5, 3.0, 15.0, 60.0))
         self.store.usurp(seconds)
@@ -224,16 +224,16 @@ class Adversary:
         store.inbox.clear()
         if store.elects:
             store.document, store.scribbled = None, True
-            store.unseat()
+            store.delete_leader()
         return "delete"
 
 
 _Do = tuple[Callable[[Target], bool], Callable[[Adversary, random.Random], str]]
 _DO: dict[str, _Do] = {
-    "hello": (lambda store: True, lambda he, chance: he._spoil(chance, HELLO)),
-    "pulse": (lambda store: True, lambda he, chance: he._spoil(chance, PULSE)),
-    "beat": (lambda store: True, Adversary._spoil_beat),
-    "box": (lambda store: True, Adversary._spoil_box),
+    "hello": (lambda store: True, lambda he, chance: he._spoil(chance, ANNOUNCEMENT)),
+    "pulse": (lambda store: True, lambda he, chance: he._spoil(chance, COORDINATOR_HEARTBEAT)),
+    "beat": (lambda store: True, Adversary._spoil_heartbeat),
+    "box": (lambda store: True, Adversary._spoil_mailbox),
     "inbox": (lambda store: True, Adversary._spoil_inbox),
     "counter": (lambda store: not store.elects, Adversary._spoil_counter),
     "state": (lambda store: store.elects, Adversary._spoil_state),

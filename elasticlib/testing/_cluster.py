@@ -3,7 +3,7 @@ A whole job on simulated machines: real decisions, simulated everything else.
 
     cluster = SimulatedCluster(Rules(2, 3, heartbeat=10.0), nodes=3, plan=FaultPlan([Kill(1, at=5.0)]))
     cluster.run()
-    print(cluster.history, cluster.verdicts)
+    print(cluster.history, cluster.outcomes)
 
 Real in it are the coordinator, each node's judgement of its contact, and each agent's policy. Nothing waits: a
 minute of the job takes milliseconds. The same arguments give the same history, always.
@@ -29,7 +29,7 @@ from elasticlib.testing._arguments import NO_FAULTS, check
 from elasticlib.testing._candidate import Candidate
 from elasticlib.testing._faults import Fault, FaultPlan, Replay, SetBack, Skew, Tamper
 from elasticlib.testing._group import Group
-from elasticlib.testing._history import AgentStarted, Ended, Happened, Record, Sealed, Tampered, Took, Verdict
+from elasticlib.testing._history import AgentEnded, AgentStarted, Ended, Finalized, Happened, Record, Tampered, TookOver
 from elasticlib.testing._host import Host, Saved
 from elasticlib.testing._invariants import InvariantBroken, NoWatch, Watch, over
 from elasticlib.testing._machine import Machine
@@ -124,9 +124,9 @@ class SimulatedCluster:
         return self.timeline.now
 
     @property
-    def verdicts(self) -> dict[str, Verdict]:
+    def outcomes(self) -> dict[str, AgentEnded]:
         """How the part of each agent ended, by its name."""
-        return {node.name: node.verdict for node in self.members if node.verdict is not None}
+        return {node.name: node.outcome for node in self.members if node.outcome is not None}
 
     @property
     def state(self) -> State | None:
@@ -176,7 +176,7 @@ class SimulatedCluster:
     def _end_by_hand(self) -> None:
         """SIGTERM to every agent that is left."""
         for node in self.members:
-            if node.agent.alive and node.verdict is None:
+            if node.agent.alive and node.outcome is None:
                 self.timeline.at(self.now, node.agent, node.leave)
         self._go_on(self.now + 3 * LADDER, to_the_end=True)
 
@@ -200,9 +200,9 @@ class SimulatedCluster:
         if self._trust is not None:
             self._trust.started(group)
 
-    def seated(self, node: Node, seat: RankAssignment) -> None:
-        """An agent takes a seat."""
-        self._watch(node.member.nonce).seated(node, seat)
+    def assigned(self, node: Node, assignment: RankAssignment) -> None:
+        """An agent gets ranks."""
+        self._watch(node.member.nonce).assigned(node, assignment)
 
     def told(self, node: Node, final: Final) -> None:
         """An agent is told the end."""
@@ -241,7 +241,7 @@ class SimulatedCluster:
 
     def died(self, node: Node) -> None:
         """An agent was killed."""
-        self._left -= node.verdict is None
+        self._left -= node.outcome is None
 
     def end_process(self, node: Node) -> None:
         """A sidecar is gone, and with it the store, if it was there."""
@@ -265,10 +265,6 @@ class SimulatedCluster:
     @property
     def _key(self) -> bytes | None:
         return key_of(self.token) if self.token else None
-
-    def _has_members(self, nonce: str) -> bool:
-        nodes = (node for machine in self.machines.values() for node in machine.nodes)
-        return any(node.verdict is None and node.member.nonce == nonce for node in nodes)
 
     def _watch(self, nonce: str) -> Watch:
         if nonce not in self.watches:
@@ -349,7 +345,7 @@ class SimulatedCluster:
 
     def _new_host(self, node: Node, machine: Machine, store: Store, term: int | None, ended: Any) -> Host:
         nonce = f"{self._chance.getrandbits(64):016x}"
-        self.note(Took(self.now, node.name))
+        self.note(TookOver(self.now, node.name))
         return Host(
             node.name, node.rendezvous, machine.link, self.timeline, store, self.rules, nonce,
             lambda state: self._decided(nonce, state), ended, term, self.logic, self._key,
@@ -379,13 +375,14 @@ class SimulatedCluster:
     def _decided(self, nonce: str, state: State) -> None:
         watch = self._watch(nonce)
         # Where nobody is left who was in a job that ended, nobody can tell that what it wrote down was put back.
-        watch.may_forget = self._tampered or (SetBack in map(type, self.plan) and not self._has_members(nonce))
+        left = any(node.outcome is None and node.member.nonce == nonce for node in self.members)
+        watch.may_forget = self._tampered or (SetBack in map(type, self.plan) and not left)
         before, self._state = self._state, state
         new = watch.decided(state)
         if new is not None:
             assert state.round is not None
-            why = state.round.seats[0].why
-            self.note(Sealed(self.now, state.round.number, tuple(new.entries), state.restarts, why))
+            why = state.round.assignments[0].why
+            self.note(Finalized(self.now, state.round.number, tuple(new.entries), state.restarts, why))
         end = state.round.end if state.round else None
         known = before.round.end if before is not None and before.round else None
         if end is not None and (known is None or known.round != end.round):

@@ -241,7 +241,7 @@ class PauseStore(_Printed):
 
 
 @frozen(repr=False)
-class Unseat(_Printed):
+class DeleteLeader(_Printed):
     """Somebody deletes the key that says which node coordinates, in a store that is on no node of the job."""
 
     at: float = field(validator=_moment)
@@ -257,7 +257,7 @@ class SetBack(_Printed):
 
 @frozen(repr=False)
 class Replay(_Printed):
-    """For *seconds* a stranger writes the last two beats of each agent of the node again and again, in turn."""
+    """For *seconds* a stranger writes the last two heartbeats of each agent of the node again and again, in turn."""
 
     node: int = field(validator=_node)
     at: float = field(validator=_moment)
@@ -284,11 +284,11 @@ class Tamper(_Printed):
 
 Fault: TypeAlias = (
     Kill | Pause | Suspend | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Flap | Skew | PauseStore
-    | Unseat | SetBack | Replay | Tamper
+    | DeleteLeader | SetBack | Replay | Tamper
 )  # fmt: skip
 
 KINDS: tuple[type[Any], ...] = (
-    Kill, Pause, Suspend, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Flap, Skew, PauseStore, Unseat,
+    Kill, Pause, Suspend, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Flap, Skew, PauseStore, DeleteLeader,
     SetBack, Replay, Tamper,
 )  # fmt: skip
 _BY_NAME = {kind.__name__: kind for kind in KINDS}

@@ -34,7 +34,7 @@ class Group:
     """A node's workers of one round."""
 
     node: Node
-    seat: RankAssignment
+    assignment: RankAssignment
     process: Process
     """The workers."""
     spawner: Process
@@ -51,7 +51,7 @@ class Group:
         if not self.gone:
             self.gone, self.spawner.alive = True, False
             cluster = self.node.cluster
-            cluster.note(Gone(cluster.timeline.now, self.node.name, self.seat.round, how))
+            cluster.note(Gone(cluster.timeline.now, self.node.name, self.assignment.round, how))
             if self._then is not None:
                 self._then()
 
@@ -106,7 +106,9 @@ class Group:
         age = max(0.0, node.agent.clock(node.cluster.timeline.now) - self.failed_at)
         fault = self.failure or FailWorker(node.number, 0.0)
         text = random.Random(node.name).randbytes(fault.text // 2).hex()
-        message = f"{node.name} failed in round {self.seat.round}{text}"
-        first = FailureNote(self.seat.rank_base, 0, 1, 1, message, traceback=text, secondary=fault.secondary, age=age)
+        message = f"{node.name} failed in round {self.assignment.round}{text}"
+        first = FailureNote(
+            self.assignment.rank_base, 0, 1, 1, message, traceback=text, secondary=fault.secondary, age=age
+        )
         others = range(1, fault.workers)
         return (first, *(evolve(first, rank=first.rank + index, local_rank=index) for index in others))

@@ -39,7 +39,7 @@ class AgentStarted:
 
 
 @frozen
-class Took:
+class TookOver:
     """A node began to coordinate."""
 
     at: float
@@ -47,7 +47,7 @@ class Took:
 
 
 @frozen
-class Sealed:
+class Finalized:
     """The coordinator made a round, its nodes in the order of their group ranks."""
 
     at: float
@@ -100,16 +100,18 @@ class Fenced:
 
 
 @frozen
-class Verdict:
+class AgentEnded:
     """An agent's part ended; nothing comes after it."""
 
     at: float
     node: str
     kind: str
     """``succeeded``; ``replaced``: its workers ended well, but the job did so in a later round without it; a kind of
-    `Final`: ``failed``, ``timeout``, ``closed``, ``refused``, ``left``; or ``lost``: an error instead of a verdict,
+    `Final`: ``failed``, ``timeout``, ``closed``, ``refused``, ``left``; or ``lost``: an error instead of an outcome,
     because the job was not found or contact did not come back."""
     why: str
 
 
-Record: TypeAlias = Happened | Tampered | AgentStarted | Took | Sealed | Ended | Started | Gone | Fenced | Verdict
+Record: TypeAlias = (
+    Happened | Tampered | AgentStarted | TookOver | Finalized | Ended | Started | Gone | Fenced | AgentEnded
+)

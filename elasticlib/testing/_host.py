@@ -62,7 +62,7 @@ class Observed:
     logic: ModuleType | Any
     saw: Callable[[State], None]
     counted: Callable[[State, State], None]
-    """Gets the states before and after beats were counted."""
+    """Gets the states before and after heartbeats were counted."""
 
     def step(self, state: State, event: Any, now: float) -> Any:
         """One step of the coordinator."""
@@ -102,7 +102,7 @@ class Host:
     logic: ModuleType | Any = _coordinator
     key: bytes | None = None
     counted: Callable[[State, State], None] = lambda before, after: None
-    """Gets the states before and after beats were counted."""
+    """Gets the states before and after heartbeats were counted."""
     seen: Seen = field(factory=Seen)
     """What its node knows of the job."""
     observer: Observer | None = None
@@ -166,7 +166,7 @@ class Host:
         if self.term is None:
             self.decided(state)
         elif self._way and _told_alike(self._way[-1], state):
-            self._way[-1] = state  # of ten thousand letters that come at once, few decide anything
+            self._way[-1] = state  # of ten thousand messages that come at once, few decide anything
         else:
             self._way.append(state)
 
@@ -314,7 +314,7 @@ def _told_alike(one: State, other: State) -> bool:
     first, second = one.round, other.round
     same = first is second
     if first is not None and second is not None:
-        same = first.entries is second.entries and first.seats is second.seats and first.end is second.end
+        same = first.entries is second.entries and first.assignments is second.assignments and first.end is second.end
     return same and one.final is other.final and one.restarts == other.restarts
 
 

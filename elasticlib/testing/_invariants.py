@@ -33,11 +33,11 @@ NO_MEMORY = ("the job's saved state was replaced by an older one", "the job's sa
 
 
 @frozen
-class Sealed:
+class Finalized:
     """A round as it was when it was made."""
 
     entries: Mapping[str, Entry]
-    seats: tuple[RankAssignment, ...]
+    assignments: tuple[RankAssignment, ...]
     by_node: Mapping[str, RankAssignment]
 
 
@@ -56,7 +56,7 @@ class Watch:
 
     rules: Rules
     timeline: Timeline
-    rounds: dict[int, Sealed] = Factory(dict)
+    rounds: dict[int, Finalized] = Factory(dict)
     restarts: int = 0
     final: Final | None = None
     forgotten: list[Final] = Factory(list)
@@ -66,14 +66,14 @@ class Watch:
     """Number of the newest round whose workers were started anywhere, after how often memory was set back."""
     may_forget: bool = False
     """Whether somebody may put an old memory in the place of the coordinator's."""
-    before: list[dict[int, Sealed]] = Factory(list)
+    before: list[dict[int, Finalized]] = Factory(list)
     """The rounds that were known each time when that was done."""
 
     def _demand(self, holds: bool, what: str) -> None:
         if not holds:
             raise InvariantBroken(f"at {self.timeline.now:.6f} s: {what}")
 
-    def decided(self, state: State) -> Sealed | None:
+    def decided(self, state: State) -> Finalized | None:
         """The coordinator's state counts now; returns the round if it is new."""
         current, rules, new = state.round, self.rules, None
         if state.final is not None and _has_no_memory(state.final):
@@ -86,11 +86,11 @@ class Watch:
             known = self.rounds.get(current.number)
             if known is None:
                 self._demand(current.number == len(self.rounds), "a round number was left out")
-                by_node = dict(zip(current.entries, current.seats, strict=True))
-                new = self.rounds[current.number] = Sealed(current.entries, current.seats, by_node)
-                self._check_seats(new, current.number)
+                by_node = dict(zip(current.entries, current.assignments, strict=True))
+                new = self.rounds[current.number] = Finalized(current.entries, current.assignments, by_node)
+                self._check_assignments(new, current.number)
             else:
-                same = known.seats is current.seats or known.seats == current.seats
+                same = known.assignments is current.assignments or known.assignments == current.assignments
                 same = same and (known.entries is current.entries or known.entries.keys() == current.entries.keys())
                 self._demand(same, "a sealed round has changed")
             self._demand(current.number == len(self.rounds) - 1, "a former round is open again")
@@ -108,7 +108,7 @@ class Watch:
         if number < len(self.rounds) - 1 or state.restarts < self.restarts:
             return True
         known = self.rounds.get(number)
-        if known is not None and current is not None and known.seats != current.seats:
+        if known is not None and current is not None and known.assignments != current.assignments:
             return True
         return self.final is not None and not _same(state.final, self.final)
 
@@ -118,43 +118,51 @@ class Watch:
         self.before.append(self.rounds)
         self.rounds = {each: sealed for each, sealed in self.rounds.items() if each <= number}
         if state.round is not None and self.rounds.get(number) is not None:
-            seats, entries = state.round.seats, state.round.entries
-            if self.rounds[number].seats != seats:
-                self.rounds[number] = Sealed(entries, seats, dict(zip(entries, seats, strict=True)))
+            assignments, entries = state.round.assignments, state.round.entries
+            if self.rounds[number].assignments != assignments:
+                self.rounds[number] = Finalized(entries, assignments, dict(zip(entries, assignments, strict=True)))
         self.restarts = state.restarts
         if self.final is not None:
             self.forgotten.append(self.final)
             self.final = None
 
-    def _age(self, node: Node, seat: RankAssignment) -> tuple[int, int] | None:
-        """Where in the order of rounds that of the seat is; None: nobody decided on it."""
+    def _age(self, node: Node, assignment: RankAssignment) -> tuple[int, int] | None:
+        """Where in the order of rounds that of the assignment is; None: nobody decided on it."""
         for age, rounds in reversed([*enumerate([*self.before, self.rounds])]):
-            sealed = rounds.get(seat.round)
-            if sealed is not None and sealed.by_node.get(node.name) == seat:
-                return age, seat.round
+            sealed = rounds.get(assignment.round)
+            if sealed is not None and sealed.by_node.get(node.name) == assignment:
+                return age, assignment.round
         return None
 
-    def _check_seats(self, sealed: Sealed, number: int) -> None:
-        rules, seats = self.rules, sealed.seats
-        self._demand(rules.min_nodes <= len(seats) <= rules.max_nodes, f"round {number} has {len(seats)} nodes")
-        self._demand(len(seats) == len(sealed.entries), f"round {number} has seats for others than its nodes")
+    def _check_assignments(self, sealed: Finalized, number: int) -> None:
+        rules, assignments = self.rules, sealed.assignments
+        self._demand(
+            rules.min_nodes <= len(assignments) <= rules.max_nodes, f"round {number} has {len(assignments)} nodes"
+        )
+        self._demand(len(assignments) == len(sealed.entries), f"round {number} has ranks for others than its nodes")
         base = 0
         world = sum(entry.descriptor.slots for entry in sealed.entries.values())
         first = next(iter(sealed.entries.values())).descriptor
-        for place, (entry, seat) in enumerate(zip(sealed.entries.values(), seats, strict=True)):
-            here = (seat.round, seat.group_rank, seat.group_world_size, seat.rank_base, seat.world_size)
-            there = (number, place, len(seats), base, world)
+        for place, (entry, assignment) in enumerate(zip(sealed.entries.values(), assignments, strict=True)):
+            here = (
+                assignment.round,
+                assignment.group_rank,
+                assignment.group_world_size,
+                assignment.rank_base,
+                assignment.world_size,
+            )
+            there = (number, place, len(assignments), base, world)
             self._demand(here == there, f"{entry.node} has seat {here} instead of {there}")
-            master = (seat.master_addresses, seat.master_port)
+            master = (assignment.master_addresses, assignment.master_port)
             self._demand(master == (first.addresses, first.store_port), f"{entry.node} has the master {master}")
             base += entry.descriptor.slots
 
-    def seated(self, node: Node, seat: RankAssignment) -> None:
-        """An agent was given a seat."""
-        decided = self.rounds.get(seat.round)
+    def assigned(self, node: Node, assignment: RankAssignment) -> None:
+        """An agent was given ranks."""
+        decided = self.rounds.get(assignment.round)
         own = decided.by_node.get(node.name) if decided else None
-        seated = self._age(node, seat) is not None
-        self._demand(seated, f"{node.name} holds {seat}, the coordinator decided on {own}")
+        assigned = self._age(node, assignment) is not None
+        self._demand(assigned, f"{node.name} holds {assignment}, the coordinator decided on {own}")
 
     def told(self, node: Node, final: Final) -> None:
         """An agent was told how its job ended."""
@@ -175,7 +183,7 @@ class Watch:
 
     def started(self, group: Group) -> None:
         """Workers run from now on."""
-        number = self._age(group.node, group.seat) or (len(self.before), group.seat.round)
+        number = self._age(group.node, group.assignment) or (len(self.before), group.assignment.round)
         if number < self.newest:
             self._is_late(group)
             return
@@ -190,13 +198,13 @@ class Watch:
 
     def _is_late(self, group: Group) -> None:
         node = group.node
-        what = f"{node.name} starts round {group.seat.round} after {self.newest[1]} has begun"
-        number = self._age(node, group.seat) or self.newest
+        what = f"{node.name} starts round {group.assignment.round} after {self.newest[1]} has begun"
+        number = self._age(node, group.assignment) or self.newest
         self._is_waking(group, number, _thaws_at(node), what)
 
     def _outlives(self, group: Group, number: tuple[int, int]) -> None:
-        what = f"workers of {group.node.name} in round {group.seat.round} run beside those of round {number[1]}"
-        before = self._age(group.node, group.seat) or number
+        what = f"workers of {group.node.name} in round {group.assignment.round} run beside those of round {number[1]}"
+        before = self._age(group.node, group.assignment) or number
         thaws_at = group.process.thaws_at
         if group.node.rendezvous.missed and not thaws_at:
             thaws_at = _thaws_at(group.node)  # they were started as it woke, on ranks that it got in its sleep
@@ -223,27 +231,27 @@ class Watch:
         self.timeline.at(awake, None, check)
 
     def _agrees(self, group: Group, begun: Begun) -> None:
-        seat, name = group.seat, group.node.name
-        ranks = range(seat.rank_base, seat.rank_base + group.node.descriptor.slots)
+        assignment, name = group.assignment, group.node.name
+        ranks = range(assignment.rank_base, assignment.rank_base + group.node.descriptor.slots)
         for rank in ranks:
             other = begun.ranks.setdefault(rank, name)
-            self._demand(other == name, f"{name} and {other} both have rank {rank} of round {seat.round}")
-        self._demand(ranks.stop <= seat.world_size, f"{name} has {ranks} of {seat.world_size} ranks")
-        sizes = (seat.world_size, seat.group_world_size, seat.restart_count)
-        ours = (*sizes, seat.master_addresses, seat.master_port)
+            self._demand(other == name, f"{name} and {other} both have rank {rank} of round {assignment.round}")
+        self._demand(ranks.stop <= assignment.world_size, f"{name} has {ranks} of {assignment.world_size} ranks")
+        sizes = (assignment.world_size, assignment.group_world_size, assignment.restart_count)
+        ours = (*sizes, assignment.master_addresses, assignment.master_port)
         begun.agreed = begun.agreed or ours
-        self._demand(begun.agreed == ours, f"{name} was told {ours}, others of round {seat.round} {begun.agreed}")
+        self._demand(begun.agreed == ours, f"{name} was told {ours}, others of round {assignment.round} {begun.agreed}")
         begun.groups.append(group)
 
 
 class NoWatch(Watch):
     """Checks nothing: where a stranger can sign for anybody, whatever is said may be his."""
 
-    def decided(self, state: State) -> Sealed | None:
+    def decided(self, state: State) -> Finalized | None:
         """No matter what."""
         return None
 
-    def seated(self, node: Node, seat: RankAssignment) -> None:
+    def assigned(self, node: Node, assignment: RankAssignment) -> None:
         """No matter where."""
 
     def told(self, node: Node, final: Final) -> None:
@@ -257,7 +265,7 @@ class NoWatch(Watch):
 
 
 def _same(one: Final | None, other: Final | None) -> bool:
-    """Whether two verdicts are: a store that takes no more may have cut the texts of one of them."""
+    """Whether two outcomes are: a store that takes no more may have cut the texts of one of them."""
     return one == other or (one is not None and other is not None and brief(one) == brief(other))
 
 
@@ -273,7 +281,7 @@ def _has_no_memory(final: Final) -> bool:
 def over(nodes: list[Node]) -> None:
     """Nothing happens any more: nobody may be left."""
     left = [node.name for node in nodes if any(not group.gone for group in node.groups)]
-    silent = [node.name for node in nodes if node.agent.alive and node.verdict is None]
+    silent = [node.name for node in nodes if node.agent.alive and node.outcome is None]
     if left:
         raise InvariantBroken(f"workers of {', '.join(left)} were never reaped")
     if silent:

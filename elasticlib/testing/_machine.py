@@ -48,7 +48,7 @@ class Machine:
 
     def present(self) -> list[Node]:
         """Agents that live and have not ended."""
-        return [node for node in self.nodes if node.agent.alive and node.verdict is None]
+        return [node for node in self.nodes if node.agent.alive and node.outcome is None]
 
     def flap(self, until: float, after: float) -> None:
         """Its agent cannot work until that moment, and is started again and again."""

@@ -104,7 +104,7 @@ class NodeClient:
     # What the node says.
 
     def join(self) -> None:
-        """Ask for a seat."""
+        """Ask for ranks."""
         self.hear(events.Seek(1, ""))
 
     def report(self, report: Report) -> None:
@@ -112,7 +112,7 @@ class NodeClient:
         self.hear(events.Tell(report))
 
     def hold(self, held: bool) -> None:
-        """Let the beats rest, or go on."""
+        """Let the heartbeats rest, or go on."""
         self.hear(events.Hold(held))
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 A simulated node: an agent with its workers, and the sidecar beside it.
 
 Rules of this file: the agent does what the real `agent._policy` says; its shell mirrors `agent._agent`, in which a
-stop blocks; the sidecar mirrors `rendezvous.sidecar._bridge`: it lets the beats of a frozen agent rest, kills
+stop blocks; the sidecar mirrors `rendezvous.sidecar._bridge`: it lets the heartbeats of a frozen agent rest, kills
 workers that outlive the contact, and speaks for an agent that died.
 """
 
@@ -32,7 +32,7 @@ from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL
 from elasticlib.rendezvous.sidecar._watch import SidecarWatch
 from elasticlib.testing._faults import FailWorker
 from elasticlib.testing._group import CHANNEL, END, Group
-from elasticlib.testing._history import Fenced, Started, Verdict
+from elasticlib.testing._history import AgentEnded, Fenced, Started
 from elasticlib.testing._member import NodeClient
 from elasticlib.testing._surroundings import Surroundings
 from elasticlib.testing._timeline import Process
@@ -47,17 +47,17 @@ CLOSING = 30.0
 
 @frozen
 class Stopping:
-    """Event of the agent's queue: its part is over without a verdict."""
+    """Event of the agent's queue: its part is over without an outcome."""
 
     why: str
 
 
 @frozen
 class Answer:
-    """Event of the agent's queue: a seat, and the number of the wish that it answers."""
+    """Event of the agent's queue: ranks, and the number of the request that it answers."""
 
-    wish: int
-    seat: RankAssignment
+    generation: int
+    assignment: RankAssignment
 
 
 @define(eq=False, repr=False)
@@ -73,7 +73,7 @@ class Node:
     stubborn: Callable[[], float]
     """How long a worker goes on after SIGTERM, now."""
     closes: bool = False
-    verdict: Verdict | None = None
+    outcome: AgentEnded | None = None
     group: Group | None = None
     groups: list[Group] = Factory(list)
     told_success: int | None = None
@@ -82,9 +82,9 @@ class Node:
     policy: _policy.State = field(init=False)
     _queue: deque[_policy.Event | Stopping | Answer] = Factory(deque)
     _channel: deque[tuple[int, Word | Stopping]] = Factory(deque)
-    """What the sidecar has sent and the agent has not read, each with the wish that it answers."""
-    _wishes: int = 0
-    """How often the agent has asked for a seat."""
+    """What the sidecar has sent and the agent has not read, each with the request that it answers."""
+    _generation: int = 0
+    """How often the agent has asked for ranks."""
     _vigil: SidecarWatch = field(init=False)
     """Of the sidecar."""
     _busy: bool = False
@@ -105,22 +105,22 @@ class Node:
 
     def hear(self, event: _policy.Event | Stopping) -> None:
         """Something happened, as the agent sees it."""
-        if self.verdict is None:
+        if self.outcome is None:
             self._queue.append(event)
             self._go_on()
 
     def _go_on(self) -> None:
-        while self._queue and not self._busy and self.verdict is None:
+        while self._queue and not self._busy and self.outcome is None:
             event = self._queue.popleft()
             if isinstance(event, Stopping):
                 self._busy = True
                 self._stop_workers(LADDER, functools.partial(self._end, "lost", event.why))
                 return
             if isinstance(event, Answer):
-                if event.wish < self._wishes:
-                    continue  # to a wish that was given up
-                event = event.seat
-                self.cluster.seated(self, event)
+                if event.generation < self._generation:
+                    continue  # to a request that was given up
+                event = event.assignment
+                self.cluster.assigned(self, event)
             if isinstance(event, ContactLost):
                 self.cluster.note(Fenced(self.cluster.timeline.now, self.name, event.why))
             if isinstance(event, Final):
@@ -133,10 +133,10 @@ class Node:
             action = actions.popleft()
             match action:
                 case _policy.Join():
-                    self._wishes += 1
-                    self._soon(functools.partial(self._join, self._wishes))
-                case _policy.Start(seat):
-                    self._start_workers(seat)
+                    self._generation += 1
+                    self._soon(functools.partial(self._join, self._generation))
+                case _policy.Start(assignment):
+                    self._start_workers(assignment)
                 case _policy.Stop(grace=grace):
                     self._busy = True
                     self._stop_workers(LADDER if grace is None else grace, functools.partial(self._stopped, actions))
@@ -161,7 +161,7 @@ class Node:
         if end.final is None:
             self._end("succeeded", end.why)
             return
-        own = self.group.seat.round if self.group is not None and end.results else None
+        own = self.group.assignment.round if self.group is not None and end.results else None
         self.cluster.ends(self, own, end.succeeded, end.final)
         unlucky = "replaced" if end.final.succeeded else end.final.kind
         self._end("succeeded" if end.succeeded else unlucky, end.why)
@@ -172,17 +172,17 @@ class Node:
         self._queue.append(_policy.WorkersGone())
         self._go_on()
 
-    def _start_workers(self, seat: RankAssignment) -> None:
+    def _start_workers(self, assignment: RankAssignment) -> None:
         if any(isinstance(event, ContactLost) for event in self._queue):
-            return  # an agent that was frozen wakes to a seat which others have by now
+            return  # an agent that was frozen wakes to ranks which others have by now
         timeline = self.cluster.timeline
         process, spawner = Process(f"workers of {self.name}"), Process(f"spawner of {self.name}")
-        self.group = group = Group(self, seat, process, spawner)
+        self.group = group = Group(self, assignment, process, spawner)
         self.groups.append(group)
         self.told_success = None
-        ranks = tuple(range(seat.rank_base, seat.rank_base + self.descriptor.slots))
-        master = (seat.master_addresses, seat.master_port)
-        self.cluster.note(Started(timeline.now, self.name, seat.round, seat.group_rank, ranks, master))
+        ranks = tuple(range(assignment.rank_base, assignment.rank_base + self.descriptor.slots))
+        master = (assignment.master_addresses, assignment.master_port)
+        self.cluster.note(Started(timeline.now, self.name, assignment.round, assignment.group_rank, ranks, master))
         self.cluster.started(group)
         self._soon(lambda: self._guard(group))
         group.watch_lease(group.spawner)
@@ -237,8 +237,8 @@ class Node:
 
     def _end(self, kind: str, why: str) -> None:
         timeline = self.cluster.timeline
-        self.verdict = Verdict(timeline.now, self.name, kind, why)
-        self.cluster.note(self.verdict)
+        self.outcome = AgentEnded(timeline.now, self.name, kind, why)
+        self.cluster.note(self.outcome)
         self._queue.clear()
         self._soon(lambda: self.close(CLOSING))
         self.cluster.finished(self)
@@ -248,26 +248,26 @@ class Node:
     def pass_on(self, word: Word) -> None:
         """A word of the member goes to the agent."""
         if isinstance(word, RankAssignment):
-            self._vigil = self._vigil.seated()
+            self._vigil = self._vigil.assigned()
         self._send(word)
 
     def _send(self, word: Word | Stopping) -> None:
-        timeline, wish = self.cluster.timeline, self._vigil.wish
+        timeline, generation = self.cluster.timeline, self._vigil.generation
 
         def arrive() -> None:
-            self._channel.append((wish, word))
+            self._channel.append((generation, word))
             timeline.after(0.0, self.agent, self._read_channel)
 
         timeline.after(CHANNEL, None, arrive)
 
     def _read_channel(self) -> None:
         """Take all that has come."""
-        if self.verdict is not None:
+        if self.outcome is not None:
             return
-        for wish, word in self._channel:
+        for generation, word in self._channel:
             if isinstance(word, ContactLost) and self._busy:
                 self._hasten(word.grace)
-            self._queue.append(Answer(wish, word) if isinstance(word, RankAssignment) else word)
+            self._queue.append(Answer(generation, word) if isinstance(word, RankAssignment) else word)
         self._channel.clear()
         self._go_on()
 
@@ -275,8 +275,8 @@ class Node:
         """The member's part is over."""
         self._send(Stopping(why))
 
-    def _join(self, wish: int) -> None:
-        self._vigil = self._vigil.wished(wish)
+    def _join(self, generation: int) -> None:
+        self._vigil = self._vigil.joins(generation)
         self.member.join()
 
     def _tell_stopped(self, number: int, notes: tuple[FailureNote, ...]) -> None:
@@ -320,7 +320,7 @@ class Node:
         return -math.inf if end is None else end
 
     def agent_freezes(self, seconds: float) -> None:
-        """The agent is stopped for *seconds*: its beats must rest soon, and again be heard when it is back."""
+        """The agent is stopped for *seconds*: its heartbeats must rest soon, and again be heard when it is back."""
         timeline = self.cluster.timeline
 
         def fell_silent() -> None:
@@ -375,7 +375,7 @@ class Node:
         if self.closes:
             return
         self.closes = True
-        if not self.member.is_over and self.verdict is not None and self.verdict.kind == "lost":
+        if not self.member.is_over and self.outcome is not None and self.outcome.kind == "lost":
             self._tell_left("its agent ended without leaving the job", None)
         self.member.close()
         self.cluster.part(self, linger)

@@ -4,7 +4,7 @@ A simulated store and the network to it.
 Rules of this file: a connection carries its requests and answers in order and each after a delay; what is on its
 way when the connection breaks is lost, acknowledged or not; what is on its way when a link is cut arrives after
 the link is back, even if its sender has given up on it. The store does what the contract of `Exchange` says, plus
-a lease and one document for the journal of a coordinator that may be any node.
+a lease and one document for the state log of a coordinator that may be any node.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from attrs import Factory, define, field, frozen
 
-from elasticlib.rendezvous.protocol._exchange import HELLO, Posted
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Posted
 from elasticlib.testing._adversary import INBOX, STATE, Adversary
-from elasticlib.testing._faults import PauseStore, SetBack, Unseat
+from elasticlib.testing._faults import DeleteLeader, PauseStore, SetBack
 from elasticlib.testing._network import Link, Network, Way
 from elasticlib.testing._timeline import Process
 from elasticlib.testing._use import Use, size_of
@@ -260,7 +260,7 @@ class Store:
         self.purges += 1
         answer(None)
 
-    # --- the lease and the journal
+    # --- the lease and the state log
 
     def _look(self, _: Connection, answer: Then) -> None:
         answer((self.changes, self.lease is not None))
@@ -287,22 +287,22 @@ class Store:
 
     def _release(self, _: Connection, term: int, answer: Then) -> None:
         if self.lease is not None and self.lease.term == term:
-            self.unseat()
+            self.delete_leader()
         answer(None)
 
-    def suffer(self, fault: PauseStore | SetBack | Unseat) -> None:
+    def suffer(self, fault: PauseStore | SetBack | DeleteLeader) -> None:
         """Something happens to it, or somebody writes there who should not."""
         now = self.network.timeline.now
         match fault:
             case PauseStore(seconds=seconds):
                 self.process.thaws_at = now + seconds
-            case Unseat():
-                self.unseat()
+            case DeleteLeader():
+                self.delete_leader()
             case SetBack(seconds=seconds):
                 assert self.adversary is not None
                 self.adversary.set_back(seconds)
 
-    def unseat(self) -> None:
+    def delete_leader(self) -> None:
         """The key that says who coordinates goes."""
         self._let(None)
 
@@ -324,7 +324,7 @@ class Store:
     def _load(self, _: Connection, answer: Then) -> None:
         self.scribbled = False
         there = self.document is not None and self.document.data
-        answer(DESTROYED if not there and HELLO in self.values else self.document if there else None)
+        answer(DESTROYED if not there and ANNOUNCEMENT in self.values else self.document if there else None)
 
     def _save(self, _: Connection, term: int, document: Any, answer: Then) -> None:
         held = self._is_held(term)
@@ -346,6 +346,6 @@ class Store:
     def _watch_lease(self, lease: Lease) -> None:
         def over() -> None:
             if self.lease == lease:
-                self.unseat()
+                self.delete_leader()
 
         self.network.timeline.at(lease.until, self.process, over)

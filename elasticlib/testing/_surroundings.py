@@ -31,8 +31,8 @@ class Surroundings(Protocol):
     def started(self, group: Group) -> None:
         """Workers run."""
 
-    def seated(self, node: Node, seat: RankAssignment) -> None:
-        """A node was given a seat."""
+    def assigned(self, node: Node, assignment: RankAssignment) -> None:
+        """A node was given ranks."""
 
     def told(self, node: Node, final: Final) -> None:
         """A node was told how the job ended."""

@@ -14,6 +14,7 @@ from typing_extensions import assert_never
 from elasticlib.testing._faults import (
     Break,
     Cut,
+    DeleteLeader,
     FailWorker,
     Fault,
     Flap,
@@ -29,7 +30,6 @@ from elasticlib.testing._faults import (
     Stubborn,
     Suspend,
     Tamper,
-    Unseat,
 )
 from elasticlib.testing._machine import Machine, Owner as Mourner
 from elasticlib.testing._store import Store
@@ -56,7 +56,7 @@ def bring_about(fault: Fault, owner: Owner) -> None:
     """Let it happen now."""
     store = owner.store
     match fault:
-        case PauseStore() | SetBack() | Unseat():
+        case PauseStore() | SetBack() | DeleteLeader():
             if store is not None and store.elects:
                 store.suffer(fault)
         case Replay(node=number, seconds=seconds):

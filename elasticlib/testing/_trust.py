@@ -2,8 +2,9 @@
 What must hold of life, loss and beginnings where an adversary writes into the store, and the job has a token.
 
 Rules of this file: it looks at what nodes wrote themselves, and at what the coordinator made of what it read: life is
-made of a node's own beats, and each of them counts once in a term; a node is not lost whose beats come, and lie there
-as it wrote them. Where all was deleted, somebody who knows nothing may begin the job anew: those who were in it end.
+made of a node's own heartbeats, and each of them counts once in a term; a node is not lost whose heartbeats come, and
+lie there as it wrote them. Where all was deleted, somebody who knows nothing may begin the job anew: those who were in
+it end.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from attrs import Factory, define
 
 from elasticlib.rendezvous.coordinator._state import Rules, State
-from elasticlib.rendezvous.protocol._exchange import beat_key
+from elasticlib.rendezvous.protocol._exchange import heartbeat_key
 from elasticlib.rendezvous.protocol._timing import KILL
 from elasticlib.testing._adversary import Adversary
 from elasticlib.testing._group import Group
@@ -22,7 +23,7 @@ from elasticlib.testing._invariants import WAKING, InvariantBroken
 from elasticlib.testing._timeline import Timeline
 
 STEADY = 0.5
-"""Share of the heartbeat time in which a beat follows the last one, of a node that beats steadily."""
+"""Share of the heartbeat time in which a heartbeat follows the last one, of a node that sends them steadily."""
 LATE = 1.0
 """Seconds by which slow clocks and slow ways may put off the end of workers."""
 SLOW = 10.0
@@ -31,7 +32,7 @@ SLOW = 10.0
 
 @define
 class _Steps:
-    """A node's own beats in one box."""
+    """A node's own heartbeats in one mailbox."""
 
     since: float
     """Since when they have come steadily."""
@@ -87,29 +88,29 @@ class Trust:
         steps.counts.add(count)
 
     def of_a_term(self) -> Callable[[State, State], None]:
-        """What looks on where a coordinator counts beats."""
+        """What looks on where a coordinator counts heartbeats."""
         credited: dict[str, int] = {}
 
         def counted(before: State, after: State) -> None:
             for node, seen in after.watch.sightings.items():
                 old = before.watch.sightings.get(node)
-                if seen.count is None or (old is not None and old.box == seen.box and old.count == seen.count):
+                if seen.count is None or (old is not None and old.mailbox == seen.mailbox and old.count == seen.count):
                     continue
-                self._lives(node, seen.box, seen.count, credited)
+                self._lives(node, seen.mailbox, seen.count, credited)
             for node, seen in after.watch.given_up.items():
                 if node not in before.watch.given_up:
-                    self._is_lost(node, seen.box)
+                    self._is_lost(node, seen.mailbox)
 
         return counted
 
-    def _lives(self, node: str, box: str, count: int, credited: dict[str, int]) -> None:
-        steps = self._steps.get(beat_key(box))
+    def _lives(self, node: str, mailbox: str, count: int, credited: dict[str, int]) -> None:
+        steps = self._steps.get(heartbeat_key(mailbox))
         self._demand(steps is not None and count in steps.counts, f"node {node} lives by beat {count}, not its own")
-        self._demand(count > credited.get(box, -1), f"node {node} lives by beat {count}, which had counted before")
-        credited[box] = count
+        self._demand(count > credited.get(mailbox, -1), f"node {node} lives by beat {count}, which had counted before")
+        credited[mailbox] = count
 
-    def _is_lost(self, node: str, box: str) -> None:
-        key, now, heartbeat = beat_key(box), self.timeline.now, self.rules.heartbeat
+    def _is_lost(self, node: str, mailbox: str) -> None:
+        key, now, heartbeat = heartbeat_key(mailbox), self.timeline.now, self.rules.heartbeat
         steps, adversary = self._steps.get(key), self.adversary()
         if steps is None or now - steps.last > STEADY * heartbeat or now - steps.since < heartbeat + SLOW:
             return

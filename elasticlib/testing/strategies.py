@@ -14,6 +14,7 @@ from elasticlib.testing._faults import (
     PLACES,
     Break,
     Cut,
+    DeleteLeader,
     FailWorker,
     Fault,
     FaultPlan,
@@ -30,7 +31,6 @@ from elasticlib.testing._faults import (
     Stubborn,
     Suspend,
     Tamper,
-    Unseat,
 )
 
 PARTS = ("agent", "machine", "rendezvous", "spawner")
@@ -65,7 +65,7 @@ def faults(nodes: int = 3, most: float = 60.0) -> st.SearchStrategy[Fault]:
         st.builds(Slow, node, at, seconds, st.sampled_from((0.1, 0.5, 2.0))),
         st.builds(Stubborn, node, at, st.sampled_from((0.5, 3.0, 12.0, 60.0))),
         st.builds(PauseStore, at, seconds),
-        st.builds(Unseat, at),
+        st.builds(DeleteLeader, at),
         st.builds(Replay, node, at, seconds),
         st.builds(Skew, node, st.sampled_from((60.0, -60.0, 1e5)), st.sampled_from((0.0, 0.01, -0.01))),
     )

@@ -16,10 +16,10 @@ launcher runs a server, and its workers find it at ``TORCHELASTIC_TIMER_FILE``::
 
 from elasticlib.timer._fifo_client import FileTimerClient, FileTimerRequest
 from elasticlib.timer._fifo_server import FileTimerServer
-from elasticlib.timer._ledger import TimerRequest
 from elasticlib.timer._queue import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
 from elasticlib.timer._requests import RequestQueue, TimerClient, configure, expires
 from elasticlib.timer._server import TimerServer
+from elasticlib.timer._timer_table import TimerRequest
 
 __all__ = [
     "FileTimerClient",

@@ -16,8 +16,8 @@ import stat
 import time
 
 from elasticlib.errors import TimerError, TimerServerError
-from elasticlib.timer._ledger import TimerRequest
 from elasticlib.timer._requests import TimerClient
+from elasticlib.timer._timer_table import TimerRequest
 
 VERSION = 1
 _TRIES = 10

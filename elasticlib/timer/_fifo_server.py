@@ -22,9 +22,9 @@ from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, TimerError
 from elasticlib.timer._expired import log_debug_info_for_expired_timers
 from elasticlib.timer._fifo_client import VERSION, FileTimerRequest
-from elasticlib.timer._ledger import Ledger, is_deadline, patience
 from elasticlib.timer._server import checked_interval
-from elasticlib.timer._victims import Victims, is_running
+from elasticlib.timer._timer_table import TimerTable, is_deadline, patience
+from elasticlib.timer._watched_processes import WatchedProcesses, is_running
 
 _log = logging.getLogger("elasticlib")
 _PIECE = 65536
@@ -62,8 +62,8 @@ class FileTimerServer:
         self._max_interval = checked_interval(max_interval)
         self._daemon = daemon
         self._log_event = log_event
-        self._ledger: Ledger[FileTimerRequest] = Ledger()
-        self._victims = Victims()
+        self._timer_table: TimerTable[FileTimerRequest] = TimerTable()
+        self._watched_processes = WatchedProcesses()
         self._told: set[FileTimerRequest] = set()
         """Expired timers that have been told, and still wait for their process to be signalled."""
         self._rest = b""
@@ -127,20 +127,20 @@ class FileTimerServer:
     def register_timers(self, timer_requests: Iterable[FileTimerRequest]) -> None:
         """Begin timers, and end those whose requests have a negative deadline."""
         requests = list(timer_requests)
-        self._ledger.register(requests)
+        self._timer_table.register(requests)
         for request in requests:
             if request.expiration_time >= 0:
-                self._victims.watch(request.worker_pid)
-        self._victims.keep_only(self._ledger.workers())
+                self._watched_processes.watch(request.worker_pid)
+        self._watched_processes.keep_only(self._timer_table.workers())
 
     def clear_timers(self, worker_pids: set[int]) -> None:
         """Forget all timers of these processes, and of those that have ended."""
-        self._ledger.clear(worker_pids | self._victims.gone(self._ledger.workers()))
-        self._victims.keep_only(self._ledger.workers())
+        self._timer_table.clear(worker_pids | self._watched_processes.gone(self._timer_table.workers()))
+        self._watched_processes.keep_only(self._timer_table.workers())
 
     def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
         """By process id, the timers that expire at *deadline* (seconds since the epoch) or earlier."""
-        return self._ledger.expired(deadline)
+        return self._timer_table.expired(deadline)
 
     # The thread.
 
@@ -149,7 +149,9 @@ class FileTimerServer:
             once = self._once
             try:
                 if not once:
-                    wait_readable([self._pipe, self._wake], patience(self._ledger, time.time(), self._max_interval))
+                    wait_readable(
+                        [self._pipe, self._wake], patience(self._timer_table, time.time(), self._max_interval)
+                    )
                 if not self._stopping:
                     self._turn(to_the_end=once)
             except Exception:
@@ -169,7 +171,7 @@ class FileTimerServer:
         }
         log_debug_info_for_expired_timers(self._run_id, {pid: timers for pid, timers in news.items() if timers})
         self.clear_timers({pid for pid, timers in expired.items() if self._settle(pid, timers)})
-        self._told.intersection_update(self._ledger)
+        self._told.intersection_update(self._timer_table)
 
     def _settle(self, pid: int, timers: list[FileTimerRequest]) -> bool:
         """Act on the expired timers of a process; whether all of its timers are done with."""
@@ -183,9 +185,9 @@ class FileTimerServer:
                 break
         if deadly is None:
             # They are done with, but not the others of a process that lives on.
-            self._ledger.register(FileTimerRequest(pid, timer.scope_id, -1) for timer in timers)
+            self._timer_table.register(FileTimerRequest(pid, timer.scope_id, -1) for timer in timers)
             return False
-        if not self._victims.kill(pid, deadly.signal):
+        if not self._watched_processes.kill(pid, deadly.signal):
             return False
         _log.info("process %d did not leave %s in time; it got signal %d", pid, deadly.scope_id, deadly.signal)
         self._tell("kill worker process", deadly)
@@ -231,7 +233,7 @@ class FileTimerServer:
             os.close(self._pipe)
         os.close(self._wake)
         self._pipe = self._wake = -1
-        self._victims.keep_only(())
+        self._watched_processes.keep_only(())
 
     def _tell(self, name: str, request: FileTimerRequest | None = None) -> None:
         if self._log_event is None:

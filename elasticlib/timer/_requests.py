@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from elasticlib._untrusted import shown
 from elasticlib.errors import ConfigError, TimerError
-from elasticlib.timer._ledger import TimerRequest, is_deadline
+from elasticlib.timer._timer_table import TimerRequest, is_deadline
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager

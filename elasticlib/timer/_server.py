@@ -19,8 +19,8 @@ from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
 from elasticlib._untrusted import Refusals
 from elasticlib.errors import ConfigError
-from elasticlib.timer._ledger import TimerRequest, is_deadline, patience
 from elasticlib.timer._requests import RequestQueue
+from elasticlib.timer._timer_table import TimerRequest, is_deadline, patience
 
 _log = logging.getLogger("elasticlib")
 _SHORTEST = 0.001

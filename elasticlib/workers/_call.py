@@ -123,7 +123,7 @@ def death_signal(value: object) -> int:
 
 
 @frozen
-class Wishes:
+class CallSettings:
     """What holds for functions and programs alike."""
 
     name: str
@@ -132,7 +132,7 @@ class Wishes:
     stderr_filters: list[str] | None
 
     def spec(self, entrypoint: Entrypoint, count: int, args: tuple[Any, ...], *, no_python: bool) -> WorkerSpec:
-        """The same for *count* workers. Raises `ConfigError` for a wish that cannot be fulfilled."""
+        """The same for *count* workers. Raises `ConfigError` for a request that cannot be fulfilled."""
         return WorkerSpec(
             str(self.name),
             max(count, 1),  # for no worker at all there is nothing to say
@@ -147,7 +147,7 @@ class Wishes:
 
 
 def of_function(
-    function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]], wishes: Wishes, start_method: str
+    function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]], settings: CallSettings, start_method: str
 ) -> _plan.Job:
     """The job whose workers call *function*, each with its own *args*."""
     _rules.check_choice("start_method", start_method, START_METHODS)
@@ -155,7 +155,7 @@ def of_function(
         raise EntrypointError(f"entrypoint={function!r} is no callable: a program is given as text")
     by_rank = tuple(args.values())
     try:
-        job = _planned(wishes.spec(function, len(args), by_rank, no_python=False), start_method)
+        job = _planned(settings.spec(function, len(args), by_rank, no_python=False), start_method)
     except PicklingError:
         for rank, own in args.items():
             try:
@@ -169,11 +169,11 @@ def of_function(
     return job
 
 
-def of_program(program: str, args: Mapping[int, tuple[Any, ...]], wishes: Wishes) -> _plan.Job:
+def of_program(program: str, args: Mapping[int, tuple[Any, ...]], settings: CallSettings) -> _plan.Job:
     """The job whose workers are *program*; each adds its own arguments to the command line."""
     every = tuple(str(argument) for own in args.values() for argument in own)
     try:
-        return _planned(wishes.spec(program, len(args), every, no_python=True), "forkserver")
+        return _planned(settings.spec(program, len(args), every, no_python=True), "forkserver")
     except EntrypointError as error:
         raise ProgramError(str(error)) from None
 

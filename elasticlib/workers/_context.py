@@ -91,7 +91,9 @@ class PContext(abc.ABC):
         self.nprocs = len(self.args)
         self.envs = _call.variables(envs, self.nprocs)
         _rules.check_logs_specs(logs_specs)
-        self._job = self._plan(_call.Wishes(name, numa_options, duplicate_stdout_filters, duplicate_stderr_filters))
+        self._job = self._plan(
+            _call.CallSettings(name, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
+        )
         self._prefixes = _call.prefixes(name, log_line_prefixes, self.nprocs)
         given = {rank: env.pop(_streams.ERROR_FILE, "") for rank, env in self.envs.items()}
         self._logs = _streams.Rounds(logs_specs)
@@ -114,7 +116,7 @@ class PContext(abc.ABC):
         self._result: RunProcsResult | None = None
 
     @abc.abstractmethod
-    def _plan(self, wishes: _call.Wishes) -> _plan.Job:
+    def _plan(self, settings: _call.CallSettings) -> _plan.Job:
         """What the workers have in common; raises whatever is wrong with the call."""
 
     @abc.abstractmethod
@@ -285,8 +287,8 @@ class MultiprocessContext(PContext):
             name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, numa_options=numa_options
         )
 
-    def _plan(self, wishes: _call.Wishes) -> _plan.Job:
-        return _call.of_function(self.entrypoint, self.args, wishes, self.start_method)  # type: ignore[arg-type]
+    def _plan(self, settings: _call.CallSettings) -> _plan.Job:
+        return _call.of_function(self.entrypoint, self.args, settings, self.start_method)  # type: ignore[arg-type]
 
     def _spec(self, rank: int) -> StartSpec:
         return _call.with_threads(self._job.spec(rank, self.envs[rank]))
@@ -329,8 +331,8 @@ class SubprocessContext(PContext):
             for rank, pid in self.pids().items()
         }
 
-    def _plan(self, wishes: _call.Wishes) -> _plan.Job:
-        return _call.of_program(self.entrypoint, self.args, wishes)  # type: ignore[arg-type]
+    def _plan(self, settings: _call.CallSettings) -> _plan.Job:
+        return _call.of_program(self.entrypoint, self.args, settings)  # type: ignore[arg-type]
 
     def _spec(self, rank: int) -> StartSpec:
         argv = [*self._job.common.argv, *map(str, self.args[rank])]

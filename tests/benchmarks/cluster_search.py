@@ -47,9 +47,9 @@ def search(
         token = "secret" if stranger else ""
         cluster = SimulatedCluster(rules, nodes, plan, coordinator, chance, work, token=token).run()
         if not stranger and must_succeed(cluster):
-            kinds = [verdict.kind if verdict else "none" for verdict in verdicts_of_steady_nodes(cluster)]
+            kinds = [outcome.kind if outcome else "none" for outcome in verdicts_of_steady_nodes(cluster)]
             if set(kinds) != {"succeeded"}:
-                raise InvariantBroken(f"the job had to succeed, but: {cluster.verdicts}\n{cluster.describe()}")
+                raise InvariantBroken(f"the job had to succeed, but: {cluster.outcomes}\n{cluster.describe()}")
 
     try:
         holds()

@@ -3,10 +3,10 @@ What a job costs its store, by its number of nodes: ``python -m tests.benchmarks
 
 Operations and bytes a node, in a simulated cluster with the real protocol: for the first round, for each idle minute,
 for the next round after a failure, for the one after the loss of a node, and for an end for which all workers of a
-thousand nodes have failed, each with a message and a traceback of 20,000 characters. Besides, the longest letter, value
-and document against what stores take: etcd 1.5 MiB a request, TCPStore 8 MiB a value. An operation is one key or entry
-that a call touches, of nodes and coordinator together; bytes are those of keys and values, signatures aside. Constant
-in the number of nodes is the promise.
+thousand nodes have failed, each with a message and a traceback of 20,000 characters. Besides, the longest message,
+value and document against what stores take: etcd 1.5 MiB a request, TCPStore 8 MiB a value. An operation is one key or
+entry that a call touches, of nodes and coordinator together; bytes are those of keys and values, signatures aside.
+Constant in the number of nodes is the promise.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Row:
     """By phase."""
     seconds: Mapping[str, float]
     """Simulated, by phase, from the event to the last node that has its ranks, or was told the end."""
-    letter: int
+    envelope: int
     """Bytes of the longest one, of all phases."""
     value: int
     document: int
@@ -86,7 +86,7 @@ class _Job:
         return Cost(store.use.touched / self.nodes, store.use.bytes / self.nodes)
 
     def longest(self) -> tuple[int, int, int, int]:
-        """Bytes of the longest letter, value and document, and of the document as it lies in etcd."""
+        """Bytes of the longest message, value and document, and of the document as it lies in etcd."""
         assert self.cluster.store is not None
         sizes = self.cluster.store.use.longest
         return sizes["post"], sizes["write"], sizes["save"], self.packed
@@ -109,7 +109,7 @@ def measure(nodes: int, coordinator: str = "elected") -> Row:
     end = _Job(nodes, coordinator, *_failing(nodes))
     before = end.run(SETTLED - 0.001)
     after = end.run(2 * SETTLED)
-    told = [verdict.at for verdict in end.cluster.verdicts.values() if verdict.kind == "failed"]
+    told = [outcome.at for outcome in end.cluster.outcomes.values() if outcome.kind == "failed"]
     assert len(told) == nodes, len(told)
     costs = {
         "first round": _less(first, _part(minute, SETTLED)),
@@ -146,7 +146,7 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         figures = (f"{figure:,.1f}" for cost in row.costs.values() for figure in (cost.operations, cost.bytes))
         costs.append((f"{row.nodes:,}", row.coordinator, *figures))
-        longest = (f"{size:,}" for size in (row.letter, row.value, row.document, row.packed))
+        longest = (f"{size:,}" for size in (row.envelope, row.value, row.document, row.packed))
         sizes.append((f"{row.nodes:,}", row.coordinator, *longest, f"{row.seconds['end']:.2f}", f"{row.computed:.1f}"))
     return "\n\n".join(map(_markdown, (costs, sizes)))
 

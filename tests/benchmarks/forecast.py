@@ -11,7 +11,7 @@ import signal
 
 from attrs import frozen
 
-from elasticlib.testing import Fault, FaultPlan, Rules, Sealed, SimulatedCluster
+from elasticlib.testing import Fault, FaultPlan, Finalized, Rules, SimulatedCluster
 
 HEARTBEAT = 3.0
 LAST_CALL = 1.0
@@ -81,14 +81,14 @@ def foretell(plan: Draft, faults: tuple[Fault, ...], seed: int) -> Forecast:
         uneven=False,
     )
     cluster.run(until=AHEAD + cluster.plan.last + 2 * JOIN_TIMEOUT + 100.0)
-    restarts = [record.restarts for record in cluster.history if isinstance(record, Sealed)][-1]
+    restarts = [record.restarts for record in cluster.history if isinstance(record, Finalized)][-1]
     present: list[int] = []
     codes: list[tuple[int, int]] = []
     for number, machine in cluster.machines.items():
         for node in machine.nodes:
-            verdict = node.verdict
-            if verdict is not None:
-                codes.append((number, 0 if verdict.kind == "succeeded" else 1))
+            outcome = node.outcome
+            if outcome is not None:
+                codes.append((number, 0 if outcome.kind == "succeeded" else 1))
             elif node.agent.alive:
                 present.append(number)
                 codes.append((number, 0))

@@ -1,5 +1,5 @@
 """
-Faults planted into the session and the mail of a job, one at a time: does the simulation find each?
+Faults planted into the session and the outbox of a job, one at a time: does the simulation find each?
 
 ``python -m tests.benchmarks.planted_faults`` plants each into a copy of the package, runs the histories of
 ``tests.sim.histories`` there, and nothing else, and prints what was not found, with the reason where one is known

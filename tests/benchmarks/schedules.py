@@ -203,7 +203,7 @@ class Schedule:
             self._settle()
             self._connected(number)
             self._note(Join(number, self._at()))
-        time.sleep(_PAUSES)  # it pauses before it gets a seat
+        time.sleep(_PAUSES)  # it pauses before it gets ranks
         return True
 
     def _guest(self) -> int | None:

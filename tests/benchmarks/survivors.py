@@ -7,7 +7,7 @@ SURVIVORS: dict[str, str] = {
         "no history has so many refusals of one kind that some are not said"
     ),
     "node/_session.py Session._in_time: not (self.final is not None)": (
-        "a seat that comes beside the job's end starts nothing: the agent acts on the end"
+        "ranks that come beside the job's end start nothing: the agent acts on the end"
     ),
     "node/_session_liveness.py step: refusals stays, not 0": (
         "only how many refusals it takes to see that a host is gone, which is gone then"
@@ -24,23 +24,23 @@ SURVIVORS: dict[str, str] = {
     "coordinator/_outbox.py Outbox.is_parted: not (known is None)": (
         "no history has a memory set back that only the count of notices shows"
     ),
-    "coordinator/_outbox.py Outbox.is_parted: not (known != box)": (
+    "coordinator/_outbox.py Outbox.is_parted: not (known != mailbox)": (
         "no history has a memory set back that only the count of notices shows"
     ),
     "coordinator/_outbox.py Outbox.expect: without self.unparted.add(node)": (
         "who is expected counts as gone until it sends heartbeats, and is told the end then"
     ),
-    "coordinator/_outbox.py Outbox.unsure: not (not self._unread.get((box := self._boxes[node])))": (
+    "coordinator/_outbox.py Outbox.unsure: not (not self._unread.get((mailbox := self._mailboxes[node])))": (
         "after a takeover the end is written again to all who have not said that they read it"
     ),
-    "coordinator/_outbox.py Outbox.give_up: without self._unread.pop(self._boxes.get(node, ''), None)": (
+    "coordinator/_outbox.py Outbox.give_up: without self._unread.pop(self._mailboxes.get(node, ''), None)": (
         "nobody reads what is written again to a node that is gone, and the next round ends that"
     ),
     "node/_outbox.py Outbox.add: not (isinstance(what, Describe))": (
         "no simulated node leaves or closes with a reason that is too long"
     ),
     "node/_outbox.py Outbox.add: join stays, not None": (
-        "a wish is said again once it was posted, and by then it is described; but where the store denied it"
+        "a request to join is said again once it was posted, and by then it is described; but where the store denied it"
     ),
     "node/_outbox.py Outbox.elaborate: asked stays, not round": (
         "no history has failures after the coordinator asked for all of their round"
@@ -88,19 +88,19 @@ SURVIVORS: dict[str, str] = {
 """The name of each fault that was not found, and why it was not."""
 
 BY_HAND: dict[str, tuple[str, str, str]] = {
-    "letters have no bound": (
+    "messages have no bound": (
         "node/_outbox.py",
         "from elasticlib.rendezvous.protocol._shortening import early, fitting, whole",
         "fitting = whole = lambda report, most=0: report\nearly = lambda report, before: report",
     ),
-    "the wish for a seat is sent again before each beat": (
+    "the request to join is sent again before each heartbeat": (
         "node/_session.py",
-        "(letter := self._outbox.next) is not None",
-        "(letter := (self._outbox.again(self.seen) if self._may_beat() and now >= self._beat_at else self._outbox)"
-        ".next) is not None",
+        "(envelope := self._outbox.next) is not None",
+        "(envelope := (self._outbox.again(self.seen) if self._may_send_heartbeat() and now >= self._heartbeat_at "
+        "else self._outbox).next) is not None",
     ),
-    "the mail keeps every node": ("coordinator/_outbox.py", "if node not in nodes]", "if not node]"),
-    "notices are written again before a beat can say that they were read": (
+    "the outbox keeps every node": ("coordinator/_outbox.py", "if node not in nodes]", "if not node]"),
+    "notices are written again before a heartbeat can say that they were read": (
         "coordinator/_outbox.py",
         "if now >= notice.at + patience}",
         "if now > notice.at}",

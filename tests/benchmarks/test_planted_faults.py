@@ -53,7 +53,7 @@ def test_each_fault_changes_the_source_and_leaves_it_one() -> None:
     assert len({ast.dump(ast.parse(each)) for each in (SOURCE, *planted)}) == len(NAMES) + 1
 
 
-def test_what_is_planted_into_the_session_and_the_mail_has_a_name_of_its_own_and_can_be_compiled() -> None:
+def test_what_is_planted_into_the_session_and_the_outbox_has_a_name_of_its_own_and_can_be_compiled() -> None:
     planted = everything()
 
     assert len(planted) > 500

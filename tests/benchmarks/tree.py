@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from attrs import frozen
-
-from tests.benchmarks.journal import FOLDER
+from tests.benchmarks.state_log import FOLDER
 
 PROC = Path("/proc")
 _DEAD = "ZX"

@@ -63,7 +63,7 @@ def status(found: list[str]) -> str:
     return "failed" if "failed" in found else "skipped" if "skipped" in found else "passed"
 
 
-def verdict(row: dict[str, Any], ours: str, peers: str, nothings: str) -> str:
+def outcome(row: dict[str, Any], ours: str, peers: str, nothings: str) -> str:
     """Empty when the row is held, else what is wrong with it."""
     if ours != "passed":
         return f"elasticlib: {ours}"
@@ -130,7 +130,7 @@ def main() -> int:
         words = {
             each: status([found[name]["outcome"] for name in names if name in found]) for each, found in results.items()
         }
-        fault = verdict(row, words["elasticlib"], words["torchrun"], words["nothing"])
+        fault = outcome(row, words["elasticlib"], words["torchrun"], words["nothing"])
         wrong += bool(fault)
         note = fault or ("improvement" if row["improvement"] else peers.get(number, ""))
         title = ", ".join(dict.fromkeys(name.partition("[")[0].rpartition("::")[2] for name in names))

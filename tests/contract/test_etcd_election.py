@@ -105,53 +105,53 @@ class ElectionContract:
 
     def test_a_holder_is_renewed_for_as_long_as_it_lives(self) -> None:
         first = Node(self, "a")
-        journal = first.win()
-        journal.load()
+        state_log = first.win()
+        state_log.load()
         second = Node(self, "b")
 
         with pytest.raises(queue.Empty):
             second.elected.get(timeout=1.5 * TTL)
-        journal.save(b"{}")
+        state_log.save(b"{}")
 
     def test_a_vanished_key_ends_the_term_of_its_holder(self) -> None:
         node = Node(self, "a")
-        journal = node.win()
-        journal.load()
+        state_log = node.win()
+        state_log.load()
         self.exchange()._keys.delete([f"{self.backend._root}/leader"])
 
         assert node.lost.get(timeout=LONG)
         with pytest.raises(LeadershipLost):
-            journal.save(b"late")
+            state_log.save(b"late")
 
     def test_a_node_that_is_alone_stands_again_when_its_key_vanished(self) -> None:
         node = Node(self, "a")
-        journal = node.win()
-        journal.load()
-        journal.save(b"1")
+        state_log = node.win()
+        state_log.load()
+        state_log.save(b"1")
         self.exchange()._keys.delete([f"{self.backend._root}/leader"])
 
         assert b"1" == node.win().load()
 
     def test_a_holder_that_is_turned_down_while_it_writes_stands_again(self) -> None:
         node = Node(self, "a")
-        journal = node.win()
-        journal.load()
-        exchange = journal.exchange()
+        state_log = node.win()
+        state_log.load()
+        exchange = state_log.exchange()
         self.exchange()._keys.delete([f"{self.backend._root}/leader"])
 
         with pytest.raises(LeadershipLost) as turned_down:
             exchange.write({"key": b"late"})
-        journal.lose(str(turned_down.value))
+        state_log.lose(str(turned_down.value))
 
         assert node.lost.get(timeout=LONG)
         assert node.win()
 
     def test_a_successor_loads_what_was_saved_last(self) -> None:
         first = Node(self, "a")
-        journal = first.win()
-        assert journal.load() is None
-        journal.save(b"1")
-        journal.save(b"2")
+        state_log = first.win()
+        assert state_log.load() is None
+        state_log.save(b"1")
+        state_log.save(b"2")
         first.candidate.close()
 
         assert b"2" == Node(self, "b").win().load()
@@ -159,9 +159,9 @@ class ElectionContract:
     @pytest.mark.parametrize("data", [b"{}" * 400_000, b"zlib:", bytes(range(256)) * 300])
     def test_any_state_comes_back_as_it_was(self, data: bytes) -> None:
         first = Node(self, "a")
-        journal = first.win()
-        journal.load()
-        journal.save(data)
+        state_log = first.win()
+        state_log.load()
+        state_log.save(data)
         first.candidate.close()
 
         assert data == Node(self, "b").win().load()
@@ -202,17 +202,17 @@ class ElectionContract:
     def test_a_lease_that_ended_by_the_own_clock_is_over_whatever_the_store_says(self) -> None:
         now = [0.0]
         node = Node(self, "a", clock=lambda: now[0])
-        journal = node.win()
-        journal.load()
+        state_log = node.win()
+        state_log.load()
         now[0] = 2 * TTL
 
         with pytest.raises(LeadershipLost, match=r"not renewed for 2 s"):
-            journal.save(b"late")
+            state_log.save(b"late")
 
     def test_a_save_whose_answer_was_lost_is_settled(self) -> None:
-        journal = Node(self, "a").win()
-        journal.load()
-        keys = journal._keys  # type: ignore[attr-defined]
+        state_log = Node(self, "a").win()
+        state_log.load()
+        keys = state_log._keys  # type: ignore[attr-defined]
         swap = keys.swap
 
         def answer_lost(*args: object) -> int | None:
@@ -220,40 +220,40 @@ class ElectionContract:
             raise RendezvousConnectionError("the connection broke")
 
         keys.swap = answer_lost
-        journal.save(b"1")
-        journal.save(b"2")
+        state_log.save(b"1")
+        state_log.save(b"2")
 
-        assert [b"2"] == [item and item.data for item in self.exchange()._keys.read([journal._state])[0]]  # type: ignore[attr-defined]
+        assert [b"2"] == [item and item.data for item in self.exchange()._keys.read([state_log._state])[0]]  # type: ignore[attr-defined]
 
     def test_a_save_that_did_not_arrive_is_sent_again(self) -> None:
-        journal = Node(self, "a").win()
-        journal.load()
+        state_log = Node(self, "a").win()
+        state_log.load()
 
         def broken(*args: object) -> int | None:
             raise RendezvousConnectionError("the connection broke")
 
-        journal._keys.swap = broken  # type: ignore[attr-defined]
-        journal.save(b"1")
+        state_log._keys.swap = broken  # type: ignore[attr-defined]
+        state_log.save(b"1")
 
-        assert [b"1"] == [item and item.data for item in self.exchange()._keys.read([journal._state])[0]]  # type: ignore[attr-defined]
+        assert [b"1"] == [item and item.data for item in self.exchange()._keys.read([state_log._state])[0]]  # type: ignore[attr-defined]
 
     def test_a_state_that_a_stranger_changed_is_a_clear_error(self) -> None:
-        journal = Node(self, "a").win()
-        journal.load()
-        journal.save(b"1")
-        self.exchange()._keys.delete([journal._state])  # type: ignore[attr-defined]
+        state_log = Node(self, "a").win()
+        state_log.load()
+        state_log.save(b"1")
+        self.exchange()._keys.delete([state_log._state])  # type: ignore[attr-defined]
 
         with pytest.raises(RendezvousStateError, match="changed by another writer"):
-            journal.save(b"2")
-        journal.save(b"3")
+            state_log.save(b"2")
+        state_log.save(b"3")
 
     def test_a_state_that_a_stranger_deleted_is_a_clear_error_for_a_successor(self) -> None:
         first = Node(self, "a")
-        journal = first.win()
-        journal.load()
-        journal.save(b"1")
-        journal.exchange().write({"hello": b"{}"})
-        self.exchange()._keys.delete([journal._state])  # type: ignore[attr-defined]
+        state_log = first.win()
+        state_log.load()
+        state_log.save(b"1")
+        state_log.exchange().write({"hello": b"{}"})
+        self.exchange()._keys.delete([state_log._state])  # type: ignore[attr-defined]
         first.candidate.close()
 
         with pytest.raises(RendezvousStateError, match="deleted from the store"):
@@ -261,22 +261,22 @@ class ElectionContract:
 
     @pytest.mark.parametrize("garbage", [b"zlib:", b"zlib:xxx", b"zlib:\x78\x9c"])
     def test_a_state_that_cannot_be_unpacked_is_a_clear_error(self, garbage: bytes) -> None:
-        journal = Node(self, "a").win()
-        self.exchange()._keys.write({journal._state: garbage})  # type: ignore[attr-defined]
+        state_log = Node(self, "a").win()
+        self.exchange()._keys.write({state_log._state: garbage})  # type: ignore[attr-defined]
 
         with pytest.raises(RendezvousStateError, match="destroyed"):
-            journal.load()
-        journal.save(b"1")
+            state_log.load()
+        state_log.save(b"1")
 
     def test_after_a_purge_nothing_is_left_and_nobody_is_elected_by_it(self) -> None:
         node = Node(self, "a")
-        journal = node.win()
-        journal.load()
-        journal.save(b"1")
-        exchange = journal.exchange()
+        state_log = node.win()
+        state_log.load()
+        state_log.save(b"1")
+        exchange = state_log.exchange()
         exchange.write({"key": b"1"})
         exchange.post(b"1")
-        journal.purge()
+        state_log.purge()
 
         node.candidate._thread.join(LONG)
         root = self.backend._root
@@ -287,7 +287,7 @@ class ElectionContract:
         assert node.lost.empty()
 
     def test_a_candidate_whose_start_fails_leaves_the_place_to_others(self) -> None:
-        def fail(journal: StateLog) -> None:
+        def fail(state_log: StateLog) -> None:
             failed.set()
             raise RendezvousStateError("no")
 
@@ -330,10 +330,10 @@ def _first(nodes: list[Node]) -> Iterator[Node]:
 
 
 def _after_close(node: Node) -> str:
-    journal = node.win()
+    state_log = node.win()
     node.candidate.close()
     with pytest.raises(LeadershipLost) as caught:
-        journal.exchange()
+        state_log.exchange()
     return str(caught.value).partition(": ")[2]
 
 
@@ -378,14 +378,14 @@ def test_a_holder_whose_server_dies_goes_on_by_another_one(etcd: EtcdServer, nam
     elected: queue.Queue[StateLog] = queue.Queue()
     candidate = EtcdBackend(job).candidate("n", elected.put, lambda why: None, TTL)
     candidate.start()
-    journal = elected.get(timeout=LONG)
-    journal.load()
-    journal.save(b"1")
-    journal.exchange().write({"key": b"1"})
+    state_log = elected.get(timeout=LONG)
+    state_log.load()
+    state_log.save(b"1")
+    state_log.exchange().write({"key": b"1"})
 
     first.shut()
-    exchange = journal.exchange()
-    loaded = journal.load()
+    exchange = state_log.exchange()
+    loaded = state_log.load()
     exchange.write({"key": b"2"})
 
     assert b"1" == loaded

@@ -28,7 +28,7 @@ from elasticlib.rendezvous.net._binding import Elsewhere
 from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.net._endpoint import spell
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS, resolve
-from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Exchange
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, COORDINATOR_HEARTBEAT, Exchange
 from elasticlib.rendezvous.protocol._messages import Announcement, Terms, encode
 from elasticlib.rendezvous.stores import _c10d
 from elasticlib.rendezvous.stores._c10d import C10dBackend
@@ -220,8 +220,8 @@ class TestWhoHosts:
         self, backend: Open, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], reason: str
     ) -> None:
         first = served(backend(f"localhost:{free_port()}", **facts))
-        hello = Announcement("run", "nonce", "first", Terms(1, 9, 3), 10.0)
-        first.dial(LONG).write({HELLO: encode(hello)})
+        announcement = Announcement("run", "nonce", "first", Terms(1, 9, 3), 10.0)
+        first.dial(LONG).write({ANNOUNCEMENT: encode(announcement)})
         second = backend(first.endpoint, **facts)
 
         with pytest.raises(RendezvousConnectionError) as at_first:  # the store may be that of a killed predecessor
@@ -362,7 +362,7 @@ class TestStrangers:
         assert [] == list(theirs.receive(0.0))
         assert "a" == first.served_run(mine) == second.served_run(theirs)
         claims = [second.claim(second.dial(LONG))]
-        theirs.write({HELLO: b"whatever its token and version"})
+        theirs.write({ANNOUNCEMENT: b"whatever its token and version"})
         with answering(second.dial(LONG)):
             claims.append(third.claim(third.dial(LONG)))
         assert [True, False] == claims
@@ -417,19 +417,19 @@ class TestStrangers:
         paused, heir = claim("paused"), claim("heir")
         assert paused.take(exchange)
         old = paused.coordinating(exchange)
-        old.write({HELLO: b"old"})
+        old.write({ANNOUNCEMENT: b"old"})
         with pytest.raises(RendezvousConnectionError):
             heir.take_over(exchange)
         heir.clock = lambda: 21.0
         assert heir.take_over(exchange)
-        heir.coordinating(exchange).write({HELLO: b"new"})
+        heir.coordinating(exchange).write({ANNOUNCEMENT: b"new"})
 
         with pytest.raises(LeadershipLost, match="job 'b' was counted as dead"):
-            old.write({HELLO: b"old"})
+            old.write({ANNOUNCEMENT: b"old"})
         paused.give_up(exchange)
-        assert [b"new"] == exchange.read([HELLO])
+        assert [b"new"] == exchange.read([ANNOUNCEMENT])
 
-    def test_a_guest_lives_while_its_pulse_changes_and_until_it_has_ended(self, backend: Open) -> None:
+    def test_a_guest_lives_while_its_heartbeat_changes_and_until_it_has_ended(self, backend: Open) -> None:
         first = served(backend("localhost:0", "a"))
         now = 0.0
         guests = Guests(guest(backend, first, "a"), lambda: now)
@@ -440,8 +440,8 @@ class TestStrangers:
         seen = [guests.living()]
         for pulse in (b"1", b"2"):
             now += 19.0
-            claims["b"][1].write({PULSE: pulse})
-            claims["c/d"][1].write({PULSE: pulse})
+            claims["b"][1].write({COORDINATOR_HEARTBEAT: pulse})
+            claims["c/d"][1].write({COORDINATOR_HEARTBEAT: pulse})
             seen.append(guests.living())
         claims["b"][0].give_up(claims["b"][1])
         seen.append(guests.living())
@@ -481,13 +481,13 @@ class TestStrangers:
         exchange = guest.dial(LONG)
         claimed = guest.claim(exchange)
         exchange.post(b"1")
-        exchange.write({HELLO: b"{}"})
+        exchange.write({ANNOUNCEMENT: b"{}"})
         guest.forget_job()
         follower = backend(first.endpoint, "b")
         later = follower.dial(LONG)
 
         assert claimed
-        assert [None] == later.read([HELLO])
+        assert [None] == later.read([ANNOUNCEMENT])
         assert follower.claim(later)
         later.post(b"2")
         assert [b"2"] == [entry.data for entry in later.receive(LONG)]

@@ -1,4 +1,4 @@
-"""A job on etcd among strangers: what they write, put back or delete makes no seat, and nodes that go leave no key."""
+"""A job on etcd among strangers: what they write, put back or delete makes no ranks, and nodes that go leave no key."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ class Node:
 
     def sits_with(self, size: int) -> dict[str, Any]:
         """Its first seat in a round of so many nodes."""
-        while (seat := self.hears("seat"))["size"] != size:
+        while (assignment := self.hears("seat"))["size"] != size:
             pass
-        return seat
+        return assignment
 
     def kill(self) -> None:
         """As its machine's end: nobody says goodbye."""
@@ -160,7 +160,7 @@ def leader_of(keys: Keys, nodes: list[Node]) -> Node:
 
 
 def with_a_stranger(document: bytes) -> bytes:
-    """The coordinator's document, with another node that waits for a seat: it would be the workers' master."""
+    """The coordinator's document, with another node that waits for ranks: it would be the workers' master."""
     start = document.index(b"{")
     body = json.loads(document[start:])
     state = json.loads(body["state"])
@@ -195,7 +195,7 @@ def test_an_older_document_that_is_put_back_ends_the_job_with_a_clear_word(start
         node.sits_with(2)
     old = read(keys, "state")
     nodes.append(start())
-    seats = [node.sits_with(3) for node in nodes]
+    assignments = [node.sits_with(3) for node in nodes]
     leader = leader_of(keys, nodes)
     leader.kill()
     keys.write({f"{PLACE}/state": old})
@@ -203,7 +203,7 @@ def test_an_older_document_that_is_put_back_ends_the_job_with_a_clear_word(start
     others = [node for node in nodes if node is not leader]
     ends = [node.hears("final", "error", "seat") for node in others]
 
-    assert not [end for end in ends if end["what"] == "seat"], (seats, ends)
+    assert not [end for end in ends if end["what"] == "seat"], (assignments, ends)
     told = " ".join(str(end) for end in ends) + " ".join(node.log.decode() for node in others)
     assert "the job's saved state was replaced by an older one" in told
 
@@ -222,7 +222,7 @@ def test_a_job_goes_on_when_a_stranger_deletes_the_key_that_says_who_coordinates
 
 
 def count(server: EtcdServer, api: str, keys: Keys) -> int:
-    """How many keys the job has, but for letters that are on their way."""
+    """How many keys the job has, but for messages that are on their way."""
     if api == "etcd-v2":
         reply, _ = keys._call("GET", f"{PLACE}/keys", query={"recursive": "true"})  # type: ignore[attr-defined]
         return len(reply["node"].get("nodes", ()))
@@ -243,5 +243,5 @@ def test_nodes_that_come_and_go_leave_no_key_behind(start: Start, keys: Keys, se
             other.kill()
         first.sits_with(1)
 
-        # The greeting, the pulse, and this node's beat; what it reads is gone as soon as it has read it.
+        # The greeting, the coordinator's heartbeat and this node's; what it reads is gone as soon as it has read it.
         wait_for(lambda: count(server, api, keys) <= 4, LIMIT)

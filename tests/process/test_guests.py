@@ -13,7 +13,7 @@ import pytest
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
-from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, COORDINATOR_HEARTBEAT
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores._guests import Claim, Guests
 from elasticlib.rendezvous.stores._torch_store import StoreExchange
@@ -56,7 +56,7 @@ def come(host: C10dBackend, run_id: str) -> tuple[Claim, StoreExchange]:
     """A guest begins."""
     claim, exchange = Claim(run_id, HEARTBEAT, run_id.encode()), connection(host, run_id)
     assert claim.take(exchange)
-    exchange.write({PULSE: b"1"})
+    exchange.write({COORDINATOR_HEARTBEAT: b"1"})
     return claim, exchange
 
 
@@ -81,7 +81,7 @@ def test_a_guest_that_no_store_could_hold_hides_no_other(host: C10dBackend) -> N
     assert ["good"] == Guests(connection(host, "host")).living()
 
 
-def test_a_pulse_that_no_store_hands_out_hides_no_other_guest(
+def test_a_heartbeat_that_no_store_hands_out_hides_no_other_guest(
     host: C10dBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announce(host, "bad")
@@ -97,7 +97,7 @@ def test_a_pulse_that_no_store_hands_out_hides_no_other_guest(
     clock = Clock()
     guests = Guests(connection(host, "host"), clock)
     before = guests.living()
-    good.write({PULSE: b"2"})
+    good.write({COORDINATOR_HEARTBEAT: b"2"})
     clock.now = 21.0
 
     assert [["bad", "good"], ["good"]] == [before, guests.living()]
@@ -152,12 +152,12 @@ def test_the_announcement_of_a_guest_that_died_is_removed_and_of_one_that_lives_
     claim, exchange = come(host, "living")
     office = claim.coordinating(exchange)
     for count in range(3):
-        office.write({HELLO: b"hello", PULSE: b"%d" % count})
+        office.write({ANNOUNCEMENT: b"hello", COORDINATOR_HEARTBEAT: b"%d" % count})
         guests.living()
         clock.now += 19.0
     left = [host.server.check([f"{REGISTER}/{number}"]) for number in (1, 2)]
     scribble(host, f"{REGISTER}/2", None)
-    office.write({HELLO: b"hello", PULSE: b"4"})
+    office.write({ANNOUNCEMENT: b"hello", COORDINATOR_HEARTBEAT: b"4"})
 
     assert [False, True] == left
     assert host.server.check([f"{REGISTER}/2"])

@@ -208,7 +208,7 @@ def test_static_nodes_have_their_given_ranks_and_one_port_without_stale_keys(sta
 
 
 def agents(package: str, tmp_path: Path, restarts: int, failures: int) -> list[Any]:
-    """The verdicts of two agents that met by the c10d handler of *package*, by group rank."""
+    """The outcomes of two agents that met by the c10d handler of *package*, by group rank."""
     endpoint = f"127.0.0.1:{free_port()}"
     agent = [sys.executable, str(SCRIPTS / "foreign_agent.py"), package, endpoint, str(restarts)]
     command = [*agent, str(SCRIPTS / "foreign_worker.py"), str(tmp_path), str(failures)]
@@ -224,15 +224,15 @@ def agents(package: str, tmp_path: Path, restarts: int, failures: int) -> list[A
             process.kill()
             process.communicate()
     assert [0, 0] == [process.returncode for process in running], "\n".join(error for _, error in ends)
-    return sorted((json.loads(out.splitlines()[-1]) for out, _ in ends), key=lambda verdict: int(verdict[1]))
+    return sorted((json.loads(out.splitlines()[-1]) for out, _ in ends), key=lambda outcome: int(outcome[1]))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_our_agents_meet_by_a_handler_restart_together_and_agree_on_the_end(package: str, tmp_path: Path) -> None:
-    verdicts = agents(package, tmp_path, restarts=2, failures=1)
+    outcomes = agents(package, tmp_path, restarts=2, failures=1)
 
     notes = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
-    assert [["SUCCEEDED", 0, {}], ["SUCCEEDED", 1, {}]] == verdicts
+    assert [["SUCCEEDED", 0, {}], ["SUCCEEDED", 1, {}]] == outcomes
     assert {"0-0", "0-1", "1-0", "1-1"} == set(notes)
     assert [3] * 4 == [note["sum"] for note in notes.values()]
     for attempt in "01":
@@ -242,10 +242,10 @@ def test_our_agents_meet_by_a_handler_restart_together_and_agree_on_the_end(pack
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_without_a_restart_left_both_agents_name_the_same_root_cause(package: str, tmp_path: Path) -> None:
-    verdicts = agents(package, tmp_path, restarts=0, failures=1)
+    outcomes = agents(package, tmp_path, restarts=0, failures=1)
 
-    assert ["FAILED", "FAILED"] == [state for state, _, _ in verdicts]
-    assert ["attempt 0 was doomed"] * 2 == [failures["1"].split(": ")[-1] for _, _, failures in verdicts]
+    assert ["FAILED", "FAILED"] == [state for state, _, _ in outcomes]
+    assert ["attempt 0 was doomed"] * 2 == [failures["1"].split(": ")[-1] for _, _, failures in outcomes]
 
 
 def real_store(kind: str, folder: Path) -> Any:

@@ -52,7 +52,7 @@ if __name__ == "__main__":
 
 
 def test_a_plug_in_that_builds_on_torchs_class_works_as_it_is(tmp_path: Path) -> None:
-    """With files and a restart, then with the null device, then with a wish that this cannot fulfil."""
+    """With files and a restart, then with the null device, then with a request that this cannot fulfil."""
     info = tmp_path / "theirs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")

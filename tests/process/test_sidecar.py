@@ -150,10 +150,10 @@ def test_the_others_hear_of_a_killed_launcher_at_once_and_go_on(start: Start) ->
 
     began = time.monotonic()
     other.popen.kill()
-    seat = host.hears("seat")
+    assignment = host.hears("seat")
 
-    assert seat["size"] == 1
-    assert seat["at"] - began < HEARTBEAT
+    assert assignment["size"] == 1
+    assert assignment["at"] - began < HEARTBEAT
 
 
 def test_the_others_hear_of_the_death_of_the_stores_host_and_name_it(start: Start) -> None:
@@ -170,13 +170,13 @@ def test_workers_of_a_launcher_that_stands_still_die_before_others_take_their_pl
     workers = other.workers
 
     os.kill(other.popen.pid, signal.SIGSTOP)
-    seat = host.hears("seat")
+    assignment = host.hears("seat")
 
-    assert seat["size"] == 1
+    assert assignment["size"] == 1
     assert gone_within(workers, 0.0)
 
 
-def test_a_launcher_that_wakes_up_asks_for_a_seat_again(start: Start) -> None:
+def test_a_launcher_that_wakes_up_asks_for_ranks_again(start: Start) -> None:
     host, other = pair(start)
     os.kill(other.popen.pid, signal.SIGSTOP)
     host.hears("seat")
@@ -212,10 +212,10 @@ def test_a_rendezvous_process_that_stands_still_is_lost_contact_before_others_ta
     host, other = pair(start)
     other.stop_process(signal.SIGSTOP)
 
-    lost, seat = other.hears("lost"), host.hears("seat")
+    lost, assignment = other.hears("lost"), host.hears("seat")
 
     assert "does not answer" in lost["why"]
-    assert lost["at"] < seat["at"]
+    assert lost["at"] < assignment["at"]
     assert gone_within(other.workers, 0.0)
 
 

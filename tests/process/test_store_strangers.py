@@ -14,7 +14,7 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.node._runtime import NodeRuntime
-from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, key_place
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, COORDINATOR_HEARTBEAT, key_place
 from elasticlib.rendezvous.protocol._messages import Announcement, CoordinatorHeartbeat, Terms, encode, key_of
 from elasticlib.rendezvous.protocol._reading import greeting_of
 from elasticlib.rendezvous.stores._c10d import C10dBackend
@@ -43,7 +43,7 @@ Open = Callable[..., NodeRuntime]
 
 @pytest.fixture
 def node() -> Iterator[Open]:
-    """Starts nodes that ask for a seat, on one endpoint; the first one hosts the store."""
+    """Starts nodes that ask for ranks, on one endpoint; the first one hosts the store."""
     endpoint = f"127.0.0.1:{free_port()}"
     opened: list[NodeRuntime] = []
 
@@ -60,27 +60,27 @@ def node() -> Iterator[Open]:
         each.close(0.0)
 
 
-def nonce(station: NodeRuntime) -> str:
+def nonce(runtime: NodeRuntime) -> str:
     """By which the node knows its coordinator."""
-    wait_for(lambda: station.member.seen().nonce, LONG)
-    return station.member.seen().nonce
+    wait_for(lambda: runtime.member.seen().nonce, LONG)
+    return runtime.member.seen().nonce
 
 
-def error_of(station: NodeRuntime) -> str:
+def error_of(runtime: NodeRuntime) -> str:
     """What ends the node's part."""
     deadline = time.monotonic() + LONG
     while time.monotonic() < deadline:
-        wait_readable([station.member], 0.05)
+        wait_readable([runtime.member], 0.05)
         try:
-            station.member.take()
+            runtime.member.take()
         except RendezvousClosedError as error:
             return str(error)
     raise AssertionError("nothing ended it")
 
 
-def store_of(station: NodeRuntime) -> Any:
+def store_of(runtime: NodeRuntime) -> Any:
     """torch's own store, as any process that reaches the port may open it."""
-    return station._backend.server
+    return runtime._backend.server
 
 
 def scribble(store: Any, how: str, key: str) -> None:
@@ -141,7 +141,7 @@ def test_who_hosts_the_store_writes_again_whom_it_serves_and_who_coordinates(nod
 def test_of_two_coordinators_of_one_job_one_ends_and_names_the_other(node: Open) -> None:
     """Whoever removes all that tells of a coordinator makes the next node coordinate as well."""
     first = node("first", token="secret")
-    wait_for(first.member.take, LONG)  # else the other one may take the letter of the node out of the inbox
+    wait_for(first.member.take, LONG)  # else the other one may take the message of the node out of the inbox
     rival = Host(
         first._backend.dial(LONG), first.job.rules, run_id="job", name="rival/1", key=key_of("secret")
     )  # knows nothing of the first one, and hears nothing of what it should
@@ -189,7 +189,7 @@ class TestClaims:
 
         assert heir.take_over(exchange)
 
-    def test_a_coordinator_that_does_not_answer_lives_while_its_signed_pulse_goes_on(
+    def test_a_coordinator_that_does_not_answer_lives_while_its_signed_heartbeat_goes_on(
         self, guest: Callable[[], StoreExchange]
     ) -> None:
         exchange, heir, living = guest(), self.claim("heir"), self.claim("living")
@@ -229,7 +229,7 @@ class TestClaims:
         assert mine.take(exchange)
         office = mine.coordinating(exchange)
         office.write(greeting("mine", 1))
-        exchange.delete([HELLO, PULSE, "claimant"])
+        exchange.delete([ANNOUNCEMENT, COORDINATOR_HEARTBEAT, "claimant"])
 
         with pytest.raises(LeadershipLost, match="job 'job' was counted as dead"):
             office.write(greeting("mine", 2))
@@ -256,20 +256,20 @@ class TestClaims:
     def test_the_name_of_another_coordinator_swells_no_error(self) -> None:
         name = "x" * 100_000
 
-        hello = greeting_of(greeting(name, 1)[HELLO], "job", key_of("secret"))
+        announcement = greeting_of(greeting(name, 1)[ANNOUNCEMENT], "job", key_of("secret"))
 
-        assert hello is not None
-        assert 0 < len(hello.host) <= 1000
+        assert announcement is not None
+        assert 0 < len(announcement.host) <= 1000
 
 
 def greeting(name: str, count: int, token: str = "secret") -> dict[str, bytes]:
     """What the coordinator called *name* writes again and again."""
     key, nonce = key_of(token), f"nonce-{name[:99]}"
-    hello, pulse = (
+    announcement, pulse = (
         Announcement("job", nonce, name, Terms(1, 2, 3), 10.0, True),
         CoordinatorHeartbeat(nonce, count),
     )
     return {
-        HELLO: encode(hello, key, key_place("job", "", HELLO)),
-        PULSE: encode(pulse, key, key_place("job", nonce, PULSE)),
+        ANNOUNCEMENT: encode(announcement, key, key_place("job", "", ANNOUNCEMENT)),
+        COORDINATOR_HEARTBEAT: encode(pulse, key, key_place("job", nonce, COORDINATOR_HEARTBEAT)),
     }

@@ -17,7 +17,7 @@ import pytest
 
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.protocol._exchange import HELLO, Exchange
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
 from elasticlib.rendezvous.protocol._messages import Close, Descriptor, Envelope, Join, encode
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
@@ -31,8 +31,8 @@ BACKENDS = ["c10d", "etcd-v2", "etcd-v3"]
 ESC = "\x1b"
 
 
-def letter(**changes: Any) -> bytes:
-    """A letter that would be a good one, but for these parts."""
+def envelope(**changes: Any) -> bytes:
+    """A message that would be a good one, but for these parts."""
     body = json.loads(encode(Envelope(1, Join("stranger/1", Descriptor(1, "trainer", ("10.0.0.1",), 1)))))
     for place, value in changes.items():
         part = body
@@ -44,12 +44,12 @@ def letter(**changes: Any) -> bytes:
 
 
 UNREADABLE = (
-    letter(seq=7).replace(b'"seq": 7', b'"seq": 1e999'),
-    letter(seq=10**400),
-    letter(report__node="\ud800/1"),
-    letter(report__node=f"{ESC}[2J/1"),
-    letter(report__descriptor__slots=10**30),
-    letter(report__descriptor__store_port=1e308),
+    envelope(seq=7).replace(b'"seq": 7', b'"seq": 1e999'),
+    envelope(seq=10**400),
+    envelope(report__node="\ud800/1"),
+    envelope(report__node=f"{ESC}[2J/1"),
+    envelope(report__descriptor__slots=10**30),
+    envelope(report__descriptor__store_port=1e308),
     b"[" * 100_000,
     b'{"v":1,"type":"letter","seq":1,"report":' + b'{"a":' * 5000,
     b"\xff\xfe\x00",
@@ -91,7 +91,7 @@ class Cluster:
         while True:
             with contextlib.suppress(Exception):
                 exchange: Exchange = own.dial(5.0)
-                if exchange.wait(HELLO, 5.0):
+                if exchange.wait(ANNOUNCEMENT, 5.0):
                     return exchange
             assert time.monotonic() < deadline
 

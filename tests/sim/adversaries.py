@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 from elasticlib.testing import (
     Break,
     Cut,
+    DeleteLeader,
     FailWorker,
     Fault,
     FaultPlan,
@@ -29,7 +30,6 @@ from elasticlib.testing import (
     Stubborn,
     Suspend,
     Tamper,
-    Unseat,
 )
 from elasticlib.testing._faults import PLACES
 from tests.sim.checks import CheckedCluster
@@ -136,7 +136,7 @@ def _fault(chance: random.Random) -> Fault:
         Slow(node, at, seconds, chance.choice((0.1, 0.5, 2.0))),
         Stubborn(node, at, chance.choice((0.5, 3.0, 12.0, 60.0))),
         PauseStore(at, seconds),
-        Unseat(at),
+        DeleteLeader(at),
         SetBack(at, seconds),
         Replay(node, at, seconds),
         Skew(node, chance.choice((60.0, -60.0, 1e5)), chance.choice((0.0, 0.01, -0.01))),

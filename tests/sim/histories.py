@@ -68,7 +68,7 @@ def histories() -> Iterator[History]:
 def calm(coordinator: str) -> None:
     """Three nodes, whose workers fail once."""
     cluster = CheckedCluster(RULES, 3, FaultPlan([FailWorker(1, 5.0)]), coordinator).run()
-    assert ["succeeded"] * 3 == [verdict.kind for verdict in cluster.verdicts.values()]
+    assert ["succeeded"] * 3 == [outcome.kind for outcome in cluster.outcomes.values()]
 
 
 def keeps_its_promises(job: Case) -> None:
@@ -78,9 +78,9 @@ def keeps_its_promises(job: Case) -> None:
     Nobody says that the job's memory is gone, which nobody has touched.
     """
     cluster = job.run()
-    assert not any(why in str(cluster.verdicts) for why in NO_MEMORY), cluster.describe()
+    assert not any(why in str(cluster.outcomes) for why in NO_MEMORY), cluster.describe()
     if must_succeed(cluster):
-        ends = {verdict.kind if verdict else None for verdict in verdicts_of_steady_nodes(cluster)}
+        ends = {outcome.kind if outcome else None for outcome in verdicts_of_steady_nodes(cluster)}
         assert {"succeeded"} == ends, cluster.describe()
     if not any(isinstance(fault, (*DISTURBING, PauseStore)) for fault in cluster.plan):
         fenced = [record for record in cluster.history if isinstance(record, Fenced)]

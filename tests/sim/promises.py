@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elasticlib.rendezvous.coordinator._places import PAUSES
 from elasticlib.testing import (
+    AgentEnded,
     Break,
     Cut,
     FailWorker,
@@ -20,7 +21,6 @@ from elasticlib.testing import (
     Slow,
     Stubborn,
     Suspend,
-    Verdict,
 )
 from elasticlib.testing._node import LADDER
 
@@ -53,10 +53,10 @@ def must_succeed(cluster: SimulatedCluster) -> bool:
     return len(steady) >= rules.min_nodes and costly <= rules.max_restarts
 
 
-def verdicts_of_steady_nodes(cluster: SimulatedCluster) -> list[Verdict | None]:
+def verdicts_of_steady_nodes(cluster: SimulatedCluster) -> list[AgentEnded | None]:
     """How the first agent of each undisturbed machine ended."""
     steady = frozenset(range(cluster.nodes)) - disturbed(cluster.plan)
-    return [cluster.machines[number].nodes[0].verdict for number in sorted(steady)]
+    return [cluster.machines[number].nodes[0].outcome for number in sorted(steady)]
 
 
 def admission_limit(rules: Rules) -> float:
@@ -67,9 +67,9 @@ def admission_limit(rules: Rules) -> float:
 
 
 def left_out(cluster: SimulatedCluster) -> list[str]:
-    """Agents without a seat and without a reason for it."""
+    """Agents without ranks and without a reason for it."""
     state = cluster.state
-    present = [node for node in cluster.members if node.agent.alive and node.verdict is None]
+    present = [node for node in cluster.members if node.agent.alive and node.outcome is None]
     if state is None or state.final is not None:
         return []
     current = state.round

@@ -24,10 +24,12 @@ from elasticlib.rendezvous.protocol import _codec
 from elasticlib.rendezvous.protocol._messages import decode
 from elasticlib.testing import (
     Cut,
+    DeleteLeader,
     FailWorker,
     Fault,
     FaultPlan,
     Fenced,
+    Finalized,
     Flap,
     Gone,
     InvariantBroken,
@@ -38,7 +40,6 @@ from elasticlib.testing import (
     PauseStore,
     Replay,
     Rules,
-    Sealed,
     SetBack,
     SimulatedCluster,
     Slow,
@@ -46,8 +47,7 @@ from elasticlib.testing import (
     Stubborn,
     Suspend,
     Tamper,
-    Took,
-    Unseat,
+    TookOver,
 )
 from elasticlib.testing._history import Tampered
 from elasticlib.testing._store import Store
@@ -71,7 +71,7 @@ def again_and_again(cluster: SimulatedCluster, do: Callable[[], None], start: fl
 
 
 def kinds(cluster: SimulatedCluster) -> list[str]:
-    return [node.verdict.kind if node.verdict else "-" for node in cluster.members]
+    return [node.outcome.kind if node.outcome else "-" for node in cluster.members]
 
 
 @pytest.mark.parametrize("start", range(0, 45, 15))
@@ -101,7 +101,7 @@ def test_a_job_with_a_token_that_nobody_touches_ends_well(coordinator: str) -> N
 
 
 @BOTH
-def test_a_node_whose_beats_are_destroyed_stops_its_workers_before_others_have_its_ranks(coordinator: str) -> None:
+def test_a_node_whose_heartbeats_are_destroyed_stops_its_workers_before_others_have_its_ranks(coordinator: str) -> None:
     """The store acknowledges them, so that nothing else tells it that it is taken for dead."""
     cluster = job(coordinator=coordinator)
 
@@ -120,7 +120,7 @@ def test_a_node_whose_beats_are_destroyed_stops_its_workers_before_others_have_i
     assert ["succeeded"] * 3 == kinds(cluster)
 
 
-def test_a_node_whose_launcher_stands_still_hears_that_its_last_beat_was_destroyed() -> None:
+def test_a_node_whose_launcher_stands_still_hears_that_its_last_heartbeat_was_destroyed() -> None:
     """It writes no other one that could be missed, and the store has acknowledged that one."""
     rules = Rules(2, 3, 1, last_call=0.0, join_timeout=60.0, heartbeat=10.0)
     plan = FaultPlan((Pause(3, 52.875, 39.0, what="agent"), Tamper(44.75, 20.0, seed=631439, every=0.5, acts=(13,))))
@@ -132,8 +132,8 @@ def test_a_node_whose_launcher_stands_still_hears_that_its_last_beat_was_destroy
     assert ["succeeded"] * 4 == kinds(cluster)
 
 
-def test_a_node_that_reads_no_pulse_of_its_job_takes_its_beats_for_lost() -> None:
-    """He changes the pulse with the beats again and again: the store acknowledges what nobody will ever read."""
+def test_a_node_that_reads_no_heartbeat_of_its_job_takes_its_heartbeats_for_lost() -> None:
+    """He changes all heartbeats again and again: the store acknowledges what nobody will ever read."""
     rules = Rules(1, 2, 2, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="min")
     tamper = Tamper(36.0, 8.0, seed=570618, every=0.02, where=("pulse",), acts=(1, 10, 179, 301, 320))
     plan = FaultPlan((Cut(1, 0.184, 20.5), tamper))
@@ -165,7 +165,7 @@ def test_where_all_was_deleted_and_a_newcomer_begins_the_job_those_who_were_in_i
 
 
 def test_who_asks_anew_after_the_end_is_told_of_it_though_the_store_refuses_it_twice() -> None:
-    """It lives where it asks: what it has not read is written again for as long as its beats come there."""
+    """It lives where it asks: what it has not read is written again for as long as its heartbeats come there."""
     rules = Rules(1, 3, 3, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="max")
     tamper = Tamper(39.25, 40.0, 362429, 0.1, ("state", "hello", "inbox"), (245, 246, 279, 335))
     plan = FaultPlan((PauseStore(16.875, 30.25), tamper))
@@ -173,15 +173,15 @@ def test_who_asks_anew_after_the_end_is_told_of_it_though_the_store_refuses_it_t
     cluster.run()
 
     (told,) = cluster.members
-    assert told.verdict is not None
-    assert "changed by another writer" in told.verdict.why
+    assert told.outcome is not None
+    assert "changed by another writer" in told.outcome.why
 
 
 def test_a_node_that_slept_through_its_loss_and_a_takeover_is_told_though_its_notice_was_destroyed() -> None:
-    """Who took over does not know whom the last one gave up; by its pulses no time has passed."""
+    """Who took over does not know whom the last one gave up; by its heartbeats no time has passed."""
     rules = Rules(2, 3, 3, last_call=0.0, join_timeout=60.0, heartbeat=10.0)
     tamper = Tamper(2.5, 40.0, 615217, 0.1, ("beat",), (328, 329, 330, 337, 338))
-    plan = FaultPlan((Unseat(35.0), Suspend(2, 1.125, 36.25), tamper))
+    plan = FaultPlan((DeleteLeader(35.0), Suspend(2, 1.125, 36.25), tamper))
     cluster = CheckedCluster(rules, 4, plan, "elected", seed=338, work=60.0, token=TOKEN)
     cluster.run()
 
@@ -189,7 +189,7 @@ def test_a_node_that_slept_through_its_loss_and_a_takeover_is_told_though_its_no
 
 
 def test_who_is_heard_again_after_it_was_given_up_at_the_end_is_told_of_it() -> None:
-    """He changes the state so that the end cannot be written, and hides beats until nobody waits for the node."""
+    """He changes the state so that the end cannot be written, and hides heartbeats until nobody waits for the node."""
     rules = Rules(1, 1, 1, last_call=2.0, join_timeout=20.0, heartbeat=10.0)
     tamper = Tamper(4.875, 40.0, 55727, 0.1, ("state", "beat"), (151, 174, 252, 254, 282, 312))
     cluster = CheckedCluster(rules, 1, FaultPlan((tamper,)), "elected", seed=330, work=20.0, token=TOKEN)
@@ -234,7 +234,7 @@ def test_who_is_cut_off_until_the_job_has_ended_in_its_absence_finds_no_memory_o
 def test_the_memory_of_a_job_that_ended_is_put_back_where_nobody_is_left_who_was_in_it() -> None:
     """Whoever reads it finds a round of nodes that are gone: they are lost, and the job ends once more."""
     rules = Rules(2, 2, last_call=0.0, join_timeout=0.0, heartbeat=10.0)
-    plan = FaultPlan((Flap(2, 0.0, 30.25, after=0.1), Unseat(15.25), SetBack(15.25, 13.75)))
+    plan = FaultPlan((Flap(2, 0.0, 30.25, after=0.1), DeleteLeader(15.25), SetBack(15.25, 13.75)))
     cluster = SimulatedCluster(rules, 3, plan, "elected", seed=0, work=5.0, token=TOKEN).run()
 
     assert 3 == kinds(cluster).count("succeeded"), kinds(cluster)
@@ -247,7 +247,7 @@ def test_workers_of_a_job_that_its_host_ended_may_take_their_time_though_the_hos
     cluster = SimulatedCluster(rules, 3, plan, "fixed", seed=625, work=20.0, token=TOKEN).run()
 
     (gone,) = (each for each in cluster.history if isinstance(each, Gone) and each.node.startswith("n2/"))
-    assert ("closed", True) == (cluster.verdicts[gone.node].kind, gone.at > 10.0)
+    assert ("closed", True) == (cluster.outcomes[gone.node].kind, gone.at > 10.0)
 
 
 def test_a_node_that_got_ranks_in_its_sleep_stops_the_workers_it_starts_on_waking() -> None:
@@ -269,13 +269,15 @@ def test_no_greeting_that_he_makes_up_gives_the_job_a_name_that_no_key_can_hold(
     cluster.run()
 
 
-def test_an_old_memory_seats_nobody_while_he_hides_the_pulse_from_those_who_could_object() -> None:
+def test_an_old_memory_gives_nobody_ranks_while_he_hides_the_coordinators_heartbeat_from_those_who_could_object() -> (
+    None
+):
     rules = Rules(2, 2, 3, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
     plan = FaultPlan((Tamper(13.625, 5.0, seed=841016, acts=(1, 14, 15, 16, 19)),))
     cluster = CheckedCluster(rules, 4, plan, "elected", seed=842, work=60.0, token=TOKEN)
     cluster.run()
 
-    took = [record.node.partition("/")[0] for record in cluster.history if isinstance(record, Took)]
+    took = [record.node.partition("/")[0] for record in cluster.history if isinstance(record, TookOver)]
     assert ["n0", "n1"] == took
     assert {"succeeded"} != set(kinds(cluster))
 
@@ -288,7 +290,7 @@ def test_an_old_memory_without_a_round_seats_nobody_however_often_it_is_taken_ov
     cluster = CheckedCluster(rules, 3, plan, "elected", seed=311, work=20.0, token=TOKEN)
     cluster.run()
 
-    assert 3 == sum(isinstance(record, Took) for record in cluster.history)
+    assert 3 == sum(isinstance(record, TookOver) for record in cluster.history)
     assert "closed" in kinds(cluster)
 
 
@@ -306,8 +308,8 @@ def remove_the_first_wish(patch: pytest.MonkeyPatch) -> None:
 
 
 @BOTH
-def test_a_wish_for_a_seat_that_was_removed_is_said_again(coordinator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows then that the node is there, nor reads its beats."""
+def test_a_request_for_ranks_that_was_removed_is_said_again(coordinator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows then that the node is there, nor reads its heartbeats."""
     remove_the_first_wish(monkeypatch)
     cluster = CheckedCluster(evolve(RULES, min_nodes=1), 1, FaultPlan([NOTHING]), coordinator, token=TOKEN).run()
 
@@ -315,25 +317,25 @@ def test_a_wish_for_a_seat_that_was_removed_is_said_again(coordinator: str, monk
 
 
 def test_an_old_memory_that_is_put_back_is_noticed_by_nodes_at_work_within_seconds() -> None:
-    """A spare that takes over from it knows neither them nor their boxes: they say again that they are there."""
-    faults = (FailWorker(0, at=5.0), SetBack(at=8.0, seconds=3.5), Unseat(at=8.0), NOTHING)
+    """A spare that takes over from it knows neither them nor their mailboxes: they say again that they are there."""
+    faults = (FailWorker(0, at=5.0), SetBack(at=8.0, seconds=3.5), DeleteLeader(at=8.0), NOTHING)
     spares = 0
     for seed in range(12):
         rules = evolve(RULES, min_nodes=1, max_nodes=2)
         cluster = CheckedCluster(rules, 3, FaultPlan(faults), "elected", seed, token=TOKEN).run()
-        seated = {node for record in cluster.history if isinstance(record, Sealed) for node in record.nodes}
-        spares += [record.node for record in cluster.history if isinstance(record, Took)][-1] not in seated
+        assigned = {node for record in cluster.history if isinstance(record, Finalized) for node in record.nodes}
+        spares += [record.node for record in cluster.history if isinstance(record, TookOver)][-1] not in assigned
 
         for node in cluster.members:
-            assert node.verdict is not None
-            assert "saved state was replaced by an older one" in node.verdict.why
-            assert node.verdict.at < 16.0
+            assert node.outcome is not None
+            assert "saved state was replaced by an older one" in node.outcome.why
+            assert node.outcome.at < 16.0
     assert spares > 1
 
 
 def test_one_who_was_given_the_memory_of_an_empty_job_seats_nobody_beside_those_who_are_at_work() -> None:
-    """A spare asks again at once, and gets no seat until those who work had the time to do so, too."""
-    faults = (SetBack(at=8.0, seconds=7.99), Unseat(at=8.0), NOTHING)
+    """A spare asks again at once, and gets no ranks until those who work had the time to do so, too."""
+    faults = (SetBack(at=8.0, seconds=7.99), DeleteLeader(at=8.0), NOTHING)
     for seed in range(20):
         cluster = CheckedCluster(
             evolve(RULES, min_nodes=1, max_nodes=1), 3, FaultPlan(faults), "elected", seed, token=TOKEN
@@ -360,15 +362,15 @@ def test_wishes_of_nodes_that_are_forgotten_start_no_round_when_he_writes_them_a
     assert cluster.store is not None and cluster.store.adversary is not None and cluster.state is not None
     before, known = len(cluster.history), cluster.state.heard.keys()
 
-    letters = [(json.loads(data)["report"], data) for data in cluster.store.adversary.seen["inbox"]]
-    old = [data for report, data in letters if report["type"] == "join" and report["node"] not in known]
+    envelopes = [(json.loads(data)["report"], data) for data in cluster.store.adversary.seen["inbox"]]
+    old = [data for report, data in envelopes if report["type"] == "join" and report["node"] not in known]
     for data in old:
         cluster.store.append(data)
     cluster.run(until=230.0)
 
     assert len(old) >= 20
-    assert [] == [record for record in cluster.history[before:] if isinstance(record, (Sealed, Started))]
-    assert all(node.verdict is None for node in cluster.members[1:2])
+    assert [] == [record for record in cluster.history[before:] if isinstance(record, (Finalized, Started))]
+    assert all(node.outcome is None for node in cluster.members[1:2])
 
 
 # Whoever believes more than is signed, or takes the old for the new, is caught.
@@ -379,12 +381,12 @@ def checks_no_signature(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_any_other_count_for_life(patch: pytest.MonkeyPatch) -> None:
-    def beat(self: Incoming, box: str, data: bytes | None, nonce: str, now: float) -> object:
+    def node_heartbeat(self: Incoming, mailbox: str, data: bytes | None, nonce: str, now: float) -> object:
         try:
-            found = decode(data or b"", self.key, f"job/{nonce}/beat/{box}")
+            found = decode(data or b"", self.key, f"job/{nonce}/beat/{mailbox}")
         except ValueError:
             return None, ()
-        self._latest[box] = found  # type: ignore[assignment]
+        self._latest[mailbox] = found  # type: ignore[assignment]
         return found, ()
 
     sound = _liveness.look
@@ -393,13 +395,13 @@ def takes_any_other_count_for_life(patch: pytest.MonkeyPatch) -> None:
         after, silent = sound(state, counts, now)
         seen = dict(after.watch.sightings)
         for node, each in state.watch.sightings.items():
-            if node in seen and (count := counts.get(each.box)) is not None and count != each.count:
-                seen[node] = Sighting(each.box, count, now)
+            if node in seen and (count := counts.get(each.mailbox)) is not None and count != each.count:
+                seen[node] = Sighting(each.mailbox, count, now)
         return evolve(after, watch=evolve(after.watch, sightings=seen)), tuple(
             node for node in silent if seen[node].at < now
         )
 
-    patch.setattr(Incoming, "beat", beat)
+    patch.setattr(Incoming, "heartbeat", node_heartbeat)
     patch.setattr(_coordinator, "look", look)
 
 
@@ -448,7 +450,7 @@ def test_a_node_that_never_says_again_that_it_waits_is_caught(
     check_no_steps(monkeypatch)
 
     with pytest.raises(InvariantBroken, match="wait for ever"):
-        test_a_wish_for_a_seat_that_was_removed_is_said_again(coordinator, monkeypatch)
+        test_a_request_for_ranks_that_was_removed_is_said_again(coordinator, monkeypatch)
 
 
 def test_a_node_that_works_on_for_long_when_its_job_began_anew_without_it_is_caught(

@@ -18,11 +18,13 @@ from elasticlib.rendezvous.coordinator._places import PAUSES
 from elasticlib.testing import (
     Break,
     Cut,
+    DeleteLeader,
     Ended,
     FailWorker,
     Fault,
     FaultPlan,
     Fenced,
+    Finalized,
     Flap,
     Gone,
     Join,
@@ -33,7 +35,6 @@ from elasticlib.testing import (
     Record,
     Replay,
     Rules,
-    Sealed,
     SetBack,
     SimulatedCluster,
     Skew,
@@ -41,8 +42,7 @@ from elasticlib.testing import (
     Started,
     Stubborn,
     Suspend,
-    Took,
-    Unseat,
+    TookOver,
     strategies,
 )
 from tests.sim.checks import CheckedCluster
@@ -73,13 +73,13 @@ def run(*faults: Fault, rules: Rules = RULES, nodes: int = 3, coordinator: str =
 def kinds(cluster: SimulatedCluster) -> list[str]:
     """How each agent ended, in the order of their starts."""
     members = sorted(cluster.members, key=lambda each: each.number)
-    return [node.verdict.kind if node.verdict else "-" for node in members]
+    return [node.outcome.kind if node.outcome else "-" for node in members]
 
 
 def rounds(cluster: SimulatedCluster) -> list[list[str]]:
     """The machines of each round, by group rank."""
     return [
-        [node.partition("/")[0] for node in record.nodes] for record in cluster.history if isinstance(record, Sealed)
+        [node.partition("/")[0] for node in record.nodes] for record in cluster.history if isinstance(record, Finalized)
     ]
 
 
@@ -91,7 +91,7 @@ def test_invariants_hold_and_every_agent_ends(cluster: SimulatedCluster) -> None
     cluster.run()
 
     if must_succeed(cluster):
-        assert {"succeeded"} == {verdict.kind if verdict else None for verdict in verdicts_of_steady_nodes(cluster)}
+        assert {"succeeded"} == {outcome.kind if outcome else None for outcome in verdicts_of_steady_nodes(cluster)}
 
 
 @settings(max_examples=FEWER)
@@ -141,7 +141,7 @@ def test_a_dead_machine_is_lost_within_its_heartbeat_time_and_a_second(coordinat
 
 
 @BOTH
-def test_a_dead_machine_is_lost_in_time_though_a_stranger_plays_its_last_beats_again_and_again(
+def test_a_dead_machine_is_lost_in_time_though_a_stranger_plays_its_last_heartbeats_again_and_again(
     coordinator: str,
 ) -> None:
     cluster = run(Kill(2, at=5.0), Replay(2, at=5.5, seconds=60.0), coordinator=coordinator)
@@ -156,14 +156,14 @@ ETCDS_LIMIT = 1_500_000
 
 
 @BOTH
-def test_the_verdict_of_failures_too_large_to_write_down_comes_within_seconds_with_its_root_cause(
+def test_the_outcome_of_failures_too_large_to_write_down_comes_within_seconds_with_its_root_cause(
     coordinator: str,
 ) -> None:
     rules = Rules(32, 32, 0, heartbeat=10.0)
     cluster = run(*LARGE, rules=rules, nodes=32, coordinator=coordinator, most_bytes=ETCDS_LIMIT)
 
-    assert {"failed"} == {verdict.kind for verdict in cluster.verdicts.values()}
-    assert max(verdict.at for verdict in cluster.verdicts.values()) < 10.0
+    assert {"failed"} == {outcome.kind for outcome in cluster.outcomes.values()}
+    assert max(outcome.at for outcome in cluster.outcomes.values()) < 10.0
     final = cluster.state.final if cluster.state else None
     assert final is not None
     assert final.root is not None
@@ -173,12 +173,12 @@ def test_the_verdict_of_failures_too_large_to_write_down_comes_within_seconds_wi
 
 
 @BOTH
-def test_a_store_that_takes_less_than_any_other_gets_less_and_the_verdict_comes(coordinator: str) -> None:
+def test_a_store_that_takes_less_than_any_other_gets_less_and_the_outcome_comes(coordinator: str) -> None:
     rules = Rules(4, 4, 0, heartbeat=10.0)
     cluster = run(*LARGE[:4], rules=rules, nodes=4, coordinator=coordinator, most_bytes=8_000)
 
-    assert {"failed"} == {verdict.kind for verdict in cluster.verdicts.values()}
-    assert max(verdict.at for verdict in cluster.verdicts.values()) < 10.0
+    assert {"failed"} == {outcome.kind for outcome in cluster.outcomes.values()}
+    assert max(outcome.at for outcome in cluster.outcomes.values()) < 10.0
 
 
 @BOTH
@@ -205,7 +205,7 @@ def test_when_the_stores_process_dies_the_others_know_within_seconds() -> None:
 def test_another_node_takes_over_from_a_dead_coordinator() -> None:
     cluster = run(Kill(0, at=5.0), coordinator="elected")
 
-    assert 2 == len([record for record in cluster.history if isinstance(record, Took)])
+    assert 2 == len([record for record in cluster.history if isinstance(record, TookOver)])
     assert [["n0", "n1", "n2"], ["n1", "n2"]] == rounds(cluster)
     assert ["-", "succeeded", "succeeded"] == kinds(cluster)
 
@@ -280,7 +280,7 @@ def test_work_that_ended_while_its_agent_was_frozen_is_not_waited_for_in_vain() 
     assert "-" not in kinds(cluster)
 
 
-def test_an_agent_that_was_frozen_starts_no_workers_on_a_seat_that_others_have_by_now() -> None:
+def test_an_agent_that_was_frozen_starts_no_workers_on_ranks_that_others_have_by_now() -> None:
     rules = Rules(1, 1, last_call=0.0, heartbeat=10.0)
 
     cluster = run(Pause(0, at=0.001, seconds=15.0, what="agent"), rules=rules, nodes=2, work=20.0)
@@ -289,8 +289,8 @@ def test_an_agent_that_was_frozen_starts_no_workers_on_a_seat_that_others_have_b
                   and record.round == 0]  # fmt: skip
 
 
-def test_a_seat_that_is_read_without_contact_starts_nothing() -> None:
-    """Acknowledgements that are slow for too long are no contact, and the seat comes when others have it."""
+def test_ranks_that_are_read_without_contact_start_nothing() -> None:
+    """Acknowledgements that are slow for too long are no contact, and the ranks comes when others have it."""
     rules = Rules(2, 3, 0, last_call=0.0, join_timeout=60.0, heartbeat=10.0)
 
     cluster = run(Cut(2, at=24.125, seconds=9.5), Slow(0, at=0.058, seconds=24.0, delay=2.0), rules=rules, work=20.0)
@@ -299,7 +299,7 @@ def test_a_seat_that_is_read_without_contact_starts_nothing() -> None:
 
 
 @BOTH
-def test_a_spare_takes_the_seat_of_a_lost_node(coordinator: str) -> None:
+def test_a_spare_takes_the_ranks_of_a_lost_node(coordinator: str) -> None:
     rules = evolve(RULES, min_nodes=3)
 
     cluster = run(Join(3, at=3.0), Kill(2, at=8.0), rules=rules, coordinator=coordinator)
@@ -319,7 +319,7 @@ def test_a_newcomer_is_in_within_a_second(coordinator: str) -> None:
 
 
 @BOTH
-def test_a_letter_is_heard_once_though_it_is_sent_again(coordinator: str) -> None:
+def test_a_message_is_heard_once_though_it_is_sent_again(coordinator: str) -> None:
     """The connections break while the failure is on its way: however often it arrives, it costs one restart."""
     for thousandth in range(8):
         breaks = (Break(node, at=5.0 + thousandth / 2000) for node in range(3))
@@ -343,9 +343,9 @@ def test_all_nodes_can_be_replaced_one_by_one() -> None:
 def test_too_few_nodes_fail_after_their_patience() -> None:
     cluster = run(nodes=1, rules=evolve(RULES, join_timeout=20.0))
 
-    (verdict,) = cluster.verdicts.values()
-    assert "timeout" == verdict.kind
-    assert "1 of at least 2 nodes" in verdict.why
+    (outcome,) = cluster.outcomes.values()
+    assert "timeout" == outcome.kind
+    assert "1 of at least 2 nodes" in outcome.why
 
 
 @BOTH
@@ -419,7 +419,7 @@ def test_a_machine_that_slept_too_shortly_to_be_lost_works_on(coordinator: str) 
 
 
 @BOTH
-def test_a_spare_that_slept_gets_its_seat_all_the_same(coordinator: str) -> None:
+def test_a_spare_that_slept_gets_its_ranks_all_the_same(coordinator: str) -> None:
     rules = evolve(RULES, max_nodes=2)
     cluster = run(Suspend(1, at=5.0, seconds=30.0), Kill(2, at=40.0), rules=rules, coordinator=coordinator)
 
@@ -449,10 +449,10 @@ def test_a_node_that_stands_still_while_a_round_is_sealed_gets_no_ranks_in_it() 
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_a_coordinator_whose_key_vanished_is_followed_by_another_or_by_itself(nodes: int) -> None:
-    cluster = run(Unseat(at=5.0), FailWorker(0, at=15.0), rules=evolve(RULES, min_nodes=1), nodes=nodes,
+    cluster = run(DeleteLeader(at=5.0), FailWorker(0, at=15.0), rules=evolve(RULES, min_nodes=1), nodes=nodes,
                   coordinator="elected")  # fmt: skip
 
-    assert 2 == sum(isinstance(record, Took) for record in cluster.history)
+    assert 2 == sum(isinstance(record, TookOver) for record in cluster.history)
     assert ["succeeded"] * nodes == kinds(cluster)
     assert 2 == len(rounds(cluster))
 
@@ -463,11 +463,11 @@ def test_an_old_memory_that_is_put_back_ends_the_job_and_repeats_no_round(second
     plan = (FailWorker(1, at=6.0), Join(2, at=10.0), SetBack(at=15.0, seconds=seconds), Kill(0, at=15.0))
     cluster = run(*plan, rules=evolve(RULES, min_nodes=1), nodes=2, coordinator="elected")
 
-    begun = [record.round for record in cluster.history if isinstance(record, Sealed)]
+    begun = [record.round for record in cluster.history if isinstance(record, Finalized)]
     assert [0, 1, 2] == begun
-    assert 2 == len(cluster.verdicts)
+    assert 2 == len(cluster.outcomes)
     assert all(
-        "the job's saved state was replaced by an older one" in verdict.why for verdict in cluster.verdicts.values()
+        "the job's saved state was replaced by an older one" in outcome.why for outcome in cluster.outcomes.values()
     )
 
 
@@ -475,7 +475,7 @@ def test_a_document_that_is_changed_under_a_coordinator_that_lives_ends_the_job(
     cluster = run(FailWorker(1, at=6.0), SetBack(at=8.0, seconds=5.0), FailWorker(1, at=10.0), coordinator="elected")
 
     assert {"closed"} == set(kinds(cluster))
-    assert all("changed by another writer" in verdict.why for verdict in cluster.verdicts.values())
+    assert all("changed by another writer" in outcome.why for outcome in cluster.outcomes.values())
 
 
 @BOTH
@@ -485,11 +485,11 @@ def test_a_node_that_comes_and_goes_ends_few_rounds_and_the_others_work_on(coord
     rules = evolve(RULES, min_nodes=1)
     cluster = run(Flap(2, at=1.0, seconds=200.0, after=after), rules=rules, coordinator=coordinator, work=300.0)
 
-    agents = [node.verdict.kind for node in cluster.machines[2].nodes if node.verdict]
-    assert ["succeeded"] * 2 == [verdict and verdict.kind for verdict in verdicts_of_steady_nodes(cluster)]
+    agents = [node.outcome.kind for node in cluster.machines[2].nodes if node.outcome]
+    assert ["succeeded"] * 2 == [outcome and outcome.kind for outcome in verdicts_of_steady_nodes(cluster)]
     assert (["left"] * MOST, {"refused"}) == (agents[:MOST], set(agents[MOST:]))
     assert len(rounds(cluster)) <= 2 * MOST
-    assert {0} == {record.restarts for record in cluster.history if isinstance(record, Sealed)}
+    assert {0} == {record.restarts for record in cluster.history if isinstance(record, Finalized)}
 
 
 @BOTH
@@ -497,8 +497,8 @@ def test_where_too_few_are_left_the_end_names_the_node_that_came_and_went(coordi
     rules = evolve(RULES, min_nodes=3, join_timeout=60.0)
     cluster = run(Flap(2, at=1.0, seconds=150.0), rules=rules, coordinator=coordinator)
 
-    ends = [verdict for verdict in verdicts_of_steady_nodes(cluster) if verdict is not None]
-    assert ["timeout"] * 2 == [verdict.kind for verdict in ends]
+    ends = [outcome for outcome in verdicts_of_steady_nodes(cluster) if outcome is not None]
+    assert ["timeout"] * 2 == [outcome.kind for outcome in ends]
     assert all(
         "no ranks are given any more to n2 (10.0.0.2), which joined and left 5 times" in each.why for each in ends
     )

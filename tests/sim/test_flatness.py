@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from elasticlib.rendezvous.coordinator import _ending, _liveness, _past, _places
-from elasticlib.testing import FaultPlan, Join, Kill, Leave, Rules, Sealed, SimulatedCluster
+from elasticlib.testing import FaultPlan, Finalized, Join, Kill, Leave, Rules, SimulatedCluster
 from elasticlib.testing._host import Host
 
 RULES = Rules(1, 2, 3, last_call=0.0, heartbeat=1.0)
@@ -58,7 +58,7 @@ def test_the_keys_in_the_store_do_not_grow_with_a_thousand_rounds_of_joins_and_l
         assert now.store is not None
         counts.append(len(now.store.values) + len(now.store.inbox))
 
-    assert sum(isinstance(record, Sealed) for record in cluster.history) >= 2 * cycles
+    assert sum(isinstance(record, Finalized) for record in cluster.history) >= 2 * cycles
     assert max(counts[5:]) <= max(counts[:5])
     assert max(counts) <= 20
 
@@ -149,5 +149,5 @@ def test_what_is_written_down_does_not_grow_while_one_round_runs(monkeypatch: py
         assert now.store is not None
         documents.append(len(now.store.document.data))
 
-    assert 1 == sum(isinstance(record, Sealed) for record in cluster.history)
+    assert 1 == sum(isinstance(record, Finalized) for record in cluster.history)
     assert max(documents[1:]) <= documents[0] + 60  # longer numbers

@@ -54,12 +54,12 @@ def seats_without_waiting_for_the_old_round(patch: pytest.MonkeyPatch) -> None:
 
 
 def recomputes_ranks_from_the_list_of_names(patch: pytest.MonkeyPatch) -> None:
-    seated = Node._start_workers
+    assigned = Node._start_workers
 
-    def start(node: Node, seat: RankAssignment) -> None:
+    def start(node: Node, assignment: RankAssignment) -> None:
         names = sorted(f"{other.number}" for other in node.cluster.members if other.agent.alive)  # type: ignore[attr-defined]
         place = names.index(f"{node.number}")
-        seated(node, evolve(seat, group_rank=place, rank_base=place))
+        assigned(node, evolve(assignment, group_rank=place, rank_base=place))
 
     patch.setattr(Node, "_start_workers", start)
 

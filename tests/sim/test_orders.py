@@ -1,7 +1,7 @@
 """
 The coordinator alone with several nodes, each step chosen by Hypothesis, in no time and on no network.
 
-Reports wait in the inbox and notices in each node's box until a step delivers them, so every order and
+Reports wait in the inbox and notices in each node's mailbox until a step delivers them, so every order and
 delay that a store allows is tried. The invariants are checked after every step; when the faults stop,
 the job must end.
 """
@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from elasticlib.rendezvous.coordinator._coordinator import step
 from elasticlib.rendezvous.coordinator._state import Entry, Received, Rules, Send, State, Tick, WakeAt
-from elasticlib.rendezvous.protocol._exchange import box_name
+from elasticlib.rendezvous.protocol._exchange import mailbox_name
 from elasticlib.rendezvous.protocol._messages import (
     Descriptor,
     Failed,
@@ -48,24 +48,24 @@ class Node:
     seq: int = 0
     ports: int = 1000
     inside: bool = False
-    """Joined, and neither left nor told the verdict."""
-    box: str = ""
-    mail: deque[Notice] = Factory(deque)
-    seat: RankAssignment | None = None
+    """Joined, and neither left nor told the outcome."""
+    mailbox: str = ""
+    outbox: deque[Notice] = Factory(deque)
+    assignment: RankAssignment | None = None
     workers: bool = False
     failures: tuple[FailureNote, ...] = ()
     stopping: RoundEnd | None = None
     leaving: bool = False
-    verdicts: list[Final] = Factory(list)
+    outcomes: list[Final] = Factory(list)
 
     def join(self) -> None:
         self.ports += 1
-        self.seat, self.stopping, self.failures, self.inside, self.leaving = None, None, (), True, False
-        self.mail.clear()
+        self.assignment, self.stopping, self.failures, self.inside, self.leaving = None, None, (), True, False
+        self.outbox.clear()
         slots = 1 + NAMES.index(self.name)
         role = "trainer" if slots % 2 else "reader"
         self.say(Join(self.name, Descriptor(slots, role, (self.name,), self.ports)))
-        self.box = box_name(self.name, self.seq)
+        self.mailbox = mailbox_name(self.name, self.seq)
 
     def say(self, report: Report) -> None:
         self.seq += 1
@@ -75,26 +75,26 @@ class Node:
         return self.workers and not self.failures and not self.stopping and not self.leaving
 
     def fail(self, secondary: bool) -> None:
-        if self.seat and self.may_fail():
-            self.failures = (FailureNote(self.seat.rank_base, 0, 1, 1, secondary=secondary),)
-            self.say(Failed(self.name, self.seat.round, self.failures))
+        if self.assignment and self.may_fail():
+            self.failures = (FailureNote(self.assignment.rank_base, 0, 1, 1, secondary=secondary),)
+            self.say(Failed(self.name, self.assignment.round, self.failures))
 
     def succeed(self) -> None:
-        if self.seat and self.may_fail():
+        if self.assignment and self.may_fail():
             self.workers = False
-            self.say(Succeeded(self.name, self.seat.round))
+            self.say(Succeeded(self.name, self.assignment.round))
 
     def stop(self) -> None:
-        if self.seat and self.workers and (self.failures or self.stopping or self.leaving):
+        if self.assignment and self.workers and (self.failures or self.stopping or self.leaving):
             self.workers = False
-            self.say(Stopped(self.name, self.seat.round, self.failures))
+            self.say(Stopped(self.name, self.assignment.round, self.failures))
         elif self.inside and not self.workers and self.stopping and self.stopping.restart:
             self.join()
 
     def leave(self) -> None:
         if self.inside:
             self.inside, self.leaving = False, self.workers
-            self.say(Leave(self.name, "SIGTERM", self.seat.round if self.seat and self.workers else None))
+            self.say(Leave(self.name, "SIGTERM", self.assignment.round if self.assignment and self.workers else None))
 
     def come_anew(self) -> None:
         """The agent died, its workers with it, and a new one joins under its name."""
@@ -102,23 +102,23 @@ class Node:
         self.join()
 
     def take(self) -> None:
-        notice = self.mail.popleft()
+        notice = self.outbox.popleft()
         match notice:
             case RankAssignment():
-                assert self.seat is None and not self.workers
-                self.seat, self.workers = notice, self.inside  # who has left starts nothing
+                assert self.assignment is None and not self.workers
+                self.assignment, self.workers = notice, self.inside  # who has left starts nothing
             case RoundEnd():
-                assert self.seat and notice.round == self.seat.round
+                assert self.assignment and notice.round == self.assignment.round
                 self.stopping = notice
             case Final():
                 self.inside = False
                 self.stopping = self.stopping or RoundEnd(-1, notice.why, False)
-                self.verdicts.append(notice)
+                self.outcomes.append(notice)
 
 
 @define
 class Cluster:
-    """Coordinator, inbox, boxes and clock."""
+    """Coordinator, inbox, mailboxes and clock."""
 
     rules: Rules
     state: State = field(init=False)
@@ -126,7 +126,7 @@ class Cluster:
     wake_at: float | None = None
     inbox: deque[Received] = Factory(deque)
     past: list[Received] = Factory(list)
-    boxes: dict[str, list[Notice]] = Factory(dict)
+    mailboxes: dict[str, list[Notice]] = Factory(dict)
     nodes: dict[str, Node] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -150,13 +150,13 @@ class Cluster:
                 case WakeAt(when=when):
                     assert when > self.now
                     self.wake_at = when
-                case Send(box=box, node=name, notice=notice):
-                    self.boxes.setdefault(box, []).append(notice)
+                case Send(mailbox=mailbox, node=name, notice=notice):
+                    self.mailboxes.setdefault(mailbox, []).append(notice)
                     if isinstance(notice, RankAssignment):
                         running = [node.name for node in self.nodes.values() if node.workers]
                         assert not running, f"round {notice.round} starts while workers of {running} run"
-                    if self.nodes[name].box == box:
-                        self.nodes[name].mail.append(notice)
+                    if self.nodes[name].mailbox == mailbox:
+                        self.nodes[name].outbox.append(notice)
 
 
 class ClusterMachine(RuleBasedStateMachine):
@@ -208,7 +208,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(name=nodes)
     def a_node_takes_a_notice(self, name: str) -> None:
-        if self.cluster.nodes[name].mail:
+        if self.cluster.nodes[name].outbox:
             self.cluster.nodes[name].take()
 
     @rule()
@@ -225,11 +225,11 @@ class ClusterMachine(RuleBasedStateMachine):
     def a_report_arrives_again(self, data: st.DataObject) -> None:
         if self.cluster.past:
             before = self.cluster.state
-            boxes = {box: list(notices) for box, notices in self.cluster.boxes.items()}
+            mailboxes = {mailbox: list(notices) for mailbox, notices in self.cluster.mailboxes.items()}
             wake_at = self.cluster.wake_at
             self.cluster.feed(data.draw(st.sampled_from(self.cluster.past)))
             if wake_at is None or self.cluster.now < wake_at:
-                assert (before, boxes) == (self.cluster.state, self.cluster.boxes)
+                assert (before, mailboxes) == (self.cluster.state, self.cluster.mailboxes)
 
     @rule(seconds=st.sampled_from((0.1, 10.0, 29.9, 30.0)))
     def time_passes(self, seconds: float) -> None:
@@ -257,7 +257,7 @@ class ClusterMachine(RuleBasedStateMachine):
         current = cluster.state.round
         if current is None:
             return
-        sealed = (dict(current.entries), current.seats)
+        sealed = (dict(current.entries), current.assignments)
         if current.number not in self.sealed:
             assert len(self.sealed) == current.number, "a round number was left out"
             self.check_seats(sealed)
@@ -267,33 +267,40 @@ class ClusterMachine(RuleBasedStateMachine):
         assert cluster.state.restarts <= cluster.rules.max_restarts
 
     def check_seats(self, sealed: tuple[dict[str, Entry], tuple[RankAssignment, ...]]) -> None:
-        entries, seats = sealed
+        entries, assignments = sealed
         rules = self.cluster.rules
-        assert rules.min_nodes <= len(seats) <= rules.max_nodes
+        assert rules.min_nodes <= len(assignments) <= rules.max_nodes
         ranks: list[int] = []
-        for place, (entry, seat) in enumerate(zip(entries.values(), seats, strict=True)):
-            assert (place, len(seats)) == (seat.group_rank, seat.group_world_size)
-            ranks += range(seat.rank_base, seat.rank_base + entry.descriptor.slots)
+        for place, (entry, assignment) in enumerate(zip(entries.values(), assignments, strict=True)):
+            assert (place, len(assignments)) == (assignment.group_rank, assignment.group_world_size)
+            ranks += range(assignment.rank_base, assignment.rank_base + entry.descriptor.slots)
         assert list(range(len(ranks))) == ranks
         first = next(iter(entries.values())).descriptor
-        agreed = {(seat.world_size, seat.master_addresses, seat.master_port, seat.restart_count) for seat in seats}
+        agreed = {
+            (assignment.world_size, assignment.master_addresses, assignment.master_port, assignment.restart_count)
+            for assignment in assignments
+        }
         assert {(len(ranks), first.addresses, first.store_port, self.cluster.state.restarts)} == agreed
 
     def check_boxes(self) -> None:
-        for notices in self.cluster.boxes.values():
+        for notices in self.cluster.mailboxes.values():
             kinds = [type(notice) for notice in notices]
             expected: list[Any] = [kind for kind in (RankAssignment, RoundEnd, Final) if kind in kinds]
             assert expected == kinds, "a box holds a notice twice or out of turn"
             if RoundEnd in kinds:
-                seat, end = notices[:2]
-                assert isinstance(seat, RankAssignment) and isinstance(end, RoundEnd) and seat.round == end.round
+                assignment, end = notices[:2]
+                assert (
+                    isinstance(assignment, RankAssignment)
+                    and isinstance(end, RoundEnd)
+                    and assignment.round == end.round
+                )
 
     def check_final(self) -> None:
         final = self.cluster.state.final
         if self.final is not None:
             assert final is self.final, "the verdict has changed"
         self.final = final
-        for notices in self.cluster.boxes.values():
+        for notices in self.cluster.mailboxes.values():
             for notice in notices:
                 if isinstance(notice, Final):
                     assert notice == final or (not notice.succeeded and notice.kind in ("left", "closed"))
@@ -310,7 +317,7 @@ class ClusterMachine(RuleBasedStateMachine):
         ending = cluster.state.round and cluster.state.round.end and not cluster.state.round.end.restart
         decided = cluster.state.final is not None or bool(ending)
         for _ in range(ENOUGH_STEPS):
-            if cluster.state.final and not cluster.inbox and not any(node.mail for node in cluster.nodes.values()):
+            if cluster.state.final and not cluster.inbox and not any(node.outbox for node in cluster.nodes.values()):
                 break
             self.go_on()
             self.check()
@@ -340,7 +347,7 @@ class ClusterMachine(RuleBasedStateMachine):
             cluster.deliver()
             self.check()
         for node in cluster.nodes.values():
-            while node.mail:
+            while node.outbox:
                 node.take()
                 busy = True
             node.stop()

@@ -53,7 +53,7 @@ def run(
 
 def kinds(cluster: SimulatedCluster) -> list[str]:
     return [
-        node.verdict.kind if node.verdict else "-" for node in sorted(cluster.members, key=lambda each: each.number)
+        node.outcome.kind if node.outcome else "-" for node in sorted(cluster.members, key=lambda each: each.number)
     ]
 
 
@@ -90,7 +90,7 @@ def test_a_node_with_another_token_ends_within_seconds_and_says_which_is_wrong(
     with a_node_with(own):
         cluster = run(coordinator=coordinator, token=theirs)
 
-    ends = {node.number: node.verdict for node in cluster.members}
+    ends = {node.number: node.outcome for node in cluster.members}
     assert {0: "succeeded", 1: "succeeded", 2: "lost"} == {number: end and end.kind for number, end in ends.items()}
     assert ends[2] is not None
     assert why in ends[2].why
@@ -99,7 +99,7 @@ def test_a_node_with_another_token_ends_within_seconds_and_says_which_is_wrong(
 
 @contextmanager
 def a_store_that_denies(what: Callable[[bytes], bool], *, too_large: bool = False) -> Iterator[None]:
-    """Some letters, by what is in them, and some values, by where they are to lie: for their size, or otherwise."""
+    """Some messages, by what is in them, and some values, by where they are to lie: for their size, or otherwise."""
     post, write, hear = Store._post, Store._write, NodeClient.hear
 
     def posts(self: Store, connection: Any, data: bytes, answer: Any) -> None:
@@ -121,20 +121,20 @@ def a_store_that_denies(what: Callable[[bytes], bool], *, too_large: bool = Fals
 
 @BOTH
 @pytest.mark.parametrize("too_large", [False, True])
-def test_a_node_one_of_whose_letters_is_denied_ends_the_job_for_all_and_says_why(
+def test_a_node_one_of_whose_messages_is_denied_ends_the_job_for_all_and_says_why(
     coordinator: str, too_large: bool
 ) -> None:
     with a_store_that_denies(lambda data: b'"node":"n1/' in data and b'"succeeded"' in data, too_large=too_large):
         cluster = run(coordinator=coordinator)
 
     assert ["closed", "lost", "closed"] == kinds(cluster)
-    told = {node.number: node.verdict.why for node in cluster.members if node.verdict}
+    told = {node.number: node.outcome.why for node in cluster.members if node.outcome}
     assert "cannot go on: permission denied" in told[1]
     assert all("the store refused a message of node n1/" in told[number] for number in (0, 2))
 
 
 @BOTH
-def test_a_node_all_of_whose_letters_are_denied_ends_alone(coordinator: str) -> None:
+def test_a_node_all_of_whose_messages_are_denied_ends_alone(coordinator: str) -> None:
     with a_store_that_denies(lambda data: b'"node":"n2/' in data and b'"join"' not in data):
         cluster = run(coordinator=coordinator)
 
@@ -142,7 +142,7 @@ def test_a_node_all_of_whose_letters_are_denied_ends_alone(coordinator: str) -> 
 
 
 @BOTH
-def test_a_node_whose_beats_are_denied_ends_alone(coordinator: str) -> None:
+def test_a_node_whose_heartbeats_are_denied_ends_alone(coordinator: str) -> None:
     """What it has said before is in the store."""
     with a_store_that_denies(lambda data: data.startswith(b"beat/n2/")):
         cluster = run(coordinator=coordinator)
@@ -188,7 +188,7 @@ def test_a_job_ends_well_whose_coordinator_dies_while_its_end_is_told(moment: in
 
 @pytest.mark.parametrize("at", [5.005, 5.05, 6.0, 9.0, 12.9, 13.1])
 def test_whoever_takes_over_while_a_node_is_leaving_goes_on(at: float) -> None:
-    """It has read more than is known of it, as it needs no mail any more."""
+    """It has read more than is known of it, as it needs no notices any more."""
     cluster = run(Stubborn(2, 0.0, 8.0), Leave(2, 5.0), Kill(0, at), nodes=4, coordinator="elected")
 
     assert ["-", "succeeded", "left", "succeeded"] == kinds(cluster)
@@ -210,7 +210,7 @@ def test_where_nobody_can_take_the_office_the_job_ends_and_says_so() -> None:
     cluster.timeline.at(5.0, None, functools.partial(cluster.store.usurp, 1000.0))
     cluster.run()
 
-    whys = [node.verdict.why for node in cluster.members if node.verdict]
+    whys = [node.outcome.why for node in cluster.members if node.outcome]
     assert ["lost"] * 3 == kinds(cluster)
     assert all("the store answers, but no node has coordinated the job for" in why for why in whys)
     assert cluster.now < 100.0
@@ -236,7 +236,7 @@ def slow_agents(seconds: float) -> Iterator[None]:
 
 
 @BOTH
-def test_a_seat_that_was_not_taken_is_none_any_more_when_its_node_is_given_up(coordinator: str) -> None:
+def test_ranks_that_were_not_taken_are_none_any_more_when_its_node_is_given_up(coordinator: str) -> None:
     """It slept from before the round to after its loss, and reads of both at once."""
     with slow_agents(0.05):
         cluster = run(Suspend(2, at=1.0, seconds=16.0), rules=evolve(RULES, max_nodes=4), coordinator=coordinator)
@@ -246,7 +246,7 @@ def test_a_seat_that_was_not_taken_is_none_any_more_when_its_node_is_given_up(co
 
 @BOTH
 @pytest.mark.parametrize("seconds", [4.2, 4.7, 3.8, 5.0])
-def test_what_came_for_a_seat_that_an_agent_has_given_up_is_not_told(coordinator: str, seconds: float) -> None:
+def test_what_came_for_ranks_that_an_agent_has_given_up_is_not_told(coordinator: str, seconds: float) -> None:
     """It is cut off while others end its round, and asks anew when it comes back."""
     with slow_agents(0.3):
         cut = Cut(2, at=5.0, seconds=seconds)
@@ -274,7 +274,7 @@ def test_a_node_that_cannot_say_what_it_brings_ends_alone(coordinator: str) -> N
         patch.setattr(NodeClient, "start", begin)
         cluster = run(coordinator=coordinator)
 
-    (end,) = [node.verdict for node in cluster.members if node.number == 2]
+    (end,) = [node.outcome for node in cluster.members if node.number == 2]
     assert ["succeeded", "succeeded", "lost"] == kinds(cluster)
     assert end is not None
     assert "no port is free" in end.why
@@ -309,7 +309,7 @@ def test_a_greeting_in_doubt_is_looked_at_for_three_seconds_of_one_connection(co
         cluster.timeline.at(9.0 + turn / 100, None, destroy)
     cluster.run()
 
-    (end,) = [node.verdict for node in cluster.members if node.number == 2]
+    (end,) = [node.outcome for node in cluster.members if node.number == 2]
     assert ["succeeded", "succeeded", "lost"] == kinds(cluster)
     assert end is not None
     assert (15.0 if broken else 13.0) < end.at < (15.3 if broken else 13.3)

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from elasticlib.rendezvous.protocol._shortening import LETTER
+from elasticlib.rendezvous.protocol._shortening import ENVELOPE
 from elasticlib.testing import FailWorker, Fault, FaultPlan, Kill, Pause, Rules, SimulatedCluster, Slow
 from tests.benchmarks.cluster_size import (
     COORDINATORS,
@@ -46,10 +46,10 @@ def test_operations_and_bytes_of_a_node_do_not_grow_with_the_number_of_nodes(coo
 def test_nothing_that_is_written_is_near_the_limits_of_stores(coordinator: str) -> None:
     large = row(LARGE, coordinator)
 
-    assert large.letter <= LETTER
-    assert large.value <= LETTER
+    assert large.envelope <= ENVELOPE
+    assert large.value <= ENVELOPE
     assert max(large.value, large.document) < ETCD_TAKES / 10
-    assert LETTER < TCPSTORE_TAKES
+    assert ENVELOPE < TCPSTORE_TAKES
 
 
 def test_a_document_has_room_for_ten_thousand_nodes() -> None:
@@ -62,7 +62,7 @@ def test_a_document_has_room_for_ten_thousand_nodes() -> None:
 
 
 @BOTH
-def test_the_verdict_of_many_large_failures_does_not_take_longer_with_more_nodes(coordinator: str) -> None:
+def test_the_outcome_of_many_large_failures_does_not_take_longer_with_more_nodes(coordinator: str) -> None:
     for nodes in (SMALL, LARGE):
         assert row(nodes, coordinator).seconds["end"] < 1.0
 
@@ -92,7 +92,7 @@ def test_every_node_is_told_the_whole_root_cause(coordinator: str) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.002, 0.005, 0.008, 0.011, 0.014, 0.02, 0.03, 0.2])
-def test_whoever_takes_over_amid_the_verdict_tells_all_the_same(delay: float) -> None:
+def test_whoever_takes_over_amid_the_outcome_tells_all_the_same(delay: float) -> None:
     found = told(failing(Kill(0, 5.0 + delay)))
 
     others = [each for each in found if each[0].partition("/")[0] != "n0"]
@@ -103,13 +103,13 @@ def test_whoever_takes_over_amid_the_verdict_tells_all_the_same(delay: float) ->
 
 @BOTH
 @pytest.mark.parametrize("delay", [0.002, 0.005, 0.008, 0.011])
-def test_the_verdict_waits_for_no_node_that_is_lost_with_the_root_cause(coordinator: str, delay: float) -> None:
+def test_the_outcome_waits_for_no_node_that_is_lost_with_the_root_cause(coordinator: str, delay: float) -> None:
     earlier = FailWorker(3, 4.99, workers=WORKERS, text=LENGTH)
     cluster = failing(earlier, Kill(3, 4.99 + delay), coordinator=coordinator)
 
     found = {(root.partition("/")[0], 1000 < length < LENGTH) for root, length in told(cluster)}
     assert found == {("n3", True)}  # as far as it had come
-    assert max(verdict.at for verdict in cluster.verdicts.values()) < 5.0 + HEARTBEAT + 5.0
+    assert max(outcome.at for outcome in cluster.outcomes.values()) < 5.0 + HEARTBEAT + 5.0
 
 
 @BOTH

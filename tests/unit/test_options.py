@@ -75,9 +75,16 @@ def test_a_time_that_is_not_above_0_is_refused(name: str, value: Any) -> None:
 def test_a_time_that_nobody_lives_to_see_is_one_that_can_be_counted(value: Any) -> None:
     keys = ("join_timeout", "last_call_timeout", "close_timeout", "reconnect_timeout", "heartbeat_timeout")
     found = read("c10d", dict.fromkeys(keys, value))
-    beats = read("c10d", {"keep_alive_interval": value, "keep_alive_max_attempt": 10**9}).heartbeat
+    heartbeats = read("c10d", {"keep_alive_interval": value, "keep_alive_max_attempt": 10**9}).heartbeat
 
-    times = (found.join_timeout, found.last_call, found.close_timeout, found.reconnect_timeout, found.heartbeat, beats)
+    times = (
+        found.join_timeout,
+        found.last_call,
+        found.close_timeout,
+        found.reconnect_timeout,
+        found.heartbeat,
+        heartbeats,
+    )
     assert {LONGEST_TIME} == set(times)
     assert LONGEST_TIME < threading.TIMEOUT_MAX
 

@@ -7,7 +7,7 @@ Rules of this file: data only, and what they look like in the store; when they a
 from __future__ import annotations
 
 from elasticlib.rendezvous.coordinator._state import Rules
-from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, key_place
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, COORDINATOR_HEARTBEAT, key_place
 from elasticlib.rendezvous.protocol._messages import (
     EPOCH_BITS,
     Announcement,
@@ -19,29 +19,32 @@ from elasticlib.rendezvous.protocol._messages import (
 from elasticlib.rendezvous.protocol._timing import TICK
 
 
-def hello(run_id: str, nonce: str, name: str, rules: Rules, *, signed: bool) -> Announcement:
+def announcement(run_id: str, nonce: str, name: str, rules: Rules, *, signed: bool) -> Announcement:
     """The greeting of the node *name*, which coordinates."""
     terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
     return Announcement(run_id, nonce, name, terms, rules.heartbeat, signed)
 
 
-def signed(hello: Announcement, pulse: CoordinatorHeartbeat, key: bytes | None) -> dict[str, bytes]:
+def signed(announcement: Announcement, heartbeat: CoordinatorHeartbeat, key: bytes | None) -> dict[str, bytes]:
     """Both, as they are written."""
-    pulses = key_place(hello.run_id, hello.nonce, PULSE)
-    return {HELLO: encode(hello, key, key_place(hello.run_id, "", HELLO)), PULSE: encode(pulse, key, pulses)}
+    place = key_place(announcement.run_id, announcement.nonce, COORDINATOR_HEARTBEAT)
+    return {
+        ANNOUNCEMENT: encode(announcement, key, key_place(announcement.run_id, "", ANNOUNCEMENT)),
+        COORDINATOR_HEARTBEAT: encode(heartbeat, key, place),
+    }
 
 
 def number(last: int, served: float, heartbeat: float) -> int:
-    """Of the next pulse: the ticks of *served* seconds, so that two pulses tell how much time lies between them."""
+    """Of the coordinator's next heartbeat: the ticks of *served* seconds, so that two of them tell the time between."""
     return max(last + 1, int(served / (heartbeat * TICK)) if heartbeat else 0)
 
 
 def count(epoch: int, number: int) -> int:
-    """Of pulse *number* of that epoch: above all of the epochs before."""
+    """Of heartbeat *number* of that epoch: above all of the epochs before."""
     return (epoch << EPOCH_BITS) + number
 
 
-def pulse(
+def heartbeat(
     nonce: str, epoch: int, number: int, status: str, remark: str, waiting: int, over: str, missed: tuple[Missed, ...]
 ) -> CoordinatorHeartbeat:
     """Pulse *number* of that epoch; a successor's count must be above ours, whatever it is."""

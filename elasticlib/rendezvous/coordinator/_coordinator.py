@@ -5,9 +5,9 @@ Who is in a round, when it starts and ends and why, and how the job ends. Pure.
                            |----all succeeded----------------------------------> over
                            '----failure, no budget--> closing --all stopped----> over
 
-Rules of this file: `step` is a function of state, event and time; time is the coordinator's monotonic
-seconds. A sealed round's seats never change. Each decision says why. Letters that repeat, or that speak of
-an older round, change nothing; a letter that is missing ends the job, for nobody knows what it said.
+Rules of this file: `step` is a function of state, event and time; time is the coordinator's monotonic seconds. A
+finalized round's rank assignments never change. Each decision says why. Messages that repeat, or that speak of an
+older round, change nothing; a message that is missing ends the job, for nobody knows what it said.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from elasticlib.rendezvous.coordinator._ending import (
     tell_end,
     worth_keeping,
 )
+from elasticlib.rendezvous.coordinator._finalizing import gather, status
 from elasticlib.rendezvous.coordinator._liveness import (
     asks_anew,
-    boxes,
     give_up,
     given_up,
     heard_again,
     listen_again,
     look,
+    mailboxes,
     missed,
     next_loss,
 )
 from elasticlib.rendezvous.coordinator._past import heard_of, remembering
-from elasticlib.rendezvous.coordinator._sealing import gather, status
 from elasticlib.rendezvous.coordinator._state import (
     AGENT_GONE,
     Action,
@@ -56,7 +56,7 @@ from elasticlib.rendezvous.coordinator._state import (
     State,
     WakeAt,
 )
-from elasticlib.rendezvous.protocol._exchange import box_name
+from elasticlib.rendezvous.protocol._exchange import mailbox_name
 from elasticlib.rendezvous.protocol._messages import (
     Acknowledgement,
     Close,
@@ -70,10 +70,10 @@ from elasticlib.rendezvous.protocol._messages import (
     Terms,
 )
 
-__all__ = ["abandon", "asks_again", "boxes", "given_up", "missed", "next_loss", "status", "step", "tell_end"]
+__all__ = ["abandon", "asks_again", "given_up", "mailboxes", "missed", "next_loss", "status", "step", "tell_end"]
 
 SILENT = "no heartbeat for {:g} s"
-"""Why a node is lost whose beats stay away."""
+"""Why a node is lost whose heartbeats stay away."""
 
 
 def step(state: State, event: Event, now: float) -> Outcome:
@@ -84,14 +84,14 @@ def step(state: State, event: Event, now: float) -> Outcome:
         if not heard and not isinstance(event.report, (Join, Close)):
             return _settle(state, now)  # a node that nobody knows any more: of thousands, the oldest are forgotten
         state = heard_of(state, node)
-        # Of a node that is not known, it may be forgotten that the letters before came.
+        # Of a node that is not known, it may be forgotten that the messages before came.
         if event.seq > heard + 1 and (heard or not state.past.horizon):
             state, actions = abandon(state, f"message {heard + 1} of node {node} is missing: {event.seq} came next")
         if event.seq > heard:
             state, more = _hear(evolve(state, heard={**state.heard, node: event.seq}), event, now)
             actions += more
         if not heard:  # also of those who are refused, or go again, while one round runs for days
-            state = remembering(state, event.pulse)
+            state = remembering(state, event.heartbeats)
     elif isinstance(event, Heartbeats):
         state, actions = _count(state, event.counts, now)
     state, more = _settle(state, now)
@@ -103,13 +103,13 @@ def abandon(state: State, why: str, kind: str = "closed") -> Outcome:
     return finish(state, Final(False, why, kind=kind)) if state.final is None else (state, ())
 
 
-def asks_again(state: State, node: str, box: str, now: float) -> State:
+def asks_again(state: State, node: str, mailbox: str, now: float) -> State:
     """
-    A *node* that has *box* still waits: for an answer that got lost, or it works in a former round.
+    A *node* that has *mailbox* still waits: for an answer that got lost, or it works in a former round.
 
     Whoever took the coordination over does not know whom the last one gave up: it listens to them.
     """
-    return listen_again(state, node, box, now) if node in state.heard and state.final is None else state
+    return listen_again(state, node, mailbox, now) if node in state.heard and state.final is None else state
 
 
 def _hear(state: State, event: Received, now: float) -> Outcome:
@@ -141,17 +141,17 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
 
 def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
     node, current = report.node, state.round
-    entry = Entry(node, box_name(node, seq), seq, report.descriptor, came=now, arrived=now)
+    entry = Entry(node, mailbox_name(node, seq), seq, report.descriptor, came=now, arrived=now)
     state = asks_anew(state, node)
     if state.final is not None:
-        return state, tell_end(state, node, entry.box)
+        return state, tell_end(state, node, entry.mailbox)
     known = _known(state, node)
     if known is not None:
         entry = evolve(entry, arrived=known.arrived, exits=known.exits, free_at=known.free_at)
     refusal = _refusal(state, report) or (None if known is not None else _places.refusal(state, entry, now))
     if refusal:
         state, actions = _part(state, node, refusal)
-        return state, (Send(entry.box, node, Final(False, refusal, kind="refused")), *actions)
+        return state, (Send(entry.mailbox, node, Final(False, refusal, kind="refused")), *actions)
     if known is None:
         state, entry = _places.arrived(state, entry, now)
     if node in state.waiting:
@@ -163,7 +163,7 @@ def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
     if current is None:
         return state, ()
     if node in current.entries and node not in current.stopped and node not in current.succeeded:
-        # A node that asks for a seat has no worker left, whatever it said before.
+        # A node that asks for ranks has no worker left, whatever it said before.
         current = evolve(current, stopped=current.stopped | {node})
         state = evolve(state, round=current)
     if current.end is not None or node in current.succeeded:
@@ -184,8 +184,8 @@ def _let_in(state: State, current: Round, node: str) -> Outcome:
 def _known(state: State, node: str) -> Entry | None:
     """The node as it is there now; None for one that is not."""
     current = state.round
-    seated = current.entries.get(node) if current is not None and node not in current.left else None
-    return state.waiting.get(node) or seated
+    assigned = current.entries.get(node) if current is not None and node not in current.left else None
+    return state.waiting.get(node) or assigned
 
 
 def _refusal(state: State, report: Join) -> str | None:
@@ -231,10 +231,10 @@ def _present(state: State) -> Iterator[Entry]:
 def _leave(state: State, report: Leave, now: float) -> Outcome:
     node, current = report.node, state.round
     entry = state.waiting.get(node)
-    seated = current is not None and node in current.entries
-    if entry is None and current is not None and seated and (node not in current.left or node in current.lost):
+    assigned = current is not None and node in current.entries
+    if entry is None and current is not None and assigned and (node not in current.left or node in current.lost):
         entry = current.entries[node]
-    still_runs = current is not None and seated and report.round == current.number
+    still_runs = current is not None and assigned and report.round == current.number
     by_itself = not report.why.startswith(AGENT_GONE)
     if entry is not None:
         disturbs = by_itself and _disturbs(current, node)
@@ -243,9 +243,9 @@ def _leave(state: State, report: Leave, now: float) -> Outcome:
     if entry is None:
         return state, actions
     final = Final(False, f"node {node} left: {report.why}", kind="left")
-    goodbye = Send(entry.box, node, final)
+    goodbye = Send(entry.mailbox, node, final)
     current = state.round
-    at_work = current is not None and current.end is None and (not seated or node in current.succeeded)
+    at_work = current is not None and current.end is None and (not assigned or node in current.succeeded)
     closing = current is not None and current.end is not None and not current.end.restart
     nobody = not state.waiting and (current is None or len(current.left) == len(current.entries))
     if by_itself and nobody and not at_work and not closing:
@@ -288,7 +288,7 @@ def _count(state: State, counts: Mapping[str, int], now: float) -> Outcome:
     if state.final is not None or not state.rules.heartbeat:
         return state, ()
     state, back = heard_again(state, counts)
-    told = tuple(Send(box, node, GivenUp(SILENT.format(state.rules.heartbeat))) for node, box in back)
+    told = tuple(Send(mailbox, node, GivenUp(SILENT.format(state.rules.heartbeat))) for node, mailbox in back)
     state, actions = _lose(*look(state, counts, now))
     return state, told + actions
 
@@ -296,7 +296,7 @@ def _count(state: State, counts: Mapping[str, int], now: float) -> Outcome:
 def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
     current, why = state.round, SILENT.format(state.rules.heartbeat)
     if current is not None and (current.end is None or not current.end.restart):
-        # A node that has succeeded owes nothing more to this round: its verdict waits for it.
+        # A node that has succeeded owes nothing more to this round: its outcome waits for it.
         silent = tuple(node for node in silent if node in state.waiting or node not in current.succeeded)
     if not silent:
         return state, ()
@@ -307,11 +307,11 @@ def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
     state = evolve(give_up(state, silent), waiting=waiting)
     if current is None:
         return state, told
-    seated = [node for node in silent if node in current.entries]
-    gone = [node for node in seated if node not in current.left]
+    assigned = [node for node in silent if node in current.entries]
+    gone = [node for node in assigned if node not in current.left]
     current = evolve(
         current,
-        stopped=current.stopped.union(seated) - current.succeeded,
+        stopped=current.stopped.union(assigned) - current.succeeded,
         left={**current.left, **dict.fromkeys(gone, f"lost: {why}")},
         lost=current.lost.union(gone),
     )
@@ -324,8 +324,8 @@ def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
 
 
 def _tell_given_up(entries: Iterable[Entry], why: str) -> tuple[Action, ...]:
-    """At once, as they may live, and only their beats be destroyed: they are heard when somebody lets them be."""
-    return tuple(Send(entry.box, entry.node, GivenUp(why)) for entry in entries)
+    """At once, as they may live, and only their heartbeats be destroyed: they are heard when somebody lets them be."""
+    return tuple(Send(entry.mailbox, entry.node, GivenUp(why)) for entry in entries)
 
 
 def _lose_workers(state: State, current: Round, report: Failed | Stopped, now: float) -> Outcome:

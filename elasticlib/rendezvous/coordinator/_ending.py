@@ -1,7 +1,7 @@
 """
 How a round ends, and how the job does. Pure.
 
-Rules of this file: nodes that left are told nothing; who waits for a seat has done with the last round and
+Rules of this file: nodes that left are told nothing; who waits for ranks has done with the last round and
 is told only how the job ended. Failures spend the job's restarts, arrivals and leaves do not, and losses
 do when they repeat.
 """
@@ -31,7 +31,7 @@ def end_round(state: State, current: Round, why: str, *, restart: bool) -> Outco
     end = RoundEnd(current.number, line(why), restart)
     present = (entry for entry in current.entries.values() if entry.node not in current.left)
     told = (entry for entry in present if entry.node not in state.waiting)
-    actions = tuple(Send(entry.box, entry.node, end) for entry in told)
+    actions = tuple(Send(entry.mailbox, entry.node, end) for entry in told)
     return evolve(state, round=evolve(current, end=end)), actions
 
 
@@ -63,7 +63,7 @@ def asks(state: State, current: Round, *, gone: bool) -> tuple[Outcome, bool]:
         return (state, ()), True
     entry = state.waiting.get(root.node) or current.entries[root.node]
     state = evolve(state, round=evolve(current, asked=current.asked | {root.node}))
-    return (state, (Send(entry.box, entry.node, Elaborate(current.number)),)), True
+    return (state, (Send(entry.mailbox, entry.node, Elaborate(current.number)),)), True
 
 
 def finish(state: State, final: Final) -> Outcome:
@@ -74,7 +74,7 @@ def finish(state: State, final: Final) -> Outcome:
         present = (entry for entry in state.round.entries.values() if entry.node not in state.round.left)
         for entry in present:
             audience.setdefault(entry.node, entry)
-    actions = tuple(Send(entry.box, entry.node, final) for entry in audience.values())
+    actions = tuple(Send(entry.mailbox, entry.node, final) for entry in audience.values())
     return evolve(state, final=final), actions
 
 
@@ -98,8 +98,8 @@ def losses_after(losses: Mapping[str, int], current: Round) -> Mapping[str, int]
         return {}
     if not losses and not current.lost:
         return losses
-    seated = {host_of(node) for node in current.entries}
-    elsewhere = {host: times for host, times in losses.items() if host not in seated}
+    assigned = {host_of(node) for node in current.entries}
+    elsewhere = {host: times for host, times in losses.items() if host not in assigned}
     after = elsewhere | {host: losses.get(host, 0) + 1 for host in sorted({host_of(node) for node in current.lost})}
     return dict(list(after.items())[-REMEMBERED:])
 
@@ -140,8 +140,8 @@ def describe(node: str, root: Cause | None) -> str:
     return f"rank {note.rank} on node {host_of(root.node)} {how}" + (f" ({line(said[0])})" if said else "")
 
 
-def tell_end(state: State, node: str, box: str) -> tuple[Send, ...]:
-    """How the job ended, if it has, for a *node* that waits there: its own verdict, or that it comes too late."""
+def tell_end(state: State, node: str, mailbox: str) -> tuple[Send, ...]:
+    """How the job ended, if it has, for a *node* that waits there: its own outcome, or that it comes too late."""
     final, current = state.final, state.round
     if final is None:
         return ()
@@ -149,4 +149,4 @@ def tell_end(state: State, node: str, box: str) -> tuple[Send, ...]:
         current is None or (node not in current.succeeded and node not in current.entries.keys() - current.left.keys())
     ):
         final = Final(False, f"the job had ended: {final.why}", kind="closed")
-    return (Send(box, node, final),)
+    return (Send(mailbox, node, final),)

@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 from elasticlib._untrusted import name, shown
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._garbage import Garbage
-from elasticlib.rendezvous.coordinator._liveness import boxes
+from elasticlib.rendezvous.coordinator._liveness import mailboxes
 from elasticlib.rendezvous.coordinator._outbox import Outbox
 from elasticlib.rendezvous.coordinator._snapshot import decode_state, encode_state
 from elasticlib.rendezvous.coordinator._state import State
@@ -31,7 +31,8 @@ OBJECTION = 1.0
 """
 Share of the heartbeat time in which every node hears of a new coordinator and is heard, or has stopped its workers.
 
-Beats come after 0.3 of it; one that comes back without a pulse that is not older than the last one does not count.
+Heartbeats come after 0.3 of it; one that comes back without a coordinator's heartbeat that is not older than the last
+one does not count.
 """
 ADVICE = "; another program writes to this job's keys: give each job its own --rdzv-id, or restrict access to the store"
 _MARK = b"signed:"
@@ -47,7 +48,7 @@ class Handover:
     epoch: int
     """How often the coordination had been taken over."""
     state: State
-    mail: Outbox
+    outbox: Outbox
     garbage: Garbage
 
     @property
@@ -59,7 +60,11 @@ class Handover:
 def write_handover(memory: Handover, run_id: str, key: bytes | None, now: float) -> bytes:
     """The text; *now* is the time of the clock that the memory was made with."""
     state = encode_state(memory.state, now).decode("ascii")
-    parts = {"state": state, "mail": memory.mail.plain(memory.state), "gone": memory.garbage.plain(boxes(memory.state))}
+    parts = {
+        "state": state,
+        "mail": memory.outbox.plain(memory.state),
+        "gone": memory.garbage.plain(mailboxes(memory.state)),
+    }
     body = {"v": VERSION, "nonce": memory.nonce, "epoch": memory.epoch, **parts}
     text = json.dumps(body, separators=(",", ":")).encode("ascii")
     return text if key is None else b"%s%s:%s" % (_MARK, _signature(text, run_id, key), text)
@@ -76,8 +81,8 @@ def read_handover(data: bytes | None, run_id: str, key: bytes | None, now: float
         if type(epoch) is not int or not 0 <= epoch < LAST_EPOCH:
             raise ValueError(f"its epoch {shown(epoch)} is not a number of takeovers")
         state = _reserved(decode_state(body["state"].encode("ascii"), now), now, key is not None)
-        mail, garbage = Outbox.from_plain(body["mail"], state, now), Garbage.from_plain(body["gone"], now)
-        return Handover(nonce, epoch, state, mail, garbage)
+        outbox, garbage = Outbox.from_plain(body["mail"], state, now), Garbage.from_plain(body["gone"], now)
+        return Handover(nonce, epoch, state, outbox, garbage)
     except (*_DAMAGES, RendezvousStateError) as error:
         raise RendezvousStateError(f"the coordinator's document is damaged: {error!r:.400}") from error
 

@@ -1,9 +1,9 @@
 """
-What nodes write, checked as the coordinator reads it: letters and beats. Pure.
+What nodes write, checked as the coordinator reads it: messages and heartbeats. Pure.
 
 Rules of this file: what cannot be read, is too long or is not from where it says it is, is refused with a line for
-people, and is nothing else. Of the beats of a box the one with the highest count holds: a lower one is of the past,
-whoever wrote it again.
+people, and is nothing else. Of the heartbeats of a mailbox the one with the highest count holds: a lower one is of the
+past, whoever wrote it again.
 """
 
 from __future__ import annotations
@@ -19,60 +19,62 @@ from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._past import doubt
 from elasticlib.rendezvous.coordinator._state import State
 from elasticlib.rendezvous.protocol._codec import Place
-from elasticlib.rendezvous.protocol._exchange import beat_key, key_place, report_place
+from elasticlib.rendezvous.protocol._exchange import heartbeat_key, key_place, report_place
 from elasticlib.rendezvous.protocol._messages import Envelope, Message, NodeHeartbeat, decode
 from elasticlib.rendezvous.protocol._operations import Log, refuse
-from elasticlib.rendezvous.protocol._shortening import LETTER
+from elasticlib.rendezvous.protocol._shortening import ENVELOPE
 
 _Kind = TypeVar("_Kind", NodeHeartbeat, Envelope)
 
 
 @define
 class Incoming:
-    """The letters and beats of one job."""
+    """The messages and heartbeats of one job."""
 
     run_id: str = ""
     key: bytes | None = None
     _refusals: Refusals = Factory(Refusals)
     _latest: dict[str, NodeHeartbeat] = Factory(dict)
-    """By box."""
+    """By mailbox."""
 
     def copy(self) -> Self:
         """The same, to be changed apart."""
         return type(self)(self.run_id, self.key, self._refusals, dict(self._latest))
 
-    def letter(self, data: bytes, nonce: str, state: State, now: float) -> tuple[Envelope | None, tuple[Log, ...]]:
-        """The letter that *data* holds, if it does; *nonce* is that of this beginning of the job, of that *state*."""
+    def envelope(self, data: bytes, nonce: str, state: State, now: float) -> tuple[Envelope | None, tuple[Log, ...]]:
+        """The message that *data* holds, if it does; *nonce* is that of this beginning of the job, of that *state*."""
 
         def place(message: Message) -> str:  # whom it is from must be known to check that it is from them
             if not isinstance(message, Envelope):
                 raise ValueError(f"a node cannot post a {type(message).__name__}")
             return report_place(self.run_id, nonce, message.report.node, message.seq)
 
-        if len(data) > LETTER:
-            error = f"the inbox holds {len(data):,} bytes, and a message has at most {LETTER:,}"
+        if len(data) > ENVELOPE:
+            error = f"the inbox holds {len(data):,} bytes, and a message has at most {ENVELOPE:,}"
             return None, self._refuse("report", error, now)
-        letter, said = self._decode(Envelope, "report", data, place, now)
-        if letter is not None and (why := doubt(state, letter.report)):
+        envelope, said = self._decode(Envelope, "report", data, place, now)
+        if envelope is not None and (why := doubt(state, envelope.report)):
             return None, self._refuse("report", why, now)
-        return letter, said
+        return envelope, said
 
-    def beat(
-        self, box: str, data: bytes | None, nonce: str, now: float
+    def heartbeat(
+        self, mailbox: str, data: bytes | None, nonce: str, now: float
     ) -> tuple[NodeHeartbeat | None, tuple[Log, ...]]:
-        """The beat that *data* holds, or the one that is known already if this one is older."""
+        """The heartbeat that *data* holds, or the one that is known already if this one is older."""
         if data is None:
             return None, ()
-        beat, said = self._decode(NodeHeartbeat, "heartbeat", data, key_place(self.run_id, nonce, beat_key(box)), now)
-        known = self._latest.get(box)
-        if beat is not None and (known is None or beat.count >= known.count):
-            self._latest[box] = beat
-        return None if beat is None else self._latest[box], said
+        heartbeat, said = self._decode(
+            NodeHeartbeat, "heartbeat", data, key_place(self.run_id, nonce, heartbeat_key(mailbox)), now
+        )
+        known = self._latest.get(mailbox)
+        if heartbeat is not None and (known is None or heartbeat.count >= known.count):
+            self._latest[mailbox] = heartbeat
+        return None if heartbeat is None else self._latest[mailbox], said
 
-    def counts(self, boxes: Collection[str]) -> dict[str, int]:
-        """How often each of them beat; beats of others are forgotten."""
-        self._latest = {box: self._latest[box] for box in boxes if box in self._latest}
-        return {box: beat.count for box, beat in self._latest.items()}
+    def counts(self, mailboxes: Collection[str]) -> dict[str, int]:
+        """How many heartbeats each of them sent; heartbeats of others are forgotten."""
+        self._latest = {mailbox: self._latest[mailbox] for mailbox in mailboxes if mailbox in self._latest}
+        return {mailbox: heartbeat.count for mailbox, heartbeat in self._latest.items()}
 
     def _decode(
         self, kind: type[_Kind], name: str, data: bytes, place: Place, now: float

@@ -2,7 +2,7 @@
 Who is silent. Pure.
 
 Rules of this file: counters are compared, never clocks of two hosts: a node whose count grows lives, and the
-coordinator times with its own clock how long one has not. A count that is lower than before is a beat of the
+coordinator times with its own clock how long one has not. A count that is lower than before is a heartbeat of the
 past which somebody wrote again. A coordinator that did not look for a while was paused itself, or is new: it blames
 nobody for what it did not see.
 """
@@ -18,25 +18,25 @@ from elasticlib.rendezvous.protocol._messages import Missed
 
 MISSED = 0.45
 """
-Share of the heartbeat time for which no beat of a node came, whose beats are missed.
+Share of the heartbeat time for which no heartbeat of a node came, whose heartbeats are missed.
 
-Between two beats lie 0.3 of it, and the coordinator looks after each 0.1. A node hears of it with its next beat or
-the one after it, at 0.9 of that time at the latest, and has workers that are to be gone by the end of it.
+Between two heartbeats lie 0.3 of it, and the coordinator looks after each 0.1. A node hears of it with its next
+heartbeat or the one after it, at 0.9 of that time at the latest, and has workers that are to be gone by the end of it.
 """
 MOST_MISSED = 32
-"""Nodes whose beats are said to be missed, in every pulse."""
+"""Nodes whose heartbeats are said to be missed, in every heartbeat of the coordinator."""
 REMEMBERED = 64
 """Nodes that were given up and are still listened to."""
 
 
-def boxes(state: State) -> Mapping[str, str]:
+def mailboxes(state: State) -> Mapping[str, str]:
     """
-    The box of each node whose beats count.
+    The mailbox of each node whose heartbeats count.
 
     These are all that wait or are in the round, but for those that were lost; a node that leaves counts until
     its workers are gone.
     """
-    return {node: entry.box for node, entry in _watched(state).items()}
+    return {node: entry.mailbox for node, entry in _watched(state).items()}
 
 
 def _watched(state: State) -> Mapping[str, Entry]:
@@ -50,21 +50,23 @@ def _watched(state: State) -> Mapping[str, Entry]:
 
 
 def given_up(state: State) -> Mapping[str, str]:
-    """The box of each node that was lost, and is told so if it is heard again."""
-    return {node: sighting.box for node, sighting in state.watch.given_up.items()}
+    """The mailbox of each node that was lost, and is told so if it is heard again."""
+    return {node: sighting.mailbox for node, sighting in state.watch.given_up.items()}
 
 
 def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tuple[str, ...]]:
-    """What the beats tell: the nodes that were silent for longer than they may be."""
+    """What the heartbeats tell: the nodes that were silent for longer than they may be."""
     watch, patience = state.watch, state.rules.heartbeat
     was_away = watch.at is None or now - watch.at > patience / 2
     sightings: dict[str, Sighting] = {}
     silent = []
     for node, entry in _watched(state).items():
-        known, count = watch.sightings.get(node), counts.get(entry.box)
-        old = known if known is not None and known.box == entry.box else Sighting(entry.box, None, entry.came)
+        known, count = watch.sightings.get(node), counts.get(entry.mailbox)
+        old = (
+            known if known is not None and known.mailbox == entry.mailbox else Sighting(entry.mailbox, None, entry.came)
+        )
         if count is not None and (old.count is None or count > old.count):
-            sightings[node] = Sighting(entry.box, count, now)
+            sightings[node] = Sighting(entry.mailbox, count, now)
         elif was_away:
             sightings[node] = evolve(old, at=now)
         else:
@@ -79,11 +81,11 @@ def give_up(state: State, silent: Iterable[str]) -> State:
     return _listen(state, {node: state.watch.sightings[node] for node in silent})
 
 
-def listen_again(state: State, node: str, box: str, now: float) -> State:
-    """The *node* has no part in the job any more; should it beat there, it is told so."""
+def listen_again(state: State, node: str, mailbox: str, now: float) -> State:
+    """The *node* has no part in the job any more; should it send heartbeats there, it is told so."""
     if node in state.watch.given_up or node in _watched(state):
         return state
-    return _listen(state, {node: Sighting(box, None, now)})
+    return _listen(state, {node: Sighting(mailbox, None, now)})
 
 
 def _listen(state: State, lost: Mapping[str, Sighting]) -> State:
@@ -92,12 +94,12 @@ def _listen(state: State, lost: Mapping[str, Sighting]) -> State:
 
 
 def heard_again(state: State, counts: Mapping[str, int]) -> tuple[State, tuple[tuple[str, str], ...]]:
-    """Nodes that were given up and beat on, each with its box; they are told once."""
+    """Nodes that were given up and still send heartbeats, each with its mailbox; they are told once."""
     lost = state.watch.given_up
     back = {
-        node: seen.box
+        node: seen.mailbox
         for node, seen in lost.items()
-        if (count := counts.get(seen.box)) is not None and (seen.count is None or count > seen.count)
+        if (count := counts.get(seen.mailbox)) is not None and (seen.count is None or count > seen.count)
     }
     if not back:
         return state, ()
@@ -114,7 +116,7 @@ def asks_anew(state: State, node: str) -> State:
 
 
 def missed(state: State) -> tuple[Missed, ...]:
-    """The nodes whose beats were missed when they were last read, those who will be lost first."""
+    """The nodes whose heartbeats were missed when they were last read, those who will be lost first."""
     watch = state.watch
     if watch.at is None:
         return ()
@@ -124,10 +126,10 @@ def missed(state: State) -> tuple[Missed, ...]:
 
 
 def is_missed(state: State, entry: Entry) -> bool:
-    """Whether the node's beats were missed when they were last read: soon it is heard again, or lost."""
+    """Whether the node's heartbeats were missed when they were last read: soon it is heard again, or lost."""
     watch = state.watch
     seen = watch.sightings.get(entry.node)
-    if watch.at is None or seen is None or seen.box != entry.box:
+    if watch.at is None or seen is None or seen.mailbox != entry.mailbox:
         return False
     return seen.at <= watch.at - MISSED * state.rules.heartbeat
 

@@ -1,7 +1,7 @@
 """
-Letters that their nodes saw in the store, and that never came to the coordinator. Pure.
+Messages that their nodes saw in the store, and that never came to the coordinator. Pure.
 
-Rules of this file: a letter may still be on its way; one that has not come within the heartbeat time was removed by
+Rules of this file: a message may still be on its way; one that has not come within the heartbeat time was removed by
 somebody. Times are the coordinator's seconds.
 """
 
@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 @define
 class Missing:
-    """The number of a letter that was said and not heard, by node, and since when that is known."""
+    """The number of a message that was said and not heard, by node, and since when that is known."""
 
     _since: dict[str, tuple[int, float]] = Factory(dict)
 
@@ -24,7 +24,7 @@ class Missing:
         return type(self)(dict(self._since))
 
     def look(self, node: str, said: int, heard: int, now: float, patience: float) -> int | None:
-        """The number of the letter that was removed; None where none was."""
+        """The number of the message that was removed; None where none was."""
         if said <= heard:
             self._since.pop(node, None)
             return None

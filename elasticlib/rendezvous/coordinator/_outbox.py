@@ -1,10 +1,10 @@
 """
 The coordinator's outgoing mail: what is to be written, and what may have to be written again. Pure.
 
-Rules of this file: bookkeeping only; times are the coordinator's seconds. A notice is kept until a beat of
-its node says that it was read, or until a newer box of the node takes its place. It is kept as what it says: a
-thousand nodes that are told the same share one object, and one text in what a successor gets. Boxes have the names
-that `box_name` makes.
+Rules of this file: bookkeeping only; times are the coordinator's seconds. A notice is kept until a heartbeat of
+its node says that it was read, or until a newer mailbox of the node takes its place. It is kept as what it says: a
+thousand nodes that are told the same share one object, and one text in what a successor gets. Mailboxes have the names
+that `mailbox_name` makes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing_extensions import Self
 
 from elasticlib import _untrusted
 from elasticlib.rendezvous.coordinator._state import State
-from elasticlib.rendezvous.protocol._exchange import CAUSE, box_key
+from elasticlib.rendezvous.protocol._exchange import CAUSE, mailbox_key
 from elasticlib.rendezvous.protocol._messages import Failed, Final, Message, RankAssignment, Told, decode, encode
 from elasticlib.rendezvous.protocol._shortening import brief, refers
 
-_LONGEST_BOX = _untrusted.LONGEST_NAME + 1 + 20
-"""Characters in the name of a box: a node's, and the number of a letter."""
+_LONGEST_MAILBOX = _untrusted.LONGEST_NAME + 1 + 20
+"""Characters in the name of a mailbox: a node's, and the number of a message."""
 
 
 @frozen
@@ -33,36 +33,36 @@ class _Notice:
 
 @define
 class Outbox:
-    """Notices on their way, by box."""
+    """Notices on their way, by mailbox."""
 
     _told: dict[str, int] = Factory(dict)
-    """How many notices each box was given."""
+    """How many notices each mailbox was given."""
     _unread: dict[str, dict[int, _Notice]] = Factory(dict)
     _due: dict[str, Told] = Factory(dict)
-    _boxes: dict[str, str] = Factory(dict)
-    """The latest box of each node."""
+    _mailboxes: dict[str, str] = Factory(dict)
+    """The latest mailbox of each node."""
     unparted: set[str] = Factory(set)
     """Nodes that were told how the job ended, and have not said that they read it."""
 
     def copy(self) -> Self:
         """The same, to be changed apart."""
-        told, unread, due, boxes = dict(self._told), dict(self._unread), dict(self._due), dict(self._boxes)
-        return type(self)(told, unread, due, boxes, set(self.unparted))
+        told, unread, due, mailboxes = dict(self._told), dict(self._unread), dict(self._due), dict(self._mailboxes)
+        return type(self)(told, unread, due, mailboxes, set(self.unparted))
 
-    def next_index(self, box: str) -> int:
-        """The number of the next notice in *box*."""
-        return self._told.get(box, 0)
+    def next_index(self, mailbox: str) -> int:
+        """The number of the next notice in *mailbox*."""
+        return self._told.get(mailbox, 0)
 
-    def add(self, box: str, node: str, notice: Told, now: float) -> int:
-        """Put a notice among what is to be written; how many the box was given now."""
-        old = self._boxes.get(node)
-        if old is not None and old != box:
+    def add(self, mailbox: str, node: str, notice: Told, now: float) -> int:
+        """Put a notice among what is to be written; how many the mailbox was given now."""
+        old = self._mailboxes.get(node)
+        if old is not None and old != mailbox:
             self._told.pop(old, None)
-        self._boxes[node] = box
-        index = self._told.get(box, 0)
-        self._told[box] = index + 1
-        self._unread[box] = {**self._unread.get(box, {}), index: _Notice(notice, now)}
-        self._due[box_key(box, index)] = notice
+        self._mailboxes[node] = mailbox
+        index = self._told.get(mailbox, 0)
+        self._told[mailbox] = index + 1
+        self._unread[mailbox] = {**self._unread.get(mailbox, {}), index: _Notice(notice, now)}
+        self._due[mailbox_key(mailbox, index)] = notice
         if isinstance(notice, Final):
             self.unparted.add(node)
         return index + 1
@@ -77,72 +77,72 @@ class Outbox:
         if not keep:
             self._unread = {}
 
-    def note(self, box: str, read: int) -> None:
-        """The node has read the first *read* notices of its box."""
-        unread = self._unread.get(box)
+    def note(self, mailbox: str, read: int) -> None:
+        """The node has read the first *read* notices of its mailbox."""
+        unread = self._unread.get(mailbox)
         if unread:
-            self._unread[box] = {index: notice for index, notice in unread.items() if index >= read}
+            self._unread[mailbox] = {index: notice for index, notice in unread.items() if index >= read}
 
-    def opened(self, node: str, box: str) -> None:
-        """The node looks into no older box any more."""
-        old = self._boxes.get(node)
-        if old is not None and old != box:
+    def opened(self, node: str, mailbox: str) -> None:
+        """The node looks into no older mailbox any more."""
+        old = self._mailboxes.get(node)
+        if old is not None and old != mailbox:
             self._unread.pop(old, None)
 
-    def is_parted(self, node: str, box: str, state: State) -> bool:
-        """Whether it is not known any more what the node was told there, as it needs no mail."""
-        known = self._boxes.get(node)
+    def is_parted(self, node: str, mailbox: str, state: State) -> bool:
+        """Whether it is not known any more what the node was told there, as it needs no notices."""
+        known = self._mailboxes.get(node)
         gone = state.final is not None or (state.round is not None and node in state.round.left)
-        return gone if known is None else known != box
+        return gone if known is None else known != mailbox
 
-    def expect(self, node: str, box: str) -> None:
+    def expect(self, node: str, mailbox: str) -> None:
         """The node is to be told the end there."""
-        self._boxes[node] = box
-        self._told.setdefault(box, 0)
+        self._mailboxes[node] = mailbox
+        self._told.setdefault(mailbox, 0)
         self.unparted.add(node)
 
     def unsure(self) -> Mapping[str, str]:
-        """Nodes that have not said that they read the end, though nothing of it lies unread in their box."""
-        return {node: box for node in self.unparted if not self._unread.get(box := self._boxes[node])}
+        """Nodes that have not said that they read the end, though nothing of it lies unread in their mailbox."""
+        return {node: mailbox for node in self.unparted if not self._unread.get(mailbox := self._mailboxes[node])}
 
-    def catch_up(self, node: str, box: str, read: int) -> None:
+    def catch_up(self, node: str, mailbox: str, read: int) -> None:
         """The node has read more there than is known here."""
-        self._boxes[node], self._told[box] = box, read
-        self._unread.pop(box, None)
+        self._mailboxes[node], self._told[mailbox] = mailbox, read
+        self._unread.pop(mailbox, None)
 
     def give_up(self, node: str) -> None:
         """The node is gone: what it did not read is not written again."""
-        self._unread.pop(self._boxes.get(node, ""), None)
+        self._unread.pop(self._mailboxes.get(node, ""), None)
 
     def retain(self, nodes: Collection[str]) -> None:
         """Forget all others."""
-        for node in [node for node in self._boxes if node not in nodes]:
+        for node in [node for node in self._mailboxes if node not in nodes]:
             self.part(node)
 
     def part(self, node: str) -> None:
-        """The node needs no mail any more."""
+        """The node needs no notices any more."""
         self.unparted.discard(node)
-        box = self._boxes.pop(node, None)
-        if box is not None:
-            self._told.pop(box, None)
-            self._unread.pop(box, None)
+        mailbox = self._mailboxes.pop(node, None)
+        if mailbox is not None:
+            self._told.pop(mailbox, None)
+            self._unread.pop(mailbox, None)
 
-    def box_of(self, node: str) -> str:
-        """The latest box of the node; empty when it needs no mail any more."""
-        return self._boxes.get(node, "")
+    def mailbox_of(self, node: str) -> str:
+        """The latest mailbox of the node; empty when it needs no notices any more."""
+        return self._mailboxes.get(node, "")
 
     def remind(self, now: float, patience: float) -> None:
         """Write again what was not read for *patience* seconds."""
-        for box, notices in self._unread.items():
+        for mailbox, notices in self._unread.items():
             late = {index: evolve(notice, at=now) for index, notice in notices.items() if now >= notice.at + patience}
             if late:
-                self._unread[box] = {**notices, **late}
-                self._due.update({box_key(box, index): notice.notice for index, notice in late.items()})
+                self._unread[mailbox] = {**notices, **late}
+                self._due.update({mailbox_key(mailbox, index): notice.notice for index, notice in late.items()})
 
     def shorten(self) -> None:
         """Say less of how the job ended, where that was not read yet."""
-        for box, notices in self._unread.items():
-            self._unread[box] = {
+        for mailbox, notices in self._unread.items():
+            self._unread[mailbox] = {
                 index: evolve(each, notice=brief(each.notice)) if isinstance(each.notice, Final) else each
                 for index, each in notices.items()
             }
@@ -150,28 +150,28 @@ class Outbox:
     def plain(self, state: State) -> dict[str, Any]:
         """As a JSON object, for whoever takes over with that *state*; what the state says is not said again."""
         texts: dict[Told, int] = {}
-        seats = () if state.round is None else state.round.seats
+        assignments = () if state.round is None else state.round.assignments
 
         def place(notice: Told) -> int | None:
             if notice == state.final:
                 return None
             if (
                 isinstance(notice, RankAssignment)
-                and notice.group_rank < len(seats)
-                and notice == seats[notice.group_rank]
+                and notice.group_rank < len(assignments)
+                and notice == assignments[notice.group_rank]
             ):
                 return -1 - notice.group_rank
             return texts.setdefault(notice, len(texts))
 
-        boxes = {
-            box: [
-                self._told[box],
+        mailboxes = {
+            mailbox: [
+                self._told[mailbox],
                 int(node in self.unparted),
-                [[index, place(each.notice)] for index, each in self._unread.get(box, {}).items()],
+                [[index, place(each.notice)] for index, each in self._unread.get(mailbox, {}).items()],
             ]
-            for node, box in self._boxes.items()
+            for node, mailbox in self._mailboxes.items()
         }
-        return {"boxes": boxes, "texts": [encode(notice).decode("ascii") for notice in texts]}
+        return {"boxes": mailboxes, "texts": [encode(notice).decode("ascii") for notice in texts]}
 
     @classmethod
     def from_plain(cls, body: Mapping[str, Any], state: State, now: float) -> Self:
@@ -180,7 +180,7 @@ class Outbox:
 
         Raises ValueError, KeyError, IndexError or TypeError for anything else.
         """
-        mail = cls()
+        outbox = cls()
         texts = [_notice(text) for text in _untrusted.exactly(body["texts"], list)]
 
         def at(place: int | None) -> Told:
@@ -190,18 +190,18 @@ class Outbox:
                 return texts[place]
             if place is None or state.round is None:
                 raise ValueError(f"the outbox names the node {_untrusted.shown(place)}, which is not known")
-            return state.round.seats[-1 - place]
+            return state.round.assignments[-1 - place]
 
-        for box, (told, unparted, unread) in _untrusted.exactly(body["boxes"], dict).items():
-            node = _untrusted.name(box, _LONGEST_BOX).rpartition("/")[0]
-            mail._told[box], mail._boxes[node] = _untrusted.whole(told, 0), box
+        for mailbox, (told, unparted, unread) in _untrusted.exactly(body["boxes"], dict).items():
+            node = _untrusted.name(mailbox, _LONGEST_MAILBOX).rpartition("/")[0]
+            outbox._told[mailbox], outbox._mailboxes[node] = _untrusted.whole(told, 0), mailbox
             if unparted:
-                mail.unparted.add(node)
+                outbox.unparted.add(node)
             notices = {_untrusted.whole(index, 0): _Notice(at(place), now) for index, place in unread}
             if notices:
-                mail._unread[box] = notices
-                mail._due.update({box_key(box, index): each.notice for index, each in notices.items()})
-        return mail
+                outbox._unread[mailbox] = notices
+                outbox._due.update({mailbox_key(mailbox, index): each.notice for index, each in notices.items()})
+        return outbox
 
 
 def referring(due: Mapping[str, Told]) -> dict[str, Message]:

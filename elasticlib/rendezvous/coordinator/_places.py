@@ -22,7 +22,7 @@ from elasticlib.rendezvous.coordinator._state import Entry, Exits, Rules, State,
 STEADY = 60.0
 """Heartbeats after its arrival for which a node that goes has done no harm."""
 PAUSES = (0.0, 1.0, 2.0, 4.0)
-"""Heartbeats from the first, second, ... exit in a row until the place gets a seat again; after that it gets none."""
+"""Heartbeats from the first, second, ... exit in a row until the place gets ranks again; after that it gets none."""
 _HEARTBEAT = 10.0
 """Where the job has none."""
 _LONGEST_WHY = 200
@@ -40,7 +40,7 @@ def place_of(entry: Entry) -> str:
 
 
 def refusal(state: State, entry: Entry, now: float) -> str | None:
-    """Why the newcomer of *entry* gets no seat, if it gets none."""
+    """Why the newcomer of *entry* gets no ranks, if it gets none."""
     place = place_of(entry)
     worst = _worst(_counting(state, place, now))
     if worst is None or not _is_refused(worst):
@@ -52,7 +52,7 @@ def refusal(state: State, entry: Entry, now: float) -> str | None:
 
 
 def arrived(state: State, entry: Entry, now: float) -> tuple[State, Entry]:
-    """A newcomer asks for a seat, which it may have to pause for."""
+    """A newcomer asks for ranks, which it may have to pause for."""
     place = place_of(entry)
     if place not in state.exits:
         return state, entry
@@ -87,7 +87,7 @@ def gone(state: State, entries: Iterable[Entry]) -> State:
 
 
 def refused(state: State) -> str:
-    """The places that get no seat any more, for people; empty where there are none."""
+    """The places that get no ranks any more, for people; empty where there are none."""
     lost = [
         f"{place}, which joined and left {its.times} times"
         for place, known in state.exits.items()

@@ -40,16 +40,16 @@ def order(nodes: Mapping[str, Descriptor], last: Sequence[str] = ()) -> tuple[st
 def assign(
     descriptors: Sequence[Descriptor], round: int, restart_count: int, max_restarts: int, why: str
 ) -> tuple[RankAssignment, ...]:
-    """The seats of a round, for nodes given in the order of their group ranks."""
+    """The rank assignments of a round, for nodes given in the order of their group ranks."""
     world_size = sum(descriptor.slots for descriptor in descriptors)
     role_sizes: Counter[str] = Counter()
     for descriptor in descriptors:
         role_sizes[descriptor.role] += descriptor.slots
-    seats: list[RankAssignment] = []
+    assignments: list[RankAssignment] = []
     rank_base = 0
     role_bases: Counter[str] = Counter()
     for group_rank, descriptor in enumerate(descriptors):
-        seat = RankAssignment(
+        assignment = RankAssignment(
             round=round,
             group_rank=group_rank,
             group_world_size=len(descriptors),
@@ -63,7 +63,7 @@ def assign(
             master_port=descriptors[0].store_port,
             why=why,
         )
-        seats.append(seat)
+        assignments.append(assignment)
         rank_base += descriptor.slots
         role_bases[descriptor.role] += descriptor.slots
-    return tuple(seats)
+    return tuple(assignments)

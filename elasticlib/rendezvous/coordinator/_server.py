@@ -1,9 +1,9 @@
 """
 The coordinator as the store sees it: what it reads and writes, and in which order. Pure.
 
-    Load --> Save --> greeting --> Receive --> (Read beats) --> Save, Write, greeting, Discard --> Receive --> ...
+    Load --> Save --> greeting --> Receive --> (Read heartbeats) --> Save, Write, greeting, Discard --> Receive --> ...
 
-What was decided is in the journal, where there is one, before anybody is told: whoever takes over tells it again.
+What was decided is in the state log, where there is one, before anybody is told: whoever takes over tells it again.
 
 Rules of this file: no decision is made here (`_coordinator` does); `Server.step` is a function of the server, an
 event and the time: it returns the next server and what is to be done. A thread (`node._coordinator_host`) and the
@@ -30,13 +30,13 @@ from elasticlib.rendezvous.coordinator._missing import Missing
 from elasticlib.rendezvous.coordinator._outbox import Outbox, referring
 from elasticlib.rendezvous.coordinator._state import ClearStore, Heartbeats, Received, Send, State, Tick, WakeAt
 from elasticlib.rendezvous.protocol import _messages as messages
-from elasticlib.rendezvous.protocol._exchange import Posted, beat_key, box_name, key_place
+from elasticlib.rendezvous.protocol._exchange import Posted, heartbeat_key, key_place, mailbox_name
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._timing import INTERVAL
 
 LOOK = 0.1
-"""Share of the heartbeat time between two readings of all beats."""
+"""Share of the heartbeat time between two readings of all heartbeats."""
 _SHORTEST_LOOK = 0.01
 REFUSALS = 2
 """Of the document, by the store, before there is nothing more to leave out of it."""
@@ -65,17 +65,17 @@ class Server:
     refused: int = 0
     """How often the store would not take the document."""
     _epoch: int = 0
-    _mail: Outbox = field(factory=Outbox)
+    _outbox: Outbox = field(factory=Outbox)
     _interval: float = 0.0
     _receives: bool = False
     _posted: tuple[Posted, ...] = ()
     """What came, and is to be forgotten once what followed from it is written."""
     _reads: tuple[tuple[str, str], ...] = ()
-    """The nodes and their boxes whose beats are being read."""
+    """The nodes and their mailboxes whose heartbeats are being read."""
     _began: float = 0.0
     _greet_at: float = 0.0
     _look_at: float = 0.0
-    _pulses: int = 0
+    _heartbeats: int = 0
     _wake_at: float | None = None
     _dirty: bool = False
     _abandon: events.Abandon | None = None
@@ -117,7 +117,7 @@ class Server:
 
     def _copy(self) -> Self:
         after = copy.copy(self)
-        after._mail, after._missing, after._garbage = self._mail.copy(), self._missing.copy(), self._garbage.copy()
+        after._outbox, after._missing, after._garbage = self._outbox.copy(), self._missing.copy(), self._garbage.copy()
         after._incoming = self._incoming.copy()
         return after
 
@@ -169,19 +169,19 @@ class Server:
             self._leaver, why, self._abandon = self._abandon.leaver or self._leaver, self._abandon.why, None
             self._follow(self.logic.abandon(self.state, why), now, out)
         if self._leaver is not None:  # whatever of it still comes in, it does not wait for the answer
-            self._mail.part(self._leaver)
+            self._outbox.part(self._leaver)
         if self._wake_at is not None and now >= self._wake_at:
             self._step(Tick(), now, out)
         if self._interval and now >= self._look_at:
-            self._ask_for_beats(out)
+            self._ask_for_heartbeats(out)
         else:
             self._conclude(now, out)
 
-    def _ask_for_beats(self, out: list[events.Action]) -> None:
-        here = {**self.logic.boxes(self.state), **self._garbage.awaited(self._mail)}
+    def _ask_for_heartbeats(self, out: list[events.Action]) -> None:
+        here = {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}
         lost = self.logic.given_up(self.state)
-        self._reads = (*here.items(), *((node, box) for node, box in lost.items() if node not in here))
-        out.append(Read(tuple(beat_key(box) for _, box in self._reads)))
+        self._reads = (*here.items(), *((node, mailbox) for node, mailbox in lost.items() if node not in here))
+        out.append(Read(tuple(heartbeat_key(mailbox) for _, mailbox in self._reads)))
 
     def _conclude(self, now: float, out: list[events.Action]) -> None:
         self._commit(now, out)
@@ -212,84 +212,86 @@ class Server:
     def _is_done(self, now: float) -> bool:
         if self._leave_by is None:
             return False
-        return now >= self._leave_by or not (self._mail.unparted or self._abandon or now < self._told_at)
+        return now >= self._leave_by or not (self._outbox.unparted or self._abandon or now < self._told_at)
 
     # What comes in.
 
     def _read(self, entry: Posted, now: float, out: list[events.Action]) -> None:
         if not entry.data:
             return
-        letter, said = self._incoming.letter(entry.data, self.nonce, self.state, now)
+        envelope, said = self._incoming.envelope(entry.data, self.nonce, self.state, now)
         out += said
-        if letter is None:
+        if envelope is None:
             return
-        if isinstance(join := letter.report, messages.Join):
-            box = box_name(join.node, letter.seq)
-            if letter.seq > self.state.heard.get(join.node, 0):
-                self._welcome(join, box, now, out)
+        if isinstance(join := envelope.report, messages.Join):
+            mailbox = mailbox_name(join.node, envelope.seq)
+            if envelope.seq > self.state.heard.get(join.node, 0):
+                self._welcome(join, mailbox, now, out)
             elif self.state.final is None:
-                self.state = self.logic.asks_again(self.state, join.node, box, now)
-            elif not self._mail.box_of(join.node):  # it is forgotten how much it read there: by its beats it says so
-                self._garbage.expect(self._mail, join.node, box)
+                self.state = self.logic.asks_again(self.state, join.node, mailbox, now)
+            elif not self._outbox.mailbox_of(join.node):
+                # It is forgotten how much it read there: by its heartbeats it says so.
+                self._garbage.expect(self._outbox, join.node, mailbox)
                 if not self._interval:
-                    self._follow((self.state, self.logic.tell_end(self.state, join.node, box)), now, out)
-        pulse = greeting.count(self._epoch, self._pulses) if self._interval else 0
-        self._step(Received(letter.seq, letter.report, pulse), now, out)
-        if isinstance(
-            letter.report, (messages.Acknowledgement, messages.Leave)
-        ):  # who leaves does not wait for the answer
-            self._mail.part(letter.report.node)
+                    self._follow((self.state, self.logic.tell_end(self.state, join.node, mailbox)), now, out)
+        heartbeat = greeting.count(self._epoch, self._heartbeats) if self._interval else 0
+        self._step(Received(envelope.seq, envelope.report, heartbeat), now, out)
+        # Who leaves does not wait for the answer.
+        if isinstance(envelope.report, (messages.Acknowledgement, messages.Leave)):
+            self._outbox.part(envelope.report.node)
 
-    def _welcome(self, join: messages.Join, box: str, now: float, out: list[events.Action]) -> None:
+    def _welcome(self, join: messages.Join, mailbox: str, now: float, out: list[events.Action]) -> None:
         number = -1 if self.state.round is None else self.state.round.number
         if forgotten := Seen(self.nonce, join.epoch, join.round).beyond(self._epoch, number):
             self._set_back(f"node {join.node} has seen {forgotten}", now, out)
-        self._mail.opened(join.node, box)
-        self._garbage.opened(join.node, box)
+        self._outbox.opened(join.node, mailbox)
+        self._garbage.opened(join.node, mailbox)
 
     def _listen(self, found: Sequence[bytes | None], now: float, out: list[events.Action]) -> None:
-        here = {**self.logic.boxes(self.state), **self._garbage.awaited(self._mail)}
-        for (node, box), data in zip(self._reads, found, strict=True):
-            beat, said = self._incoming.beat(box, data, self.nonce, now)
+        here = {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}
+        for (node, mailbox), data in zip(self._reads, found, strict=True):
+            heartbeat, said = self._incoming.heartbeat(mailbox, data, self.nonce, now)
             out += said
-            if beat is not None and node in here:
-                self._heed(node, box, beat, now, out)
-            elif beat is not None:
-                self._mail.catch_up(node, box, beat.read)
+            if heartbeat is not None and node in here:
+                self._heed(node, mailbox, heartbeat, now, out)
+            elif heartbeat is not None:
+                self._outbox.catch_up(node, mailbox, heartbeat.read)
         silent = self.logic.given_up(self.state).keys(), self.logic.missed(self.state)
-        counts = self._incoming.counts([box for _, box in self._reads])
+        counts = self._incoming.counts([mailbox for _, mailbox in self._reads])
         self._step(Heartbeats(counts), now, out)
         if silent != (self.logic.given_up(self.state).keys(), self.logic.missed(self.state)):
-            self._greet_at = now  # by the pulse a node that sleeps sees for how long, and another that it is not heard
-        self._garbage.bury(self._mail, counts, now, self.state.rules.heartbeat)
-        # Once a beat says that a notice was not read for longer than a beat takes, the store has lost it.
-        self._mail.remind(now, 2 * self._interval)
-        self._litter = self._garbage.clear_up(self._mail, set(here), self.state, now)
+            self._greet_at = now  # by the coordinator's heartbeat a node sees that it slept, or that it is not heard
+        self._garbage.bury(self._outbox, counts, now, self.state.rules.heartbeat)
+        # Once a heartbeat says that a notice was not read for longer than a heartbeat takes, the store has lost it.
+        self._outbox.remind(now, 2 * self._interval)
+        self._litter = self._garbage.clear_up(self._outbox, set(here), self.state, now)
         self._missing.retain(set(here))
         # Often enough that a silent node is noticed soon after its time is over: who comes later is lost later.
         self._look_at = now + self.state.rules.heartbeat * LOOK
         if (loss := self.logic.next_loss(self.state)) is not None:
             self._look_at = min(self._look_at, max(loss, now + _SHORTEST_LOOK))
 
-    def _heed(self, node: str, box: str, beat: messages.NodeHeartbeat, now: float, out: list[events.Action]) -> None:
-        """What a beat tells besides that its node lives."""
-        if self._garbage.has_come_back(
-            node, box, beat.count
-        ):  # it was thought gone, and has not read how its job ended
-            self._mail.catch_up(node, box, beat.read)
-            self._follow((self.state, self.logic.tell_end(self.state, node, box)), now, out)
-        self._mail.note(box, beat.read)
-        if beat.read:
-            self._garbage.has_read(node, box)
-        number = self._missing.look(node, beat.said, self.state.heard.get(node, 0), now, self.state.rules.heartbeat)
+    def _heed(
+        self, node: str, mailbox: str, heartbeat: messages.NodeHeartbeat, now: float, out: list[events.Action]
+    ) -> None:
+        """What a heartbeat tells besides that its node lives."""
+        if self._garbage.has_come_back(node, mailbox, heartbeat.count):
+            # It was thought gone, and has not read how its job ended.
+            self._outbox.catch_up(node, mailbox, heartbeat.read)
+            self._follow((self.state, self.logic.tell_end(self.state, node, mailbox)), now, out)
+        self._outbox.note(mailbox, heartbeat.read)
+        if heartbeat.read:
+            self._garbage.has_read(node, mailbox)
+        heard = self.state.heard.get(node, 0)
+        number = self._missing.look(node, heartbeat.said, heard, now, self.state.rules.heartbeat)
         if number is not None:
             self._abandon = events.Abandon(f"message {number} of node {node} was removed from the store unread{ADVICE}")
-        told = self._mail.next_index(box)
-        if self.journaled and beat.read > told and not self._mail.is_parted(node, box, self.state):
-            self._mail.catch_up(node, box, beat.read)
+        told = self._outbox.next_index(mailbox)
+        if self.journaled and heartbeat.read > told and not self._outbox.is_parted(node, mailbox, self.state):
+            self._outbox.catch_up(node, mailbox, heartbeat.read)
             if self.state.final is not None:
-                self._follow((self.state, (Send(box, node, self.state.final),)), now, out)
-            self._set_back(f"node {node} has read {beat.read} notices, but the saved state has {told}", now, out)
+                self._follow((self.state, (Send(mailbox, node, self.state.final),)), now, out)
+            self._set_back(f"node {node} has read {heartbeat.read} notices, but the saved state has {told}", now, out)
 
     # What goes out.
 
@@ -304,10 +306,10 @@ class Server:
         self.state = state
         for action in actions:
             match action:
-                case Send(box=box, node=node, notice=notice):
+                case Send(mailbox=mailbox, node=node, notice=notice):
                     if isinstance(notice, messages.Final) and notice.kind == "timeout" and self.remark:
                         notice = evolve(notice, why=f"{notice.why}; {self.remark}")
-                    self._garbage.opened(node, box, self._mail.add(box, node, notice, now))
+                    self._garbage.opened(node, mailbox, self._outbox.add(mailbox, node, notice, now))
                 case WakeAt(when=when):
                     self._wake_at = when
                 case ClearStore():
@@ -319,26 +321,26 @@ class Server:
     def _commit(self, now: float, out: list[events.Action]) -> None:
         if self.refused:
             self.state = in_brief(self.state)
-            self._mail.shorten()
-        due = self._mail.due()
+            self._outbox.shorten()
+        due = self._outbox.due()
         if self.journaled and (due or self._dirty):
             out.append(events.Save(self._document(now)))
         self._dirty = False
         if due:
-            out.append(
-                Write(messages.sealed(referring(due), self.key, lambda key: key_place(self.run_id, self.nonce, key)))
-            )
-            self._mail.written(keep=bool(self._interval))
+            notices = messages.sealed(referring(due), self.key, lambda key: key_place(self.run_id, self.nonce, key))
+            out.append(Write(notices))
+            self._outbox.written(keep=bool(self._interval))
 
     def _greet(self, now: float, out: list[events.Action]) -> None:
         """Say who we are and that we live; again and again, in case somebody removed or scribbled on it."""
-        self._pulses = greeting.number(self._pulses, now - self._began, self.state.rules.heartbeat)
+        self._heartbeats = greeting.number(self._heartbeats, now - self._began, self.state.rules.heartbeat)
         self._greet_at = now + self._interval
         status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
-        hello = greeting.hello(self.run_id, self.nonce, self.name, self.state.rules, signed=self.key is not None)
+        rules, signed = self.state.rules, self.key is not None
+        announcement = greeting.announcement(self.run_id, self.nonce, self.name, rules, signed=signed)
         told = status, self.remark, waiting, self._over, self.logic.missed(self.state)
-        pulse = greeting.pulse(self.nonce, self._epoch, self._pulses, *told)
-        out.append(Write(greeting.signed(hello, pulse, self.key)))
+        heartbeat = greeting.heartbeat(self.nonce, self._epoch, self._heartbeats, *told)
+        out.append(Write(greeting.signed(announcement, heartbeat, self.key)))
 
     # For whoever takes over.
 
@@ -352,7 +354,7 @@ class Server:
         out += [action for action in undone if not isinstance(action, events.Save)]
 
     def _document(self, now: float) -> bytes:
-        memory = Handover(self.nonce, self._epoch, self.state, self._mail, self._garbage)
+        memory = Handover(self.nonce, self._epoch, self.state, self._outbox, self._garbage)
         return write_handover(memory, self.run_id, self.key, now)
 
     def _take_over(self, data: bytes | None, now: float, out: list[events.Action]) -> None:
@@ -363,8 +365,8 @@ class Server:
                 self._forget_all(str(error), now, out)
                 return
             self.nonce, self._epoch, self.state = last.nonce, last.epoch + 1, last.state
-            self._mail, self._garbage = last.mail, last.garbage
-            self._garbage.know(self.logic.boxes(self.state), self._mail)
+            self._outbox, self._garbage = last.outbox, last.garbage
+            self._garbage.know(self.logic.mailboxes(self.state), self._outbox)
             if self.seen.nonce == last.nonce and (forgotten := self.seen.beyond(last.epoch, last.round)):
                 # Above what nodes have seen, so that they hear how it ends.
                 self._epoch = max(self._epoch, min(self.seen.epoch + 1, messages.LAST_EPOCH))
@@ -382,7 +384,7 @@ class Server:
         self._save_and_open(now, out)
 
     def _end(self, why: str, now: float, out: list[events.Action]) -> None:
-        """End the job for nodes that may be in it without being known here: the pulse says it to everybody."""
+        """End the job for nodes that may be in it unknown here: the coordinator's heartbeat says it to everybody."""
         why += ADVICE
         out.append(Log("error", f"job {self.run_id!r}: {why}"))
         self._over, self._told_at, self._greet_at = why, now + self.state.rules.heartbeat, now
@@ -392,7 +394,7 @@ class Server:
         """From now on nothing of a former holder is accepted."""
         if self._interval and self._epoch:
             out.append(events.Save(self._document(now)))
-            self._ask_for_beats(out)  # before anything is decided: who lives may have seen more than is known here
+            self._ask_for_heartbeats(out)  # before anything is decided: who lives may have seen more than is known here
         else:
             self._dirty = True
             self._open(now, out)

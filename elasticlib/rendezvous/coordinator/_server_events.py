@@ -49,7 +49,7 @@ class Arrived:
 
 @frozen
 class Heard:
-    """What lay where the nodes' beats lie."""
+    """What lay where the nodes' heartbeats lie."""
 
     found: Sequence[bytes | None]
 
@@ -84,12 +84,12 @@ Event: TypeAlias = Loaded | Destroyed | Unsaved | Arrived | Heard | Abandon | Cl
 
 @frozen
 class Load:
-    """Read the journal. Answer: `Loaded` or `Destroyed`."""
+    """Read the state log. Answer: `Loaded` or `Destroyed`."""
 
 
 @frozen
 class Save:
-    """Write the journal: without that, nothing that follows may be done."""
+    """Write the state log: without that, nothing that follows may be done."""
 
     data: bytes
 

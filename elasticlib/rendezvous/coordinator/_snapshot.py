@@ -3,7 +3,7 @@ The coordinator's state as bytes, for whoever takes over. Pure.
 
 Rules of this file: the document is JSON with ``"v": 1``. Times are written as ages: the clock of another host
 can go on with them, and the seconds between writing and reading do not count. Signs of life are left out: a
-new coordinator gives every node a full heartbeat time. Nothing that was decided is worked out anew: seats are
+new coordinator gives every node a full heartbeat time. Nothing that was decided is worked out anew: ranks are
 written down, what they share once.
 
 Size: 0.7 kB, and 120 bytes for each node with a name of 30 and an address of 10 characters; a node of the past
@@ -21,7 +21,7 @@ from attrs import asdict, evolve, fields
 from elasticlib import _untrusted
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._state import Cause, Entry, Exits, Past, Round, Rules, State
-from elasticlib.rendezvous.protocol._exchange import box_name
+from elasticlib.rendezvous.protocol._exchange import mailbox_name
 from elasticlib.rendezvous.protocol._messages import (
     Descriptor,
     Failed,
@@ -36,7 +36,7 @@ from elasticlib.rendezvous.protocol._messages import (
 VERSION = 1
 _T = TypeVar("_T")
 _OWN = ("rank_base", "role_rank_base", "role_world_size")
-"""What differs between the seats of a round, besides the place."""
+"""What differs between the ranks of nodes of a round, besides the place."""
 _SHARED = tuple(part.name for part in fields(RankAssignment) if part.name not in (*_OWN, "group_rank"))
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "int": _untrusted.whole,
@@ -59,7 +59,7 @@ def encode_state(state: State, now: float) -> bytes:
         "restarts": state.restarts,
         "losses": dict(state.losses),
         "exits": {place: [_exits(its, now) for its in agents] for place, agents in state.exits.items()},
-        "after": {entry.box: _exits(entry.exits, now) for entry in _entries(state) if entry.exits is not None},
+        "after": {entry.mailbox: _exits(entry.exits, now) for entry in _entries(state) if entry.exits is not None},
         "pauses": {node: entry.free_at - now for node, entry in state.waiting.items() if entry.free_at},
         "gathering": None if state.gathering_since is None else now - state.gathering_since,
         "last_join": now - state.last_join,
@@ -82,7 +82,7 @@ def decode_state(data: bytes, now: float) -> State:
 
 def _state(body: Any, now: float) -> State:
     rules = Rules(**{name: read(body["rules"][name]) for name, read in _RULES.items()})
-    after = {_untrusted.name(box): _read_exits(its, now) for box, its in _members(body["after"])}
+    after = {_untrusted.name(mailbox): _read_exits(its, now) for mailbox, its in _members(body["after"])}
     waiting = [_read_entry(entry, now, after) for entry in _untrusted.exactly(body["waiting"], list)]
     free_at = {_untrusted.name(node): now + _untrusted.seconds(left) for node, left in _members(body["pauses"])}
     heard = _counts(body["heard"])
@@ -107,12 +107,12 @@ def _state(body: Any, now: float) -> State:
 
 def _past(state: State) -> list[Any]:
     elders = [place for place, node in enumerate(state.heard) if node in state.past.elders]
-    return [state.past.pulse, state.past.horizon, elders]
+    return [state.past.heartbeats, state.past.horizon, elders]
 
 
 def _read_past(value: Any, heard: list[str]) -> Past:
-    pulse, horizon, elders = value
-    return Past(_at(heard, elders), _untrusted.whole(pulse, 0), _untrusted.whole(horizon, 0))
+    heartbeats, horizon, elders = value
+    return Past(_at(heard, elders), _untrusted.whole(heartbeats, 0), _untrusted.whole(horizon, 0))
 
 
 def _entry(entry: Entry) -> list[Any]:
@@ -147,8 +147,8 @@ def _read_entry(value: Any, now: float, after: Mapping[str, Exits]) -> Entry:
         _untrusted.line(work),
     )
     # How long it has been there is not known: what it does next is judged as a newcomer's.
-    box = box_name(_untrusted.name(node), _untrusted.whole(seq, 1))
-    return Entry(node, box, seq, descriptor, arrived=now, exits=after.get(box))
+    mailbox = mailbox_name(_untrusted.name(node), _untrusted.whole(seq, 1))
+    return Entry(node, mailbox, seq, descriptor, arrived=now, exits=after.get(mailbox))
 
 
 def _round(current: Round, now: float) -> dict[str, Any]:
@@ -156,8 +156,8 @@ def _round(current: Round, now: float) -> dict[str, Any]:
     return {
         "number": current.number,
         "entries": [_entry(entry) for entry in current.entries.values()],
-        "seats": {name: getattr(current.seats[0], name) for name in _SHARED},
-        "own": [[getattr(seat, name) for name in _OWN] for seat in current.seats],
+        "seats": {name: getattr(current.assignments[0], name) for name in _SHARED},
+        "own": [[getattr(assignment, name) for name in _OWN] for assignment in current.assignments],
         "succeeded": sorted(place[node] for node in current.succeeded),
         "stopped": sorted(place[node] for node in current.stopped),
         "left": [[place[node], why] for node, why in current.left.items()],
@@ -170,13 +170,13 @@ def _round(current: Round, now: float) -> dict[str, Any]:
 def _read_round(value: Any, now: float, after: Mapping[str, Exits]) -> Round:
     entries = [_read_entry(entry, now, after) for entry in _untrusted.exactly(value["entries"], list)]
     nodes = [entry.node for entry in entries]
-    seats = _read_seats(value["seats"], _untrusted.exactly(value["own"], list))
-    if not len(set(nodes)) == len(nodes) == len(seats) > 0:
-        raise ValueError(f"{len(seats)} rank assignments for the nodes {nodes!r:.80}")
+    assignments = _read_assignments(value["seats"], _untrusted.exactly(value["own"], list))
+    if not len(set(nodes)) == len(nodes) == len(assignments) > 0:
+        raise ValueError(f"{len(assignments)} rank assignments for the nodes {nodes!r:.80}")
     return Round(
         number=_untrusted.whole(value["number"], 0),
         entries={entry.node: entry for entry in entries},
-        seats=seats,
+        assignments=assignments,
         succeeded=_at(nodes, value["succeeded"]),
         stopped=_at(nodes, value["stopped"]),
         left={nodes[_untrusted.whole(place, 0)]: _untrusted.line(why) for place, why in value["left"]},
@@ -186,13 +186,13 @@ def _read_round(value: Any, now: float, after: Mapping[str, Exits]) -> Round:
     )
 
 
-def _read_seats(shared: Any, own: list[Any]) -> tuple[RankAssignment, ...]:
-    seats = []
+def _read_assignments(shared: Any, own: list[Any]) -> tuple[RankAssignment, ...]:
+    assignments = []
     for place, numbers in enumerate(own):
         mine = dict(zip(_OWN, numbers, strict=True))
         body = {**{name: shared[name] for name in _SHARED}, **mine, "group_rank": place, "type": "seat", "v": 1}
-        seats.append(body)
-    return tuple(_read_message(body, RankAssignment) for body in seats)
+        assignments.append(body)
+    return tuple(_read_message(body, RankAssignment) for body in assignments)
 
 
 def _read_cause(value: Any, now: float) -> Cause:

@@ -69,7 +69,7 @@ class Rules:
     round, and those that come back after a failure, are then waited for as by default, for 600 s.
     """
     heartbeat: float = field(default=0.0, validator=_seconds)
-    """Seconds without a new beat after which a node is lost; 0: no node is ever thought lost."""
+    """Seconds without a new heartbeat after which a node is lost; 0: no node is ever thought lost."""
     wait_for: str = field(default="quiet", validator=_whom)
     """For whom a first round waits between min and max: for ``max`` until `join_timeout`, for ``min``, or
     until it is ``quiet``."""
@@ -102,17 +102,17 @@ class Rules:
 
 @frozen
 class Received:
-    """A node's letter number *seq*; its letters are numbered from 1 without a gap."""
+    """A node's message number *seq*; its messages are numbered from 1 without a gap."""
 
     seq: int
     report: Report
-    pulse: int = 0
-    """Count of the coordinator's last pulse before it; 0: it has none that count."""
+    heartbeats: int = 0
+    """Count of the coordinator's last heartbeat before it; 0: it has none that count."""
 
 
 @frozen
 class Heartbeats:
-    """The beats were read: the count of each box that has one."""
+    """The heartbeats were read: the count of each mailbox that has one."""
 
     counts: Mapping[str, int]
 
@@ -127,9 +127,9 @@ class Tick:
 
 @frozen
 class Send:
-    """Tell a node, in the box that its latest `Join` opened."""
+    """Tell a node, in the mailbox that its latest `Join` opened."""
 
-    box: str
+    mailbox: str
     node: str
     notice: Told
 
@@ -162,10 +162,10 @@ class Exits:
 
 @frozen
 class Entry:
-    """A node that asked for a seat, in its letter *seq*; the answers go to *box*."""
+    """A node that asked for ranks, in its message *seq*; the answers go to *mailbox*."""
 
     node: str
-    box: str
+    mailbox: str
     seq: int
     descriptor: Descriptor
     came: float = field(default=0.0, eq=False)
@@ -175,7 +175,7 @@ class Entry:
     exits: Exits | None = None
     """What those who had its place before it did; None: nothing that counts."""
     free_at: float = 0.0
-    """When it may have a seat at the earliest: a node that comes and goes pauses."""
+    """When it may have ranks at the earliest: a node that comes and goes pauses."""
 
 
 @frozen
@@ -189,12 +189,12 @@ class Cause:
 
 @frozen
 class Round:
-    """A sealed round: `entries` and `seats` stay as they are; the rest tells how far it came."""
+    """A finalized round: `entries` and `assignments` stay as they are; the rest tells how far it came."""
 
     number: int
     entries: Mapping[str, Entry]
     """By node, in the order of group ranks."""
-    seats: tuple[RankAssignment, ...]
+    assignments: tuple[RankAssignment, ...]
     succeeded: frozenset[str] = frozenset()
     stopped: frozenset[str] = frozenset()
     """Nodes that have no worker of this round any more and did not succeed."""
@@ -209,17 +209,17 @@ class Round:
 
     @property
     def has_workers(self) -> bool:
-        """Whether workers of this round may still run: nobody may be seated before they are gone."""
+        """Whether workers of this round may still run: nobody may get ranks before they are gone."""
         return len(self.stopped) + len(self.succeeded) < len(self.entries)
 
 
 @frozen
 class Sighting:
-    """The last beat that was seen of a node."""
+    """The last heartbeat that was seen of a node."""
 
-    box: str
+    mailbox: str
     count: int | None
-    """None: it has joined and not beaten yet."""
+    """None: it has joined and sent no heartbeat yet."""
     at: float
     """When the coordinator saw that it had changed."""
 
@@ -232,7 +232,7 @@ class Watch:
     given_up: Mapping[str, Sighting] = Factory(dict)
     """Nodes that were lost and have not asked anew, the latest ones; one that is heard again is told so."""
     at: float | None = None
-    """When beats were last read."""
+    """When heartbeats were last read."""
 
 
 @frozen
@@ -241,10 +241,10 @@ class Past:
 
     elders: frozenset[str] = frozenset()
     """Nodes that were gone at one moment, and were not heard since."""
-    pulse: int = 0
-    """Count of the last pulse before that moment."""
+    heartbeats: int = 0
+    """Count of the coordinator's last heartbeat before that moment."""
     horizon: int = 0
-    """Nodes that have seen no later pulse than this may be forgotten; 0: no node is."""
+    """Nodes that have seen no later heartbeat of the coordinator than this may be forgotten; 0: no node is."""
 
 
 @frozen
@@ -253,10 +253,10 @@ class State:
 
     rules: Rules
     heard: Mapping[str, int] = Factory(dict)
-    """Number of the last letter of each node that was handled, in the order of their first."""
+    """Number of the last message of each node that was handled, in the order of their first."""
     past: Past = field(factory=Past)
     waiting: Mapping[str, Entry] = Factory(dict)
-    """Nodes without a seat, in the order in which they came."""
+    """Nodes without ranks, in the order in which they came."""
     round: Round | None = None
     """The round that runs, or the last one that did."""
     restarts: int = 0
@@ -269,7 +269,7 @@ class State:
     gathering_since: float | None = None
     last_join: float = 0.0
     opens_at: float = field(default=0.0, eq=False)
-    """Until then nobody gets a seat: nodes may be at work of whom this memory knows nothing."""
+    """Until then nobody gets ranks: nodes may be at work of whom this memory knows nothing."""
     final: Final | None = None
     watch: Watch = field(factory=Watch, eq=False)
 

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 ROLE = "default"
 NO_SHARING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-STILLNESS = 1.0
-"""Share of the heartbeat time for which no thread of this program may run before its node's beats rest."""
+STALL = 1.0
+"""Share of the heartbeat time for which no thread of this program may run before its node's heartbeats rest."""
 
 _log = logging.getLogger("elasticlib")
 
@@ -61,7 +61,7 @@ _log = logging.getLogger("elasticlib")
 class Connect(Protocol):
     """Makes a node of a job; `SidecarClient` does, with a process that keeps the contact."""
 
-    def __call__(self, job: Job, *, stillness: float | None = None) -> Talk: ...
+    def __call__(self, job: Job, *, stall: float | None = None) -> Talk: ...
 
 
 class CoordinatedHandler(RendezvousHandler):
@@ -91,7 +91,7 @@ class CoordinatedHandler(RendezvousHandler):
         self._stores: list[Store] = []
         self._closing = False
         # What the coordinator said:
-        self._seat: RankAssignment | None = None
+        self._assignment: RankAssignment | None = None
         self._ended = False
         self._final: Final | None = None
         self._error: ElasticError | None = None
@@ -121,11 +121,11 @@ class CoordinatedHandler(RendezvousHandler):
         """
         with self._seeking:
             while True:
-                seat = self._next_seat()
+                assignment = self._next_assignment()
                 try:
-                    return self._info(seat)
+                    return self._info(assignment)
                 except RendezvousConnectionError:
-                    # Group rank 0 died between its seat and now; the coordinator will say so.
+                    # Group rank 0 died between its ranks and now; the coordinator will say so.
                     if not self._comes(lambda: self._ended, self.job.heartbeat):
                         raise
 
@@ -159,10 +159,10 @@ class CoordinatedHandler(RendezvousHandler):
                     self._lent.post(Close(self._lent.node, why))
                 return
             member = self._open()
-            known = self._seeks or self._seat is not None
+            known = self._seeks or self._assignment is not None
             member.post(Close(member.node, why))
             if not known:
-                member.join(1, ROLE)  # whoever never asked for a seat gets no answer
+                member.join(1, ROLE)  # whoever never asked for ranks gets no answer
         if not self._comes(lambda: self._final is not None, self.job.close_timeout):
             raise RendezvousTimeoutError(
                 f"job {self.job.run_id!r} was not closed in {self.job.close_timeout:g} s: no coordinator answers"
@@ -173,13 +173,13 @@ class CoordinatedHandler(RendezvousHandler):
         """
         How many nodes wait for a new round, this one's peers among them; 0 while the present round goes on.
 
-        Nodes that wait for a place to become free are not counted: a new round would not seat them.
+        Nodes that wait for a place to become free are not counted: a new round would not give them ranks.
         """
         with self._turned:
             if self._closed or self._final is not None:
                 return 0
             self._check()
-            if self._member is None or self._seat is None or not self._ended:
+            if self._member is None or self._assignment is None or not self._ended:
                 return 0
             return max(1, self._member.waiting())
 
@@ -243,51 +243,51 @@ class CoordinatedHandler(RendezvousHandler):
         with self._turned:
             self._check_open()
             if self._member is None:
-                member = self._member = self._connect(self.job, stillness=STILLNESS)
+                member = self._member = self._connect(self.job, stall=STALL)
                 self._listener = threading.Thread(
                     target=self._listen, args=(member,), name="elasticlib-handler", daemon=True
                 )
                 start_thread(self._listener)
             return self._member
 
-    def _next_seat(self) -> RankAssignment:
+    def _next_assignment(self) -> RankAssignment:
         member = self._open()
         with self._turned:
-            old, self._seat, self._ended = self._seat, None, False
+            old, self._assignment, self._ended = self._assignment, None, False
             self._stores.clear()
             if old is not None:
                 member.post(Stopped(member.node, old.round, ()))
             member.join(1, ROLE)
             self._seeks = True
             try:
-                while (seat := self._given()) is None:
+                while (assignment := self._given()) is None:
                     self._check_open()
                     self._check()
                     if self._ended:  # cut off meanwhile: the others may have crossed us off their list
                         self._ended = False
                         member.join(1, ROLE)
                     self._turned.wait()
-                return seat
+                return assignment
             finally:
                 self._seeks = False
 
     def _given(self) -> RankAssignment | None:
-        return self._seat
+        return self._assignment
 
-    def _info(self, seat: RankAssignment) -> RendezvousInfo:
+    def _info(self, assignment: RankAssignment) -> RendezvousInfo:
         assert self._member is not None, "it gave the ranks"
-        listener = self._member.listener() if seat.group_rank == 0 else None
+        listener = self._member.listener() if assignment.group_rank == 0 else None
         if listener is not None:
-            address = seat.master_addresses[0]
+            address = assignment.master_addresses[0]
             whole = _round_store.serve(listener, _own_address(listener, address))
         else:
-            whole, address = _round_store.reach(seat.master_addresses, seat.master_port)
+            whole, address = _round_store.reach(assignment.master_addresses, assignment.master_port)
         self._stores.append(whole)
-        store = _round_store.apart(whole, self.job.run_id, seat.round)
-        where = RendezvousStoreInfo(address, seat.master_port)
+        store = _round_store.apart(whole, self.job.run_id, assignment.round)
+        where = RendezvousStoreInfo(address, assignment.master_port)
         if not self.use_agent_store:
-            where = RendezvousStoreInfo.build(seat.group_rank, store, address)
-        return RendezvousInfo(store, seat.group_rank, seat.group_world_size, where)
+            where = RendezvousStoreInfo.build(assignment.group_rank, store, address)
+        return RendezvousInfo(store, assignment.group_rank, assignment.group_world_size, where)
 
     def _check(self) -> None:
         if self._error is not None:
@@ -322,19 +322,19 @@ class CoordinatedHandler(RendezvousHandler):
 
     def _note(self, word: Word) -> None:
         if isinstance(word, RankAssignment):
-            self._seat, self._ended = word, False
+            self._assignment, self._ended = word, False
         elif isinstance(word, Final):
             self._final = word
         elif isinstance(word, ContactLost):
             self._ended = True
-        elif isinstance(word, RoundEnd) and self._seat is not None and word.round == self._seat.round:
+        elif isinstance(word, RoundEnd) and self._assignment is not None and word.round == self._assignment.round:
             self._ended = True
 
     def _part(self) -> None:
         """Report this node's work as done; while the store of the others lives here, give them time to finish."""
-        if self._member is None or self._seat is None or self._ended:
+        if self._member is None or self._assignment is None or self._ended:
             return
-        self._member.post(Succeeded(self._member.node, self._seat.round))
+        self._member.post(Succeeded(self._member.node, self._assignment.round))
         if self.job.node_rank == 0:
             self._comes(lambda: self._final is not None, self.job.close_timeout)
 

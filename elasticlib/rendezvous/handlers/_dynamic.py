@@ -59,7 +59,7 @@ class RendezvousTimeout:
     """How long the parts of a rendezvous may take."""
 
     join: timedelta = field(validator=_above_zero)
-    """For finding the others and a seat together; 600 s."""
+    """For finding the others and ranks together; 600 s."""
     last_call: timedelta = field(validator=_above_zero)
     """Without newcomers before a round below its maximum starts; 30 s. torch counts from the minimum's arrival."""
     close: timedelta = field(validator=_above_zero)
@@ -92,7 +92,7 @@ class RendezvousSettings:
     max_nodes: int
     timeout: RendezvousTimeout
     keep_alive_interval: timedelta
-    """Between two heartbeats, in torch's terms; elasticlib's nodes beat as often as their silence limit needs."""
+    """Between two heartbeats, in torch's terms; elasticlib's nodes send them as often as their silence limit needs."""
     keep_alive_max_attempt: int
     """Times the interval is the silence after which a node is lost."""
     cas_backoff_max_seconds: float = 0.0
@@ -164,13 +164,13 @@ class DynamicRendezvousHandler(CoordinatedHandler):
         """What it goes by."""
         return self._settings
 
-    def _connect_here(self, job: Job, *, stillness: float | None = None) -> Talk:
-        del stillness  # a program's threads stand still together
+    def _connect_here(self, job: Job, *, stall: float | None = None) -> Talk:
+        del stall  # a program's threads stand still together
         return connect_here(job, self._holder, _address_beside(self._store))
 
-    def _info(self, seat: RankAssignment) -> RendezvousInfo:
-        info = super()._info(seat)
-        return evolve(info, store=apart(self._store, self.job.run_id, seat.round))
+    def _info(self, assignment: RankAssignment) -> RendezvousInfo:
+        info = super()._info(assignment)
+        return evolve(info, store=apart(self._store, self.job.run_id, assignment.round))
 
 
 def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:

@@ -54,8 +54,8 @@ class EtcdRendezvousHandler(CoordinatedHandler):
     @property
     def version(self) -> int:
         """The number of the last round; 0 before the first."""
-        seat = self._seat
-        return 0 if seat is None else seat.round + 1
+        assignment = self._assignment
+        return 0 if assignment is None else assignment.round + 1
 
 
 class EtcdRendezvous:

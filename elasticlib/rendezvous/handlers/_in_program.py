@@ -68,19 +68,19 @@ class StateBackend:
 class _Place:
     """The member of a station, closed together with it."""
 
-    def __init__(self, station: NodeRuntime, linger: float) -> None:
-        self._station = station
+    def __init__(self, runtime: NodeRuntime, linger: float) -> None:
+        self._runtime = runtime
         self._linger = linger
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._station.member, name)
+        return getattr(self._runtime.member, name)
 
     def close(self) -> None:
-        self._station.close(self._linger)
+        self._runtime.close(self._linger)
 
 
 def connect_here(job: Job, backend: RendezvousBackend, address: str | None) -> Talk:
     """This node's place in *job*, whose nodes meet in the state that *backend* holds."""
-    station = NodeRuntime(job, backend=StateBackend(backend, job.heartbeat, address))
-    station.start()
-    return cast(Talk, _Place(station, job.close_timeout))
+    runtime = NodeRuntime(job, backend=StateBackend(backend, job.heartbeat, address))
+    runtime.start()
+    return cast(Talk, _Place(runtime, job.close_timeout))

@@ -16,7 +16,7 @@ class StaticTCPRendezvous(CoordinatedHandler):
     """
     Node *rank* of *world_size* nodes; rank 0 hosts the store at *master_addr*:*master_port*.
 
-    *timeout* seconds are for finding, connecting and a seat together. Differs from torch's: after a call of
+    *timeout* seconds are for finding, connecting and ranks together. Differs from torch's: after a call of
     `next_rendezvous` on one node `num_nodes_waiting` is positive on the others, so that all can meet again, and
     the keys of the round before are gone then.
     """

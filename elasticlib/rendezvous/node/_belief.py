@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 
 from elasticlib._untrusted import parse, shown
 from elasticlib.errors import RendezvousClosedError, RendezvousStateError
-from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, beat_key, key_place, report_place
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, CAUSE, heartbeat_key, key_place, report_place
 from elasticlib.rendezvous.protocol._messages import (
     VERSION,
     Announcement,
@@ -45,28 +45,28 @@ class Belief:
     nonce: str = ""
     """The coordinator's, once its greeting was read."""
 
-    def hello(self, data: bytes) -> Announcement:
+    def announcement(self, data: bytes) -> Announcement:
         """The greeting; raises `RendezvousClosedError` when the job that this node was in is not there any more."""
         try:
-            hello = decode(data, self.key, key_place(self.run_id, "", HELLO))
+            announcement = decode(data, self.key, key_place(self.run_id, "", ANNOUNCEMENT))
         except RendezvousStateError as error:
             raise RendezvousStateError(_doubt(data, self.key, error)) from error
-        if not isinstance(hello, Announcement) or hello.run_id != self.run_id:
+        if not isinstance(announcement, Announcement) or announcement.run_id != self.run_id:
             raise RendezvousStateError(f"where the announcement of job {self.run_id!r} should be is {data[:80]!r}")
-        if self.nonce and hello.nonce != self.nonce:
-            raise self.begun_anew(f" on {hello.host}")
-        return hello
+        if self.nonce and announcement.nonce != self.nonce:
+            raise self.begun_anew(f" on {announcement.host}")
+        return announcement
 
     def begun_anew(self, where: str = "") -> RendezvousClosedError:
         """Why this node has no part in the job any more."""
         return RendezvousClosedError(f"job {self.run_id!r} was started anew{where}: this node is no longer part of it")
 
-    def pulse(self, data: bytes | None) -> tuple[CoordinatorHeartbeat | None, str]:
+    def heard(self, data: bytes | None) -> tuple[CoordinatorHeartbeat | None, str]:
         """The coordinator's heartbeat; or None, and why what lies there is none that can be believed."""
         return heartbeat_of(data, self.run_id, self.nonce, self.key)
 
     def notice(self, key: str, data: bytes, last: int = -1) -> Told:
-        """The notice that lay at *key*; *last* is the last round in which this node had a seat."""
+        """The notice that lay at *key*; *last* is the last round in which this node had ranks."""
         message = decode(data, self.key, key_place(self.run_id, self.nonce, key))
         if not isinstance(message, Told):
             raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
@@ -85,13 +85,13 @@ class Belief:
         whole = evolve(final, root_node=found.node, root=found.failures[0])
         return whole if refers(whole) == final else final
 
-    def letter(self, seq: int, report: Report) -> bytes:
+    def envelope(self, seq: int, report: Report) -> bytes:
         """A report of this node, as the coordinator wants it."""
         return encode(Envelope(seq, report), self.key, report_place(self.run_id, self.nonce, self.node, seq))
 
-    def beat(self, box: str, beat: NodeHeartbeat) -> bytes:
-        """A beat of this node."""
-        return encode(beat, self.key, key_place(self.run_id, self.nonce, beat_key(box)))
+    def heartbeat(self, mailbox: str, heartbeat: NodeHeartbeat) -> bytes:
+        """A heartbeat of this node."""
+        return encode(heartbeat, self.key, key_place(self.run_id, self.nonce, heartbeat_key(mailbox)))
 
 
 def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:

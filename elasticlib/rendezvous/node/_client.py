@@ -41,11 +41,11 @@ from elasticlib.rendezvous.protocol._messages import (
 )
 from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.protocol._progress import Seen
-from elasticlib.rendezvous.protocol._shortening import LETTER, fitting
+from elasticlib.rendezvous.protocol._shortening import ENVELOPE, fitting
 
 _log = logging.getLogger("elasticlib")
 
-_LONGEST_JOIN = LETTER // 8
+_LONGEST_JOIN = ENVELOPE // 8
 _PARTING = 1.0
 """Seconds that `close` waits for a store which does not answer."""
 
@@ -84,7 +84,7 @@ class NodeClient:
     ) -> None:
         self.node = node
         self.round: int | None = None
-        """The round of the last seat."""
+        """The round of the last rank assignment."""
         self.final: Final | None = None
         """How this node's part in the job ended, once `take` has told it."""
         self._dial = dial
@@ -106,7 +106,7 @@ class NodeClient:
     # Reports.
 
     def join(self, slots: int, role: str) -> None:
-        """Ask for a seat in the next round. No worker of this node may run any more."""
+        """Ask for ranks in the next round. No worker of this node may run any more."""
         self._say(events.Seek(slots, role), "a Join")
 
     def post(self, report: WorkerReport | Close) -> None:
@@ -121,7 +121,7 @@ class NodeClient:
             self._say(events.Tell(_checked(fitting(report))), type(report).__name__)
 
     def hold(self, held: bool) -> None:
-        """Let this node's beats rest, so that the others think it lost, or take them up again."""
+        """Let this node's heartbeats rest, so that the others think it lost, or take them up again."""
         self.tell(events.Hold(held))
 
     def fail(self, error: RendezvousError) -> None:
@@ -138,7 +138,7 @@ class NodeClient:
         return self._offer.listener()
 
     def waiting(self) -> int:
-        """How many nodes wait for a seat while a round runs, as of the last beat."""
+        """How many nodes wait for ranks while a round runs, as of the last heartbeat."""
         return self._session.spares
 
     def seen(self) -> Seen:

@@ -56,7 +56,7 @@ class Host:
         name: str = "",
         key: bytes | None = None,
         clock: Clock = monotonic,
-        journal: StateLog | None = None,
+        state_log: StateLog | None = None,
         remark: str = "",
         seen: Seen | None = None,
     ) -> None:
@@ -65,10 +65,10 @@ class Host:
         self._waking = threading.Lock()
         self._clock = clock
         self._run_id = run_id
-        self._journal = journal
+        self._state_log = state_log
         self._stepping = threading.Lock()
         nonce = uuid.uuid4().hex
-        self._server = Server(run_id, name, key, nonce, State(rules), journal is not None, remark, seen or Seen())
+        self._server = Server(run_id, name, key, nonce, State(rules), state_log is not None, remark, seen or Seen())
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
 
@@ -147,11 +147,11 @@ class Host:
             case Load():
                 return self._load()
             case Save(data):
-                assert self._journal is not None
-                self._journal.save(data)
+                assert self._state_log is not None
+                self._state_log.save(data)
             case Purge():
-                assert self._journal is not None
-                self._journal.purge()
+                assert self._state_log is not None
+                self._state_log.purge()
             case Interrupt():
                 self._wake()
             case Log(level, text):
@@ -163,9 +163,9 @@ class Host:
         return None
 
     def _load(self) -> Event:
-        assert self._journal is not None
+        assert self._state_log is not None
         try:
-            return Loaded(self._journal.load())
+            return Loaded(self._state_log.load())
         except RendezvousStateError as error:
             return Destroyed(str(error))
 

@@ -174,7 +174,7 @@ class NodeRuntime:
         self._host.abandon(f"node {self.job.node}, which hosts the job's store, left: {why}", self.job.node)
         return True
 
-    def _new_host(self, exchange: Exchange, journal: StateLog | None = None, remark: str = "") -> Host:
+    def _new_host(self, exchange: Exchange, state_log: StateLog | None = None, remark: str = "") -> Host:
         job = self.job
         return Host(
             exchange,
@@ -183,7 +183,7 @@ class NodeRuntime:
             name=job.node,
             key=self._key,
             clock=self._clock,
-            journal=journal,
+            state_log=state_log,
             remark=remark,
             seen=self.member.seen(),
         )
@@ -246,9 +246,9 @@ class NodeRuntime:
                 self._candidate.start()
         return exchange
 
-    def _elected(self, journal: StateLog) -> None:
+    def _elected(self, state_log: StateLog) -> None:
         try:
-            over = self.member.is_over() and journal.load() is None
+            over = self.member.is_over() and state_log.load() is None
         except RendezvousError:
             raise
         except Exception as error:
@@ -257,7 +257,7 @@ class NodeRuntime:
         if over:
             raise RendezvousClosedError(f"job {self.job.run_id!r} has ended, and no node is left in it")
         self._leads = True
-        start_thread(threading.Thread(target=self._lead, args=(journal,), name="elasticlib-coordinator", daemon=True))
+        start_thread(threading.Thread(target=self._lead, args=(state_log,), name="elasticlib-coordinator", daemon=True))
 
     def _voted_out(self, why: str) -> None:
         self._leads = False
@@ -270,16 +270,16 @@ class NodeRuntime:
         broken.__cause__ = error
         self.member.fail(broken)
 
-    def _lead(self, journal: StateLog) -> None:
+    def _lead(self, state_log: StateLog) -> None:
         """Coordinate for as long as the term lasts."""
         while self._leads and not self._closing:
             try:
-                host = self._new_host(journal.exchange(), journal)
+                host = self._new_host(state_log.exchange(), state_log)
                 self._host = host
                 host.run()
                 return
             except LeadershipLost as error:
-                journal.lose(str(error))
+                state_log.lose(str(error))
                 _log.info("node %s no longer coordinates: %s", self.job.node, error)
                 return
             except RendezvousConnectionError as error:

@@ -1,9 +1,9 @@
 """
 One node's session with its job: what it asks of the store and what it makes of the answers. Pure.
 
-A connection has two lanes, each with one operation at a time: one speaks (greeting, letters, beats), one watches
-for the next notice in this node's box. A connection that was given up is not heard any more; what was asked of it
-and matters is asked of the next one again, since letters carry numbers.
+A connection has two lanes, each with one operation at a time: one speaks (greeting, messages, heartbeats), one watches
+for the next notice in this node's mailbox. A connection that was given up is not heard any more; what was asked of it
+and matters is asked of the next one again, since messages carry numbers.
 
 Rules of this file: `Session.step` is a function of the session, an event and the time: it returns the next session
 and what is to be done, and has no clock, no thread and no store. Threads (`_client`) and the simulated cluster drive
@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 
 from attrs import define, evolve, field
-from typing_extensions import Self, assert_never
+from typing_extensions import Self, assert_type
 
 from elasticlib import errors
 from elasticlib._times import soonest
@@ -27,10 +27,16 @@ from elasticlib.rendezvous.node._lanes import GREETING, SLICE, Asked, Lanes, Tas
 from elasticlib.rendezvous.node._mailbox import WAKE, Mailbox
 from elasticlib.rendezvous.node._outbox import Outbox, Written
 from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
-from elasticlib.rendezvous.node._session_liveness import NO_PULSE, Limits, SessionLiveness, Tick
+from elasticlib.rendezvous.node._session_liveness import NOTHING_HEARD, Limits, SessionLiveness, Tick
 from elasticlib.rendezvous.node._waiting import Waiting, search
 from elasticlib.rendezvous.protocol import _messages as messages
-from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE, beat_key, box_name
+from elasticlib.rendezvous.protocol._exchange import (
+    ANNOUNCEMENT,
+    CAUSE,
+    COORDINATOR_HEARTBEAT,
+    heartbeat_key,
+    mailbox_name,
+)
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write, refuse
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._timing import GRACE, INTERVAL
@@ -47,21 +53,21 @@ class Session:
     words: tuple[Word, ...] = ()
     """What came for the agent, and was not taken yet."""
     final: messages.Final | None = None
-    error: events.Unmendable | None = None  # what ended this node's part
+    error: events.Permanent | None = None  # what ended this node's part
     closed: bool = False
     parted: bool = False  # closed, and everything that could be sent was sent
-    spares: int = 0  # nodes that wait for a seat, as the coordinator says
+    spares: int = 0  # nodes that wait for ranks, as the coordinator says
     status: str = ""
     """For whom the job waits, as the coordinator says."""
     seen: Seen = field(factory=Seen)
     """How far this node knows the job to have come."""
     _host: str = ""
-    # What outlives a connection: letters to send, the box to read, and how far both have come.
+    # What outlives a connection: messages to send, the mailbox to read, and how far both have come.
     _outbox: Outbox = field(factory=Outbox)
-    _box: Mailbox = field(factory=Mailbox)
-    _beats: OwnHeartbeats = field(factory=OwnHeartbeats)
+    _mailbox: Mailbox = field(factory=Mailbox)
+    _heartbeats: OwnHeartbeats = field(factory=OwnHeartbeats)
     _held: bool = False
-    _waiting: Waiting | None = None  # for a seat
+    _waiting: Waiting | None = None  # for ranks
     # The connection.
     _connection: int = 0
     _connected: bool = False
@@ -69,7 +75,7 @@ class Session:
     _lanes: Lanes = field(factory=Lanes)
     _greet_at: float | None = None
     _doubted: float | None = None
-    _beat_at: float = 0.0
+    _heartbeat_at: float = 0.0
     _awaited: str | None = None
     _ending: messages.Final | None = None  # while its whole root cause is being read
     _refusals: Refusals = field(factory=Refusals)
@@ -109,7 +115,7 @@ class Session:
         """When the lane that speaks wants a `Tick`; None: not before something happens."""
         if not self._lanes.is_free(events.Lane.SPEAK) or not self._connected or self.closed:
             return None
-        return self._greet_at if not self._greeted else self._beat_at if self._may_beat() else None
+        return self._greet_at if not self._greeted else self._heartbeat_at if self._may_send_heartbeat() else None
 
     def kill_at(self) -> float | None:
         """When workers that still run here must be killed; None: there is no need that can be foreseen."""
@@ -136,8 +142,8 @@ class Session:
                     self._answered(asked, result, now, out)
             case events.Denied(_, number):
                 self._lanes, asked = self._lanes.answered(number)
-                is_letter = asked is not None and asked.task is Task.POST
-                self._outbox, error = self._outbox.denied(event, is_letter, self.belief.node)
+                is_envelope = asked is not None and asked.task is Task.POST
+                self._outbox, error = self._outbox.denied(event, is_envelope, self.belief.node)
                 if error is not None:
                     self._fail(error, out)
             case events.Refused(_, error):
@@ -147,22 +153,20 @@ class Session:
             case events.Tell(report):
                 self._outbox = self._outbox.add(report)
             case events.Hold(held):
-                self._held, self._beat_at = held, self._beat_at if held else now
+                self._held, self._heartbeat_at = held, self._heartbeat_at if held else now
             case events.Close():
                 self.closed = True
-            case Tick():
-                pass
             case _:
-                assert_never(event)
+                assert_type(event, Tick)
 
-    def _seek(self, wish: events.Describe, now: float) -> None:
-        self._outbox = self._outbox.add(wish)
-        self._box = self._box.opened(box_name(self.belief.node, self._outbox.wish), self.seen.epoch)
-        # What came before and was not taken speaks of a seat that this node does not want any more.
+    def _seek(self, describe: events.Describe, now: float) -> None:
+        self._outbox = self._outbox.add(describe)
+        self._mailbox = self._mailbox.opened(mailbox_name(self.belief.node, self._outbox.join_seq), self.seen.epoch)
+        # What came before and was not taken speaks of ranks that this node does not want any more.
         old = (messages.RankAssignment, messages.RoundEnd)
         self.words = tuple(word for word in self.words if not isinstance(word, old))
-        self._waiting, self._beats = Waiting(now), self._beats.wished()
-        self.contact = _session_liveness.wish(self.contact)
+        self._waiting, self._heartbeats = Waiting(now), self._heartbeats.joins()
+        self.contact = _session_liveness.rejoin(self.contact)
 
     def _judge(self, event: _session_liveness.Event, now: float, out: list[events.Action]) -> None:
         if self.final is None and self.error is None and not self.closed:
@@ -187,7 +191,7 @@ class Session:
                     self.error = kind(f"node {self.belief.node}, job {self.belief.run_id!r}{place}: {why}")
 
     def _stop(self, why: str, grace: float) -> None:
-        """Others may have this node's seat by now, and one that was not taken yet is none any more."""
+        """Others may have this node's ranks by now, and an assignment that was not taken yet is none any more."""
         self.words = (
             *(word for word in self.words if not isinstance(word, messages.RankAssignment)),
             messages.ContactLost(why, grace),
@@ -196,9 +200,9 @@ class Session:
     def _disconnected(self) -> None:
         self._connected = self._greeted = False
         self._greet_at = self._doubted = self._awaited = None
-        self._beat_at, self._lanes = 0.0, self._lanes.cleared()
+        self._heartbeat_at, self._lanes = 0.0, self._lanes.cleared()
 
-    def _fail(self, error: events.Unmendable, out: list[events.Action]) -> None:
+    def _fail(self, error: events.Permanent, out: list[events.Action]) -> None:
         self.error = self.error or error
         if not self._greeted:
             out.append(events.Disconnect(self._connection))
@@ -211,25 +215,24 @@ class Session:
     ) -> None:
         match asked.task, result:
             case Task.FIND, True:
-                self._ask(events.Lane.SPEAK, Task.GREET, Read((HELLO, PULSE)), now, out)
+                self._ask(events.Lane.SPEAK, Task.GREET, Read((ANNOUNCEMENT, COORDINATOR_HEARTBEAT)), now, out)
             case Task.FIND, _:
                 self.status = "the store answers, but no node coordinates this job yet"
-            case Task.GREET, [data, pulse]:
-                self._greet(data or b"", pulse, now, out)
+            case Task.GREET, [data, heard]:
+                self._greet(data or b"", heard, now, out)
             case Task.DESCRIBE, messages.Descriptor():
-                join = messages.Join(
-                    self.belief.node, result, self.terms, self.seen.round, self.seen.epoch, self.seen.pulse
-                )
+                seen = self.seen.round, self.seen.epoch, self.seen.heard
+                join = messages.Join(self.belief.node, result, self.terms, *seen)
                 self._outbox = self._outbox.described(asked.seq, join)
             case Task.POST, _:
                 self._outbox = self._outbox.done(asked.seq)
-                if asked.seq == self._outbox.wish and not self._beats.unanswered:
-                    self._beat_at = now
+                if asked.seq == self._outbox.join_seq and not self._heartbeats.unanswered:
+                    self._heartbeat_at = now
                     self._judge(_session_liveness.Acknowledged(asked.sent), now, out)
-            case Task.BEAT, _:
-                self._ask(events.Lane.SPEAK, Task.PULSE, Read((PULSE,)), now, out, sent=asked.sent)
-            case ((Task.PULSE | Task.LISTEN), [pulse]):
-                self._feel(pulse, asked, now, out)
+            case Task.HEARTBEAT, _:
+                self._ask(events.Lane.SPEAK, Task.HEAR, Read((COORDINATOR_HEARTBEAT,)), now, out, sent=asked.sent)
+            case ((Task.HEAR | Task.LISTEN), [heard]):
+                self._feel(heard, asked, now, out)
             case Task.AWAIT, found:
                 self._awaited = None
                 if found:
@@ -242,11 +245,11 @@ class Session:
                     self._refuse("root cause", "it is not the one that the job's outcome names", now, out)
                 self._deliver(asked.key, whole, now, out)
             case Task.FORGET, _:
-                self._box = self._box.cleared(asked.seq)
+                self._mailbox = self._mailbox.cleared(asked.seq)
 
-    def _greet(self, data: bytes, pulse: bytes | None, now: float, out: list[events.Action]) -> None:
+    def _greet(self, data: bytes, heard: bytes | None, now: float, out: list[events.Action]) -> None:
         try:
-            hello = self.belief.hello(data)
+            announcement = self.belief.announcement(data)
         except errors.RendezvousClosedError as error:
             self._fail(error, out)
         except errors.RendezvousStateError as error:
@@ -255,28 +258,28 @@ class Session:
             if now > self._doubted + DOUBT:
                 self._fail(error, out)
         else:
-            self.belief = evolve(self.belief, nonce=hello.nonce)
-            self.seen = self.seen.greeted(hello.nonce, self.belief.pulse(pulse)[0])
-            self._host, self._greeted, self.status = hello.host, True, ""
-            self._judge(_session_liveness.Greeted(hello.heartbeat), now, out)
+            self.belief = evolve(self.belief, nonce=announcement.nonce)
+            self.seen = self.seen.greeted(announcement.nonce, self.belief.heard(heard)[0])
+            self._host, self._greeted, self.status = announcement.host, True, ""
+            self._judge(_session_liveness.Greeted(announcement.heartbeat), now, out)
 
     def _feel(self, raw: bytes | None, asked: Asked, now: float, out: list[events.Action]) -> None:
-        heartbeat, sent, (pulse, doubt) = self.contact.limits.heartbeat, asked.sent, self.belief.pulse(raw)
-        if pulse is None and raw is not None:
+        heartbeat, sent, (heard, doubt) = self.contact.limits.heartbeat, asked.sent, self.belief.heard(raw)
+        if heard is None and raw is not None:
             self._refuse("coordinator's heartbeat", doubt, now, out)
-        if pulse is not None:
+        if heard is not None:
             # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
-            self.status, self.spares = pulse.status if self._beats.acknowledged else "", pulse.waiting
-            self._beats = self._beats.acked(sent) if asked.task is Task.PULSE else self._beats
-            if pulse.epoch > self.seen.epoch and self.final is None:
+            self.status, self.spares = heard.status if self._heartbeats.acknowledged else "", heard.waiting
+            self._heartbeats = self._heartbeats.acked(sent) if asked.task is Task.HEAR else self._heartbeats
+            if heard.epoch > self.seen.epoch and self.final is None:
                 self._outbox = self._outbox.again(self.seen)  # whoever took over may have been given an old memory
-            if self._beats.are_destroyed(pulse, self.belief.node, heartbeat, self.contact.pulse, sent):
+            if self._heartbeats.are_destroyed(heard, self.belief.node, heartbeat, self.contact.heard, sent):
                 self._judge(_session_liveness.Unheard(), now, out)
-            self.seen = self.seen.felt(pulse)
-            if pulse.over:
-                self._fail(errors.RendezvousClosedError(f"job {self.belief.run_id!r} has ended: {pulse.over}"), out)
-        if asked.task is Task.PULSE:
-            count = NO_PULSE if pulse is None else pulse.count
+            self.seen = self.seen.felt(heard)
+            if heard.over:
+                self._fail(errors.RendezvousClosedError(f"job {self.belief.run_id!r} has ended: {heard.over}"), out)
+        if asked.task is Task.HEAR:
+            count = NOTHING_HEARD if heard is None else heard.count
             self._judge(_session_liveness.Acknowledged(sent, count, doubt), now, out)
 
     def _notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
@@ -296,10 +299,10 @@ class Session:
         out += said
 
     def _deliver(self, key: str, notice: messages.Told | None, now: float, out: list[events.Action]) -> None:
-        if notice is not None and key == self._next_key():  # an earlier box speaks of a round that is done with
-            self._box = self._box.further()
+        if notice is not None and key == self._next_key():  # an earlier mailbox speaks of a round that is done with
+            self._mailbox = self._mailbox.further()
             self._believe(notice)
-        left = self._box.deletable()
+        left = self._mailbox.deletable()
         self._ask(events.Lane.WATCH, Task.FORGET, Delete((key, *left)), now, out, seq=len(left))
 
     def _believe(self, notice: messages.Told) -> None:
@@ -316,7 +319,7 @@ class Session:
             self._outbox = self._outbox.add(messages.Acknowledgement(self.belief.node))
 
     def _in_time(self, word: Word) -> Word:
-        """The word itself, if it is not a seat that others may have by now."""
+        """The word itself, if it is no assignment of ranks that others may have by now."""
         if not isinstance(word, messages.RankAssignment) or self.final is not None or not self.contact.fenced:
             return word
         why = f"the ranks of round {word.round} came while contact was lost"
@@ -338,44 +341,44 @@ class Session:
     def _speak(self, now: float, out: list[events.Action]) -> None:
         if not self._greeted:
             if self._greet_at is None or now >= self._greet_at:
-                self._ask(events.Lane.SPEAK, Task.FIND, Wait(HELLO, GREETING), now, out)
+                self._ask(events.Lane.SPEAK, Task.FIND, Wait(ANNOUNCEMENT, GREETING), now, out)
         elif self._awaited is not None and self._awaited != self._next_key():
             key, self._awaited = self._awaited, None
             self._ask(events.Lane.SPEAK, Task.WAKE, Write({key: WAKE}), now, out)
-        elif (letter := self._outbox.next) is not None:
-            self._send(letter, now, out)
+        elif (envelope := self._outbox.next) is not None:
+            self._send(envelope, now, out)
         elif self.closed:
             self._part(out)
-        elif self._may_beat() and now >= self._beat_at:
-            self._beat(now, out)
+        elif self._may_send_heartbeat() and now >= self._heartbeat_at:
+            self._send_heartbeat(now, out)
 
-    def _send(self, letter: Written, now: float, out: list[events.Action]) -> None:
-        seq, what = letter.seq, letter.what
+    def _send(self, envelope: Written, now: float, out: list[events.Action]) -> None:
+        seq, what = envelope.seq, envelope.what
         if isinstance(what, events.Describe):
             self._ask(events.Lane.SPEAK, Task.DESCRIBE, what, now, out, seq=seq)
             return
         self._outbox = self._outbox.sent(seq, now)
-        sent = (self._outbox.wish_sent or now) if seq == self._outbox.wish else now
-        self._ask(events.Lane.SPEAK, Task.POST, Post(self.belief.letter(seq, what)), now, out, seq=seq, sent=sent)
+        sent = (self._outbox.join_sent or now) if seq == self._outbox.join_seq else now
+        self._ask(events.Lane.SPEAK, Task.POST, Post(self.belief.envelope(seq, what)), now, out, seq=seq, sent=sent)
 
-    def _may_beat(self) -> bool:
-        return self.contact.limits.heartbeat > 0 and self._outbox.has_wished and not self.closed
+    def _may_send_heartbeat(self) -> bool:
+        return self.contact.limits.heartbeat > 0 and self._outbox.has_joined and not self.closed
 
-    def _beat(self, now: float, out: list[events.Action]) -> None:
-        self._beat_at = now + INTERVAL * self.contact.limits.heartbeat
+    def _send_heartbeat(self, now: float, out: list[events.Action]) -> None:
+        self._heartbeat_at = now + INTERVAL * self.contact.limits.heartbeat
         if self._held:  # what the coordinator says is heard all the same
-            self._ask(events.Lane.SPEAK, Task.LISTEN, Read((PULSE,)), now, out)
+            self._ask(events.Lane.SPEAK, Task.LISTEN, Read((COORDINATOR_HEARTBEAT,)), now, out)
             return
-        self._beats = self._beats.next()
-        if self._waiting is not None and self._beats.is_late():
+        self._heartbeats = self._heartbeats.next()
+        if self._waiting is not None and self._heartbeats.is_late():
             self._outbox = self._outbox.again(self.seen)
-        count, read, said = self._beats.count, self._box.read, self._outbox.said
-        beat = self.belief.beat(self._box.name, messages.NodeHeartbeat(count, read, said))
-        self._ask(events.Lane.SPEAK, Task.BEAT, Write({beat_key(self._box.name): beat}), now, out)
+        count, read, said = self._heartbeats.count, self._mailbox.read, self._outbox.said
+        heartbeat = self.belief.heartbeat(self._mailbox.name, messages.NodeHeartbeat(count, read, said))
+        self._ask(events.Lane.SPEAK, Task.HEARTBEAT, Write({heartbeat_key(self._mailbox.name): heartbeat}), now, out)
 
     def _next_key(self) -> str | None:
-        done = self.closed or (self.final is not None and self._box.read > 0)
-        return None if done else self._box.next_key
+        done = self.closed or (self.final is not None and self._mailbox.read > 0)
+        return None if done else self._mailbox.next_key
 
     def _ask(
         self, lane: events.Lane, task: Task, what: Operation | events.Describe, now: float, out: list[events.Action],
@@ -390,8 +393,7 @@ class Session:
 
     def _complain(self, now: float, out: list[events.Action]) -> None:
         """Say that nothing has come for long, and why; whose part is over waits for nothing."""
-        if self.closed or self.error is not None:
-            self._waiting = None
+        self._waiting = None if self.closed or self.error is not None else self._waiting
         if self._waiting is not None and now >= self._waiting.due_at():
             why = self.status or _session_liveness.search(self.contact, now)
             self._waiting, said = self._waiting.complain(self.belief.node, self.belief.run_id, why, now)

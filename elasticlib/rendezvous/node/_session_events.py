@@ -16,7 +16,7 @@ from elasticlib.rendezvous.node._session_liveness import Tick
 from elasticlib.rendezvous.protocol._messages import Descriptor, Report
 from elasticlib.rendezvous.protocol._operations import Log, Operation, Result
 
-Unmendable: TypeAlias = RendezvousError | ConfigError | StartError
+Permanent: TypeAlias = RendezvousError | ConfigError | StartError
 """What ends a node's part: no further attempt helps."""
 
 
@@ -60,7 +60,7 @@ class Refused:
     """Something that no further attempt can mend; *connection* None: it has to do with no connection."""
 
     connection: int | None
-    error: Unmendable
+    error: Permanent
 
 
 @frozen
@@ -75,7 +75,7 @@ class Denied:
 
 @frozen
 class Seek:
-    """The agent wants a seat in the next round; no worker of this node runs any more."""
+    """The agent wants ranks in the next round; no worker of this node runs any more."""
 
     slots: int
     role: str
@@ -90,7 +90,7 @@ class Tell:
 
 @frozen
 class Hold:
-    """Beats shall rest, or go on."""
+    """Heartbeats shall rest, or go on."""
 
     held: bool
 

@@ -5,17 +5,18 @@ Whether one node still has contact with its job, and what to do when it has not.
        '--- no greeting in time, or the host is gone --> OVER
 
 Self-fencing: the coordinator gives the ranks of a node away `heartbeat` seconds after it last saw the
-node's beat change. A beat that the store acknowledged was seen no earlier than it was sent. So whoever
-stops its workers within `heartbeat` seconds after it *sent* its last acknowledged beat can never work
+node's heartbeat change. A heartbeat that the store acknowledged was seen no earlier than it was sent. So whoever
+stops its workers within `heartbeat` seconds after it *sent* its last acknowledged heartbeat can never work
 beside its successors, whatever the network does in between and whatever the clocks of others say.
 
-A machine that sleeps does not see that time has passed. So the coordinator's pulse counts time: when it has
-gone on by about `heartbeat` seconds between two beats that were acknowledged one after the other, this node may
+A machine that sleeps does not see that time has passed. So the coordinator's heartbeat counts time: when it has
+gone on by about `heartbeat` seconds between two heartbeats that were acknowledged one after the other, this node may
 have been given up, and stops its workers at once.
 
-A beat counts only with a pulse that is readable and not older than the last. What this cannot see: where any node may
-coordinate, a pulse stands still for as long as an election takes, so whoever shows a node the last pulse, and destroys
-its beats, without a break and without fail, keeps its workers running for that time.
+A heartbeat counts only with one of the coordinator's that is readable and not older than the last. What this cannot
+see: where any node may coordinate, the coordinator's stands still for as long as an election takes, so whoever shows a
+node the coordinator's last heartbeat, and destroys its heartbeats, without a break and without fail, keeps its workers
+running for that time.
 
 Rules of this file: `step` is a function of state, event and time; times are this node's monotonic
 seconds, and only differences count.
@@ -34,14 +35,15 @@ from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL, KILL,
 
 SLEPT = 19
 """
-Growth of the pulse between two beats which says that this node may have been given up.
+Growth of the coordinator's heartbeat between two heartbeats which says that this node may have been given up.
 
-That takes the whole heartbeat time, after which the pulse is written at once: at least 20. A node with two beats less
-than `FENCE` apart has read the first pulse when it was at most an `INTERVAL` old: at most 18.
+That takes the whole heartbeat time, after which the coordinator's heartbeat is written at once: at least 20. A node
+with two heartbeats less than `FENCE` apart has read the first heartbeat when it was at most an `INTERVAL` old: at most
+18.
 """
 ATTEMPT = 5.0
 """Seconds for one attempt to connect."""
-NO_PULSE = -1
+NOTHING_HEARD = -1
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _REFUSALS = 4
 """Refused connections in a row, after contact, that say: the host's process is gone."""
@@ -69,18 +71,18 @@ class Greeted:
 
 @frozen
 class Acknowledged:
-    """What was sent at *sent* is in the store; *pulse* is the coordinator's count, where it was looked for."""
+    """What was sent at *sent* is in the store; *heard* is the coordinator's count, where it was looked for."""
 
     sent: float
-    pulse: int | None = None
-    """`NO_PULSE` where none was found."""
+    heard: int | None = None
+    """`NOTHING_HEARD` where none was found."""
     doubt: str = ""
     """Why none was."""
 
 
 @frozen
 class Unheard:
-    """The store acknowledges this node's beats, and the coordinator says that they do not come to it."""
+    """The store acknowledges this node's heartbeats, and the coordinator says that they do not come to it."""
 
 
 @frozen
@@ -139,15 +141,15 @@ class SessionLiveness:
     """Whether an attempt is on its way."""
     acknowledged: float = 0.0
     """When the last thing was sent that the store acknowledged."""
-    pulse: int = NO_PULSE
-    pulse_at: float = 0.0
+    heard: int = NOTHING_HEARD
+    heard_at: float = 0.0
     quiet_since: float | None = None
-    """Since when the store acknowledges beats and the coordinator's pulse stands still; None while it grows."""
+    """Since when the store acknowledges heartbeats and the coordinator's stands still; None while it grows."""
     doubt: str = ""
-    """Why the last beats do not count, although the store acknowledged them."""
+    """Why the last heartbeats do not count, although the store acknowledged them."""
     fenced: bool = False
     compares: bool = False
-    """Whether the last pulse was read with a beat of the present wish for a seat."""
+    """Whether the coordinator's last heartbeat was read with a heartbeat of the present request to join."""
     doomed_at: float | None = None
     """When workers of a node that slept must be killed."""
     trouble: str = "the first attempt is not over yet"
@@ -180,23 +182,23 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
                 refusals=0,
                 pause=_FIRST_PAUSE,
                 began=now,
-                pulse_at=now,
+                heard_at=now,
                 acknowledged=contact.acknowledged if contact.met else now,
             )
-        case Acknowledged(sent, pulse, doubt):
+        case Acknowledged(sent, heard, doubt):
             # What an abandoned connection still acknowledges is as true as anything else.
-            slept = _slept(contact, pulse)
-            # Whoever hides the pulse, or puts an older one there, does the same with beats that are in the store.
-            if pulse is None or (pulse != NO_PULSE and pulse >= contact.pulse):
+            slept = _slept(contact, heard)
+            # Whoever hides the coordinator's, or puts an older one there, does the same with heartbeats in the store.
+            if heard is None or (heard != NOTHING_HEARD and heard >= contact.heard):
                 contact = evolve(contact, acknowledged=max(sent, contact.acknowledged), doubt="")
             else:
                 contact = evolve(contact, doubt=doubt or "the heartbeat of the job's coordinator is an old one")
-            if pulse is not None:
+            if heard is not None:
                 contact = evolve(contact, compares=True)
-            if pulse is not None and pulse > contact.pulse:
-                contact = evolve(contact, pulse=pulse, pulse_at=now, quiet_since=None)
-            elif pulse is not None and contact.limits.heartbeat:
-                # Judged by beats alone: one that did not beat for a while has seen nothing.
+            if heard is not None and heard > contact.heard:
+                contact = evolve(contact, heard=heard, heard_at=now, quiet_since=None)
+            elif heard is not None and contact.limits.heartbeat:
+                # Judged by heartbeats alone: one that sent none for a while has seen nothing.
                 contact = evolve(contact, quiet_since=now if contact.quiet_since is None else contact.quiet_since)
                 if now >= _silent_at(contact):
                     quiet = now - (contact.quiet_since or now)
@@ -220,8 +222,8 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
     return _settle(contact, now)
 
 
-def wish(contact: SessionLiveness) -> SessionLiveness:
-    """No worker of this node runs any more, and it asks for a seat: what was before does not matter."""
+def rejoin(contact: SessionLiveness) -> SessionLiveness:
+    """No worker of this node runs any more, and it asks for ranks: what was before does not matter."""
     return evolve(contact, compares=False, doomed_at=None)
 
 
@@ -264,13 +266,13 @@ def kill_at(contact: SessionLiveness) -> float | None:
     return limit if contact.doomed_at is None else min(limit, contact.doomed_at)
 
 
-def _slept(contact: SessionLiveness, pulse: int | None) -> int:
+def _slept(contact: SessionLiveness, heard: int | None) -> int:
     """By how much the coordinator's time has gone on more than this node's can have; 0: not so."""
-    if pulse is None or pulse <= contact.pulse or not contact.compares or not contact.limits.heartbeat:
+    if heard is None or heard <= contact.heard or not contact.compares or not contact.limits.heartbeat:
         return 0  # one that is not there, or of the past: somebody put it there
     # A new coordinator counts anew, and gives every node a full heartbeat time.
-    same = pulse >> EPOCH_BITS == contact.pulse >> EPOCH_BITS
-    grown = pulse - contact.pulse if same else pulse & ((1 << EPOCH_BITS) - 1)
+    same = heard >> EPOCH_BITS == contact.heard >> EPOCH_BITS
+    grown = heard - contact.heard if same else heard & ((1 << EPOCH_BITS) - 1)
     return grown if grown >= SLEPT else 0
 
 
@@ -284,9 +286,9 @@ def _wake(contact: SessionLiveness, slept: int, now: float) -> Outcome:
 
 
 def _fence_at(contact: SessionLiveness) -> float:
-    beats = contact.acknowledged + FENCE * contact.limits.heartbeat
-    # Two clocks of one interval each lie between two pulses that are seen: this limit is the wider one.
-    return beats if contact.limits.moves else min(beats, contact.pulse_at + contact.limits.heartbeat)
+    heartbeats = contact.acknowledged + FENCE * contact.limits.heartbeat
+    # Two clocks of one interval each lie between two of the coordinator's that are seen: this limit is wider.
+    return heartbeats if contact.limits.moves else min(heartbeats, contact.heard_at + contact.limits.heartbeat)
 
 
 def _doubt_at(contact: SessionLiveness) -> float:
@@ -295,7 +297,7 @@ def _doubt_at(contact: SessionLiveness) -> float:
 
 
 def _silent_at(contact: SessionLiveness) -> float:
-    """When a coordinator whose pulse stands still, though its store answers, is given up."""
+    """When a coordinator whose heartbeat stands still, though its store answers, is given up."""
     quiet = math.inf if contact.quiet_since is None else contact.quiet_since
     return quiet + contact.limits.heartbeat + contact.limits.reconnect_timeout
 
@@ -324,7 +326,7 @@ def _settle(contact: SessionLiveness, now: float) -> Outcome:
     actions: list[Action] = []
     heartbeat = contact.limits.heartbeat
     if contact.met and heartbeat and not contact.fenced and now >= _fence_at(contact):
-        silent = now - min(contact.acknowledged, contact.pulse_at)
+        silent = now - min(contact.acknowledged, contact.heard_at)
         live = f"{contact.doubt} ({silent:.3g} s)" if contact.doubt else f"no answer for {silent:.3g} s"
         why = live if contact.live else contact.trouble
         actions.append(Fence(f"contact with the job is lost: {why}", GRACE * heartbeat))

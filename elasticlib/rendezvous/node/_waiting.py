@@ -1,5 +1,5 @@
 """
-When people are told that a node still waits for its seat, and for what. Pure.
+When people are told that a node still waits for its ranks, and for what. Pure.
 
 Rules of this file: the times are data; what is said is made by whoever knows it.
 """

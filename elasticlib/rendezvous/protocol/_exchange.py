@@ -5,10 +5,10 @@ The few things that a store must do to carry a job, and where messages lie in it
     pulse             `CoordinatorHeartbeat` of the coordinator
     inbox             `Envelope`s to the coordinator: posted by all, received by one
     cause             `Failed` with the root cause of the job's end, where it is long: notices have it in brief
-    box/<box>/<k>     notice k = 0, 1, ... to the node whose latest Join named this box
-    beat/<box>        `NodeHeartbeat` of that node
+    box/<mailbox>/<k> notice k = 0, 1, ... to the node whose latest Join named this mailbox
+    beat/<mailbox>    `NodeHeartbeat` of that node
 
-Rules of this file: nothing here but the contract and the key names. A key of a box has one writer and one
+Rules of this file: nothing here but the contract and the key names. A key of a mailbox has one writer and one
 reader, who deletes it once read; so any reader can be woken by a value put into its own key.
 """
 
@@ -21,8 +21,8 @@ from attrs import frozen
 
 from elasticlib.errors import RendezvousError
 
-HELLO = "hello"
-PULSE = "pulse"
+ANNOUNCEMENT = "hello"
+COORDINATOR_HEARTBEAT = "pulse"
 CAUSE = "cause"
 
 
@@ -94,28 +94,28 @@ class Exchange(Protocol):
         """Give the connection up; never blocks; may come twice."""
 
 
-def box_name(node: str, seq: int) -> str:
-    """The box that a node's Join opens: *seq* is the number of the letter that holds it."""
+def mailbox_name(node: str, seq: int) -> str:
+    """The mailbox that a node's Join opens: *seq* is the number of the message that holds it."""
     return f"{node}/{seq}"
 
 
-def box_key(box: str, index: int) -> str:
-    """Where notice *index* of a box lies."""
-    return f"box/{box}/{index}"
+def mailbox_key(mailbox: str, index: int) -> str:
+    """Where notice *index* of a mailbox lies."""
+    return f"box/{mailbox}/{index}"
 
 
-def beat_key(box: str) -> str:
-    """Where the beats of a box lie."""
-    return f"beat/{box}"
+def heartbeat_key(mailbox: str) -> str:
+    """Where the heartbeats of a mailbox lie."""
+    return f"beat/{mailbox}"
 
 
 def report_place(run_id: str, nonce: str, node: str, seq: int) -> str:
-    """What the signature of a letter covers besides its text."""
+    """What the signature of a message covers besides its text."""
     return f"{run_id}/{nonce}/inbox/{node}/{seq}"
 
 
 def key_place(run_id: str, nonce: str, key: str) -> str:
-    """What the signature of the value of *key* covers besides its text; `HELLO` is signed with an empty nonce."""
+    """What the signature of a *key*'s value covers besides its text; `ANNOUNCEMENT` is signed with an empty nonce."""
     return f"{run_id}/{nonce}/{key}"
 
 

@@ -25,9 +25,9 @@ VERSION = 1
 MOST_SLOTS = 1_000_000
 """Workers on one node: more processes than a kernel has."""
 EPOCH_BITS = 32
-"""Of a pulse's count, those below its coordinator's epoch."""
+"""Of the count of a coordinator's heartbeat, those below its coordinator's epoch."""
 LAST_EPOCH = (1 << 30) - 1
-"""More often no coordination is taken over; such pulses are numbers that every reader takes."""
+"""More often no coordination is taken over; such heartbeats are numbers that every reader takes."""
 
 
 @frozen
@@ -83,18 +83,18 @@ class Terms:
 
 @frozen
 class Join:
-    """To the coordinator: this node has no running worker and asks for a seat."""
+    """To the coordinator: this node has no running worker and asks for ranks."""
 
     node: Name
     descriptor: Descriptor
     terms: Terms | None = None
     """Checked against the coordinator's own, where given."""
     round: int = field(default=-1, validator=ge(-1))
-    """The last round in which this node had a seat; -1: none."""
+    """The last round in which this node had ranks; -1: none."""
     epoch: int = field(default=0, validator=and_(ge(0), le(LAST_EPOCH)))
     """The latest coordinator's of which it heard: one that remembers less was given an old memory."""
     pulse: int = field(default=0, validator=ge(0))
-    """Count of the latest pulse that it has read, so that an old letter is told from a new node's; 0: none."""
+    """Count of the coordinator's latest heartbeat it has read: tells an old message from a new node's; 0: none."""
 
 
 @frozen
@@ -181,7 +181,7 @@ class GivenUp:
 
 @frozen
 class Elaborate:
-    """To a node, by its session answered: a failure of its workers is the root cause; say all that a letter holds."""
+    """To a node, by its session answered: a failure of its workers is the root cause; say all that a message holds."""
 
     round: int
 
@@ -218,7 +218,7 @@ class Close:
 
 @frozen
 class Envelope:
-    """A report in its envelope. Letters of a node are numbered from 1; the same number is the same letter."""
+    """A report in its envelope. Messages of a node are numbered from 1; the same number is the same message."""
 
     seq: int = field(validator=ge(1))
     report: Report
@@ -242,7 +242,7 @@ class Announcement:
 
 @frozen
 class Missed:
-    """A node whose beats come no more to the coordinator, and the last one that came."""
+    """A node whose heartbeats come no more to the coordinator, and the last one that came."""
 
     node: Name
     count: int = field(validator=ge(0))
@@ -251,7 +251,7 @@ class Missed:
 
 @frozen
 class CoordinatorHeartbeat:
-    """The coordinator lives: `count` grows, by one for each `TICK` of the heartbeat time and each pulse."""
+    """The coordinator lives: `count` grows, by one for each `TICK` of the heartbeat time and each heartbeat."""
 
     nonce: Name
     """Of the beginning of the job that it coordinates."""
@@ -259,11 +259,11 @@ class CoordinatorHeartbeat:
     status: str = ""
     """For whom the job waits, for people; empty while it runs."""
     waiting: int = field(default=0, validator=ge(0))
-    """Nodes that wait for a seat while a round runs."""
+    """Nodes that wait for ranks while a round runs."""
     over: str = ""
     """Why the job ended, where the coordinator may not know any more who is to be told."""
     missed: tuple[Missed, ...] = ()
-    """Some of the nodes that will soon be lost: one that beats knows by it that its beats are destroyed."""
+    """Some of the nodes that will soon be lost: one that sends them knows by it that its heartbeats are destroyed."""
 
     @property
     def epoch(self) -> int:
@@ -273,13 +273,13 @@ class CoordinatorHeartbeat:
 
 @frozen
 class NodeHeartbeat:
-    """A node lives: `count` grows with each beat of the box."""
+    """A node lives: `count` grows with each heartbeat of the mailbox."""
 
     count: int = field(validator=ge(0))
     read: int = field(default=0, validator=ge(0))
-    """Notices of this box that were read; the coordinator writes again what was not."""
+    """Notices of this mailbox that were read; the coordinator writes again what was not."""
     said: int = field(default=0, validator=ge(0))
-    """Number of the last letter that this node wrote."""
+    """Number of the last message that this node wrote."""
 
 
 @frozen
@@ -287,7 +287,7 @@ class ContactLost:
     """
     To an agent, by its own node: nobody has acknowledged this node for too long; soon others take its ranks.
 
-    Stop the workers within *grace* seconds, then ask for a seat again; contact is sought meanwhile.
+    Stop the workers within *grace* seconds, then ask for ranks again; contact is sought meanwhile.
     """
 
     why: str

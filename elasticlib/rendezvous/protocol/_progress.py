@@ -21,18 +21,18 @@ class Seen:
     epoch: int = 0
     """How often the coordination had been taken over."""
     round: int = -1
-    """The last round in which the node had a seat."""
-    pulse: int = 0
-    """Count of the coordinator's latest pulse."""
+    """The last round in which the node had ranks."""
+    heard: int = 0
+    """Count of the coordinator's latest heartbeat."""
 
-    def greeted(self, nonce: str, pulse: CoordinatorHeartbeat | None) -> Self:
-        """With the job that this is, and the pulse that lay beside the greeting."""
+    def greeted(self, nonce: str, heard: CoordinatorHeartbeat | None) -> Self:
+        """With the job that this is, and the coordinator's heartbeat that lay beside the greeting."""
         # Not its epoch: that of a new coordinator is noticed where all follows that must.
-        return evolve(self, nonce=nonce, pulse=self.pulse if pulse is None else max(self.pulse, pulse.count))
+        return evolve(self, nonce=nonce, heard=self.heard if heard is None else max(self.heard, heard.count))
 
-    def felt(self, pulse: CoordinatorHeartbeat) -> Self:
-        """After a pulse of the coordinator."""
-        return evolve(self, epoch=max(self.epoch, pulse.epoch), pulse=max(self.pulse, pulse.count))
+    def felt(self, heard: CoordinatorHeartbeat) -> Self:
+        """After a heartbeat of the coordinator."""
+        return evolve(self, epoch=max(self.epoch, heard.epoch), heard=max(self.heard, heard.count))
 
     def told(self, notice: Told) -> Self:
         """After a notice of the coordinator."""

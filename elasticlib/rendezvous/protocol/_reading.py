@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from typing_extensions import Self
 
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, key_place
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, COORDINATOR_HEARTBEAT, key_place
 from elasticlib.rendezvous.protocol._messages import Announcement, CoordinatorHeartbeat, decode
 from elasticlib.rendezvous.protocol._shortening import line
 
@@ -18,12 +18,12 @@ from elasticlib.rendezvous.protocol._shortening import line
 def greeting_of(data: bytes | None, run_id: str, key: bytes | None) -> Announcement | None:
     """The greeting of a coordinator of this job; None for anything else."""
     try:
-        hello = decode(data or b"", key, key_place(run_id, "", HELLO))
+        announcement = decode(data or b"", key, key_place(run_id, "", ANNOUNCEMENT))
     except RendezvousStateError:
         return None
-    if not isinstance(hello, Announcement) or hello.run_id != run_id:
+    if not isinstance(announcement, Announcement) or announcement.run_id != run_id:
         return None
-    return evolve(hello, host=line(hello.host))
+    return evolve(announcement, host=line(announcement.host))
 
 
 def heartbeat_of(
@@ -33,13 +33,13 @@ def heartbeat_of(
     if data is None:
         return None, "the store answers, but no heartbeat of the job's coordinator is there"
     try:
-        pulse = decode(data, key, key_place(run_id, nonce, PULSE))
+        heartbeat = decode(data, key, key_place(run_id, nonce, COORDINATOR_HEARTBEAT))
     except RendezvousStateError as error:
         return None, f"the heartbeat of the job's coordinator was overwritten: {error}"
-    # Another beginning of the job has a pulse, too: only a token's signature would tell it from this one's.
-    if not isinstance(pulse, CoordinatorHeartbeat) or pulse.nonce != nonce:
+    # Another beginning of the job has a heartbeat, too: only a token's signature would tell it from this one's.
+    if not isinstance(heartbeat, CoordinatorHeartbeat) or heartbeat.nonce != nonce:
         return None, "the heartbeat in the store is not that of this job's coordinator"
-    return pulse, ""
+    return heartbeat, ""
 
 
 @frozen
@@ -50,8 +50,8 @@ class LastHeartbeat:
     count: int = -1
     """-1: there was none."""
 
-    def then(self, hello: Announcement, data: bytes | None, key: bytes | None) -> tuple[Self, bool]:
+    def then(self, announcement: Announcement, data: bytes | None, key: bytes | None) -> tuple[Self, bool]:
         """As it is now, of the coordinator that greets so; and whether it has gone on, for then that one lives."""
-        pulse, _ = heartbeat_of(data, hello.run_id, hello.nonce, key)
-        now = type(self)(hello.nonce, -1 if pulse is None else pulse.count)
+        heartbeat, _ = heartbeat_of(data, announcement.run_id, announcement.nonce, key)
+        now = type(self)(announcement.nonce, -1 if heartbeat is None else heartbeat.count)
         return now, now.nonce == self.nonce and now.count > self.count >= 0

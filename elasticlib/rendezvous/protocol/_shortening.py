@@ -15,10 +15,10 @@ from attrs import asdict, evolve
 from elasticlib.rendezvous.protocol._codec import write
 from elasticlib.rendezvous.protocol._messages import Close, Failed, FailureNote, Final, Leave, Report, Stopped, encode
 
-LETTER = 64 * 1024
-"""Bytes of a node's letter: room for one failure with two texts of 20,000 characters, and a few lines of each other."""
+ENVELOPE = 64 * 1024
+"""Bytes of a node's message: one failure with two texts of 20,000 characters, and a few lines of each other."""
 EARLY = 8 * 1024
-"""Bytes of a letter on failures of which nobody knows yet that one is the root cause: who has that is asked for all."""
+"""Bytes of a message on failures, none known yet to be the root cause: who has that is asked for all."""
 WHOLE = 2 * 1024
 """Bytes of a root cause that each node is told in a notice of its own: a longer one lies in one place for all."""
 LINE = 1000
@@ -26,9 +26,9 @@ LINE = 1000
 SHORT = 200
 """Bytes of each text of a failure that is not told whole."""
 MOST_NOTES = 32
-"""Failures that one letter tells."""
+"""Failures that one message tells."""
 _ENVELOPE = 1024
-"""Bytes that a letter has besides its report, or its report besides texts: number, signature, names."""
+"""Bytes that a message has besides its report, or its report besides texts: number, signature, names."""
 _MARK = "[... {:,} characters were cut here ...]"
 _MARK_COST = 60
 _BEGINNING = 0.25
@@ -87,8 +87,8 @@ def refers(final: Final) -> Final:
     return evolve(final, root=evolve(short(final.root), cut=True))
 
 
-def fitting(report: Report, most: int = LETTER) -> Report:
-    """The report such that a letter with it has at most so many bytes, as far as leaving texts out makes it so."""
+def fitting(report: Report, most: int = ENVELOPE) -> Report:
+    """The report such that a message with it has at most so many bytes, as far as leaving texts out makes it so."""
     match report:
         case Failed() | Stopped():
             return whole(report, most)
@@ -97,8 +97,8 @@ def fitting(report: Report, most: int = LETTER) -> Report:
     return report
 
 
-def whole(report: Failed | Stopped, most: int = LETTER) -> Failed | Stopped:
-    """All that a letter of at most so many bytes can say of failures."""
+def whole(report: Failed | Stopped, most: int = ENVELOPE) -> Failed | Stopped:
+    """All that a message of at most so many bytes can say of failures."""
     return _fitting(report, most - _ENVELOPE)
 
 

@@ -1,12 +1,12 @@
 """
 The times of the protocol, as shares of the heartbeat time that the coordinator announces. Pure.
 
-0 .. INTERVAL .. FENCE .. FENCE + GRACE < KILL .. 1: a node beats at each INTERVAL; after FENCE without an answer it
+0 .. INTERVAL .. FENCE .. FENCE + GRACE < KILL .. 1: a heartbeat each INTERVAL; after FENCE without an answer it
 stops its workers, which have GRACE for it; at KILL they are killed; at 1 the coordinator takes the node for lost.
 """
 
 INTERVAL = 0.3
-"""Share of the heartbeat time between two beats."""
+"""Share of the heartbeat time between two heartbeats."""
 FENCE = 0.6
 """Share after which, unacknowledged, the workers are told to stop."""
 GRACE = 0.15
@@ -14,4 +14,4 @@ GRACE = 0.15
 KILL = 0.85
 """Share after which they are killed."""
 TICK = 0.05
-"""Share of the heartbeat time in which the coordinator's pulse grows by one."""
+"""Share of the heartbeat time in which the coordinator's heartbeat grows by one."""

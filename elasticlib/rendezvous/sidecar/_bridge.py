@@ -54,11 +54,11 @@ _OWN_END = 1.0
 _GOODBYE = 1.0
 
 
-class Seated(Talk, Protocol):
+class Assigned(Talk, Protocol):
     """A member that can be kept from beating, and knows when workers must be dead."""
 
     def hold(self, held: bool) -> None:
-        """Let this node's beats rest, or take them up again."""
+        """Let this node's heartbeats rest, or take them up again."""
 
     def kill_in(self) -> float | None:
         """Seconds until workers that still run here must be killed; None: no need that can be foreseen."""
@@ -74,7 +74,7 @@ class NodeService(Protocol):
         """Begin to seek the job; there is a `member` from then on."""
 
     @property
-    def member(self) -> Seated: ...
+    def member(self) -> Assigned: ...
 
     def witness(self, why: str, workers_gone: bool) -> None:
         """The agent is dead: say so in its place."""
@@ -154,10 +154,10 @@ class Bridge:
     clock: Clock = monotonic
     guarded: Guarded = Factory(Guarded)
     vigil: SidecarWatch = field(init=False)
-    stillness: float = SILENCE
+    stall: float = SILENCE
     _broken: bool = False
     _waiting: int = 0
-    """Nodes that wait for a seat, as the launcher was told."""
+    """Nodes that wait for ranks, as the launcher was told."""
 
     def run(self) -> bool:
         """Work until the launcher says goodbye (True) or has died (False)."""
@@ -168,7 +168,7 @@ class Bridge:
 
     def begin(self) -> None:
         """Tell the launcher that this process is there."""
-        self.vigil = SidecarWatch(self.heartbeat, self.clock(), self.clock(), self.stillness)
+        self.vigil = SidecarWatch(self.heartbeat, self.clock(), self.clock(), self.stall)
         self.channel.send({"op": "alive"})
 
     def step(self, patience: float | None) -> bool | None:
@@ -216,7 +216,7 @@ class Bridge:
         self.vigil = self.vigil.said(now)
         match message["op"]:
             case "join":
-                self.vigil = self.vigil.wished(message["wish"])
+                self.vigil = self.vigil.joins(message["generation"])
                 member.join(message["slots"], message["role"])
             case "guard":
                 self.guarded.hold(*descriptors)
@@ -255,10 +255,10 @@ class Bridge:
             self.channel.send({"op": "waiting", "count": waiting})
 
     def _tell(self, notice: RankAssignment | RoundEnd | Final) -> None:
-        message: Message = {"op": "notice", "notice": to_plain(notice), "wish": self.vigil.wish}
+        message: Message = {"op": "notice", "notice": to_plain(notice), "generation": self.vigil.generation}
         listener = None
         if isinstance(notice, RankAssignment):
-            self.vigil = self.vigil.seated()
+            self.vigil = self.vigil.assigned()
             self._renew_lease()
             listener = self.share.member.listener() if notice.group_rank == 0 else None
         if listener is None:
@@ -326,45 +326,45 @@ def main(make: Callable[[Job], NodeService] = _open) -> NoReturn:
         # process that has not begun more time than one that falls silent.
         share.prepare()
         share.start()
-        pump = Bridge(channel, share, job.heartbeat, lines, launcher, Lease(*first[1]))
-        if (stillness := first[0]["stillness"]) is not None:
-            pump.stillness = stillness
-        if pump.run():
-            _part(pump, job.close_timeout)
+        bridge = Bridge(channel, share, job.heartbeat, lines, launcher, Lease(*first[1]))
+        if (stall := first[0]["stillness"]) is not None:
+            bridge.stall = stall
+        if bridge.run():
+            _part(bridge, job.close_timeout)
         else:
-            _bear_witness(pump)
+            _bear_witness(bridge)
     except Exception as error:
         channel.send(told(error))
         os._exit(1)
     os._exit(0)
 
 
-def _part(pump: Bridge, linger: float) -> None:
+def _part(bridge: Bridge, linger: float) -> None:
     """Wait for others to read the end, and to end, but not for longer than the launcher lives."""
     parted = os.eventfd(0, os.EFD_CLOEXEC)
 
     def part() -> None:
         try:
-            pump.share.close(linger)
+            bridge.share.close(linger)
         finally:
             os.eventfd_write(parted, 1)
 
     threading.Thread(target=part, daemon=True).start()
     ready: set[int] = set()
-    while not ready & {parted, pump.launcher}:
-        ready = wait_readable([parted, pump.launcher, pump.lines], None)
-        pump.say_lines()
+    while not ready & {parted, bridge.launcher}:
+        ready = wait_readable([parted, bridge.launcher, bridge.lines], None)
+        bridge.say_lines()
     if parted not in ready:
         signal.alarm(_DEATH_LIMIT)
         wait_readable([parted], _GOODBYE)
 
 
-def _bear_witness(pump: Bridge) -> None:
+def _bear_witness(bridge: Bridge) -> None:
     """The launcher is dead: see its workers end, and say so in its place."""
     signal.alarm(_DEATH_LIMIT)
-    gone = pump.outlast(_OWN_END)
+    gone = bridge.outlast(_OWN_END)
     if not gone:
-        pump.guarded.kill()
-        gone = pump.outlast(_OWN_END)
-    pump.share.witness("its agent died", gone)
-    pump.share.close(_GOODBYE)
+        bridge.guarded.kill()
+        gone = bridge.outlast(_OWN_END)
+    bridge.share.witness("its agent died", gone)
+    bridge.share.close(_GOODBYE)

@@ -81,15 +81,15 @@ class SidecarClient:
     """
     This node's place in *job*, kept by a process of its own that starts now; fulfils `Membership`.
 
-    This program counts as standing still, and its node's beats rest, when no thread of it runs for a tenth of the
-    heartbeat time, or *stillness* times the heartbeat time where that is given: for a program that supervises
+    This program counts as standing still, and its node's heartbeats rest, when no thread of it runs for a tenth of the
+    heartbeat time, or *stall* times the heartbeat time where that is given: for a program that supervises
     no workers, whatever keeps its other threads from running does not make it dead.
 
     Raises `StartError` when the process cannot be started; what it finds wrong later comes from `take`.
     """
 
     def __init__(
-        self, job: Job, *, stillness: float | None = None, program: str = _PROGRAM, clock: Clock = monotonic
+        self, job: Job, *, stall: float | None = None, program: str = _PROGRAM, clock: Clock = monotonic
     ) -> None:
         self.node = job.node
         self._run_id = job.run_id
@@ -99,12 +99,12 @@ class SidecarClient:
         self._parting = job.close_timeout
         self._clock = clock
         self._owner = os.getpid()
-        self._answer_limit = (FENCE - INTERVAL / 2 + (stillness or 0.0)) * job.heartbeat
+        self._answer_limit = (FENCE - INTERVAL / 2 + (stall or 0.0)) * job.heartbeat
         """Seconds within which the process answers, though this program stood still meanwhile. Shorter than what it
-        allows its store: its last beat may be as old as the interval between two when it falls silent."""
+        allows its store: its last heartbeat may be as old as the interval between two when it falls silent."""
         self._waiting = 0
-        self._wishes = 0
-        """How often a seat was asked for: an answer to an earlier wish is none any more."""
+        self._generation = 0
+        """How often ranks were asked for: an answer to an earlier request is none any more."""
         self._listener: socket.socket | None = None
         self._error: ElasticError | None = None
         self._mute = False
@@ -133,7 +133,7 @@ class SidecarClient:
         """Whether the process has said anything: its imports take a while."""
         self._birth_limit = job.join_timeout or _BIRTH
         self._turned = threading.Condition()
-        first = {"op": "job", "job": job.plain(), "stillness": stillness}
+        first = {"op": "job", "job": job.plain(), "stillness": stall}
         self._lease = Lease()
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque(
             [(written(first), (os.dup(self._lease.fileno()),))]
@@ -153,9 +153,9 @@ class SidecarClient:
     # Reports.
 
     def join(self, slots: int, role: str) -> None:
-        """Ask for a seat in the next round, for *slots* workers. No worker of this node may run any more."""
-        self._wishes += 1
-        self._say({"op": "join", "slots": slots, "role": role, "wish": self._wishes})
+        """Ask for ranks in the next round, for *slots* workers. No worker of this node may run any more."""
+        self._generation += 1
+        self._say({"op": "join", "slots": slots, "role": role, "generation": self._generation})
 
     def post(self, report: WorkerReport | Close) -> None:
         """Say how the workers are, that this node goes, or that the job ends for everybody; see `NodeClient.post`."""
@@ -212,7 +212,7 @@ class SidecarClient:
         return found
 
     def waiting(self) -> int:
-        """How many nodes wait for a seat while a round runs, as of the last beat."""
+        """How many nodes wait for ranks while a round runs, as of the last heartbeat."""
         return self._waiting
 
     def fileno(self) -> int:
@@ -240,7 +240,7 @@ class SidecarClient:
         while not self._gone and wait_readable([self._link], 0):
             try:
                 received = self._link.receive()
-            except OSError as error:  # of a seat's socket, for which no descriptor is free
+            except OSError as error:  # of a worker store's socket, for which no descriptor is free
                 self._error = RendezvousError(f"node {self.node}: no ranks can be received: {error}")
                 break
             if received is None:
@@ -304,7 +304,7 @@ class SidecarClient:
                 if descriptors:
                     self._drop_listener()
                     self._listener = own(socket.socket(fileno=descriptors[0]))
-                if message["wish"] != self._wishes and not isinstance(notice, Final):
+                if message["generation"] != self._generation and not isinstance(notice, Final):
                     self._drop_listener()
                     return []
                 if isinstance(notice, Final):

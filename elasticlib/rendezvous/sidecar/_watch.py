@@ -1,8 +1,9 @@
 """
 What the sidecar watches besides the job: its launcher, and the time that this node's workers have. Pure.
 
-A launcher that says nothing for a while stands still: the node's beats rest, so that it counts as lost. Workers may
-run from a seat that was passed on until something is heard of their end, and no longer than the contact allows.
+A launcher that says nothing for a while stands still: the node's heartbeats rest, so that it counts as lost.
+Workers may run from when ranks were passed on until something is heard of their end, and no longer than the contact
+allows.
 
 Rules of this file: times are this machine's monotonic seconds. When workers must be dead is data that is passed in;
 once that has come, whoever is named as the process with which they die is killed, until they are known to be gone.
@@ -31,12 +32,12 @@ class SidecarWatch:
     heard: float
     """When the launcher gave its last sign of life."""
     answered: float
-    stillness: float = SILENCE
-    """Share of the heartbeat time: the beats of a node whose launcher is silent for longer rest."""
-    wish: int = 0
-    """Which wish of the launcher's the notices answer."""
+    stall: float = SILENCE
+    """Share of the heartbeat time: the heartbeats of a node whose launcher is silent for longer rest."""
+    generation: int = 0
+    """Which request of the launcher's the notices answer."""
     held: bool = False
-    """Whether the beats rest."""
+    """Whether the heartbeats rest."""
     running: bool = False
     """Whether workers may run."""
     due: bool = False
@@ -52,12 +53,12 @@ class SidecarWatch:
             return evolve(self, answered=now), True
         return self, False
 
-    def wished(self, wish: int) -> Self:
-        """The launcher asks for a seat: no worker runs."""
-        return evolve(self, wish=wish, running=False, due=False)
+    def joins(self, generation: int) -> Self:
+        """The launcher asks for ranks: no worker runs."""
+        return evolve(self, generation=generation, running=False, due=False)
 
-    def seated(self) -> Self:
-        """A seat is passed on."""
+    def assigned(self) -> Self:
+        """Ranks are passed on."""
         return evolve(self, running=True, due=False)
 
     def gone(self) -> Self:
@@ -66,7 +67,7 @@ class SidecarWatch:
 
     def judge(self, now: float, kill_at: float | None) -> Self:
         """Time has passed; *kill_at* is when workers that still run must be dead, if that can be foreseen."""
-        held = bool(self.heartbeat) and now >= self.heard + self.stillness * self.heartbeat
+        held = bool(self.heartbeat) and now >= self.heard + self.stall * self.heartbeat
         late = self.running and kill_at is not None and now >= kill_at
         return evolve(self, held=held, due=self.due or late)
 
@@ -78,5 +79,5 @@ class SidecarWatch:
 
     def wake_at(self, kill_at: float | None) -> float | None:
         """When `judge` is wanted, if nothing happens before."""
-        silent = self.heard + self.stillness * self.heartbeat if self.heartbeat and not self.held else None
+        silent = self.heard + self.stall * self.heartbeat if self.heartbeat and not self.held else None
         return soonest(silent, kill_at if self.running and not self.due else None)

@@ -35,7 +35,7 @@ from elasticlib.rendezvous.net._binding import (
 from elasticlib.rendezvous.net._dial import Answer, Limited, RefusedError, probe
 from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS, Address, resolve
-from elasticlib.rendezvous.protocol._exchange import HELLO, Exchange
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
 from elasticlib.rendezvous.protocol._messages import key_of
 from elasticlib.rendezvous.protocol._reading import greeting_of
 from elasticlib.rendezvous.stores._file_store import PolledFileStore, is_stale, sign
@@ -268,11 +268,11 @@ class C10dBackend:
         with suppress(RendezvousConnectionError, RendezvousStateError):
             exchange = self._talk(probe(self.host, self.port, addresses, GREETING), limit)
             try:
-                [data] = exchange.read([HELLO])
+                [data] = exchange.read([ANNOUNCEMENT])
             finally:
                 exchange.close()
-            hello = greeting_of(data, self.job.run_id, self._key)
-            return hello.host if hello is not None else None
+            announcement = greeting_of(data, self.job.run_id, self._key)
+            return announcement.host if announcement is not None else None
         return None
 
     def _serve_behind(self, elsewhere: Elsewhere, addresses: list[Address], deadline: float) -> None:

@@ -1,7 +1,7 @@
 """
 The exchange of one job over etcd's keys.
 
-    <prefix>/job_<run id>/inbox/*     letters, in the order of their creation
+    <prefix>/job_<run id>/inbox/*     messages, in the order of their creation
                           keys/*      everything else that an exchange writes
                           leader      who coordinates; ends with its holder's lease
                           state       what the coordinator wrote down

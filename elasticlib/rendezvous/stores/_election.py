@@ -19,7 +19,7 @@ from typing_extensions import assert_never
 from elasticlib._clock import Clock, monotonic
 from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from elasticlib.rendezvous.protocol._exchange import HELLO
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT
 from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.stores import _candidacy as events
 from elasticlib.rendezvous.stores._candidacy import PAUSE
@@ -86,12 +86,12 @@ class CompareAndSetStateLog:
         """What the last coordinator saved; written anew, so that its own version is out of date."""
         while True:
             self._term.check()
-            (item, hello), _ = self._keys.read([self._state, key_path(self._root, HELLO)])
+            (item, announcement), _ = self._keys.read([self._state, key_path(self._root, ANNOUNCEMENT)])
             data = b"" if item is None else item.data
             version = self._keys.swap(self._state, data, 0 if item is None else item.version, self._term.hold)
             if version is not None:
                 self._version = version
-                if not data and hello is not None:
+                if not data and announcement is not None:
                     raise RendezvousStateError("the coordinator's state was deleted from the store by another writer")
                 return _unpack(data) if data else None
             if not self._keys.holds(self._term.hold):
@@ -111,7 +111,7 @@ class CompareAndSetStateLog:
             self._version = version
 
     def exchange(self) -> CompareAndSetExchange:
-        """A new connection, for as long as the term lasts; the journal itself goes on with the same server."""
+        """A new connection, for as long as the term lasts; the state log itself goes on with the same server."""
         self._term.check()
         keys = self._connect(self._term.left())  # the former server may be gone, where there are several
         self._keys.close()
@@ -172,7 +172,7 @@ class Candidate:
     Stands for election in a thread of its own, again and again, until `close`.
 
     *on_elected* gets the `StateLog`; a `RendezvousError` of it ends the term, and others get their turn. *on_lost*
-    gets the reason when the term ended in any other way than by `close` or the journal's `purge`. Both are called
+    gets the reason when the term ended in any other way than by `close` or the state log's `purge`. Both are called
     from that thread, and the key is renewed only between calls: they must be quick.
     """
 

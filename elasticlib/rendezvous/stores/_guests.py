@@ -2,7 +2,7 @@
 Jobs that are guests in the store of another one: how a guest is claimed and announced, and how its host sees it live.
 
 Rules of this file: whatever stands in the store may be a stranger's, and costs nothing but a wait that is bounded. A
-guest lives while its coordinator's pulse changes, whatever it says: that may be signed with another job's token.
+guest lives while its coordinator's heartbeat changes, whatever it says: that may be signed with another job's token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attrs import Factory, define, field, frozen
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, CAUSE, COORDINATOR_HEARTBEAT
 from elasticlib.rendezvous.protocol._reading import LastHeartbeat, greeting_of
 from elasticlib.rendezvous.stores._leader_exchange import LeaderExchange
 from elasticlib.rendezvous.stores._torch_store import CLAIMANT, SERVES, StoreExchange
@@ -57,13 +57,13 @@ class Claim:
     _first: int = field(default=1, init=False)
     _silent: tuple[bytes, float] | None = field(default=None, init=False)
     """The claimant that was found silent first, and when."""
-    _pulse: LastHeartbeat = field(factory=LastHeartbeat, init=False)
+    _heartbeat: LastHeartbeat = field(factory=LastHeartbeat, init=False)
     """Of the coordinator that greeted when it was looked for last."""
 
     def take(self, exchange: StoreExchange) -> bool:
         """Whether this node is the first one to claim the job."""
-        [hello] = exchange.read([HELLO])
-        if hello is not None or exchange.replace(CLAIMANT, b"", self.word) != self.word:
+        [announcement] = exchange.read([ANNOUNCEMENT])
+        if announcement is not None or exchange.replace(CLAIMANT, b"", self.word) != self.word:
             return False
         self._announce(exchange)
         return True
@@ -117,12 +117,12 @@ class Claim:
         that: whoever finds one that is not for this node joins, and ends with the reason.
         """
         answers = exchange.answers(_ANSWER)
-        data, pulse = exchange.read([HELLO, PULSE])
+        data, heartbeat = exchange.read([ANNOUNCEMENT, COORDINATOR_HEARTBEAT])
         if answers and data is not None:
             return True
-        if (hello := greeting_of(data, self.run_id, self.key)) is None:
+        if (announcement := greeting_of(data, self.run_id, self.key)) is None:
             return False
-        self._pulse, lives = self._pulse.then(hello, pulse, self.key)
+        self._heartbeat, lives = self._heartbeat.then(announcement, heartbeat, self.key)
         return lives
 
     def _announce(self, exchange: StoreExchange) -> None:
@@ -134,7 +134,7 @@ class Claim:
 
 def forget(exchange: StoreExchange) -> None:
     """Delete what tells a job that is over from one that never was."""
-    exchange.delete([HELLO, PULSE, CAUSE, "inbox", CLAIMANT])
+    exchange.delete([ANNOUNCEMENT, COORDINATOR_HEARTBEAT, CAUSE, "inbox", CLAIMANT])
 
 
 @frozen
@@ -146,9 +146,9 @@ class _Guest:
 @define
 class _Seen:
     guest: _Guest
-    pulse: bytes | None
+    heartbeat: bytes | None
     since: float
-    """When the pulse was found to be that."""
+    """When the coordinator's heartbeat was found to be that."""
 
 
 @define(eq=False)
@@ -162,7 +162,7 @@ class Guests:
 
     def living(self) -> list[str]:
         """
-        The ids of those that live, or may: call it again and again, a pulse that stands still tells the dead.
+        The ids of those that live, or may: call it again and again, as a heartbeat that stands still tells the dead.
 
         Raises `RendezvousConnectionError` once the store itself is gone.
         """
@@ -189,7 +189,7 @@ class Guests:
         for start in range(0, len(new), MOST):
             for number, data in self._entries(new[start : start + MOST]).items():
                 guest = _read(data)
-                if guest is None or not self._exchange.of(guest.run_id).takes(PULSE):
+                if guest is None or not self._exchange.of(guest.run_id).takes(COORDINATOR_HEARTBEAT):
                     self._remove(number)
                 elif len(self._known) == MOST:
                     return set(known), True
@@ -210,12 +210,12 @@ class Guests:
         self._ask(_NOBODY, lambda store: store.delete([f"{_FOLDER}/{number}"]))
 
     def _lives(self, seen: _Seen, announced: bool) -> bool:
-        found = self._ask(seen.guest.run_id, lambda store: store.read([PULSE]))
+        found = self._ask(seen.guest.run_id, lambda store: store.read([COORDINATOR_HEARTBEAT]))
         if found is not None:
             if found == [None] and not announced:
                 return False  # it has ended, and said so
-            if found != [seen.pulse]:
-                [seen.pulse], seen.since = found, self._clock()
+            if found != [seen.heartbeat]:
+                [seen.heartbeat], seen.since = found, self._clock()
         return self._clock() < seen.since + SILENT * seen.guest.heartbeat
 
     def _ask(self, run_id: str, what: Callable[[StoreExchange], _Answer]) -> _Answer | None:

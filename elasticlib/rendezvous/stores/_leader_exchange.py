@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from attrs import define, field
 
-from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, COORDINATOR_HEARTBEAT
 from elasticlib.rendezvous.protocol._reading import LastHeartbeat, greeting_of
 from elasticlib.rendezvous.stores._state_log import LeadershipLost
 from elasticlib.rendezvous.stores._torch_store import CLAIMANT, StoreExchange
@@ -35,16 +35,16 @@ class LeaderExchange(StoreExchange):
 
     def write(self, values: Mapping[str, bytes]) -> None:
         """Write all values, wake all who wait for their keys."""
-        hello = values.get(HELLO)
-        if hello is not None:
+        announcement = values.get(ANNOUNCEMENT)
+        if announcement is not None:
             self._look_for_rival()
         self._hold_claim()
-        if hello is not None:
+        if announcement is not None:
             with self._speaking() as store:
                 for key, data in self.again.items():
                     store.set(key, data)  # what is written next is acknowledged after it
         super().write(values)
-        self._greeted = hello or self._greeted
+        self._greeted = announcement or self._greeted
 
     def _hold_claim(self) -> None:
         [claimant] = self.read([CLAIMANT])
@@ -57,17 +57,17 @@ class LeaderExchange(StoreExchange):
         """Whether the claim is not there because of a stranger: a node that begins the job anew greets at once."""
         if self._greeted is None:
             return claimant is None
-        [hello] = self.read([HELLO])
-        return hello == self._greeted or (hello is None and self.hosts)
+        [announcement] = self.read([ANNOUNCEMENT])
+        return announcement == self._greeted or (announcement is None and self.hosts)
 
     def _look_for_rival(self) -> None:
         """
         An older greeting may be written again by anybody, and the one of a dead coordinator stands there: whoever
-        coordinates goes on with its pulse. Of two the one that sees that first stops, before it writes again.
+        coordinates goes on with its heartbeat. Of two the one that sees that first stops, before it writes again.
         """
-        data, pulse = self.read([HELLO, PULSE])
-        if data == self._greeted or (hello := greeting_of(data, self._run_id, self.key)) is None:
+        data, heartbeat = self.read([ANNOUNCEMENT, COORDINATOR_HEARTBEAT])
+        if data == self._greeted or (announcement := greeting_of(data, self._run_id, self.key)) is None:
             return
-        self._rival, lives = self._rival.then(hello, pulse, self.key)
+        self._rival, lives = self._rival.then(announcement, heartbeat, self.key)
         if lives:
-            raise LeadershipLost(f"node {hello.host} coordinates it as well")
+            raise LeadershipLost(f"node {announcement.host} coordinates it as well")

@@ -1,7 +1,7 @@
 """
 What the coordinator writes down before it acts, where another node may take the coordination over.
 
-Rules of this file: the contract only. Whoever holds the journal coordinates; whatever it wrote is kept for its
+Rules of this file: the contract only. Whoever holds the state log coordinates; whatever it wrote is kept for its
 successor, and from the moment that there is a successor it can write nothing more.
 """
 

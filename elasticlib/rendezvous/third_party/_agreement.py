@@ -1,13 +1,13 @@
 """
-How nodes that somebody else's handler brought together agree on seats, ends and the verdict, through its store.
+How nodes that somebody else's handler brought together agree on ranks, ends and the outcome, through its store.
 
     elasticlib/call                    nonce of the present round, by its rank 0
     elasticlib/<nonce>/offer/<rank>    what a node brings, and how far it knows the job to be
-    elasticlib/<nonce>/seat/<node>     its seat, written by rank 0
+    elasticlib/<nonce>/seat/<node>     its ranks, written by rank 0
     elasticlib/<nonce>/ends, ended     how many wanted to end the round; the first one's word
     elasticlib/<nonce>/done, heard     nodes whose workers ended well; nodes that know how the job ended
     elasticlib/<nonce>/gone/<rank>     after the last restart: what failed on that node, now that its workers are gone
-    elasticlib/<nonce>/final           the verdict of the node that ended the round
+    elasticlib/<nonce>/final           the outcome of the node that ended the round
 
 Rules of this file: `set`, `get`, `add` and `check` are all that the store must have, and no call of it is left to
 wait for a key. The store may be the same for every round, with all that lies in it: what is read belongs to the
@@ -41,7 +41,7 @@ class Past:
     round: int = -1
     """Number of the last round in which it was."""
     restarts: int = 0
-    """Restarts of the job, its own last wish among them."""
+    """Restarts of the job, its own last request among them."""
     nonce: str = ""
     """Of that last round."""
 
@@ -59,21 +59,21 @@ class Agreement:
     _assigned: bool = False
 
     def meet(self, join: Join, past: Past, max_restarts: int) -> RankAssignment | None:
-        """The seat of the node that asks by *join*, once there is one; to be called until then."""
+        """The ranks of the node that asks by *join*, once there is one; to be called until then."""
         if self.rank == 0:
             self._call_round(join, past)
             self._assigned = self._assigned or self._assign(max_restarts)
         else:
             self._follow(join, past)
-        seat = self._read_if_there(RankAssignment, f"seat/{join.node}") if self.nonce else None
-        if seat is None:
+        assignment = self._read_if_there(RankAssignment, f"seat/{join.node}") if self.nonce else None
+        if assignment is None:
             return None
-        if (seat.group_rank, seat.group_world_size) != (self.rank, self.size):
+        if (assignment.group_rank, assignment.group_world_size) != (self.rank, self.size):
             raise RendezvousStateError(
                 f"node {join.node} has rank {self.rank} of {self.size} by its handler, but what rank 0 wrote "
-                f"says {seat.group_rank} of {seat.group_world_size}"
+                f"says {assignment.group_rank} of {assignment.group_world_size}"
             )
-        return seat
+        return assignment
 
     def _call_round(self, join: Join, past: Past) -> None:
         if not self.nonce:
@@ -93,7 +93,7 @@ class Agreement:
         self._set(f"offer/{self.rank}", f"{past.round} {past.restarts} ".encode() + encode(join))
 
     def _assign(self, max_restarts: int) -> bool:
-        """Give all nodes their seats, once all offers are there; whether they were."""
+        """Give all nodes their ranks, once all offers are there; whether they were."""
         keys = [f"offer/{rank}" for rank in range(self.size)]
         if not self._there(keys):
             return False
@@ -101,9 +101,9 @@ class Agreement:
         number = max(past.round for past, _ in offers) + 1
         restarts = max(past.restarts for past, _ in offers)
         why = f"all {self.size} nodes of the handler's round are there"
-        seats = assign([join.descriptor for _, join in offers], number, restarts, max_restarts, why)
-        for (_, join), seat in zip(offers, seats, strict=True):
-            self._set(f"seat/{join.node}", encode(seat))
+        assignments = assign([join.descriptor for _, join in offers], number, restarts, max_restarts, why)
+        for (_, join), assignment in zip(offers, assignments, strict=True):
+            self._set(f"seat/{join.node}", encode(assignment))
         return True
 
     def end(self, word: RoundEnd) -> bool:
@@ -117,7 +117,7 @@ class Agreement:
         """How the round ends; None while nobody has said that it does."""
         return self._read_if_there(RoundEnd, "ended")
 
-    def testify(self, stopped: Stopped) -> None:
+    def report_failures(self, stopped: Stopped) -> None:
         """Say that no worker is left here, and what failed."""
         self._set(f"gone/{self.rank}", encode(stopped))
 
@@ -129,7 +129,7 @@ class Agreement:
         """Say how the job ended; for the node whose `end` was the first."""
         self._set("final", encode(final))
 
-    def verdict(self) -> Final | None:
+    def outcome(self) -> Final | None:
         """How the job ended; None while that is open."""
         return self._read_if_there(Final, "final")
 

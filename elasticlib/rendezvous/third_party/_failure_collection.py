@@ -26,16 +26,16 @@ class FailureCollection:
     why: str
     """Why the round ended, as far as was known then."""
     began: float
-    """Seconds of the clock whose time `verdict` is given."""
+    """Seconds of the clock whose time `outcome` is given."""
     _causes: list[tuple[float, str, FailureNote]] = Factory(list)
     _heard: set[int] = Factory(set)
 
-    def testify(self, stopped: Stopped) -> None:
+    def report_failures(self, stopped: Stopped) -> None:
         """Tell what happened here."""
         self._hear(self.table.rank, stopped, self.began)
-        self.table.testify(stopped)
+        self.table.report_failures(stopped)
 
-    def verdict(self, now: float) -> Final | None:
+    def outcome(self, now: float) -> Final | None:
         """How the job ended, once that is settled."""
         if self.judges:
             for rank in set(range(self.table.size)) - self._heard:
@@ -46,7 +46,7 @@ class FailureCollection:
             final = self._final()
             self.table.judge(final)
             return final
-        if (word := self.table.verdict()) is not None:
+        if (word := self.table.outcome()) is not None:
             return word
         return self._final() if now >= self.began + PATIENCE + _GRACE else None
 

@@ -125,7 +125,7 @@ class HandlerMember:
         self._phase = _Phase.IDLE
         self._past = Past()
         self._table: Agreement | None = None
-        self._inquest: FailureCollection | None = None
+        self._failure_collection: FailureCollection | None = None
         self._judges = False
         self._deadline = 0.0
         self._shut = False
@@ -135,7 +135,7 @@ class HandlerMember:
     # What the agent calls.
 
     def join(self, slots: int, role: str) -> None:
-        """Ask for a seat in the next round. No worker of this node may run any more."""
+        """Ask for ranks in the next round. No worker of this node may run any more."""
         self._ask(_Seek(slots, role))
 
     def post(self, report: WorkerReport) -> None:
@@ -234,9 +234,9 @@ class HandlerMember:
             case Stopped(round=number, failures=notes):
                 if self._runs(number):
                     self._end(self._word_on(number, notes), spent=bool(notes))
-                self._testify(order)
+                self._report_failures(order)
             case Succeeded(round=number) if self._runs(number):
-                self._seated.count_done(1)
+                self._assigned.count_done(1)
                 self._phase, self._deadline = _Phase.BARRIER, self._clock() + self._barrier
                 self._look()
             case Leave(why=why):
@@ -246,7 +246,7 @@ class HandlerMember:
                 pass  # about a round that is over already
 
     @property
-    def _seated(self) -> Agreement:
+    def _assigned(self) -> Agreement:
         assert self._table is not None, "there is no round yet"
         return self._table
 
@@ -255,8 +255,8 @@ class HandlerMember:
 
     def _seek(self, slots: int, role: str) -> None:
         self._phase, self._last_word, self._judges = _Phase.IDLE, None, False
-        seat = None
-        while seat is None and not self._closing.is_set():
+        assignment = None
+        while assignment is None and not self._closing.is_set():
             self._seeking = True
             try:
                 info = self._handler.next_rendezvous()
@@ -265,20 +265,20 @@ class HandlerMember:
             if self._closing.is_set():
                 return
             self._table = Agreement(info.store, int(info.rank), int(info.world_size), self._timed)
-            seat = self._agree(info, self._table, slots, role)
-        if seat is not None:
-            self._past = Past(seat.round, seat.restart_count, self._seated.nonce)
+            assignment = self._agree(info, self._table, slots, role)
+        if assignment is not None:
+            self._past = Past(assignment.round, assignment.restart_count, self._assigned.nonce)
             self._phase = _Phase.RUNNING
-            self._tell(seat)
+            self._tell(assignment)
 
     def _agree(self, info: Any, table: Agreement, slots: int, role: str) -> RankAssignment | None:
-        """This node's seat; None when the handler calls for another round first."""
+        """This node's ranks; None when the handler calls for another round first."""
         shares = bool(getattr(self._handler, "use_agent_store", False))
         join = Join(self.node, self._offer.describe(info, shares=shares, slots=slots, role=role))
         deadline, pause = self._clock() + _PEERS, _SHORTEST
         while self._clock() < deadline:
-            if (seat := table.meet(join, self._past, self._max_restarts)) is not None:
-                return seat
+            if (assignment := table.meet(join, self._past, self._max_restarts)) is not None:
+                return assignment
             if self._closing.wait(pause):
                 return None
             pause = min(2 * pause, self._interval)
@@ -292,7 +292,7 @@ class HandlerMember:
     def _look(self) -> None:
         if self._phase is _Phase.JUDGED:
             return self._settle()
-        table = self._seated
+        table = self._assigned
         if (word := table.ended()) is not None:
             return self._hear(word)
         if self._phase is _Phase.BARRIER:
@@ -321,7 +321,7 @@ class HandlerMember:
 
     def _end(self, word: RoundEnd, spent: int = 0) -> None:
         """End the round by our word, which uses up *spent* restarts, or by that of a node which was faster."""
-        table = self._seated
+        table = self._assigned
         self._judges = table.end(word)
         if not self._judges:
             deadline = self._clock() + _LINGER
@@ -335,35 +335,35 @@ class HandlerMember:
         self._phase, self._last_word = _Phase.ENDED, word
         self._tell(word)
 
-    def _testify(self, stopped: Stopped) -> None:
-        """After the last round: say what failed here, and wait for the verdict."""
+    def _report_failures(self, stopped: Stopped) -> None:
+        """After the last round: say what failed here, and wait for the outcome."""
         word = self._last_word
         if self._phase is _Phase.ENDED and word is not None and not word.restart:
-            self._inquest = FailureCollection(self._seated, self._judges, word.why, self._clock())
-            self._inquest.testify(stopped)
+            self._failure_collection = FailureCollection(self._assigned, self._judges, word.why, self._clock())
+            self._failure_collection.report_failures(stopped)
             self._phase = _Phase.JUDGED
             self._settle()
 
     def _depart(self, why: str) -> None:
         """Let nobody wait for this node."""
         if self._phase in (_Phase.RUNNING, _Phase.BARRIER):
-            self._seated.end(RoundEnd(self._past.round, f"node {self.node} left: {why}", True))
+            self._assigned.end(RoundEnd(self._past.round, f"node {self.node} left: {why}", True))
         elif self._phase in (_Phase.ENDED, _Phase.JUDGED) and self._last_word is not None:
             if self._judges:
-                self._seated.judge(Final(False, self._last_word.why))
-            self._seated.testify(Stopped(self.node, self._past.round, ()))
-            self._seated.count_heard(1)
+                self._assigned.judge(Final(False, self._last_word.why))
+            self._assigned.report_failures(Stopped(self.node, self._past.round, ()))
+            self._assigned.count_heard(1)
 
     def _settle(self) -> None:
-        assert self._inquest is not None, "no failure was reported yet"
-        if (final := self._inquest.verdict(self._clock())) is not None:
+        assert self._failure_collection is not None, "no failure was reported yet"
+        if (final := self._failure_collection.outcome(self._clock())) is not None:
             self._conclude(final)
 
     def _conclude(self, final: Final, linger: float = _LINGER) -> None:
         """Finish once all others know it too: this node may be the one whose end takes the store away."""
         self._shut = True
         with contextlib.suppress(RendezvousError):
-            table, deadline, pause = self._seated, self._clock() + linger, _SHORTEST
+            table, deadline, pause = self._assigned, self._clock() + linger, _SHORTEST
             heard = table.count_heard(1)
             while heard < table.size and self._clock() < deadline and not self._closing.wait(pause):
                 pause = min(2 * pause, self._interval)

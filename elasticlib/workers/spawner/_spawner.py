@@ -39,7 +39,7 @@ from elasticlib.workers.child._start_spec import Handed, StartSpec, both
 from elasticlib.workers.spawner import _stuck
 from elasticlib.workers.spawner._store_host import StoreHost
 
-_MENDS = {
+_FIXES = {
     errno.EMFILE: "; each worker needs three descriptors: raise the hard limit of open files (ulimit -Hn)",
     errno.EAGAIN: FEW_PROCESSES,
     errno.ENOMEM: "; start fewer workers",
@@ -181,8 +181,8 @@ class Spawner:
                 self._start_worker(self._common.with_differences(differences), streams)
         except OSError as error:
             # No process, memory or descriptor left: the launcher lets go of this spawner, which ends what runs.
-            mend = _MENDS.get(error.errno or 0, "")
-            self._launcher.send({"op": "broken", "why": f"a worker could not be started: {error}{mend}"})
+            fix = _FIXES.get(error.errno or 0, "")
+            self._launcher.send({"op": "broken", "why": f"a worker could not be started: {error}{fix}"})
             return
         finally:
             for stream in streams:

@@ -61,7 +61,7 @@ class StoreHost:
         except OSError as error:
             if words >= 0:
                 os.close(words)
-            self._told(f"{_NAME} cannot be started: {error}{_mend(error)}", 0, 1)
+            self._told(f"{_NAME} cannot be started: {error}{_fix(error)}", 0, 1)
         finally:
             os.close(listener)
 
@@ -106,7 +106,7 @@ class StoreHost:
         return os.waitstatus_to_exitcode(status)
 
 
-def _mend(error: OSError) -> str:
+def _fix(error: OSError) -> str:
     return FEW_PROCESSES if error.errno == errno.EAGAIN else ""
 
 

@@ -1,7 +1,7 @@
 """A worker that imports next to nothing, waits at the gate and ends."""
 
-from tests.benchmarks import journal
+from tests.benchmarks import state_log
 
-journal.mark("up")
-with open(journal.folder() / "gate", "rb"):
+state_log.mark("up")
+with open(state_log.folder() / "gate", "rb"):
     pass

@@ -3,8 +3,8 @@
 import signal
 import subprocess
 
-from tests.benchmarks import journal
+from tests.benchmarks import state_log
 
 subprocess.Popen(["sleep", "600"], start_new_session=True)
-journal.mark("up")
+state_log.mark("up")
 signal.pause()

@@ -2,8 +2,8 @@
 
 import torch  # noqa: F401  (its import is part of what is timed)
 
-from tests.benchmarks import journal
+from tests.benchmarks import state_log
 
-journal.mark("up")
-with open(journal.folder() / "gate", "rb"):
-    journal.mark("end")
+state_log.mark("up")
+with open(state_log.folder() / "gate", "rb"):
+    state_log.mark("end")

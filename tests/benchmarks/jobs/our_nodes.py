@@ -78,10 +78,10 @@ class Nodes:
         return [(at, number) for number, at in found.items()]
 
     def form(self) -> list[tuple[float, int]]:
-        """All ask for a seat; when each had it, and its rank."""
+        """All ask for ranks; when each had it, and its rank."""
         for member in self._members.values():
             member.join(1, "default")
-        return self._seated()
+        return self._assigned()
 
     def again(self, node: int) -> list[tuple[float, int]]:
         """A worker of *node* fails, which may live in another process."""
@@ -89,7 +89,7 @@ class Nodes:
         if failed is not None:
             assert failed.round is not None
             failed.post(Failed(failed.node, failed.round, (_FAILURE,)))
-        return self._seated()
+        return self._assigned()
 
     def write(self, workers: int, length: int) -> None:
         """What so many workers of each node will say."""
@@ -123,7 +123,7 @@ class Nodes:
         for member in self._members.values():
             member.close()
 
-    def _seated(self) -> list[tuple[float, int]]:
+    def _assigned(self) -> list[tuple[float, int]]:
         found: list[tuple[float, int]] = []
         tick = time.monotonic() + _TICK
         while len(found) < len(self._members):
@@ -177,10 +177,10 @@ def main() -> None:
         is_host=count == 0 if backend_name == "c10d" else None,
         heartbeat=float(heartbeat),
     )
-    station = None
+    runtime = None
     if count == 0 and backend_name != "c10d":
-        station = NodeRuntime(job)
-        station.start()
+        runtime = NodeRuntime(job)
+        runtime.start()
     elif count == 0:
         backend = C10dBackend(job)
         backend.serve(time.monotonic() + 60)
@@ -209,8 +209,8 @@ def main() -> None:
         }
         print(json.dumps(answer), flush=True)
     nodes.close()
-    if station is not None:
-        station.close(0.0)
+    if runtime is not None:
+        runtime.close(0.0)
 
 
 if __name__ == "__main__":

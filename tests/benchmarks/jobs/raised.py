@@ -5,21 +5,21 @@ import sys
 import threading
 from types import FrameType
 
-from tests.benchmarks import journal
+from tests.benchmarks import state_log
 
 
 def told(signum: int, frame: FrameType | None) -> None:
     """Write down that the stop signal came, and go."""
-    journal.mark("told")
+    state_log.mark("told")
     sys.exit(0)
 
 
 signal.signal(signal.SIGTERM, told)
-journal.mark("up")
-if journal.rank() == 0:
+state_log.mark("up")
+if state_log.rank() == 0:
     threading.Thread(target=threading.Event().wait).start()
-    with open(journal.folder() / "gate", "rb"):
-        journal.mark("raised")
+    with open(state_log.folder() / "gate", "rb"):
+        state_log.mark("raised")
         raise ValueError("bad batch")
 while True:
     signal.pause()

@@ -3,10 +3,10 @@
 import torch
 import torch.distributed as dist
 
-from tests.benchmarks import journal
+from tests.benchmarks import state_log
 
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
-journal.mark("up")
-with open(journal.folder() / "gate", "rb"):
+state_log.mark("up")
+with open(state_log.folder() / "gate", "rb"):
     dist.destroy_process_group()

@@ -1,7 +1,7 @@
 """
 A stranger in a job's store, who has no token: BACKEND ENDPOINT RUN_ID SEED; until he is killed.
 
-He reads what he likes, and writes what can be nobody's and what was somebody's once: letters that he made up, letters
+He reads what he likes, and writes what can be nobody's and what was somebody's once: messages that he made up, messages
 and heartbeats that he has seen, in other places and later, and bytes that are nothing.
 """
 
@@ -15,7 +15,13 @@ import time
 
 from elasticlib.errors import RendezvousError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Exchange, beat_key, box_key
+from elasticlib.rendezvous.protocol._exchange import (
+    ANNOUNCEMENT,
+    COORDINATOR_HEARTBEAT,
+    Exchange,
+    heartbeat_key,
+    mailbox_key,
+)
 from elasticlib.rendezvous.protocol._messages import Acknowledgement, Close, Envelope, Leave, encode
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
@@ -33,7 +39,7 @@ def connect(backend: str, endpoint: str, run_id: str) -> Exchange:
     while True:
         with contextlib.suppress(RendezvousError):
             exchange: Exchange = own.dial(5.0)
-            if exchange.wait(HELLO, 5.0):
+            if exchange.wait(ANNOUNCEMENT, 5.0):
                 return exchange
 
 
@@ -52,16 +58,20 @@ def main() -> None:
 
 
 def _meddle(exchange: Exchange, draw: random.Random, seen: dict[str, list[bytes]], nodes: set[str]) -> None:
-    [hello] = exchange.read([HELLO])
-    if hello is not None:
+    [announcement] = exchange.read([ANNOUNCEMENT])
+    if announcement is not None:
         with contextlib.suppress(ValueError, AttributeError):
-            nodes.add(str(json.loads(hello).get("host")))
-    boxes = [f"{node}/{seq}" for node in sorted(nodes) for seq in range(1, _BOXES)]
-    keys = [PULSE, *map(beat_key, boxes), *(box_key(box, index) for box in boxes for index in range(3))]
+            nodes.add(str(json.loads(announcement).get("host")))
+    mailboxes = [f"{node}/{seq}" for node in sorted(nodes) for seq in range(1, _BOXES)]
+    keys = [
+        COORDINATOR_HEARTBEAT,
+        *map(heartbeat_key, mailboxes),
+        *(mailbox_key(mailbox, index) for mailbox in mailboxes for index in range(3)),
+    ]
     for key, data in zip(keys, exchange.read(keys), strict=True):
         if data and data not in seen.setdefault(key, []):
             seen[key] = [*seen[key][-20:], data]
-    beats = [key for key in seen if key.startswith("beat/")]
+    heartbeats = [key for key in seen if key.startswith("beat/")]
     match draw.randrange(4):
         case 0:
             node = draw.choice(sorted(nodes) or ["nobody/1"])
@@ -69,8 +79,8 @@ def _meddle(exchange: Exchange, draw: random.Random, seen: dict[str, list[bytes]
             exchange.post(encode(Envelope(draw.randrange(1, 9), report), draw.choice([None, b"guessed"])))
         case 1:
             exchange.post(draw.randbytes(draw.randrange(1, 2000)))
-        case 2 if beats:  # the heartbeat of a while ago once more: the next good one takes its place again
-            key = draw.choice(beats)
+        case 2 if heartbeats:  # the heartbeat of a while ago once more: the next good one takes its place again
+            key = draw.choice(heartbeats)
             exchange.write({key: draw.choice(seen[key])})
         case _:
             exchange.write({f"box/{draw.choice(sorted(nodes) or ['nobody/1'])}/99/0": draw.randbytes(64)})

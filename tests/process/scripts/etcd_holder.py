@@ -20,12 +20,12 @@ endpoint, backend, node = sys.argv[1:]
 job = Job(run_id="held", node=node, backend=backend, endpoint=endpoint, heartbeat=4.0)
 candidate = EtcdBackend(job).candidate(node, journals.put, lambda why: say(["lost", why]))
 candidate.start()
-journal = journals.get()
-state = journal.load()
+state_log = journals.get()
+state = state_log.load()
 say(["elected", state and state.decode()])
 for line in sys.stdin:
     try:
-        journal.save(line.strip().encode())
+        state_log.save(line.strip().encode())
         say("saved")
     except LeadershipLost as error:
         say(["turned down", str(error)])

@@ -1,4 +1,4 @@
-"""An agent with *PACKAGE*'s handler: ``PACKAGE ENDPOINT RESTARTS WORKER [ARGUMENTS]``; its verdict as JSON."""
+"""An agent with *PACKAGE*'s handler: ``PACKAGE ENDPOINT RESTARTS WORKER [ARGUMENTS]``; its outcome as JSON."""
 
 import importlib
 import json

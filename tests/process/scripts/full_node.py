@@ -1,4 +1,4 @@
-"""A node that finds no room for its logs only when it has its seat, as layouts of other people's may do."""
+"""A node that finds no room for its logs only when it has its ranks, as layouts of other people's may do."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from attrs import Factory, define
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.testing import SimulatedCluster, Tamper
 from tests.sim.checks.demand import demand
-from tests.sim.checks.mail import MailChecks
+from tests.sim.checks.outbox import OutboxChecks
 from tests.sim.checks.session import SessionChecks
 
 
@@ -23,10 +23,10 @@ from tests.sim.checks.session import SessionChecks
 class Checks:
     """Of all sessions and coordinators of one job."""
 
-    mail: bool = True
+    outbox: bool = True
     """Whether what a coordinator reads is its nodes' own."""
     _sessions: dict[str, SessionChecks] = Factory(dict)
-    _mails: dict[str, MailChecks] = Factory(dict)
+    _outboxes: dict[str, OutboxChecks] = Factory(dict)
 
     def stepped(self, node: str, event: Any, before: Any, after: Any, actions: tuple[Any, ...], now: float) -> None:
         """Check it."""
@@ -38,10 +38,10 @@ class Checks:
                 self._sessions[node].taken(actions, after)
             else:
                 self._sessions[node].stepped(event, before, after, actions, now)
-        elif self.mail:
+        elif self.outbox:
             if before is None:
-                self._mails[node] = MailChecks(functools.partial(demand, f"at {now:.6f} s: mail of {node}"))
-            self._mails[node].stepped(event, before, after, actions, now)
+                self._outboxes[node] = OutboxChecks(functools.partial(demand, f"at {now:.6f} s: mail of {node}"))
+            self._outboxes[node].stepped(event, before, after, actions, now)
 
 
 @define(eq=False, repr=False)
@@ -50,5 +50,5 @@ class CheckedCluster(SimulatedCluster):
 
     def __attrs_post_init__(self) -> None:
         signed = self.token or not any(isinstance(fault, Tamper) for fault in self.plan)
-        self.observer = Checks(mail=bool(signed))
+        self.observer = Checks(outbox=bool(signed))
         super().__attrs_post_init__()

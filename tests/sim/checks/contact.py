@@ -1,7 +1,7 @@
 """
 What must hold for a node's contact with its job: when it counts as lost, when workers are killed, what is tried.
 
-A node's last sign of life is its last heartbeat, or wish for a seat, that went out and was answered with a heartbeat
+A node's last sign of life is its last heartbeat, or wish for ranks, that went out and was answered with a heartbeat
 of the coordinator that is not older than one before. `FENCE` after it, and not before, the agent is told to stop its
 workers; at `KILL` they are killed, or sooner where others may have its ranks already. A node between two of whose
 heartbeats the coordinator's time went on by the heartbeat time was suspended. Contact that is lost is sought at once,
@@ -53,7 +53,7 @@ class Contact:
     """Whether the last answer says that this node was."""
     _fenced_at: float = -math.inf
     _compares: bool = False
-    """Whether an answer was read since the last wish for a seat."""
+    """Whether an answer was read since the last request to join."""
     _stands_since: float | None = None
     """Since when the coordinator's count does not grow."""
     _doomed_at: float = math.inf
@@ -93,7 +93,7 @@ class Contact:
         self.heartbeat, self.since, self.read_at, self._refusals = heartbeat, now, now, 0
         self.met, self.live, self.trying, self._broke_at = True, True, False, -math.inf
 
-    def wished(self) -> None:
+    def joins(self) -> None:
         """A seat is asked for: no worker runs here any more."""
         self._compares, self._doomed_at = False, math.inf
 

@@ -27,8 +27,8 @@ class Heartbeats:
     held: bool = False
     sent_at: float = 0.0
     """When the last one went out."""
-    since_wish: int = 0
-    """That went out since the last wish for a seat."""
+    since_join: int = 0
+    """That went out since the last request to join."""
     answered: int = 0
     """Of these, those after which one of the coordinator was read."""
     _due_at: float = -math.inf
@@ -37,16 +37,16 @@ class Heartbeats:
         """The next one is due."""
         self._due_at = -math.inf
 
-    def wished(self) -> None:
+    def joins(self) -> None:
         """A seat is asked for."""
-        self.since_wish = self.answered = 0
+        self.since_join = self.answered = 0
 
-    def beats(self, beat: NodeHeartbeat, read: int, said: int, now: float) -> None:
+    def heartbeats(self, node_heartbeat: NodeHeartbeat, read: int, said: int, now: float) -> None:
         """One goes out."""
         self.demand(not self.held, "a heartbeat goes out though they are to rest")
-        self.count, self.since_wish, self.sent_at = self.count + 1, self.since_wish + 1, now
+        self.count, self.since_join, self.sent_at = self.count + 1, self.since_join + 1, now
         right = NodeHeartbeat(self.count, read, said)
-        self.demand(beat == right, f"it sends {beat}, and should {right}")
+        self.demand(node_heartbeat == right, f"it sends {node_heartbeat}, and should {right}")
         self._goes_out(now)
 
     def listens(self, now: float) -> None:

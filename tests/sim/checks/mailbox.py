@@ -1,20 +1,20 @@
 """
 What must hold where a node reads its notices: each is read once and in its order, and then deleted.
 
-What is left in a box that was given up is deleted once a notice came in the next one, and nothing else is.
+What is left in a mailbox that was given up is deleted once a notice came in the next one, and nothing else is.
 """
 
 from __future__ import annotations
 
 from attrs import define
 
-from elasticlib.rendezvous.protocol._exchange import beat_key, box_key
+from elasticlib.rendezvous.protocol._exchange import heartbeat_key, mailbox_key
 from tests.sim.checks.demand import Demand
 
 
 @define(eq=False, repr=False)
 class Mailbox:
-    """The boxes of one node, of which it reads the last."""
+    """The mailboxes of one node, of which it reads the last."""
 
     demand: Demand
     name: str = ""
@@ -29,14 +29,14 @@ class Mailbox:
         if self.name:
             # Whoever took the coordination over may have written again what was read before.
             first = 0 if taken_over else self.read
-            keys = (box_key(self.name, index) for index in range(first, self.read + 1))
-            self._left = (*self._left, beat_key(self.name), *keys)
+            keys = (mailbox_key(self.name, index) for index in range(first, self.read + 1))
+            self._left = (*self._left, heartbeat_key(self.name), *keys)
         self.name, self.read = name, 0
 
     @property
     def next_key(self) -> str:
         """Where the next notice will lie."""
-        return box_key(self.name, self.read)
+        return mailbox_key(self.name, self.read)
 
     def deletes(self, keys: tuple[str, ...], done: str) -> None:
         """So much is deleted after what lay at *done*."""

@@ -22,22 +22,29 @@ from elasticlib.rendezvous.node._mailbox import WAKE
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_events import Lane
 from elasticlib.rendezvous.protocol import _messages as messages
-from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE, beat_key, box_name, key_place
+from elasticlib.rendezvous.protocol._exchange import (
+    ANNOUNCEMENT,
+    CAUSE,
+    COORDINATOR_HEARTBEAT,
+    heartbeat_key,
+    key_place,
+    mailbox_name,
+)
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Wait, Write
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._reading import greeting_of, heartbeat_of
 from elasticlib.rendezvous.protocol._shortening import refers
 from tests.sim.checks.contact import LOST, Contact
 from tests.sim.checks.demand import Demand
+from tests.sim.checks.envelopes import Envelopes
 from tests.sim.checks.heartbeats import Heartbeats
 from tests.sim.checks.lanes import Lanes
-from tests.sim.checks.letters import Letters
 from tests.sim.checks.mailbox import Mailbox
 from tests.sim.checks.told import WAITED, Refusals, Waiting, is_told, notice_in
 from tests.sim.checks.waking import Waking
 
 _UNANSWERED = frozenset(4 * 2**times for times in range(20))
-"""Heartbeats without a seat after which the wish for one is said again."""
+"""Heartbeats without ranks after which the request to join is said again."""
 
 
 @define(eq=False, repr=False)
@@ -45,7 +52,7 @@ class SessionChecks:
     """Of one node's session, from its beginning."""
 
     demand: Demand
-    hello: messages.Announcement | None = None
+    announcement: messages.Announcement | None = None
     """The greeting that was read on the connection."""
     closed: bool = False
     parted: bool = False
@@ -53,9 +60,9 @@ class SessionChecks:
     seen: Seen = field(factory=Seen)
     """How far the node knows the job to have come."""
     lanes: Lanes = field(init=False)
-    letters: Letters = field(init=False)
-    beats: Heartbeats = field(init=False)
-    box: Mailbox = field(init=False)
+    envelopes: Envelopes = field(init=False)
+    heartbeats: Heartbeats = field(init=False)
+    mailbox: Mailbox = field(init=False)
     contact: Contact = field(init=False)
     waiting: Waiting = field(init=False)
     refusals: Refusals = field(init=False)
@@ -83,8 +90,8 @@ class SessionChecks:
     def begins(self, session: Session, actions: tuple[events.Action, ...], now: float) -> None:
         """The session has begun."""
         self._job, self._node, self._key = session.belief.run_id, session.belief.node, session.belief.key
-        self.letters = Letters(self._job, self._node, self._key, session.terms, self.demand)
-        self.lanes, self.beats, self.box = Lanes(self.demand), Heartbeats(self.demand), Mailbox(self.demand)
+        self.envelopes = Envelopes(self._job, self._node, self._key, session.terms, self.demand)
+        self.lanes, self.heartbeats, self.mailbox = Lanes(self.demand), Heartbeats(self.demand), Mailbox(self.demand)
         self.refusals, self.waiting, self.waking = Refusals(self.demand), Waiting(self.demand), Waking(self.demand)
         self.contact = Contact(session.contact.limits, self.demand, now)
         for action in actions:
@@ -111,7 +118,9 @@ class SessionChecks:
                 self.contact.told(loss, now)
         is_told(told, words, after, self.contact.fenced, self.demand)
         parts = after.parted and not before.parted and not isinstance(event, events.Lost)
-        left = self.letters.is_left and (self.hello is not None or (self.contact.trying and not self.lanes.ended))
+        left = self.envelopes.is_left and (
+            self.announcement is not None or (self.contact.trying and not self.lanes.ended)
+        )
         self.demand(not (parts and left), "it parts, and could say what is left")
         self._ends(before, after, words, now)
         for action in actions[len(first) :]:
@@ -158,25 +167,25 @@ class SessionChecks:
                     return self._answered(ask.lane, ask.operation, result, after, now)
             case events.Denied(number=number):
                 if (ask := self.lanes.answered(number)) is not None:
-                    is_letter = isinstance(ask.operation, Post)
-                    self._may_end = is_letter and self.letters.denied(self._posting, event.too_large)
+                    is_envelope = isinstance(ask.operation, Post)
+                    self._may_end = is_envelope and self.envelopes.denied(self._posting, event.too_large)
                     self._must_end = not self._may_end
             case events.Refused():
                 self._must_end = True
             case events.Seek():
-                self.letters.wants()
-                self.box.opened(box_name(self._node, self.letters.wish), self.seen.epoch > 0)
-                self.contact.wished()
-                self.beats.wished()
+                self.envelopes.wants()
+                self.mailbox.opened(mailbox_name(self._node, self.envelopes.join_seq), self.seen.epoch > 0)
+                self.contact.joins()
+                self.heartbeats.joins()
                 self.waiting.begins(now)
                 old = [word for word in after.words if isinstance(word, (messages.RankAssignment, messages.RoundEnd))]
                 self.demand(not old, f"it asks for a seat, and has {old} for its agent")
             case events.Tell(report):
-                self.letters.told(report)
+                self.envelopes.told(report)
             case events.Hold(held):
-                self.beats.held = held
+                self.heartbeats.held = held
                 if not held:
-                    self.beats.at_once()
+                    self.heartbeats.at_once()
             case events.Close():
                 self.closed = True
         return None
@@ -184,34 +193,34 @@ class SessionChecks:
     def _leaves(self) -> None:
         """The connection is none any more."""
         self.lanes.breaks()
-        self.hello, self._doubted, self._look_at, self._awaits = None, None, 0.0, ""
-        self.beats.at_once()
+        self.announcement, self._doubted, self._look_at, self._awaits = None, None, 0.0, ""
+        self.heartbeats.at_once()
 
     def _answered(self, lane: Lane, what: Any, result: Any, after: Session, now: float) -> messages.Told | None:
         match what:
             case Wait() if lane is Lane.SPEAK:
                 self.demand(bool(result or after.status), "there is no greeting, and it does not say so")
                 if result:
-                    self.lanes.follow[lane] = Read((HELLO, PULSE))
+                    self.lanes.follow[lane] = Read((ANNOUNCEMENT, COORDINATOR_HEARTBEAT))
             case Wait(key):
                 self._awaits = ""
                 if result:
                     self.lanes.follow[lane] = Read((key,))
             case events.Describe():
-                self.letters.described(result, self.seen)
+                self.envelopes.described(result, self.seen)
             case Post():
-                self.letters.arrived(self._posting)
-                if self._posting == self.letters.wish and not self.beats.since_wish:
-                    self.beats.at_once()
+                self.envelopes.arrived(self._posting)
+                if self._posting == self.envelopes.join_seq and not self.heartbeats.since_join:
+                    self.heartbeats.at_once()
                     if not self.contact.over:
-                        self.contact.stored(self.letters.wished_at or now, now)
+                        self.contact.stored(self.envelopes.asked_at or now, now)
             case Write(values) if WAKE not in values.values():
-                self.lanes.follow[lane] = Read((PULSE,))
+                self.lanes.follow[lane] = Read((COORDINATOR_HEARTBEAT,))
             case Delete():
-                self.box.deleted()
-            case Read((key, *_)) if key == HELLO:
+                self.mailbox.deleted()
+            case Read((key, *_)) if key == ANNOUNCEMENT:
                 self._is_greeted(result, after, now)
-            case Read((key,)) if key == PULSE:
+            case Read((key,)) if key == COORDINATOR_HEARTBEAT:
                 self._felt(result[0], after, now)
             case Read((key,)) if key == CAUSE:
                 return self._ended(result[0], after)
@@ -220,37 +229,39 @@ class SessionChecks:
         return None
 
     def _is_greeted(self, found: list[bytes | None], after: Session, now: float) -> None:
-        hello = greeting_of(found[0], self._job, self._key)
-        if hello is None:
+        announcement = greeting_of(found[0], self._job, self._key)
+        if announcement is None:
             self.demand(bool(after.status), "there is no greeting of its job, and it does not say so")
             self._doubted = now if self._doubted is None else self._doubted
             self._look_at = now + LOOK_AGAIN
             self._must_end = now > self._doubted + DOUBT
-        elif self.seen.nonce not in ("", hello.nonce):
+        elif self.seen.nonce not in ("", announcement.nonce):
             self._must_end = True
         else:
-            self.hello, self._host = hello, hello.host
+            self.announcement, self._host = announcement, announcement.host
             self.demand(not after.status, f"the greeting is there, and it says {after.status!r}")
-            self.seen = self.seen.greeted(hello.nonce, heartbeat_of(found[1], self._job, hello.nonce, self._key)[0])
+            self.seen = self.seen.greeted(
+                announcement.nonce, heartbeat_of(found[1], self._job, announcement.nonce, self._key)[0]
+            )
             if not self.contact.over:
-                self.contact.greeted(hello.heartbeat, now)
-            self.beats.heartbeat = self.contact.heartbeat
+                self.contact.greeted(announcement.heartbeat, now)
+            self.heartbeats.heartbeat = self.contact.heartbeat
 
     def _felt(self, raw: bytes | None, after: Session, now: float) -> None:
-        pulse, doubt = heartbeat_of(raw, self._job, self.seen.nonce, self._key)
-        if pulse is not None:
-            shown = pulse.status if self.beats.answered else ""
-            same = (after.status, after.spares) == (shown, pulse.waiting)
-            self.demand(same, f"it says {after.status!r} and {after.spares} spares, the coordinator {pulse}")
-            self.beats.answered += not self._listens
-            if pulse.epoch > self.seen.epoch and not self.final:
-                self.letters.repeats(self.seen)
-            self.seen = self.seen.felt(pulse)
-            self._must_end = self._must_end or bool(pulse.over)
+        heard, doubt = heartbeat_of(raw, self._job, self.seen.nonce, self._key)
+        if heard is not None:
+            shown = heard.status if self.heartbeats.answered else ""
+            same = (after.status, after.spares) == (shown, heard.waiting)
+            self.demand(same, f"it says {after.status!r} and {after.spares} spares, the coordinator {heard}")
+            self.heartbeats.answered += not self._listens
+            if heard.epoch > self.seen.epoch and not self.final:
+                self.envelopes.repeats(self.seen)
+            self.seen = self.seen.felt(heard)
+            self._must_end = self._must_end or bool(heard.over)
         elif raw is not None:
             self.refusals.refuses("coordinator's heartbeat")
         if not (self._listens or self.contact.over or self._must_end):
-            self.contact.felt(self.beats.sent_at, None if pulse is None else pulse.count, doubt, now)
+            self.contact.felt(self.heartbeats.sent_at, None if heard is None else heard.count, doubt, now)
 
     def _noticed(self, key: str, data: bytes) -> messages.Told | None:
         try:
@@ -276,21 +287,21 @@ class SessionChecks:
     def _delivered(self, key: str, notice: messages.Told | None) -> messages.Told | None:
         """The notice that is the next one; it is to be deleted now."""
         self.lanes.follow[Lane.WATCH] = Delete((key,))
-        if notice is None or self._has_read_all() or key != self.box.next_key:
+        if notice is None or self._has_read_all() or key != self.mailbox.next_key:
             return None
-        self.box.read += 1
+        self.mailbox.read += 1
         self.seen = self.seen.told(notice)
         if isinstance(notice, messages.Final):
-            self.letters.ends()
+            self.envelopes.ends()
             self.final = True
         elif isinstance(notice, messages.Elaborate):
-            self.letters.elaborates(notice.round)
+            self.envelopes.elaborates(notice.round)
         if isinstance(notice, (messages.RankAssignment, messages.Final)):
             self.waiting.ends()
         return notice
 
     def _has_read_all(self) -> bool:
-        return self.closed or (self.final and self.box.read > 0) or not self.box.name
+        return self.closed or (self.final and self.mailbox.read > 0) or not self.mailbox.name
 
     # What goes out.
 
@@ -313,27 +324,27 @@ class SessionChecks:
                 self.refusals.says(text)
 
     def _asks(self, lane: Lane, what: Any, wanted: Any, now: float) -> None:
-        greeted, speaks = self.hello is not None, lane is Lane.SPEAK
+        greeted, speaks = self.announcement is not None, lane is Lane.SPEAK
         match what:
-            case Wait(key, seconds) if key == HELLO and speaks:
+            case Wait(key, seconds) if key == ANNOUNCEMENT and speaks:
                 self.demand(not greeted and now >= self._look_at, "the greeting is waited for in vain")
                 self.demand(seconds == GREETING, f"the greeting is waited for {seconds} s")
             case Wait(key, seconds) if not speaks and greeted and not self._has_read_all():
-                self.demand(key == self.box.next_key, f"{key} is waited for, {self.box.next_key} comes next")
+                self.demand(key == self.mailbox.next_key, f"{key} is waited for, {self.mailbox.next_key} comes next")
                 self.demand(seconds == SLICE, f"a notice is waited for {seconds} s")
                 self._awaits = key
             case events.Describe() if speaks and greeted:
-                self.letters.describes()
+                self.envelopes.describes()
             case Post(data) if speaks and greeted:
-                self._posting = self.letters.post(data, self.seen.nonce, now)
+                self._posting = self.envelopes.post(data, self.seen.nonce, now)
             case Write(values) if speaks and greeted and len(values) == 1:
                 self._writes(*next(iter(values.items())), now)
-            case Read((key,)) if key == PULSE and speaks and greeted:
+            case Read((key,)) if key == COORDINATOR_HEARTBEAT and speaks and greeted:
                 self._listens = wanted is None
                 if self._listens:
-                    self.beats.listens(now)
+                    self.heartbeats.listens(now)
             case Delete(keys) if not speaks and isinstance(wanted, Delete):
-                self.box.deletes(keys, *wanted.keys)
+                self.mailbox.deletes(keys, *wanted.keys)
             case Read() if wanted is not None:
                 pass
             case _:
@@ -344,17 +355,17 @@ class SessionChecks:
             self.demand(key == self._awaits and self._is_stale(), f"{key} is written to wake nobody")
             self._awaits = ""
             return
-        self.demand(key == beat_key(self.box.name), f"a heartbeat is written to {key}")
-        self.demand(self.letters.has_wished and not self.closed, "it sends heartbeats though it asks for no seat")
-        beat = messages.decode(data, self._key, key_place(self._job, self.seen.nonce, key))
-        assert isinstance(beat, messages.NodeHeartbeat)
-        self.beats.beats(beat, self.box.read, self.letters.stored, now)
-        if self.waiting.since is not None and self.beats.since_wish in _UNANSWERED:
-            self.letters.repeats(self.seen)
+        self.demand(key == heartbeat_key(self.mailbox.name), f"a heartbeat is written to {key}")
+        self.demand(self.envelopes.has_joined and not self.closed, "it sends heartbeats though it asks for no seat")
+        node_heartbeat = messages.decode(data, self._key, key_place(self._job, self.seen.nonce, key))
+        assert isinstance(node_heartbeat, messages.NodeHeartbeat)
+        self.heartbeats.heartbeats(node_heartbeat, self.mailbox.read, self.envelopes.stored, now)
+        if self.waiting.since is not None and self.heartbeats.since_join in _UNANSWERED:
+            self.envelopes.repeats(self.seen)
 
     def _is_stale(self) -> bool:
         """Whether the lane that watches waits where nothing comes any more."""
-        return self._has_read_all() or self._awaits != self.box.next_key
+        return self._has_read_all() or self._awaits != self.mailbox.next_key
 
     # What must have been done when a step is over.
 
@@ -365,12 +376,14 @@ class SessionChecks:
             return
         self.lanes.rests()
         if self.closed:
-            tries = self.letters.is_left and (self.contact.trying or self.lanes.ended)
-            self.demand(self.hello is not None or tries, "it is closed and can say nothing more, and does not part")
+            tries = self.envelopes.is_left and (self.contact.trying or self.lanes.ended)
+            self.demand(
+                self.announcement is not None or tries, "it is closed and can say nothing more, and does not part"
+            )
         if self.lanes.there and self.lanes.is_free(Lane.SPEAK):
             self._speaks(now)
         if self.lanes.there and self.lanes.is_free(Lane.WATCH):
-            self.demand(self.hello is None or self._has_read_all(), f"nobody waits for {self.box.next_key}")
+            self.demand(self.announcement is None or self._has_read_all(), f"nobody waits for {self.mailbox.next_key}")
         self.refusals.rests()
         self.demand(session.seen == self.seen, f"it has seen {self.seen}, and says {session.seen}")
         self.demand((session.final is not None) == self.final, f"it is told {session.final} as the end")
@@ -382,11 +395,11 @@ class SessionChecks:
         self.waking.rests(session, now)
 
     def _speaks(self, now: float) -> None:
-        if self.hello is None:
+        if self.announcement is None:
             self.demand(now < self._look_at, "it has a connection, and does not seek the greeting")
             return
-        self.demand(not self.letters.is_left, "a message is left, and not sent")
+        self.demand(not self.envelopes.is_left, "a message is left, and not sent")
         self.demand(not self.closed, "it is closed, has nothing more to say, and does not part")
         self.demand(not (self._awaits and self._is_stale()), f"it waits for {self._awaits}, where nothing comes")
-        if self.contact.heartbeat and self.letters.has_wished:
-            self.beats.rests(now)
+        if self.contact.heartbeat and self.envelopes.has_joined:
+            self.heartbeats.rests(now)

@@ -69,7 +69,7 @@ def notice_in(data: bytes, key: str, job: str, secret: bytes | None, seen: Seen)
 
 @define(eq=False, repr=False)
 class Waiting:
-    """How long one node has waited for a seat, and how often that was told."""
+    """How long one node has waited for ranks, and how often that was told."""
 
     demand: Demand
     since: float | None = None
@@ -101,7 +101,7 @@ class Waiting:
 
 
 def is_told(notice: Told | None, words: Sequence[Word], after: Session, fenced: bool, demand: Demand) -> None:
-    """The agent gets the *notice* that was read, or hears that a seat came too late, and nothing else."""
+    """The agent gets the *notice* that was read, or hears that ranks came too late, and nothing else."""
     losses = [word for word in words if isinstance(word, ContactLost)]
     late = isinstance(notice, RankAssignment) and fenced
     if late or isinstance(notice, GivenUp):
@@ -109,5 +109,5 @@ def is_told(notice: Told | None, words: Sequence[Word], after: Session, fenced: 
     due = [notice] if isinstance(notice, (RankAssignment, RoundEnd, Final)) and not late else []
     found = [word for word in words if not isinstance(word, (ContactLost, StoreGone))]
     demand(found == due, f"the agent is told {found}, and should be told {due}")
-    seats = [word for word in after.words if isinstance(word, RankAssignment)]
-    demand(not losses or not seats, f"contact is lost, and the agent gets {seats}")
+    assignments = [word for word in after.words if isinstance(word, RankAssignment)]
+    demand(not losses or not assignments, f"contact is lost, and the agent gets {assignments}")

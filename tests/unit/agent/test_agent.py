@@ -196,7 +196,7 @@ def test_a_group_that_is_not_well_is_started_again_within_the_budget(make: Make)
     assert result.state is WorkerState.SUCCEEDED
 
 
-def test_who_cannot_work_asks_for_no_seat(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_cannot_work_asks_for_no_ranks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others would stop their workers for it."""
     agent = make([succeeded()])
     asked: list[int] = []
@@ -578,7 +578,7 @@ WELL = Final(True, "all 2 nodes succeeded in round 0", round=0)
 
 
 @pytest.fixture
-def seated() -> Iterator[Callable[..., tuple[Scripted, Told]]]:
+def assigned() -> Iterator[Callable[..., tuple[Scripted, Told]]]:
     """Makes agents whose membership says what it is given."""
     made: list[Told] = []
 
@@ -595,11 +595,13 @@ def seated() -> Iterator[Callable[..., tuple[Scripted, Told]]]:
         member.close()
 
 
-Seated = Callable[..., tuple[Scripted, Told]]
+Assigned = Callable[..., tuple[Scripted, Told]]
 
 
-def test_lost_contact_stops_the_workers_in_its_own_time_and_joins_anew(seated: Seated) -> None:
-    agent, member = seated([NODES, None, LOST, LATER, None, Final(True, "all succeeded")], [HEALTHY] * 9, [HEALTHY] * 9)
+def test_lost_contact_stops_the_workers_in_its_own_time_and_joins_anew(assigned: Assigned) -> None:
+    agent, member = assigned(
+        [NODES, None, LOST, LATER, None, Final(True, "all succeeded")], [HEALTHY] * 9, [HEALTHY] * 9
+    )
 
     run(agent)
 
@@ -608,9 +610,9 @@ def test_lost_contact_stops_the_workers_in_its_own_time_and_joins_anew(seated: S
     assert member.told[:3] == [("join", 2, "trainer"), ("stopped", 0, []), ("join", 2, "trainer")]
 
 
-def test_lost_contact_gives_no_more_time_than_the_launch_does(seated: Seated) -> None:
+def test_lost_contact_gives_no_more_time_than_the_launch_does(assigned: Assigned) -> None:
     long = ContactLost("no answer", 100.0)
-    agent, _ = seated([NODES, None, long, Final(False, "over", kind="closed")], [HEALTHY] * 9)
+    agent, _ = assigned([NODES, None, long, Final(False, "over", kind="closed")], [HEALTHY] * 9)
 
     with pytest.raises(RendezvousClosedError):
         run(agent)
@@ -619,17 +621,17 @@ def test_lost_contact_gives_no_more_time_than_the_launch_does(seated: Seated) ->
     assert stopping.grace == 7.0
 
 
-def test_contact_that_was_lost_before_workers_were_found_dead_is_heard_of_first(seated: Seated) -> None:
-    agent, member = seated([NODES, None, LOST, Final(True, "all succeeded")], [failed()])
+def test_contact_that_was_lost_before_workers_were_found_dead_is_heard_of_first(assigned: Assigned) -> None:
+    agent, member = assigned([NODES, None, LOST, Final(True, "all succeeded")], [failed()])
 
     run(agent)
 
     assert "failed" not in [told[0] for told in member.told]
 
 
-def test_contact_that_is_lost_while_workers_stop_is_heard_of_before_they_are_reported(seated: Seated) -> None:
+def test_contact_that_is_lost_while_workers_stop_is_heard_of_before_they_are_reported(assigned: Assigned) -> None:
     end = RoundEnd(0, "rank 3 failed", True)
-    agent, _ = seated([NODES, None, end, LOST, Final(True, "all succeeded")], [HEALTHY] * 9)
+    agent, _ = assigned([NODES, None, end, LOST, Final(True, "all succeeded")], [HEALTHY] * 9)
     known: list[bool] = []
     agent._failures = lambda: known.append(agent._fenced) or {}  # type: ignore[method-assign, func-returns-value]
 
@@ -638,9 +640,9 @@ def test_contact_that_is_lost_while_workers_stop_is_heard_of_before_they_are_rep
     assert known == [True]
 
 
-def test_a_seat_that_comes_together_with_lost_contact_starts_nobody(seated: Seated) -> None:
-    """The agent stood still, and others may have the seat by the time at which it wakes."""
-    agent, member = seated([NODES, LOST, None, Final(True, "all succeeded")])
+def test_ranks_that_come_together_with_lost_contact_start_nobody(assigned: Assigned) -> None:
+    """The agent stood still, and others may have the ranks by the time at which it wakes."""
+    agent, member = assigned([NODES, LOST, None, Final(True, "all succeeded")])
 
     run(agent)
 
@@ -648,9 +650,9 @@ def test_a_seat_that_comes_together_with_lost_contact_starts_nobody(seated: Seat
     assert member.told == [("join", 2, "trainer"), ("stopped", 0, []), ("join", 2, "trainer")]
 
 
-def test_a_seat_that_came_before_the_next_wish_starts_nobody(seated: Seated) -> None:
-    """Lost contact was answered by another wish: the coordinator takes this seat's workers for gone by then."""
-    agent, member = seated([Final(True, "all succeeded")])
+def test_ranks_that_came_before_the_next_wish_start_nobody(assigned: Assigned) -> None:
+    """Lost contact was answered by another wish: the coordinator takes these ranks's workers for gone by then."""
+    agent, member = assigned([Final(True, "all succeeded")])
     together: deque[list[Word]] = deque([[LOST, NODES]])
     take = member.take
     member.take = lambda: together.popleft() if together else take()  # type: ignore[method-assign]
@@ -661,11 +663,11 @@ def test_a_seat_that_came_before_the_next_wish_starts_nobody(seated: Seated) -> 
     assert member.told == [("join", 2, "trainer"), ("join", 2, "trainer")]
 
 
-def test_a_start_that_fails_because_contact_was_lost_is_no_error(seated: Seated) -> None:
+def test_a_start_that_fails_because_contact_was_lost_is_no_error(assigned: Assigned) -> None:
     def refuse(group: WorkerGroup) -> None:
         raise StartError("the process that starts the workers was ended from outside")
 
-    agent, member = seated([NODES, None, LOST, None, Final(True, "all succeeded")], [])
+    agent, member = assigned([NODES, None, LOST, None, Final(True, "all succeeded")], [])
     agent.at_start = refuse
 
     run(agent)
@@ -673,26 +675,26 @@ def test_a_start_that_fails_because_contact_was_lost_is_no_error(seated: Seated)
     assert member.told == [("join", 2, "trainer"), ("stopped", 0, []), ("join", 2, "trainer")]
 
 
-def test_a_start_that_fails_by_itself_is_an_error(seated: Seated) -> None:
+def test_a_start_that_fails_by_itself_is_an_error(assigned: Assigned) -> None:
     def refuse(group: WorkerGroup) -> None:
         raise StartError("no process can be started")
 
-    agent, _ = seated([NODES], [])
+    agent, _ = assigned([NODES], [])
     agent.at_start = refuse
 
     with pytest.raises(StartError, match="no process can be started"):
         run(agent)
 
 
-def test_an_error_of_the_rendezvous_reaches_the_caller_after_the_shutdown(seated: Seated) -> None:
-    agent, _ = seated([NODES, None, RendezvousConnectionError("the host of the job's store is gone")], [HEALTHY] * 9)
+def test_an_error_of_the_rendezvous_reaches_the_caller_after_the_shutdown(assigned: Assigned) -> None:
+    agent, _ = assigned([NODES, None, RendezvousConnectionError("the host of the job's store is gone")], [HEALTHY] * 9)
 
     with pytest.raises(RendezvousConnectionError, match="the host of the job's store is gone"):
         run(agent)
     assert agent.calls == ["start", END]
 
 
-def test_a_signal_is_the_end_also_when_the_rendezvous_breaks_meanwhile(seated: Seated) -> None:
+def test_a_signal_is_the_end_also_when_the_rendezvous_breaks_meanwhile(assigned: Assigned) -> None:
     def interrupt() -> RunResult:
         signal.raise_signal(signal.SIGTERM)
         return HEALTHY
@@ -702,15 +704,15 @@ def test_a_signal_is_the_end_also_when_the_rendezvous_breaks_meanwhile(seated: S
             raise RendezvousConnectionError("gone")
         return Told.take(member)
 
-    agent, member = seated([NODES], [interrupt, HEALTHY])
+    agent, member = assigned([NODES], [interrupt, HEALTHY])
     member.take = take  # type: ignore[method-assign]
 
     with pytest.raises(SignalException):
         agent.run()
 
 
-def test_a_rendezvous_that_wants_to_be_asked_is_asked_though_nothing_is_to_be_read(seated: Seated) -> None:
-    agent, member = seated([NODES], [HEALTHY] * 9)
+def test_a_rendezvous_that_wants_to_be_asked_is_asked_though_nothing_is_to_be_read(assigned: Assigned) -> None:
+    agent, member = assigned([NODES], [HEALTHY] * 9)
     agent._patience = lambda: None  # type: ignore[method-assign]
     os.eventfd_read(member.ready)
     member.wait = 0.001
@@ -720,10 +722,10 @@ def test_a_rendezvous_that_wants_to_be_asked_is_asked_though_nothing_is_to_be_re
         run(agent)
 
 
-def test_all_nodes_report_the_root_cause_of_the_job_beside_their_own_failures(seated: Seated) -> None:
+def test_all_nodes_report_the_root_cause_of_the_job_beside_their_own_failures(assigned: Assigned) -> None:
     note = FailureNote(0, 0, 77, 1, "the first to fail", "ValueError", "Traceback ...")
     end, final = RoundEnd(0, "rank 0 failed", False), Final(False, "rank 0 failed", "n0/9-b", note)
-    agent, _ = seated([NODES, None, end, final], [failed(failure(2, timestamp=1.0))])
+    agent, _ = assigned([NODES, None, end, final], [failed(failure(2, timestamp=1.0))])
 
     result = run(agent)
 
@@ -732,10 +734,10 @@ def test_all_nodes_report_the_root_cause_of_the_job_beside_their_own_failures(se
     assert (rank, root.host, root.message, root.traceback) == (0, "n0", "the first to fail", "Traceback ...")
 
 
-def test_failures_of_a_round_that_this_node_has_left_are_not_those_of_the_end(seated: Seated) -> None:
+def test_failures_of_a_round_that_this_node_has_left_are_not_those_of_the_end(assigned: Assigned) -> None:
     note = FailureNote(0, 0, 77, 1, "the last straw")
     final = Final(False, "rank 0 failed", "n0/9-b", note)
-    agent, _ = seated([NODES, None, RoundEnd(0, "rank 2 failed", True), None, final], [failed(failure(2))])
+    agent, _ = assigned([NODES, None, RoundEnd(0, "rank 2 failed", True), None, final], [failed(failure(2))])
 
     result = run(agent)
 
@@ -743,9 +745,9 @@ def test_failures_of_a_round_that_this_node_has_left_are_not_those_of_the_end(se
 
 
 @pytest.mark.parametrize("word", [RoundEnd(0, "rank 0 failed", True), LOST], ids=["ended", "contact lost"])
-def test_results_of_a_round_that_was_repeated_without_this_node_are_an_error(word: Word, seated: Seated) -> None:
+def test_results_of_a_round_that_was_repeated_without_this_node_are_an_error(word: Word, assigned: Assigned) -> None:
     final = Final(True, "all 2 nodes succeeded in round 1", round=1)
-    agent, _ = seated([NODES, None, None, word, final], [succeeded()])
+    agent, _ = assigned([NODES, None, None, word, final], [succeeded()])
 
     with pytest.raises(
         RendezvousGracefulExitError, match="results of round 0 were discarded: all 2 nodes succeeded in"
@@ -753,8 +755,8 @@ def test_results_of_a_round_that_was_repeated_without_this_node_are_an_error(wor
         run(agent)
 
 
-def test_results_of_the_round_that_succeeded_are_returned_though_contact_was_lost_since(seated: Seated) -> None:
-    agent, member = seated([NODES, None, None, LOST, None, WELL], [succeeded()])
+def test_results_of_the_round_that_succeeded_are_returned_though_contact_was_lost_since(assigned: Assigned) -> None:
+    agent, member = assigned([NODES, None, None, LOST, None, WELL], [succeeded()])
 
     result = run(agent)
 
@@ -762,8 +764,8 @@ def test_results_of_the_round_that_succeeded_are_returned_though_contact_was_los
     assert [("join", 2, "trainer"), ("succeeded", 0), ("join", 2, "trainer")] == member.told
 
 
-def test_a_success_that_this_node_had_no_part_in_is_told_of_though_its_workers_ran(seated: Seated) -> None:
-    agent, _ = seated([NODES, None, Final(True, "all 2 nodes succeeded in round 1", round=1)], [HEALTHY] * 9)
+def test_a_success_that_this_node_had_no_part_in_is_told_of_though_its_workers_ran(assigned: Assigned) -> None:
+    agent, _ = assigned([NODES, None, Final(True, "all 2 nodes succeeded in round 1", round=1)], [HEALTHY] * 9)
 
     result = run(agent)
 
@@ -775,8 +777,8 @@ def test_a_success_that_this_node_had_no_part_in_is_told_of_though_its_workers_r
     ("kind", "expected"),
     [("timeout", RendezvousTimeoutError), ("closed", RendezvousClosedError), ("refused", RendezvousClosedError)],
 )
-def test_an_end_that_no_worker_caused_is_raised(seated: Seated, kind: str, expected: type[Exception]) -> None:
-    agent, _ = seated([Final(False, "the reason", kind=kind)])
+def test_an_end_that_no_worker_caused_is_raised(assigned: Assigned, kind: str, expected: type[Exception]) -> None:
+    agent, _ = assigned([Final(False, "the reason", kind=kind)])
 
     with pytest.raises(expected, match="the reason"):
         run(agent)
@@ -785,32 +787,32 @@ def test_an_end_that_no_worker_caused_is_raised(seated: Seated, kind: str, expec
 
 @pytest.mark.parametrize("before", [[], [NODES, None, RoundEnd(0, "host n2 was lost", True), None]])
 def test_an_end_that_names_no_failed_worker_is_an_error_that_says_why(
-    before: Sequence[Word | None], seated: Seated
+    before: Sequence[Word | None], assigned: Assigned
 ) -> None:
     why = "host n2 was lost in 3 rounds in a row before any worker succeeded; no restarts are allowed"
-    agent, _ = seated([*before, Final(False, why)], [HEALTHY] * 9)
+    agent, _ = assigned([*before, Final(False, why)], [HEALTHY] * 9)
 
     with pytest.raises(RendezvousClosedError, match=why):
         run(agent)
 
 
-def test_the_workers_store_is_the_first_address_that_answers(seated: Seated) -> None:
+def test_the_workers_store_is_the_first_address_that_answers(assigned: Assigned) -> None:
     with socket.create_server(("127.0.0.1", 0)) as store:
         port = store.getsockname()[1]
         places = ("127.0.0.2", "127.0.0.1", "127.0.0.3")
-        seat = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, places, port, "all nodes are there")
-        agent, _ = seated([seat, None, Final(True, "all succeeded")], [HEALTHY] * 9)
+        assignment = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, places, port, "all nodes are there")
+        agent, _ = assigned([assignment, None, Final(True, "all succeeded")], [HEALTHY] * 9)
 
         run(agent)
 
     assert (agent.get_worker_group().master_addr, agent.get_worker_group().master_port) == ("127.0.0.1", port)
 
 
-def test_the_workers_store_is_the_first_address_where_none_answers(seated: Seated) -> None:
+def test_the_workers_store_is_the_first_address_where_none_answers(assigned: Assigned) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    seat = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.2", "127.0.0.1"), port, "all nodes are there")
-    agent, _ = seated([seat, None, Final(True, "all succeeded")], [HEALTHY] * 9)
+    assignment = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.2", "127.0.0.1"), port, "all nodes are there")
+    agent, _ = assigned([assignment, None, Final(True, "all succeeded")], [HEALTHY] * 9)
 
     run(agent)
 
@@ -822,10 +824,10 @@ def test_the_workers_store_is_the_first_address_where_none_answers(seated: Seate
     [("127.0.0.1", 29555, False), (None, None, False), ("127.0.0.9", None, True), (None, 29556, True)],
 )
 def test_a_master_of_the_specification_that_is_not_the_rounds_has_no_effect_which_is_said(
-    seated: Seated, caplog: pytest.LogCaptureFixture, addr: str | None, port: int | None, told: bool
+    assigned: Assigned, caplog: pytest.LogCaptureFixture, addr: str | None, port: int | None, told: bool
 ) -> None:
-    seat = RankAssignment(0, 0, 1, 0, 2, 0, 2, 0, 3, ("127.0.0.1",), 29555, "all nodes are there")
-    agent, _ = seated([seat, None, Final(True, "all succeeded")], [HEALTHY] * 9)
+    assignment = RankAssignment(0, 0, 1, 0, 2, 0, 2, 0, 3, ("127.0.0.1",), 29555, "all nodes are there")
+    agent, _ = assigned([assignment, None, Final(True, "all succeeded")], [HEALTHY] * 9)
     spec = agent.get_worker_group().spec
     spec.master_addr, spec.master_port = addr, port
 
@@ -836,10 +838,12 @@ def test_a_master_of_the_specification_that_is_not_the_rounds_has_no_effect_whic
     assert told == ("have no effect: the store of this round is at 127.0.0.1, port 29555" in caplog.text)
 
 
-def test_a_store_socket_of_a_round_is_closed_once_its_workers_run(seated: Seated) -> None:
+def test_a_store_socket_of_a_round_is_closed_once_its_workers_run(assigned: Assigned) -> None:
     bound = socket.create_server(("127.0.0.1", 0))
-    seat = RankAssignment(0, 0, 2, 0, 4, 0, 4, 0, 3, ("127.0.0.1",), bound.getsockname()[1], "all nodes are there")
-    agent, member = seated([seat, None, Final(True, "all succeeded")], [HEALTHY] * 9)
+    assignment = RankAssignment(
+        0, 0, 2, 0, 4, 0, 4, 0, 3, ("127.0.0.1",), bound.getsockname()[1], "all nodes are there"
+    )
+    agent, member = assigned([assignment, None, Final(True, "all succeeded")], [HEALTHY] * 9)
     member.bound = bound
 
     run(agent)
@@ -893,8 +897,8 @@ def test_somebody_elses_handler_is_taken_part_in_for_the_length_of_a_run() -> No
 def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> None:
     asked: list[tuple[Job, float | None]] = []
 
-    def connect(job: Job, *, stillness: float | None = None) -> NodeClient:
-        asked.append((job, stillness))
+    def connect(job: Job, *, stall: float | None = None) -> NodeClient:
+        asked.append((job, stall))
         exchange = MemoryExchange()
         host = Host(exchange.clone(), job.rules, run_id="job", name="a")
         host.start()
@@ -905,7 +909,7 @@ def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> N
         ).start()
 
     hosts: list[Host] = []
-    # For two nodes: one that asks before the job is over must not be seated.
+    # For two nodes: one that asks before the job is over must not get ranks.
     job = Job(run_id="job", node="n1/1-a", backend="c10d", endpoint="n1:29400", min_nodes=2, max_nodes=2, heartbeat=0.0)
     handler = CoordinatedHandler(job, connect)
     agent = Scripted(WorkerSpec("trainer", 2, handler, entrypoint="train.py", max_restarts=7, local_addr="n2"), [])
@@ -913,8 +917,8 @@ def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> N
     with pytest.raises(RendezvousClosedError, match="the job is over"):
         run(agent)
 
-    [(taken, stillness)] = asked
-    assert ("n2", 7, None) == (taken.node.split("/")[0], taken.max_restarts, stillness)
+    [(taken, stall)] = asked
+    assert ("n2", 7, None) == (taken.node.split("/")[0], taken.max_restarts, stall)
     assert (True, -1) == (handler.is_closed(), agent._member.fileno())
     hosts[0].close()
 

@@ -33,7 +33,7 @@ from elasticlib.rendezvous import ContactLost, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous.protocol._messages import StoreGone
 
 
-def seat(number: int = 0) -> RankAssignment:
+def assignment(number: int = 0) -> RankAssignment:
     return RankAssignment(number, 0, 1, 0, 2, 0, 2, number, 3, ("127.0.0.1",), 29500, "all nodes are there")
 
 
@@ -55,24 +55,24 @@ def after(*events: Event) -> tuple[State, tuple[Action, ...]]:
     return state, actions
 
 
-RUNNING: tuple[Event, ...] = (seat(),)
+RUNNING: tuple[Event, ...] = (assignment(),)
 STOPPING: tuple[Event, ...] = (*RUNNING, WorkersFailed("rank 1 failed"))
 WAITING: tuple[Event, ...] = (*RUNNING, WorkersSucceeded())
 DONE: tuple[Event, ...] = (*WAITING, WELL)
 
 
-def test_an_agent_begins_by_asking_for_a_seat() -> None:
+def test_an_agent_begins_by_asking_for_ranks() -> None:
     state, actions = _policy.begin()
 
     assert state.phase is Phase.JOINING
     assert actions == (Join(),)
 
 
-def test_a_seat_starts_the_workers() -> None:
-    state, actions = after(seat(4))
+def test_ranks_start_the_workers() -> None:
+    state, actions = after(assignment(4))
 
     assert (state.phase, state.round) == (Phase.RUNNING, 4)
-    assert actions == (Start(seat(4)),)
+    assert actions == (Start(assignment(4)),)
 
 
 def test_a_failure_is_told_at_once_and_stops_the_other_workers() -> None:
@@ -207,7 +207,7 @@ def test_a_told_success_that_a_later_round_without_this_node_replaced_is_no_succ
         (),
         (*STOPPING, AGAIN, WorkersGone()),
         (*RUNNING, LOST, WorkersGone()),
-        (*WAITING, LOST, seat(1), LOST, WorkersGone()),
+        (*WAITING, LOST, assignment(1), LOST, WorkersGone()),
     ],
     ids=["a spare", "failed", "cut off", "began a later round"],
 )
@@ -224,7 +224,7 @@ def test_workers_that_are_stopped_for_the_success_of_others_have_no_results() ->
     assert actions[-1] == Finish(True, LATER.why, final=LATER, results=False)
 
 
-def test_an_agent_without_a_seat_finishes_with_the_job() -> None:
+def test_an_agent_without_ranks_finishes_with_the_job() -> None:
     state, actions = after(WELL)
 
     assert state.phase is Phase.DONE
@@ -268,7 +268,9 @@ def test_a_second_signal_changes_nothing() -> None:
 
 
 def test_a_new_seat_forgets_the_word_on_the_former_round() -> None:
-    state, actions = after(*STOPPING, AGAIN, WorkersGone(), seat(1), WorkersFailed("rank 0 failed"), WorkersGone())
+    state, actions = after(
+        *STOPPING, AGAIN, WorkersGone(), assignment(1), WorkersFailed("rank 0 failed"), WorkersGone()
+    )
 
     assert state.phase is Phase.WAITING
     assert actions == (TellStopped(1),)
@@ -320,7 +322,7 @@ def test_lost_contact_changes_no_end_that_was_decided(event: Event, final: Final
 
 
 def test_a_new_seat_forgets_that_contact_was_lost() -> None:
-    state, actions = after(*RUNNING, LOST, WorkersGone(), seat(1), WorkersFailed("rank 0 failed"), WorkersGone())
+    state, actions = after(*RUNNING, LOST, WorkersGone(), assignment(1), WorkersFailed("rank 0 failed"), WorkersGone())
 
     assert state.phase is Phase.WAITING
     assert actions == (TellStopped(1),)
@@ -334,19 +336,19 @@ def test_a_new_seat_forgets_that_contact_was_lost() -> None:
         ((), WorkersSucceeded()),
         ((), WorkersGone()),
         ((), AGAIN),
-        (RUNNING, seat(1)),
+        (RUNNING, assignment(1)),
         (RUNNING, WorkersGone()),
         (RUNNING, RoundEnd(7, "of another round", restart=True)),
-        (STOPPING, seat(1)),
+        (STOPPING, assignment(1)),
         (STOPPING, WorkersFailed("another one")),
         (STOPPING, WorkersSucceeded()),
         (STOPPING, RoundEnd(7, "of another round", restart=True)),
-        (WAITING, seat(1)),
+        (WAITING, assignment(1)),
         (WAITING, WorkersFailed("late")),
         (WAITING, WorkersSucceeded()),
         (WAITING, WorkersGone()),
         (WAITING, RoundEnd(7, "of another round", restart=True)),
-        (DONE, seat(1)),
+        (DONE, assignment(1)),
         (DONE, WorkersFailed("late")),
         (DONE, WorkersSucceeded()),
         (DONE, WorkersGone()),
@@ -382,7 +384,7 @@ def test_work_that_succeeded_is_not_failed_by_a_store_that_went(course: tuple[Ev
 
 @pytest.mark.parametrize(
     "course",
-    [(), RUNNING, STOPPING, (*WAITING, AGAIN), (*WAITING, NO_MORE), (*WAITING, AGAIN, seat(1))],
+    [(), RUNNING, STOPPING, (*WAITING, AGAIN), (*WAITING, NO_MORE), (*WAITING, AGAIN, assignment(1))],
     ids=["nothing begun", "at work", "failed", "to be repeated", "in vain", "being repeated"],
 )
 def test_a_store_that_went_makes_no_success_of_what_is_none(course: tuple[Event, ...]) -> None:
@@ -394,7 +396,7 @@ def test_a_store_that_went_makes_no_success_of_what_is_none(course: tuple[Event,
 
 
 EVENTS: st.SearchStrategy[Event] = st.one_of(
-    st.builds(seat, ROUNDS),
+    st.builds(assignment, ROUNDS),
     st.builds(WorkersFailed, st.just("failed")),
     st.just(WorkersSucceeded()),
     st.just(WorkersGone()),
@@ -446,7 +448,7 @@ def test_every_line_of_the_table_is_some_course() -> None:
     """Else the picture shows what cannot be."""
     courses: list[list[Event]] = [
         [WELL],
-        [*STOPPING, WorkersGone(), AGAIN, seat(1), GONE, WorkersSucceeded()],
+        [*STOPPING, WorkersGone(), AGAIN, assignment(1), GONE, WorkersSucceeded()],
         [*STOPPING, AGAIN, WorkersGone()],
         [*STOPPING, BADLY, WorkersGone()],
         [*WAITING, AGAIN],
@@ -527,7 +529,7 @@ def test_reports_speak_of_the_round_of_the_last_start(course: list[Event]) -> No
     started = -1
     for action in all_actions(course):
         if isinstance(action, Start):
-            started = action.seat.round
+            started = action.assignment.round
         elif isinstance(action, (TellFailed, TellStopped, TellSucceeded)):
             assert action.round == started
 

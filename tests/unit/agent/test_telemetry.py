@@ -102,14 +102,14 @@ def ends(agent: Scripted) -> list[tuple[int, str]]:
     return [(each.worker.global_rank, each.state) for each in of_kind(agent, records.WorkerEnded)]
 
 
-def test_a_run_is_told_from_the_wish_for_a_seat_to_its_end(make: Make) -> None:
+def test_a_run_is_told_from_the_request_to_join_to_its_end(make: Make) -> None:
     agent = make([HEALTHY, SUCCEEDED])
 
     agent.run()
 
     assert [type(record) for record in agent.said if not isinstance(record, records.StepDone)] == [
-        records.SeatSought,
-        records.SeatTaken,
+        records.RanksAwaited,
+        records.RanksReceived,
         records.RanksAssigned,
         records.RoundStarted,
         records.WorkerStarted,
@@ -225,17 +225,17 @@ def test_durations_are_of_the_given_clock(make: Make) -> None:
 
     agent.run()
 
-    (seat,), (ranks,) = of_kind(agent, records.SeatTaken), of_kind(agent, records.RanksAssigned)
+    (assignment,), (ranks,) = of_kind(agent, records.RanksReceived), of_kind(agent, records.RanksAssigned)
     (initialized,) = (
         each for each in of_kind(agent, records.StepDone) if each.step == "SimpleElasticAgent._initialize_workers"
     )
-    assert (seat.duration, ranks.duration) == (10.0, 10.0)
+    assert (assignment.duration, ranks.duration) == (10.0, 10.0)
     # Run, wish, seat, ranks from and to, start from and to, done: each looks at the clock once.
     assert initialized.duration == 60.0
     assert of_kind(agent, records.RunEnded)[0].duration == 100.0
 
 
-def test_a_seat_that_never_came_is_told_with_its_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_never_came_are_told_with_its_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = make()
 
     def nobody() -> list[Any]:
@@ -245,20 +245,20 @@ def test_a_seat_that_never_came_is_told_with_its_error(make: Make, monkeypatch: 
     with pytest.raises(RendezvousTimeoutError):
         agent.run()
 
-    (missed,) = of_kind(agent, records.SeatMissed)
+    (missed,) = of_kind(agent, records.RanksMissed)
     assert missed.why == "nobody came"
     assert "RendezvousTimeoutError: nobody came" in missed.trace
     assert steps(agent) == [("_initialize_workers", False), ("run", False)]
 
 
-def test_a_spare_that_was_not_needed_has_missed_its_seat_without_an_error(make: Make) -> None:
+def test_a_spare_that_was_not_needed_has_missed_ranks_without_an_error(make: Make) -> None:
     agent = make([SUCCEEDED])
     agent.run()
     spare = Scripted(agent.get_worker_group().spec, [])
 
     spare.run()
 
-    (missed,) = of_kind(spare, records.SeatMissed)
+    (missed,) = of_kind(spare, records.RanksMissed)
     assert missed.trace == ""
     assert [each.outcome for each in of_kind(spare, records.RunEnded)] == ["SUCCEEDED"]
 

@@ -263,7 +263,7 @@ def test_the_health_check_listens_on_the_port_of_the_environment(make: Make, sai
     connection.close()
     watch.close()
 
-    assert records.HealthCheckTold(f"the health check listens on port {port}", listens=True) == said.get_nowait()
+    assert records.HealthCheckReported(f"the health check listens on port {port}", listens=True) == said.get_nowait()
     with pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", port))
 
@@ -274,7 +274,7 @@ def test_a_port_of_no_use_is_a_warning_and_no_more(make: Make, said: Said, text:
         make({PORT: str(other.getsockname()[1]) if text == "in use" else text}).open()
 
     record = said.get_nowait()
-    assert isinstance(record, records.HealthCheckTold)
+    assert isinstance(record, records.HealthCheckReported)
     assert (False, True) == (record.listens, record.what.endswith("; there is no health check"))
 
 
@@ -386,7 +386,7 @@ def test_a_long_temporary_folder_does_not_make_the_address_too_long(
     sockets.close()
 
 
-def test_without_the_wish_there_is_no_folder() -> None:
+def test_without_the_request_there_is_no_folder() -> None:
     sockets, spec = Sockets(wanted=False), StartSpec(local_rank=0)
 
     assert (None, spec) == (sockets.open(), sockets.serving(spec))

@@ -17,21 +17,21 @@ from elasticlib.records import (
     AgentFailed,
     AgentSucceeded,
     RanksAssigned,
+    RanksAwaited,
+    RanksMissed,
+    RanksReceived,
     RoundEnded,
     RoundStarted,
     RunEnded,
-    SeatMissed,
-    SeatSought,
-    SeatTaken,
     StateTimed,
-    WatchdogTold,
+    WatchdogReported,
     WorkerEnded,
     WorkerPlace,
     WorkerStarted,
 )
 
 JOB = JobFacts("job", "trainer", "c10d", "train.py", "node7")
-SEAT = SeatTaken(3, 1, 2, 4, 1, "node6:29500", "all 2 nodes are there", 1.5)
+SEAT = RanksReceived(3, 1, 2, 4, 1, "node6:29500", "all 2 nodes are there", 1.5)
 FIRST = WorkerPlace(0, 2, 2, 4, 1000)
 SECOND = WorkerPlace(1, 3, 3, 4, 1001)
 METADATA = {
@@ -134,7 +134,7 @@ def test_the_event_of_a_worker_tells_its_ranks_as_plain_values(sink: EventSink, 
 def test_times_of_states_are_told_in_milliseconds(sink: EventSink, kept: Kept) -> None:
     sink(RanksAssigned(3, (2, 3), 0.25))
     sink(StateTimed("WARM_UP", 2.0))
-    sink(SeatMissed("nobody came", 600.0))
+    sink(RanksMissed("nobody came", 600.0))
 
     assert kept.states() == ["ASSIGN_WORKER_RANKS", "WARM_UP", "RENDEZVOUS"]
     assert [each["metadata"]["duration_ms"] for each in kept.events] == [250.0, 2000.0, 600000.0]
@@ -206,8 +206,8 @@ def test_the_end_of_an_agent_is_told_with_its_error(sink: EventSink, kept: Kept)
 
 def test_the_watchdog_has_names_of_its_own(sink: EventSink, kept: Kept) -> None:
     sink(SEAT)
-    sink(WatchdogTold("watchdog started"))
-    sink(WatchdogTold("timer expired", 1000, "train.py#7", 1700000001.5, 9))
+    sink(WatchdogReported("watchdog started"))
+    sink(WatchdogReported("timer expired", 1000, "train.py#7", 1700000001.5, 9))
 
     started, expired = kept.events[1:]
     assert (started["name"], started["source"], started["metadata"]["state"]) == (
@@ -230,12 +230,12 @@ def test_the_watchdog_has_names_of_its_own(sink: EventSink, kept: Kept) -> None:
 # Events of the rendezvous.
 
 WAY = [
-    SeatSought("node7/1-a"),
+    RanksAwaited("node7/1-a"),
     SEAT,
     RoundStarted(3, 1, 2, 4, 1, 3, "node6:29500", {0: 1000, 1: 1001}, "all 2 nodes are there"),
     RoundEnded(3, "rank 0 failed", restart=True),
-    SeatSought("node7/1-a"),
-    SeatMissed("nobody came", 600.0, "Traceback ..."),
+    RanksAwaited("node7/1-a"),
+    RanksMissed("nobody came", 600.0, "Traceback ..."),
 ]
 
 
@@ -248,12 +248,12 @@ def test_the_way_into_a_round_and_out_of_it_is_told_step_by_step() -> None:
         sink(record)
 
     assert [(each["name"], each["node_state"], each["rank"]) for each in handler.events] == [
-        ("agent:wait_for_seat", "INIT", None),
-        ("agent:take_seat", "SUCCEEDED", 1),
+        ("agent:wait_for_ranks", "INIT", None),
+        ("agent:get_ranks", "SUCCEEDED", 1),
         ("agent:start_round", "RUNNING", 1),
         ("agent:end_round", "RUNNING", 1),
-        ("agent:wait_for_seat", "INIT", None),
-        ("agent:wait_for_seat", "FAILED", None),
+        ("agent:wait_for_ranks", "INIT", None),
+        ("agent:wait_for_ranks", "FAILED", None),
     ]
     assert [each["message"] for each in handler.events] == [str(record) for record in WAY]
     assert handler.events[1]["master_endpoint"] == "node6:29500"
@@ -310,7 +310,7 @@ def test_the_rendezvous_destination_shows_its_own_events_and_the_agents(
 
     names = [json.loads(line)["name"] for line in capsys.readouterr().err.splitlines()]
     assert names.count("torchelastic.worker.status.RENDEZVOUS") == 2
-    assert "agent:take_seat" in names
+    assert "agent:get_ranks" in names
 
 
 def test_a_handler_in_the_place_of_the_rendezvous_destination_gets_all_and_the_console_nothing(

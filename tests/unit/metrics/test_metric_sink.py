@@ -6,7 +6,7 @@ import pytest
 
 from elasticlib import metrics, records
 from elasticlib.metrics import _streams
-from elasticlib.records import RanksAssigned, RunEnded, SeatMissed, SeatTaken, StepDone, WorkersSeen
+from elasticlib.records import RanksAssigned, RanksMissed, RanksReceived, RunEnded, StepDone, WorkersSeen
 
 
 def values(record: records.Record) -> dict[str, float]:
@@ -64,8 +64,8 @@ def test_each_look_tells_the_state_and_the_restarts_that_are_left() -> None:
 @pytest.mark.parametrize(
     ("record", "step", "how", "milliseconds"),
     [
-        (SeatTaken(0, 0, 1, 2, 0, "h:1", "all there", 1.2345), "SimpleElasticAgent._rendezvous", "success", 1234),
-        (SeatMissed("nobody came", 2.0), "SimpleElasticAgent._rendezvous", "failure", 2000),
+        (RanksReceived(0, 0, 1, 2, 0, "h:1", "all there", 1.2345), "SimpleElasticAgent._rendezvous", "success", 1234),
+        (RanksMissed("nobody came", 2.0), "SimpleElasticAgent._rendezvous", "failure", 2000),
         (RanksAssigned(0, (0, 1), 0.0019), "SimpleElasticAgent._assign_worker_ranks", "success", 1),
         (StepDone("LocalElasticAgent._start_workers", 0.5, True), "LocalElasticAgent._start_workers", "success", 500),
         (StepDone("SimpleElasticAgent.run", 3.0, False), "SimpleElasticAgent.run", "failure", 3000),

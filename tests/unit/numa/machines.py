@@ -26,7 +26,7 @@ class Machine:
     """Of each GPU the NUMA node as the kernel tells it: -1 where it does not know."""
 
     def address(self, gpu: int) -> str:
-        """PCI address of a GPU: its bus is its index and 16, so that there is a letter in the number."""
+        """PCI address of a GPU: its bus is its index and 16, so that there is a message in the number."""
         return f"0000:{self.bus(gpu):02x}:00.0"
 
     def bus(self, gpu: int) -> int:

@@ -59,7 +59,7 @@ notes = st.builds(
 lists = st.lists(notes, max_size=2).map(tuple)
 terms = st.builds(Terms, count, count, count)
 places = st.tuples(count, count).filter(lambda pair: pair[0] < pair[1])
-seats = st.builds(
+assignments = st.builds(
     lambda round, group, world, role, spent, most, addresses, port, why: RankAssignment(
         round, *group, *world, *role, spent, most, addresses, port, why
     ),
@@ -89,7 +89,7 @@ BUILDERS: dict[type, st.SearchStrategy[Any]] = REPORTS | {
         CoordinatorHeartbeat, node, st.integers(0, ((LAST_EPOCH + 1) << EPOCH_BITS) - 1), text, count
     ),
     NodeHeartbeat: st.builds(NodeHeartbeat, count, count, count),
-    RankAssignment: seats,
+    RankAssignment: assignments,
     RoundEnd: st.builds(RoundEnd, count, text, st.booleans()),
     GivenUp: st.builds(GivenUp, text),
     Elaborate: st.builds(Elaborate, count),

@@ -1,4 +1,4 @@
-"""One node from its first join to the verdict, through the doors of the package."""
+"""One node from its first join to the outcome, through the doors of the package."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ def test_the_nodes_name_is_the_hosts_unless_given() -> None:
 
 def test_a_node_that_succeeds_ends_the_job_well(rendezvous: Rendezvous) -> None:
     rendezvous.member.join(4, "trainer")
-    seat = notice(rendezvous)
+    assignment = notice(rendezvous)
     rendezvous.member.post(Succeeded(rendezvous.member.node, 0))
 
-    assert isinstance(seat, RankAssignment)
+    assert isinstance(assignment, RankAssignment)
     assert (0, 0, 1, 0, 4, 0, 1) == (
-        seat.round,
-        seat.group_rank,
-        seat.group_world_size,
-        seat.rank_base,
-        seat.world_size,
-        seat.restart_count,
-        seat.max_restarts,
+        assignment.round,
+        assignment.group_rank,
+        assignment.group_world_size,
+        assignment.rank_base,
+        assignment.world_size,
+        assignment.restart_count,
+        assignment.max_restarts,
     )
-    assert ("127.0.0.1",) == seat.master_addresses
+    assert ("127.0.0.1",) == assignment.master_addresses
     listener = rendezvous.member.listener()
     assert listener is not None
-    assert ("127.0.0.1", seat.master_port) == listener.getsockname()
+    assert ("127.0.0.1", assignment.master_port) == listener.getsockname()
     listener.close()
     assert Final(True, "all 1 nodes succeeded in round 0", round=0) == notice(rendezvous)
 

@@ -18,7 +18,7 @@ from hypothesis import example, given
 
 from elasticlib.errors import ConfigError, TimerError, TimerServerError
 from elasticlib.timer import FileTimerClient, FileTimerRequest, FileTimerServer, _fifo_client, _fifo_server
-from elasticlib.timer._ledger import Ledger, patience
+from elasticlib.timer._timer_table import TimerTable, patience
 from tests.unit.untrusted import spoiled, strange
 
 LIMIT = 20.0
@@ -232,7 +232,7 @@ def test_whatever_a_worker_writes_is_a_request_that_can_be_watched_or_refused(li
     except ValueError as error:
         assert len(str(error)) < 200
         return
-    ledger = Ledger[FileTimerRequest]()
+    ledger = TimerTable[FileTimerRequest]()
     ledger.register([KEPT, request])
     assert 0 <= patience(ledger, 2.0, 60.0) <= 60.0
     assert KEPT in ledger.expired(2.0)[54321]

@@ -21,7 +21,7 @@ from elasticlib.timer import (
     TimerRequest,
     TimerServer,
 )
-from elasticlib.timer._ledger import Ledger
+from elasticlib.timer._timer_table import TimerTable
 
 LIMIT = 20.0
 
@@ -31,7 +31,7 @@ class Server(TimerServer):
 
     def __init__(self, requests: RequestQueue, *outcomes: bool | Exception, max_interval: float = 60) -> None:
         super().__init__(requests, max_interval)
-        self.ledger: Ledger[TimerRequest] = Ledger()
+        self.ledger: TimerTable[TimerRequest] = TimerTable()
         self.outcomes = list(outcomes)
         self.reaped: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.cleared = threading.Event()

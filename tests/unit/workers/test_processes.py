@@ -69,7 +69,7 @@ def make(said: list[records.Record]) -> Iterator[Callable[..., tuple[Processes, 
     spawners: list[Told] = []
 
     def new(*events: Event) -> tuple[Processes, Told]:
-        job = _call.of_program("true", {0: (), 1: ()}, _call.Wishes("t", None, None, None))
+        job = _call.of_program("true", {0: (), 1: ()}, _call.CallSettings("t", None, None, None))
         processes, spawner = Processes(job, 2, said.append), Told(*events)
         processes._spawner = spawner  # type: ignore[assignment]
         processes.pids = {0: 100, 1: 101}

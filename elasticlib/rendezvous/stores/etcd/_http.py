@@ -206,8 +206,8 @@ def _explain(site: Site, error: Exception, limit: float) -> str:
     if isinstance(error, ssl.SSLError):
         why = (error.reason or str(error)).lower().replace("_", " ")
         files = "alert" in why or "certificate" in why
-        mend = "ssl_cert, ssl_cert_key and ca_cert" if files else "protocol=http, if it speaks no TLS"
-        return f"{where} and this node do not agree on TLS ({why}): see {mend}"
+        fix = "ssl_cert, ssl_cert_key and ca_cert" if files else "protocol=http, if it speaks no TLS"
+        return f"{where} and this node do not agree on TLS ({why}): see {fix}"
     if isinstance(error, TimeoutError):
         return f"{where} did not answer within {limit:.3g} s: it is down or frozen, or packets are filtered on the way"
     if isinstance(error, ConnectionRefusedError):

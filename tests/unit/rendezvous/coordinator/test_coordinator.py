@@ -10,7 +10,7 @@ from attrs import evolve
 
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous.coordinator import _past
-from elasticlib.rendezvous.coordinator._coordinator import abandon, boxes, given_up, missed, next_loss, status, step
+from elasticlib.rendezvous.coordinator._coordinator import abandon, given_up, mailboxes, missed, next_loss, status, step
 from elasticlib.rendezvous.coordinator._liveness import REMEMBERED
 from elasticlib.rendezvous.coordinator._state import (
     Action,
@@ -24,7 +24,7 @@ from elasticlib.rendezvous.coordinator._state import (
     Tick,
     WakeAt,
 )
-from elasticlib.rendezvous.protocol._exchange import box_name
+from elasticlib.rendezvous.protocol._exchange import mailbox_name
 from elasticlib.rendezvous.protocol._messages import (
     Acknowledgement,
     Close,
@@ -47,15 +47,15 @@ from elasticlib.rendezvous.protocol._messages import (
 
 
 class Desk:
-    """A coordinator at work: hands in letters and beats, keeps what each box was told."""
+    """A coordinator at work: hands in messages and heartbeats, keeps what each mailbox was told."""
 
     def __init__(self, rules: Rules) -> None:
         self.state = State(rules)
         self.now = 0.0
-        self.letters: Counter[str] = Counter()
-        self.boxes: dict[str, list[Notice | GivenUp]] = {}
+        self.envelopes: Counter[str] = Counter()
+        self.mailboxes: dict[str, list[Notice | GivenUp]] = {}
         self.actions: tuple[Action, ...] = ()
-        self.beats: Counter[str] = Counter()
+        self.heartbeats: Counter[str] = Counter()
         self.tick()
 
     def tick(self, seconds: float = 0.0) -> Desk:
@@ -64,27 +64,27 @@ class Desk:
         return self
 
     def hear(self, *reports: Report) -> str:
-        """The box that the last report opens, if it is a Join."""
-        box = ""
+        """The mailbox that the last report opens, if it is a Join."""
+        mailbox = ""
         for report in reports:
-            self.letters[report.node] += 1
-            box = box_name(report.node, self.letters[report.node])
-            self._step(Received(self.letters[report.node], report))
-        return box
+            self.envelopes[report.node] += 1
+            mailbox = mailbox_name(report.node, self.envelopes[report.node])
+            self._step(Received(self.envelopes[report.node], report))
+        return mailbox
 
     def join(self, *nodes: str) -> list[str]:
         return [self.hear(Join(node, offer())) for node in nodes]
 
-    def beat(self, *silent: str, seconds: float = 0.0, interval: float = 3.0) -> Desk:
+    def node_heartbeat(self, *silent: str, seconds: float = 0.0, interval: float = 3.0) -> Desk:
         """
-        Beats are read each *interval* for *seconds*, and once more, or until somebody is told something.
+        Heartbeats are read each *interval* for *seconds*, and once more, or until somebody is told something.
 
         All nodes but the *silent* ones live.
         """
         for _ in range(1 + int(seconds / interval)):
             self.now += interval
-            self.beats.update(box for node, box in boxes(self.state).items() if node not in silent)
-            self._step(Heartbeats(dict(self.beats)))
+            self.heartbeats.update(mailbox for node, mailbox in mailboxes(self.state).items() if node not in silent)
+            self._step(Heartbeats(dict(self.heartbeats)))
             if self.sent():
                 break
         return self
@@ -97,7 +97,7 @@ class Desk:
         self.state, self.actions = step(self.state, event, self.now)
         for action in self.actions:
             if isinstance(action, Send):
-                self.boxes.setdefault(action.box, []).append(action.notice)
+                self.mailboxes.setdefault(action.mailbox, []).append(action.notice)
 
 
 def offer(port: int = 1, index: int | None = None) -> Descriptor:
@@ -146,7 +146,7 @@ def placed(*nodes: str) -> Desk:
 def crash_loop(times: int, *, min_nodes: int = 2, why: str = "its agent died") -> Desk:
     """Agents of one host went *times* times, a new one came each time; the last one runs beside node a."""
     desk = Desk(Rules(min_nodes, 3, 1, heartbeat=10.0, wait_for="min"))
-    desk.beat()
+    desk.node_heartbeat()
     desk.join("a")
     for number in range(1, times + 2):
         desk.join(f"host/{number}")
@@ -209,9 +209,9 @@ def test_one_node_is_seated_at_once() -> None:
 
     desk.join("a")
 
-    seat = seat_of(desk.sent()["a"])
-    assert (0, 0, 1, 2) == (seat.round, seat.group_rank, seat.group_world_size, seat.world_size)
-    assert seat.why == "all 1 nodes are there"
+    assignment = seat_of(desk.sent()["a"])
+    assert (0, 0, 1, 2) == (assignment.round, assignment.group_rank, assignment.group_world_size, assignment.world_size)
+    assert assignment.why == "all 1 nodes are there"
 
 
 def test_max_nodes_are_seated_at_once() -> None:
@@ -236,26 +236,26 @@ def test_a_node_of_another_job_with_the_same_id_is_turned_down_and_disturbs_nobo
     first = Descriptor(1, "trainer", ("10.0.0.1",), 1, work="train.py")
     desk.hear(Join("b", first))
     desk.hear(Join("a", first))
-    seats = {node: seat_of(notice) for node, notice in desk.sent().items()}
-    box = desk.hear(Join("c", Descriptor(1, "trainer", ("10.0.0.2",), 1, work="other.py")))
+    assignments = {node: seat_of(notice) for node, notice in desk.sent().items()}
+    mailbox = desk.hear(Join("c", Descriptor(1, "trainer", ("10.0.0.2",), 1, work="other.py")))
     reader = desk.hear(Join("d", Descriptor(1, "reader", ("10.0.0.3",), 1, work="reader.py")))
 
-    (final,) = desk.boxes[box]
-    assert {"a", "b"} == seats.keys()
+    (final,) = desk.mailboxes[mailbox]
+    assert {"a", "b"} == assignments.keys()
     assert isinstance(final, Final)
     assert "refused" == final.kind
     assert "node c runs 'other.py', but node " in final.why
     assert "give each an id of its own (--rdzv-id)" in final.why
-    assert reader not in desk.boxes
+    assert reader not in desk.mailboxes
 
 
 def test_too_few_nodes_end_the_job_after_the_join_time() -> None:
     desk = Desk(Rules(2, 2, join_timeout=600.0))
-    (box,) = desk.join("a")
+    (mailbox,) = desk.join("a")
 
     assert (WakeAt(600.0),) == desk.actions
     desk.tick(600.0)
-    assert [Final(False, "1 of at least 2 nodes joined in 600 s (a)", kind="timeout")] == desk.boxes[box]
+    assert [Final(False, "1 of at least 2 nodes joined in 600 s (a)", kind="timeout")] == desk.mailboxes[mailbox]
 
 
 def test_enough_nodes_are_seated_when_the_join_time_ends_before_the_quiet_period() -> None:
@@ -265,15 +265,15 @@ def test_enough_nodes_are_seated_when_the_join_time_ends_before_the_quiet_period
     assert "a" in desk.tick(600.0).sent()
 
 
-def test_a_node_that_joins_twice_gets_its_seat_in_the_newer_box() -> None:
+def test_a_node_that_joins_twice_gets_its_ranks_in_the_newer_mailbox() -> None:
     desk = Desk(Rules(2, 2))
     old, new, _ = desk.join("a", "a", "b")
 
-    assert old not in desk.boxes
-    assert 0 == seat_of(desk.boxes[new][0]).group_rank
+    assert old not in desk.mailboxes
+    assert 0 == seat_of(desk.mailboxes[new][0]).group_rank
 
 
-def test_nodes_beyond_max_wait_and_take_a_seat_that_becomes_free() -> None:
+def test_nodes_beyond_max_wait_and_take_ranks_that_become_free() -> None:
     desk = running("a", "b")
     desk.join("c")
 
@@ -283,7 +283,7 @@ def test_nodes_beyond_max_wait_and_take_a_seat_that_becomes_free() -> None:
     assert {"b": 0, "c": 1} == {node: seat_of(notice).group_rank for node, notice in desk.sent().items()}
 
 
-def test_a_spare_does_not_take_the_seat_of_a_node_that_is_coming_back() -> None:
+def test_a_spare_does_not_take_the_ranks_of_a_node_that_is_coming_back() -> None:
     desk = running("a", "b")
     desk.join("c")
     desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, ()), Stopped("b", 0, ()))
@@ -392,8 +392,8 @@ def test_the_next_seats_carry_the_restarts_that_the_job_has_used() -> None:
     desk.hear(Failed("a", 0, (note(0),)))
     desk.join("a")
 
-    seat = seat_of(desk.sent()["a"])
-    assert (1, 1, 3) == (seat.round, seat.restart_count, seat.max_restarts)
+    assignment = seat_of(desk.sent()["a"])
+    assert (1, 1, 3) == (assignment.round, assignment.restart_count, assignment.max_restarts)
 
 
 def test_further_failures_of_an_ended_round_spend_nothing() -> None:
@@ -507,27 +507,27 @@ def test_spares_are_told_that_the_job_succeeded() -> None:
 def test_who_joins_after_the_end_comes_too_late() -> None:
     desk = running("a")
     desk.hear(Succeeded("a", 0))
-    (box,) = desk.join("b")
+    (mailbox,) = desk.join("b")
 
     why = "the job had ended: all 1 nodes succeeded in round 0"
-    assert [Final(False, why, kind="closed")] == desk.boxes[box]
+    assert [Final(False, why, kind="closed")] == desk.mailboxes[mailbox]
 
 
-def test_a_member_that_asks_anew_when_the_job_has_ended_is_told_its_verdict() -> None:
+def test_a_member_that_asks_anew_when_the_job_has_ended_is_told_its_outcome() -> None:
     desk = running("a", "b")
     desk.hear(Succeeded("a", 0), Succeeded("b", 0))
-    (box,) = desk.join("b")
+    (mailbox,) = desk.join("b")
 
-    assert [final_of(desk)] == desk.boxes[box]
+    assert [final_of(desk)] == desk.mailboxes[mailbox]
 
 
-def test_a_spare_that_asks_anew_when_the_job_has_ended_is_told_its_verdict() -> None:
+def test_a_spare_that_asks_anew_when_the_job_has_ended_is_told_its_outcome() -> None:
     desk = running("a")
     desk.join("b")
     desk.hear(Succeeded("a", 0))
-    (box,) = desk.join("b")
+    (mailbox,) = desk.join("b")
 
-    assert [final_of(desk)] == desk.boxes[box]
+    assert [final_of(desk)] == desk.mailboxes[mailbox]
 
 
 # --- who comes and goes
@@ -585,10 +585,10 @@ def test_a_job_that_everybody_left_is_over(before: tuple[Report, ...]) -> None:
 
 def test_a_node_that_leaves_before_it_was_seated_is_answered() -> None:
     desk = Desk(Rules(3, 3))
-    box, _ = desk.join("a", "b")
+    mailbox, _ = desk.join("a", "b")
     desk.hear(Leave("a", "SIGINT"))
 
-    assert [Final(False, "node a left: SIGINT", kind="left")] == desk.boxes[box]
+    assert [Final(False, "node a left: SIGINT", kind="left")] == desk.mailboxes[mailbox]
 
 
 def test_the_job_waits_for_others_when_one_of_two_leaves_before_the_start() -> None:
@@ -696,37 +696,37 @@ def test_a_node_may_close_the_job_for_all() -> None:
     assert {"a": final, "b": final} == desk.sent()
 
 
-# --- letters
+# --- messages
 
 
-def test_a_letter_that_is_missing_ends_the_job() -> None:
+def test_a_message_that_is_missing_ends_the_job() -> None:
     desk = running("a", "b")
-    desk.letters["b"] += 1
+    desk.envelopes["b"] += 1
     desk.hear(Stopped("b", 0, ()))
 
     assert Final(False, "message 2 of node b is missing: 3 came next", kind="closed") == desk.sent()["a"]
 
 
-def test_who_has_not_asked_for_a_seat_may_close_the_job_too_and_learns_of_it_when_it_asks() -> None:
+def test_who_has_not_asked_for_ranks_may_close_the_job_too_and_learns_of_it_when_it_asks() -> None:
     desk = running("a")
 
     desk.hear(Close("b", "enough"))
     assert Final(False, "node b closed the job: enough", kind="closed") == desk.sent()["a"]
-    (box,) = desk.join("b")
+    (mailbox,) = desk.join("b")
 
-    assert [Final(False, "the job had ended: node b closed the job: enough", kind="closed")] == desk.boxes[box]
+    assert [Final(False, "the job had ended: node b closed the job: enough", kind="closed")] == desk.mailboxes[mailbox]
 
 
-def test_who_asks_for_a_seat_in_a_letter_after_a_missing_one_is_answered() -> None:
+def test_who_asks_for_ranks_in_a_message_after_a_missing_one_is_answered() -> None:
     desk = running("a")
-    desk.letters["b"] += 1
-    (box,) = desk.join("b")
+    desk.envelopes["b"] += 1
+    (mailbox,) = desk.join("b")
 
     why = "message 1 of node b is missing: 2 came next"
-    assert [Final(False, f"the job had ended: {why}", kind="closed")] == desk.boxes[box]
+    assert [Final(False, f"the job had ended: {why}", kind="closed")] == desk.mailboxes[mailbox]
 
 
-def test_the_letters_of_each_node_are_numbered_apart() -> None:
+def test_the_messages_of_each_node_are_numbered_apart() -> None:
     desk = running("a", "b")
     desk.hear(Failed("b", 0, (note(2),)), Stopped("b", 0, (note(2),)), Stopped("a", 0, ()))
 
@@ -837,54 +837,54 @@ def test_with_a_join_time_of_0_the_first_round_waits_as_by_default() -> None:
 
 def test_a_node_that_falls_silent_is_lost_after_the_heartbeat_time() -> None:
     desk = watched("a", "b", "c", min_nodes=2)
-    desk.beat().beat("b", seconds=6.0)
+    desk.node_heartbeat().node_heartbeat("b", seconds=6.0)
 
     assert not desk.sent()
-    desk.beat("b")
+    desk.node_heartbeat("b")
     end = RoundEnd(0, "node b is lost: no heartbeat for 10 s", True)
     assert {"a": end, "b": GivenUp("no heartbeat for 10 s"), "c": end} == desk.sent()
     assert 0 == desk.state.restarts
 
 
-def test_a_node_that_never_beat_is_silent_since_it_joined() -> None:
+def test_a_node_that_never_sent_a_heartbeat_is_silent_since_it_joined() -> None:
     desk = watched("a", "b", min_nodes=1)
-    desk.beat("b", seconds=6.0)
+    desk.node_heartbeat("b", seconds=6.0)
 
     assert not desk.sent()
-    assert {"a", "b"} == desk.beat("b").sent().keys()
+    assert {"a", "b"} == desk.node_heartbeat("b").sent().keys()
 
 
 def test_a_node_that_was_given_up_is_told_so_once_when_it_is_heard_again() -> None:
     desk = watched("a", "b", "c", min_nodes=2)
-    desk.beat().beat("b", seconds=12.0)
-    box = given_up(desk.state)["b"]
-    assert "b" not in boxes(desk.state)
+    desk.node_heartbeat().node_heartbeat("b", seconds=12.0)
+    mailbox = given_up(desk.state)["b"]
+    assert "b" not in mailboxes(desk.state)
 
-    desk.beat()
+    desk.node_heartbeat()
     assert {} == desk.sent()
-    desk.beats[box] += 1
-    desk.beat()
+    desk.heartbeats[mailbox] += 1
+    desk.node_heartbeat()
     assert {"b": GivenUp("no heartbeat for 10 s")} == desk.sent()
-    desk.beats[box] += 1
-    desk.beat()
+    desk.heartbeats[mailbox] += 1
+    desk.node_heartbeat()
 
     assert ({}, {}) == (desk.sent(), given_up(desk.state))
 
 
 def test_a_spare_that_was_given_up_is_told_so_when_it_is_heard_again() -> None:
     desk = watched("a")
-    [box] = desk.join("b")
-    desk.beat().beat("b", seconds=12.0)
+    [mailbox] = desk.join("b")
+    desk.node_heartbeat().node_heartbeat("b", seconds=12.0)
 
-    desk.beats[box] += 1
-    desk.beat()
+    desk.heartbeats[mailbox] += 1
+    desk.node_heartbeat()
 
     assert {"b": GivenUp("no heartbeat for 10 s")} == desk.sent()
 
 
 def test_a_node_that_was_given_up_and_asks_anew_is_not_told_of_the_past() -> None:
     desk = watched("a", "b", "c", min_nodes=2)
-    desk.beat().beat("b", seconds=12.0)
+    desk.node_heartbeat().node_heartbeat("b", seconds=12.0)
 
     desk.join("b")
 
@@ -893,9 +893,9 @@ def test_a_node_that_was_given_up_and_asks_anew_is_not_told_of_the_past() -> Non
 
 def test_a_node_that_has_succeeded_and_falls_silent_is_not_given_up() -> None:
     desk = watched("a", "b")
-    desk.beat()
+    desk.node_heartbeat()
     desk.hear(Succeeded("b", 0))
-    desk.beat("b", seconds=12.0)
+    desk.node_heartbeat("b", seconds=12.0)
 
     assert {} == given_up(desk.state)
 
@@ -904,23 +904,23 @@ def test_so_many_nodes_that_were_given_up_are_listened_to() -> None:
     names = [f"n{number}" for number in range(REMEMBERED + 10)]
     desk = watched("a", *names, min_nodes=1)
 
-    desk.beat(*names, seconds=12.0)
+    desk.node_heartbeat(*names, seconds=12.0)
 
     assert names[10:] == list(given_up(desk.state))
 
 
 def test_survivors_are_seated_without_the_lost_node() -> None:
     desk = watched("a", "b", "c", min_nodes=2)
-    desk.beat("b", seconds=12.0)
+    desk.node_heartbeat("b", seconds=12.0)
     desk.join("c", "a")
 
     assert {"a": 0, "c": 1} == {node: seat_of(notice).group_rank for node, notice in desk.sent().items()}
 
 
-def test_a_spare_takes_the_seat_of_a_lost_node_at_once() -> None:
+def test_a_spare_takes_the_ranks_of_a_lost_node_at_once() -> None:
     desk = watched("a", "b")
     desk.join("c", "d")
-    desk.beat("b", seconds=12.0)
+    desk.node_heartbeat("b", seconds=12.0)
     desk.join("a")
 
     assert {"a": 0, "c": 1} == {node: seat_of(notice).group_rank for node, notice in desk.sent().items()}
@@ -928,7 +928,7 @@ def test_a_spare_takes_the_seat_of_a_lost_node_at_once() -> None:
 
 def test_a_lost_node_that_comes_back_is_an_arrival() -> None:
     desk = watched("a", "b", min_nodes=1)
-    desk.beat("b", seconds=12.0)
+    desk.node_heartbeat("b", seconds=12.0)
     desk.join("a", "b")
 
     assert {"a": RoundEnd(1, "node b joins", True)} == desk.sent()
@@ -937,7 +937,7 @@ def test_a_lost_node_that_comes_back_is_an_arrival() -> None:
 def test_a_lost_node_that_comes_back_has_no_claim_before_spares() -> None:
     desk = watched("a", "b")
     desk.join("c")
-    desk.beat("b", seconds=12.0)
+    desk.node_heartbeat("b", seconds=12.0)
     desk.join("b", "a")
 
     assert {"a", "c"} == desk.sent().keys()
@@ -946,7 +946,7 @@ def test_a_lost_node_that_comes_back_has_no_claim_before_spares() -> None:
 def test_a_spare_that_falls_silent_is_forgotten() -> None:
     desk = watched("a")
     desk.join("b")
-    desk.beat("b", seconds=12.0)
+    desk.node_heartbeat("b", seconds=12.0)
 
     assert {} == desk.state.waiting
     assert desk.state.round is not None and desk.state.round.end is None
@@ -955,22 +955,22 @@ def test_a_spare_that_falls_silent_is_forgotten() -> None:
 def test_silence_after_success_does_not_end_the_round() -> None:
     desk = watched("a", "b")
     desk.hear(Succeeded("a", 0))
-    desk.beat("a", seconds=30.0)
-    box = desk.state.round.entries["a"].box if desk.state.round else ""
+    desk.node_heartbeat("a", seconds=30.0)
+    mailbox = desk.state.round.entries["a"].mailbox if desk.state.round else ""
     desk.hear(Succeeded("b", 0))
 
-    assert [RankAssignment, Final] == [type(notice) for notice in desk.boxes[box]]
+    assert [RankAssignment, Final] == [type(notice) for notice in desk.mailboxes[mailbox]]
     assert final_of(desk).succeeded
 
 
 def test_a_silent_node_that_had_succeeded_is_not_waited_for_after_the_round() -> None:
     desk = watched("a", "b", min_nodes=1)
     desk.hear(Succeeded("a", 0))
-    desk.beat("a", seconds=30.0).hear(Stopped("b", 0, ()))
+    desk.node_heartbeat("a", seconds=30.0).hear(Stopped("b", 0, ()))
     desk.join("b")
 
     assert not desk.sent()
-    assert {"a", "b"} == desk.beat("a").sent().keys()
+    assert {"a", "b"} == desk.node_heartbeat("a").sent().keys()
 
 
 def test_a_lost_node_counts_as_stopped_when_the_round_has_ended() -> None:
@@ -979,13 +979,13 @@ def test_a_lost_node_counts_as_stopped_when_the_round_has_ended() -> None:
     desk.join("a")
 
     assert not desk.sent()
-    assert {"a", "b"} == desk.beat("b", seconds=12.0).sent().keys()
+    assert {"a", "b"} == desk.node_heartbeat("b", seconds=12.0).sent().keys()
 
 
 def test_the_end_of_the_job_does_not_wait_for_a_lost_node() -> None:
     desk = watched("a", "b", max_restarts=0)
     desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)))
-    desk.beat("b", seconds=12.0)
+    desk.node_heartbeat("b", seconds=12.0)
 
     assert ("a", "failed") == (final_of(desk).root_node, final_of(desk).kind)
 
@@ -995,24 +995,24 @@ def test_a_node_that_leaves_is_watched_until_its_workers_are_gone() -> None:
     desk.hear(Leave("b", "SIGTERM", round=0))
     desk.join("a")
 
-    assert "b" in boxes(desk.state)
-    assert {"a"} == desk.beat("b", seconds=12.0).sent().keys()
-    assert {"a"} == boxes(desk.state).keys()
+    assert "b" in mailboxes(desk.state)
+    assert {"a"} == desk.node_heartbeat("b", seconds=12.0).sent().keys()
+    assert {"a"} == mailboxes(desk.state).keys()
 
 
 def test_a_coordinator_that_was_paused_blames_nobody() -> None:
     desk = watched("a", "b")
-    desk.beat()
-    desk.beat("a", "b", interval=60.0)
+    desk.node_heartbeat()
+    desk.node_heartbeat("a", "b", interval=60.0)
 
     assert not desk.sent()
-    assert not desk.beat("a", "b", seconds=6.0).sent()
-    assert desk.beat("b").state.round is not None
+    assert not desk.node_heartbeat("a", "b", seconds=6.0).sent()
+    assert desk.node_heartbeat("b").state.round is not None
 
 
 def test_nodes_that_were_all_lost_may_come_back() -> None:
     desk = watched("a", "b")
-    desk.beat("a", "b", seconds=12.0)
+    desk.node_heartbeat("a", "b", seconds=12.0)
 
     assert desk.state.final is None
     desk.join("b", "a")
@@ -1021,7 +1021,7 @@ def test_nodes_that_were_all_lost_may_come_back() -> None:
 
 def test_without_a_heartbeat_time_nobody_is_lost() -> None:
     desk = running("a", "b")
-    desk.beat("a", "b", seconds=1000.0)
+    desk.node_heartbeat("a", "b", seconds=1000.0)
 
     assert not desk.sent()
     assert next_loss(desk.state) is None
@@ -1030,29 +1030,29 @@ def test_without_a_heartbeat_time_nobody_is_lost() -> None:
 def test_nobody_is_lost_once_the_job_has_ended() -> None:
     """Or the coordinator would look for it without a pause, for as long as it stays."""
     desk = watched("a", "b", max_restarts=0)
-    desk.beat().hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)), Stopped("b", 0, ()))
+    desk.node_heartbeat().hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)), Stopped("b", 0, ()))
 
     assert desk.state.final is not None
     assert next_loss(desk.state) is None
 
 
-def test_a_node_whose_beats_are_missed_is_named_long_before_it_is_lost() -> None:
+def test_a_node_whose_heartbeats_are_missed_is_named_long_before_it_is_lost() -> None:
     desk = watched("a", "b", "c", min_nodes=2)
-    desk.beat().beat("b")
+    desk.node_heartbeat().node_heartbeat("b")
     assert () == missed(desk.state)
 
-    desk.beat("b")
-    count = desk.beats[boxes(desk.state)["b"]]
+    desk.node_heartbeat("b")
+    count = desk.heartbeats[mailboxes(desk.state)["b"]]
     assert (Missed("b", count),) == missed(desk.state)
-    desk.beat()
+    desk.node_heartbeat()
     assert () == missed(desk.state)
 
 
-def test_a_spare_whose_beats_are_missed_gets_no_ranks_while_another_one_is_heard() -> None:
+def test_a_spare_whose_heartbeats_are_missed_gets_no_ranks_while_another_one_is_heard() -> None:
     """It may stand still, and would be lost as soon as it has some."""
     desk = watched("a", "b")
     desk.join("c", "d")
-    desk.beat().beat("c").beat("c")
+    desk.node_heartbeat().node_heartbeat("c").node_heartbeat("c")
     desk.hear(Leave("b", "signal 15"), Stopped("a", 0, ()), Join("a", offer()))
 
     assert desk.state.round is not None
@@ -1063,14 +1063,14 @@ def test_a_spare_whose_beats_are_missed_gets_no_ranks_while_another_one_is_heard
 def test_nothing_is_sealed_without_a_node_that_is_missed_until_it_is_heard_or_lost(comes_back: bool) -> None:
     desk = Desk(Rules(1, 2, last_call=30.0, heartbeat=10.0))
     desk.join("a")
-    desk.beat().beat("a").beat("a")
+    desk.node_heartbeat().node_heartbeat("a").node_heartbeat("a")
     desk.join("b")
     assert desk.state.round is None
 
     if comes_back:
-        desk.beat()
+        desk.node_heartbeat()
     else:
-        desk.beat("a").beat("a").tick(30.0)
+        desk.node_heartbeat("a").node_heartbeat("a").tick(30.0)
 
     assert desk.state.round is not None
     assert (["a", "b"] if comes_back else ["b"]) == sorted(desk.state.round.entries)
@@ -1078,7 +1078,7 @@ def test_nothing_is_sealed_without_a_node_that_is_missed_until_it_is_heard_or_lo
 
 def test_the_time_of_the_next_loss_is_known() -> None:
     desk = watched("a", "b")
-    desk.beat().beat("b")
+    desk.node_heartbeat().node_heartbeat("b")
 
     assert 3.0 + 10.0 == next_loss(desk.state)
 
@@ -1086,14 +1086,14 @@ def test_the_time_of_the_next_loss_is_known() -> None:
 def test_reports_of_a_lost_node_on_its_round_are_still_believed() -> None:
     desk = watched("a", "b", max_restarts=0)
     desk.hear(Succeeded("a", 0))
-    desk.beat("b", seconds=12.0).hear(Succeeded("b", 0))
+    desk.node_heartbeat("b", seconds=12.0).hear(Succeeded("b", 0))
 
     assert final_of(desk).succeeded
 
 
 def test_a_lost_node_that_leaves_is_answered() -> None:
     desk = watched("a", "b", min_nodes=1)
-    desk.beat("b", seconds=12.0).hear(Leave("b", "SIGTERM"))
+    desk.node_heartbeat("b", seconds=12.0).hear(Leave("b", "SIGTERM"))
 
     assert {"b": Final(False, "node b left: SIGTERM", kind="left")} == desk.sent()
 
@@ -1125,7 +1125,7 @@ def test_a_host_that_goes_on_being_lost_ends_the_job() -> None:
 
 def test_silence_counts_like_a_dead_agent() -> None:
     desk = crash_loop(2)
-    desk.beat("host/3", seconds=12.0)
+    desk.node_heartbeat("host/3", seconds=12.0)
 
     assert 1 == desk.state.restarts
 
@@ -1183,13 +1183,13 @@ def test_the_witness_of_a_leaving_node_vouches_that_its_workers_are_gone() -> No
 
 def test_a_node_that_was_told_otherwise_is_refused_and_disturbs_nobody() -> None:
     desk = running("a", spare_room=1)
-    box = desk.hear(Join("b", offer(), Terms(1, 4, 3)))
+    mailbox = desk.hear(Join("b", offer(), Terms(1, 4, 3)))
 
     why = (
         "node b asks for 1 to 4 nodes and 3 restarts, but this job runs with 1 to 2 nodes and 3 restarts: "
         "give all nodes the same numbers, or each job an id of its own (--rdzv-id)"
     )
-    assert [Final(False, why, kind="refused")] == desk.boxes[box]
+    assert [Final(False, why, kind="refused")] == desk.mailboxes[mailbox]
     assert {"b"} == desk.sent().keys()
     assert {} == desk.state.waiting
 
@@ -1220,17 +1220,17 @@ def test_a_member_that_comes_anew_with_other_terms_ends_the_round() -> None:
 def test_a_node_without_a_fixed_place_of_its_own_is_refused(index: int | None, why: str) -> None:
     desk = Desk(Rules(3, 3, fixed_places=True))
     desk.hear(Join("a", offer(index=1)))
-    box = desk.hear(Join("b", offer(index=index)))
+    mailbox = desk.hear(Join("b", offer(index=index)))
 
-    assert [Final(False, why, kind="refused")] == desk.boxes[box]
+    assert [Final(False, why, kind="refused")] == desk.mailboxes[mailbox]
     assert {"a"} == desk.state.waiting.keys()
 
 
 def test_a_place_in_the_running_round_is_taken() -> None:
     desk = placed("a", "b")
-    box = desk.hear(Join("c", offer(index=0)))
+    mailbox = desk.hear(Join("c", offer(index=0)))
 
-    assert ["refused"] == [notice.kind for notice in desk.boxes[box] if isinstance(notice, Final)]
+    assert ["refused"] == [notice.kind for notice in desk.mailboxes[mailbox] if isinstance(notice, Final)]
     assert {"c"} == desk.sent().keys()
 
 
@@ -1295,7 +1295,7 @@ def test_it_says_whose_workers_still_stop() -> None:
     assert "round 0 has ended; its workers still stop on b" == status(desk.state, desk.now)
 
 
-def test_it_tells_a_spare_why_it_has_no_seat() -> None:
+def test_it_tells_a_spare_why_it_has_no_ranks() -> None:
     desk = running("a", "b")
     desk.join("c")
 

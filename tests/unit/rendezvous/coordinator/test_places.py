@@ -37,7 +37,7 @@ class Job:
 
     state: State
     now: float = 100.0
-    letters: Counter[str] = Factory(Counter)
+    envelopes: Counter[str] = Factory(Counter)
     told: list[tuple[str, Notice]] = Factory(list)
     wakes: list[float] = Factory(list)
     starts: Counter[str] = Factory(Counter)
@@ -52,9 +52,9 @@ class Job:
         return self.hear(Leave(node, why, round))
 
     def hear(self, report: Report) -> list[Notice]:
-        self.letters[report.node] += 1
+        self.envelopes[report.node] += 1
         before = len(self.told)
-        self._go_on(Received(self.letters[report.node], report))
+        self._go_on(Received(self.envelopes[report.node], report))
         return [notice for node, notice in self.told[before:] if node == report.node]
 
     def wait(self, seconds: float) -> None:
@@ -82,9 +82,9 @@ class Job:
                 self.hear(Join(action.node, self.offers[action.node]))
 
     def come_and_go(self, times: int = 1, host: str = "n2", **place: object) -> None:
-        """The node of a host joins, leaves when it has its seat, and is started again, so many times."""
+        """The node of a host joins, leaves when it has its ranks, and is started again, so many times."""
         for _ in range(times):
-            node = f"{host}/{100 + len(self.letters)}-aa"
+            node = f"{host}/{100 + len(self.envelopes)}-aa"
             self.join(node, **place)  # type: ignore[arg-type]
             while node in self.state.waiting:
                 assert self.wakes, status(self.state, self.now)
@@ -96,7 +96,7 @@ class Job:
         assert self.state.round is not None and self.state.round.end is None
         return self.state.round.number
 
-    def seated(self) -> set[str]:
+    def assigned(self) -> set[str]:
         assert self.state.round is not None
         return set(self.state.round.entries)
 
@@ -117,7 +117,7 @@ def test_who_left_once_is_let_in_again_at_once() -> None:
 
     made.join("n2/2-b")
 
-    assert {"n1/1-a", "n2/2-b"} == made.seated()
+    assert {"n1/1-a", "n2/2-b"} == made.assigned()
 
 
 @pytest.mark.parametrize(("exits", "pause"), [(2, 1.0), (3, 2.0), (4, 4.0)])
@@ -128,10 +128,10 @@ def test_who_comes_and_goes_pauses_longer_each_time_and_the_others_work_on(exits
 
     assert [] == made.join("n2/9-z")
     made.wait(pause * HEARTBEAT - 0.1)
-    assert (number, {"n1/1-a"}) == (made.round, made.seated())
+    assert (number, {"n1/1-a"}) == (made.round, made.assigned())
 
     made.wait(0.2)
-    assert (number + 1, {"n1/1-a", "n2/9-z"}) == (made.round, made.seated())
+    assert (number + 1, {"n1/1-a", "n2/9-z"}) == (made.round, made.assigned())
 
 
 def test_a_pause_counts_from_the_exit_so_that_who_returns_later_waits_for_nothing() -> None:
@@ -141,7 +141,7 @@ def test_a_pause_counts_from_the_exit_so_that_who_returns_later_waits_for_nothin
 
     made.join("n2/9-z")
 
-    assert {"n1/1-a", "n2/9-z"} == made.seated()
+    assert {"n1/1-a", "n2/9-z"} == made.assigned()
 
 
 def test_who_pauses_is_told_why_and_for_how_long() -> None:
@@ -194,7 +194,7 @@ def test_a_steady_node_that_goes_begins_anew() -> None:
 
     made.join("n2/10-z")
 
-    assert {"n1/1-a", "n2/10-z"} == made.seated()
+    assert {"n1/1-a", "n2/10-z"} == made.assigned()
     assert {} == made.state.exits
 
 
@@ -217,7 +217,7 @@ def test_a_place_that_comes_once_a_day_is_never_refused() -> None:
     made = job()
     for _ in range(3 * MOST):
         made.join("n2/1-a")
-        assert "n2/1-a" in made.seated()
+        assert "n2/1-a" in made.assigned()
         made.wait(STEADY * HEARTBEAT / 2)
         made.leave("n2/1-a")
         made.wait(24 * 3600.0)
@@ -250,7 +250,7 @@ def test_places_are_told_apart(first: dict[str, object], second: dict[str, objec
 
     made.join(f"{host}/9-z", **second)  # type: ignore[arg-type]
 
-    assert {"n1/1-a", f"{host}/9-z"} == made.seated()
+    assert {"n1/1-a", f"{host}/9-z"} == made.assigned()
 
 
 def test_a_scheduler_s_number_tells_more_than_an_address() -> None:
@@ -265,12 +265,12 @@ def test_a_scheduler_s_number_tells_more_than_an_address() -> None:
 
 
 def test_an_agent_that_works_is_not_refused_for_another_one_of_its_place() -> None:
-    """Started by hand, agents of one host have one place: those that are there keep their seats."""
+    """Started by hand, agents of one host have one place: those that are there keep their ranks."""
     made = job(1, 3)
     made.join("n2/2-b")
     made.come_and_go(MOST)
 
-    assert {"n1/1-a", "n2/2-b"} == made.seated()
+    assert {"n1/1-a", "n2/2-b"} == made.assigned()
 
 
 def test_exits_of_agents_that_share_a_place_are_not_added_up() -> None:
@@ -285,7 +285,7 @@ def test_exits_of_agents_that_share_a_place_are_not_added_up() -> None:
     for node in agents:
         made.join(f"{node}-again")
 
-    assert {"n1/1-a", *(f"{node}-again" for node in agents)} == made.seated()
+    assert {"n1/1-a", *(f"{node}-again" for node in agents)} == made.assigned()
 
 
 def test_a_pause_that_is_not_waited_for_is_none_less_for_it() -> None:
@@ -299,7 +299,7 @@ def test_a_pause_that_is_not_waited_for_is_none_less_for_it() -> None:
     assert 3 == its.times
     made.wait(PAUSES[2] * HEARTBEAT)
     made.join("n2/9-z")
-    assert {"n1/1-a", "n2/9-z"} == made.seated()
+    assert {"n1/1-a", "n2/9-z"} == made.assigned()
 
 
 @pytest.mark.parametrize("pauses", [True, False])
@@ -347,7 +347,7 @@ def test_where_too_few_are_there_without_it_the_others_wait_out_the_pause() -> N
 
     made.wait(PAUSES[2] * HEARTBEAT)
 
-    assert {"n1/1-a", "n2/9-z"} == made.seated()
+    assert {"n1/1-a", "n2/9-z"} == made.assigned()
     assert made.state.round is not None and made.state.round.end is None
 
 
@@ -359,7 +359,7 @@ def test_no_pause_makes_a_job_fail_that_has_enough_nodes() -> None:
     made.wait(5.0)
 
     assert made.state.final is None
-    assert {"n1/1-a", "n2/9-z"} == made.seated()
+    assert {"n1/1-a", "n2/9-z"} == made.assigned()
     assert made.state.round is not None and made.state.round.end is None
 
 
@@ -382,9 +382,9 @@ def test_a_pause_does_not_hold_up_other_newcomers() -> None:
 
     made.join("n3/3-c", address="10.0.0.3")
 
-    assert {"n1/1-a", "n3/3-c"} == made.seated()
+    assert {"n1/1-a", "n3/3-c"} == made.assigned()
     made.wait(PAUSES[2] * HEARTBEAT)
-    assert {"n1/1-a", "n3/3-c", "n2/9-z"} == made.seated()
+    assert {"n1/1-a", "n3/3-c", "n2/9-z"} == made.assigned()
 
 
 def test_a_pause_that_ends_when_there_is_no_room_makes_a_spare() -> None:
@@ -398,7 +398,7 @@ def test_a_pause_that_ends_when_there_is_no_room_makes_a_spare() -> None:
     assert number == made.round
     made.leave("n3/3-c")
 
-    assert {"n1/1-a", "n2/9-z"} == made.seated()
+    assert {"n1/1-a", "n2/9-z"} == made.assigned()
 
 
 def test_a_pause_that_ends_beside_finished_work_disturbs_it_not() -> None:
@@ -420,14 +420,14 @@ def test_another_coordinator_goes_on_with_pauses_and_refusals() -> None:
     made.come_and_go(3, host="n3")
     made.join("n3/9-z")
     made.wait(5.0)
-    heir = Job(decode_state(encode_state(made.state, made.now), 7.0), 7.0, made.letters, offers=made.offers)
+    heir = Job(decode_state(encode_state(made.state, made.now), 7.0), 7.0, made.envelopes, offers=made.offers)
 
     heir.wait(PAUSES[2] * HEARTBEAT - 5.0 - 0.1)
-    before = heir.seated()
+    before = heir.assigned()
     heir.wait(0.2)
 
     assert {"n1/1-a"} == before
-    assert {"n1/1-a", "n3/9-z"} == heir.seated()
+    assert {"n1/1-a", "n3/9-z"} == heir.assigned()
     [final] = heir.join("n2/99-z")
     assert isinstance(final, Final) and final.kind == "refused"
 
@@ -448,11 +448,11 @@ def test_however_it_times_its_comings_a_place_ends_few_rounds(pauses: list[float
     made = job(least, 3, "n1/1-a", "n3/3-c")
     for pause in pauses:
         made.wait(pause)
-        node = f"n2/{100 + len(made.letters)}-aa"
+        node = f"n2/{100 + len(made.envelopes)}-aa"
         made.join(node)
         made.wait(0.0)
         made.leave(node)
         assert made.state.final is None
-        assert {"n1/1-a", "n3/3-c"} <= made.seated()
+        assert {"n1/1-a", "n3/3-c"} <= made.assigned()
 
     assert made.round <= 1 + 2 * MOST

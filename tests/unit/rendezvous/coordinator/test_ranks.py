@@ -58,31 +58,37 @@ def test_the_host_of_the_store_comes_first_among_nodes_without_an_index() -> Non
 def test_nodes_of_different_size_and_role_get_ranks_without_a_gap() -> None:
     offers = [offer(2, "trainer", port=1001), offer(3, "reader"), offer(4, "trainer")]
 
-    seats = assign(offers, round=5, restart_count=1, max_restarts=3, why="all are there")
+    assignments = assign(offers, round=5, restart_count=1, max_restarts=3, why="all are there")
 
-    assert [0, 1, 2] == [seat.group_rank for seat in seats]
-    assert [0, 2, 5] == [seat.rank_base for seat in seats]
-    assert [0, 0, 2] == [seat.role_rank_base for seat in seats]
-    assert [6, 3, 6] == [seat.role_world_size for seat in seats]
-    assert {9} == {seat.world_size for seat in seats}
-    assert {3} == {seat.group_world_size for seat in seats}
+    assert [0, 1, 2] == [assignment.group_rank for assignment in assignments]
+    assert [0, 2, 5] == [assignment.rank_base for assignment in assignments]
+    assert [0, 0, 2] == [assignment.role_rank_base for assignment in assignments]
+    assert [6, 3, 6] == [assignment.role_world_size for assignment in assignments]
+    assert {9} == {assignment.world_size for assignment in assignments}
+    assert {3} == {assignment.group_world_size for assignment in assignments}
 
 
 def test_all_nodes_learn_the_store_of_group_rank_0() -> None:
     first = Descriptor(1, "trainer", ("10.0.0.7", "fe80::7"), 4711)
 
-    seats = assign([first, offer()], round=0, restart_count=0, max_restarts=0, why="")
+    assignments = assign([first, offer()], round=0, restart_count=0, max_restarts=0, why="")
 
-    assert {(("10.0.0.7", "fe80::7"), 4711)} == {(seat.master_addresses, seat.master_port) for seat in seats}
+    assert {(("10.0.0.7", "fe80::7"), 4711)} == {
+        (assignment.master_addresses, assignment.master_port) for assignment in assignments
+    }
 
 
 @given(st.lists(st.builds(offer, st.integers(1, 9), st.sampled_from("abc")), min_size=1, max_size=12))
 def test_ranks_of_world_and_roles_are_whole(offers: list[Descriptor]) -> None:
-    seats = assign(offers, round=0, restart_count=0, max_restarts=0, why="")
+    assignments = assign(offers, round=0, restart_count=0, max_restarts=0, why="")
 
-    ranks = [seat.rank_base + i for seat, own in zip(seats, offers, strict=True) for i in range(own.slots)]
-    assert list(range(seats[0].world_size)) == ranks
+    ranks = [
+        assignment.rank_base + i for assignment, own in zip(assignments, offers, strict=True) for i in range(own.slots)
+    ]
+    assert list(range(assignments[0].world_size)) == ranks
     for role in {own.role for own in offers}:
-        mine = [(seat, own.slots) for seat, own in zip(seats, offers, strict=True) if own.role == role]
-        role_ranks = [seat.role_rank_base + i for seat, slots in mine for i in range(slots)]
+        mine = [
+            (assignment, own.slots) for assignment, own in zip(assignments, offers, strict=True) if own.role == role
+        ]
+        role_ranks = [assignment.role_rank_base + i for assignment, slots in mine for i in range(slots)]
         assert list(range(mine[0][0].role_world_size)) == role_ranks

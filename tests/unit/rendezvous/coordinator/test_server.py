@@ -25,7 +25,13 @@ from elasticlib.rendezvous.coordinator._server_events import (
     Stop,
 )
 from elasticlib.rendezvous.coordinator._state import Rules, State
-from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Posted, beat_key, box_key
+from elasticlib.rendezvous.protocol._exchange import (
+    ANNOUNCEMENT,
+    COORDINATOR_HEARTBEAT,
+    Posted,
+    heartbeat_key,
+    mailbox_key,
+)
 from elasticlib.rendezvous.protocol._messages import (
     Acknowledgement,
     Descriptor,
@@ -62,9 +68,9 @@ class Shell:
     values: dict[str, bytes] = Factory(dict)
     saved: bytes | None = None
     done: tuple[Action, ...] = ()
-    """What the last step asked for, and what followed from an answer without beats."""
+    """What the last step asked for, and what followed from an answer without heartbeats."""
     answers: bool = True
-    """Whether the beats that are asked for are answered: there are none."""
+    """Whether the heartbeats that are asked for are answered: there are none."""
 
     def begin(self) -> Shell:
         self.server, actions = self.server.begin(self.now)
@@ -97,22 +103,22 @@ class Shell:
         return self.hear(Arrived(entries))
 
     def later(self, seconds: float) -> Shell:
-        """The wait for letters ends."""
+        """The wait for messages ends."""
         self.now += seconds
         return self.hear(Arrived(()))
 
     def notice(self, node: str, index: int, seq: int = 1) -> Any:
-        return decode(self.values[box_key(f"{node}/{seq}", index)])
+        return decode(self.values[mailbox_key(f"{node}/{seq}", index)])
 
     def kinds(self) -> list[type[Action]]:
         return [type(action) for action in self.done]
 
 
-def test_it_greets_and_waits_for_letters() -> None:
+def test_it_greets_and_waits_for_messages() -> None:
     shell = Shell().begin()
 
     assert [Write, Receive] == shell.kinds()
-    assert {HELLO, PULSE} == set(shell.values)
+    assert {ANNOUNCEMENT, COORDINATOR_HEARTBEAT} == set(shell.values)
 
 
 def test_what_came_is_forgotten_only_after_what_followed_from_it_is_written() -> None:
@@ -140,7 +146,7 @@ def test_a_successor_goes_on_where_its_predecessor_saved() -> None:
 
     assert "nonce of a" == second.server.nonce
     assert first.notice("b", 0) == second.notice("b", 0)
-    assert decode(second.values[PULSE]).count > decode(first.values[PULSE]).count  # type: ignore[union-attr]
+    assert decode(second.values[COORDINATOR_HEARTBEAT]).count > decode(first.values[COORDINATOR_HEARTBEAT]).count  # type: ignore[union-attr]
 
 
 def test_a_memory_that_was_destroyed_ends_the_job_for_all_who_come() -> None:
@@ -155,7 +161,7 @@ def test_a_memory_that_was_destroyed_ends_the_job_for_all_who_come() -> None:
         assert "the job's saved state was destroyed" in final.why
 
 
-def test_a_letter_that_is_none_is_refused_with_a_line() -> None:
+def test_a_message_that_is_none_is_refused_with_a_line() -> None:
     shell = Shell().begin()
 
     shell.hear(Arrived([Posted(1, b"scribble"), Posted(2, b""), Posted(3, encode(NodeHeartbeat(1, 0, 0)))]))
@@ -163,16 +169,16 @@ def test_a_letter_that_is_none_is_refused_with_a_line() -> None:
     assert [Log, Log, Discard, Receive] == shell.kinds()
 
 
-def test_beats_are_read_in_time_and_what_was_not_read_is_written_again() -> None:
+def test_heartbeats_are_read_in_time_and_what_was_not_read_is_written_again() -> None:
     shell = Shell().begin().say(Join("b", OFFER))
     shell.answers = False
 
     shell.later(LOOK * HEARTBEAT)
-    assert Read((beat_key("b/1"),)) == shell.done[-1]
+    assert Read((heartbeat_key("b/1"),)) == shell.done[-1]
     shell.now += 2 * INTERVAL * HEARTBEAT
     shell.hear(Heard([encode(NodeHeartbeat(1, 0, 1))]))
 
-    assert {box_key("b/1", 0), HELLO, PULSE} == {
+    assert {mailbox_key("b/1", 0), ANNOUNCEMENT, COORDINATOR_HEARTBEAT} == {
         key for each in shell.done if isinstance(each, Write) for key in each.values
     }
 
@@ -192,8 +198,8 @@ def test_a_job_is_abandoned_for_all_but_for_the_node_that_leaves() -> None:
     assert [Stop] == shell.kinds()[-1:]
 
 
-def test_a_letter_of_the_node_that_leaves_is_no_reason_to_wait_for_it() -> None:
-    """Its wish for a seat may come in after the word that it goes."""
+def test_a_message_of_the_node_that_leaves_is_no_reason_to_wait_for_it() -> None:
+    """Its wish for ranks may come in after the word that it goes."""
     shell = Shell().begin()
     shell.hear(Abandon("a, which hosts the store, left", "a"))
     shell.hear(Arrived(()))
@@ -205,7 +211,7 @@ def test_a_letter_of_the_node_that_leaves_is_no_reason_to_wait_for_it() -> None:
     assert [Stop] == shell.kinds()[-1:]
 
 
-def test_whoever_was_told_the_end_and_does_not_beat_any_more_is_not_waited_for() -> None:
+def test_whoever_was_told_the_end_and_sends_no_heartbeat_any_more_is_not_waited_for() -> None:
     shell = Shell().begin().say(Join("b", OFFER)).say(Succeeded("b", 0))
     assert shell.server.is_over()
     shell.hear(Close(1000.0))
@@ -220,7 +226,7 @@ def test_whoever_was_told_the_end_and_does_not_beat_any_more_is_not_waited_for()
     assert shell.now - 100.0 <= 2 * HEARTBEAT
 
 
-def test_the_last_beat_of_a_dead_node_which_lies_there_is_no_sign_of_life_after_the_end() -> None:
+def test_the_last_heartbeat_of_a_dead_node_which_lies_there_is_no_sign_of_life_after_the_end() -> None:
     """It is told the end no more, and a coordinator that is closed then waits for nobody."""
     shell = Shell(answers=False).begin().say(Join("b", OFFER)).say(Succeeded("b", 0))
     written: list[set[str]] = []
@@ -230,7 +236,7 @@ def test_the_last_beat_of_a_dead_node_which_lies_there_is_no_sign_of_life_after_
             shell.hear(Heard([encode(NodeHeartbeat(7, 0, 2)) for _ in read.keys]))
         written.append({key for each in shell.done if isinstance(each, Write) for key in each.values})
 
-    assert {HELLO, PULSE} == set().union(*written[30:])
+    assert {ANNOUNCEMENT, COORDINATOR_HEARTBEAT} == set().union(*written[30:])
     shell.hear(Close(1000.0))
     shell.hear(Arrived(()))
     assert isinstance(shell.done[-1], Stop)
@@ -239,13 +245,13 @@ def test_the_last_beat_of_a_dead_node_which_lies_there_is_no_sign_of_life_after_
 def test_who_is_heard_after_the_end_and_of_whom_it_is_forgotten_what_he_read_is_told_where_he_reads() -> None:
     """He was seated, counted as lost, and sleeps until all that was for him is deleted: he asks for his seat again."""
 
-    def say(*letters: Envelope) -> None:
-        shell.hear(Arrived([Posted(number, encode(letter)) for number, letter in enumerate(letters)]))
+    def say(*envelopes: Envelope) -> None:
+        shell.hear(Arrived([Posted(number, encode(envelope)) for number, envelope in enumerate(envelopes)]))
 
-    def look(*beats: tuple[str, NodeHeartbeat]) -> None:
+    def look(*heartbeats: tuple[str, NodeHeartbeat]) -> None:
         shell.later(LOOK * HEARTBEAT)
         if isinstance(read := shell.done[-1], Read):
-            known = {beat_key(box): encode(beat) for box, beat in beats}
+            known = {heartbeat_key(mailbox): encode(node_heartbeat) for mailbox, node_heartbeat in heartbeats}
             shell.hear(Heard([known.get(key) for key in read.keys]))
 
     shell = Shell(server(rules=Rules(1, 2, last_call=0.0, heartbeat=HEARTBEAT)), answers=False).begin()
@@ -260,7 +266,7 @@ def test_who_is_heard_after_the_end_and_of_whom_it_is_forgotten_what_he_read_is_
         look(("c/3", NodeHeartbeat(count, 1, 3)))
     shell.hear(Abandon("an operator wants it"))
     shell.hear(Arrived(()))
-    assert "" == shell.server._mail.box_of("b")
+    assert "" == shell.server._outbox.mailbox_of("b")
     shell.values.clear()
 
     say(Envelope(1, Join("b", OFFER)))
@@ -271,7 +277,7 @@ def test_who_is_heard_after_the_end_and_of_whom_it_is_forgotten_what_he_read_is_
     final = shell.notice("b", 1)
     assert isinstance(final, Final)
     assert "an operator wants it" in final.why
-    assert box_key("b/1", 0) not in shell.values
+    assert mailbox_key("b/1", 0) not in shell.values
 
 
 def test_whoever_takes_over_tells_the_end_to_one_of_whom_it_was_forgotten_what_he_read() -> None:
@@ -286,7 +292,7 @@ def test_whoever_takes_over_tells_the_end_to_one_of_whom_it_was_forgotten_what_h
         second.later(LOOK * HEARTBEAT)
     second.hear(Heard([encode(NodeHeartbeat(9, 1, 2)) for _ in read.keys]))
 
-    assert (beat_key("b/1"),) == read.keys
+    assert (heartbeat_key("b/1"),) == read.keys
     assert "an operator wants it" in second.notice("b", 1).why
 
 
@@ -365,8 +371,10 @@ def test_no_course_of_events_breaks_it(data: st.DataObject, journaled: bool, nod
             case Load():
                 event = data.draw(st.sampled_from([Loaded(None), Loaded(b"x"), Destroyed("?")]))
             case Read(keys):
-                beats = st.sampled_from([None, b"x", encode(NodeHeartbeat(1, 0, 1)), encode(NodeHeartbeat(9, 9, 9))])
-                event = Heard([data.draw(beats) for _ in keys])
+                heartbeats = st.sampled_from(
+                    [None, b"x", encode(NodeHeartbeat(1, 0, 1)), encode(NodeHeartbeat(9, 9, 9))]
+                )
+                event = Heard([data.draw(heartbeats) for _ in keys])
             case _:
                 entries = data.draw(_entries)
                 event = Arrived([Posted(number, entry) for number, entry in enumerate(entries, 1)])

@@ -19,13 +19,13 @@ from elasticlib.rendezvous.coordinator._server import Server
 from elasticlib.rendezvous.coordinator._server_events import Action, Arrived, Close, Event, Heard, Load, Loaded, Save
 from elasticlib.rendezvous.coordinator._state import Received, Rules, State, Tick, WakeAt
 from elasticlib.rendezvous.protocol._exchange import (
-    HELLO,
-    PULSE,
+    ANNOUNCEMENT,
+    COORDINATOR_HEARTBEAT,
     Posted,
-    beat_key,
-    box_key,
-    box_name,
+    heartbeat_key,
     key_place,
+    mailbox_key,
+    mailbox_name,
     report_place,
 )
 from elasticlib.rendezvous.protocol._messages import (
@@ -71,7 +71,7 @@ class Shell:
     seqs: dict[str, int] = Factory(dict)
     counts: dict[str, int] = Factory(dict)
     waits: float | None = None
-    """How long the server waits for letters."""
+    """How long the server waits for messages."""
 
     def elect(self, nonce: str = "nonce", seen: Seen | None = None, **others: Any) -> Shell:
         """A new term of office, of another node."""
@@ -114,24 +114,24 @@ class Shell:
         end = self.now + seconds
         while self.now < end:
             self.now += 1.0
-            for box in alive:
-                self.beat(box)
+            for mailbox in alive:
+                self.node_heartbeat(mailbox)
             self.tell(Arrived([]))
 
-    def beat(self, box: str, read: int | None = None, said: int | None = None) -> None:
-        node = box.rpartition("/")[0]
-        self.counts[box] = self.counts.get(box, 0) + 1
-        known = sum(box_key(box, index) in self.values for index in range(9)) if read is None else read
-        beat = NodeHeartbeat(self.counts[box], known, self.seqs[node] if said is None else said)
-        place = key_place("job", self.server.nonce, beat_key(box))
-        self.values[beat_key(box)] = encode(beat, self.key, place)
+    def node_heartbeat(self, mailbox: str, read: int | None = None, said: int | None = None) -> None:
+        node = mailbox.rpartition("/")[0]
+        self.counts[mailbox] = self.counts.get(mailbox, 0) + 1
+        known = sum(mailbox_key(mailbox, index) in self.values for index in range(9)) if read is None else read
+        node_heartbeat = NodeHeartbeat(self.counts[mailbox], known, self.seqs[node] if said is None else said)
+        place = key_place("job", self.server.nonce, heartbeat_key(mailbox))
+        self.values[heartbeat_key(mailbox)] = encode(node_heartbeat, self.key, place)
 
     def say(self, report: Report) -> str:
         seq = self.seqs[report.node] = self.seqs.get(report.node, 0) + 1
         self.posted += 1
         place = report_place("job", self.server.nonce, report.node, seq)
         self.tell(Arrived([Posted(self.posted, encode(Envelope(seq, report), self.key, place))]))
-        return box_name(report.node, seq)
+        return mailbox_name(report.node, seq)
 
     def join(self, node: str, **others: Any) -> str:
         return self.say(Join(node, Descriptor(1, "trainer", ("10.0.0.1",), 4000), **others))
@@ -141,20 +141,20 @@ class Shell:
         place = key_place("job", self.server.nonce if nonce is None else nonce, key)
         return None if data is None else decode(data, self.key, place)
 
-    def notice(self, box: str, index: int) -> Any:
-        return self.find(box_key(box, index))
+    def notice(self, mailbox: str, index: int) -> Any:
+        return self.find(mailbox_key(mailbox, index))
 
 
 def played(key: bytes | None = KEY) -> tuple[Shell, str]:
-    """A job whose node *a* has worked in rounds 0 and 1, and its box."""
+    """A job whose node *a* has worked in rounds 0 and 1, and its mailbox."""
     shell = Shell(key).elect()
-    box = shell.join("a")
-    assert isinstance(shell.notice(box, 0), RankAssignment)
+    mailbox = shell.join("a")
+    assert isinstance(shell.notice(mailbox, 0), RankAssignment)
     shell.say(Stopped("a", 0, ()))
-    assert isinstance(shell.notice(box, 1), RoundEnd)
-    box = shell.join("a", round=0)
-    assert 1 == shell.notice(box, 0).round
-    return shell, box
+    assert isinstance(shell.notice(mailbox, 1), RoundEnd)
+    mailbox = shell.join("a", round=0)
+    assert 1 == shell.notice(mailbox, 0).round
+    return shell, mailbox
 
 
 # The document.
@@ -171,13 +171,13 @@ def unsigned(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("forge", [edited, unsigned, lambda data: edited(unsigned(data)), lambda data: data[:-1]])
-def test_with_a_token_no_seat_is_made_of_a_document_that_a_stranger_wrote(forge: Any) -> None:
-    shell, box = played()
+def test_with_a_token_no_ranks_are_made_of_a_document_that_a_stranger_wrote(forge: Any) -> None:
+    shell, mailbox = played()
     shell.saved = forge(shell.saved)
     before = dict(shell.values)
 
     shell.elect("another")
-    shell.later(5.0, box)
+    shell.later(5.0, mailbox)
 
     written = {key: data for key, data in shell.values.items() if before.get(key) != data}
     assert [] == [key for key, data in written.items() if b"10.6.6.6" in data or b'"seat"' in data]
@@ -221,14 +221,14 @@ def test_what_is_no_document_is_a_clear_error(data: bytes) -> None:
         read_handover(data, "job", KEY, 0.0)
 
 
-def test_the_epoch_is_that_of_the_pulses() -> None:
+def test_the_epoch_is_that_of_the_heartbeats() -> None:
     shell, _ = played()
     shell.elect().elect()
 
-    pulse = shell.find(PULSE)
+    heartbeats = shell.find(COORDINATOR_HEARTBEAT)
 
-    assert isinstance(pulse, CoordinatorHeartbeat)
-    assert 2 == pulse.epoch
+    assert isinstance(heartbeats, CoordinatorHeartbeat)
+    assert 2 == heartbeats.epoch
 
 
 # An older one, signed by ourselves.
@@ -252,9 +252,9 @@ def test_a_join_from_beyond_the_coordinators_memory_ends_the_job() -> None:
     shell.say(Stopped("a", 1, ()))
     set_back(shell, before_round(shell, 1))
 
-    box = shell.join("a", round=1)
+    mailbox = shell.join("a", round=1)
 
-    final = shell.notice(box, 0)
+    final = shell.notice(mailbox, 0)
     assert isinstance(final, Final)
     assert (
         "the job's saved state was replaced by an older one: node a has seen round 1, but the saved state has round 0"
@@ -274,18 +274,18 @@ def test_a_join_from_a_later_term_ends_the_job() -> None:
     assert "node a has seen its term 3, but the saved state has term 1 as the last" in final.why
 
 
-def test_a_beat_from_beyond_the_coordinators_memory_ends_the_job_where_its_node_waits() -> None:
-    shell, box = played()
+def test_a_heartbeat_from_beyond_the_coordinators_memory_ends_the_job_where_its_node_waits() -> None:
+    shell, mailbox = played()
     shell.say(Stopped("a", 1, ()))
-    assert isinstance(shell.notice(box, 1), RoundEnd)
+    assert isinstance(shell.notice(mailbox, 1), RoundEnd)
     set_back(shell, next(data for data in shell.saves if read_handover(data, "job", KEY, 0.0).round == 1))
     for index in range(2):
-        shell.values.pop(box_key(box, index), None)  # the node reads it, and deletes it
+        shell.values.pop(mailbox_key(mailbox, index), None)  # the node reads it, and deletes it
 
-    shell.beat(box, read=2)
+    shell.node_heartbeat(mailbox, read=2)
     shell.later(2.0)
 
-    final = shell.notice(box, 2)
+    final = shell.notice(mailbox, 2)
     assert isinstance(final, Final)
     assert (
         "the job's saved state was replaced by an older one: node a has read 2 notices, but the saved state has 1"
@@ -299,9 +299,9 @@ def test_a_successor_hears_those_who_live_before_it_seats_anybody() -> None:
     old = shell.saves[-1]
     b = shell.join("b")
     assert 2 == shell.notice(a, 0).group_world_size
-    for box in (a, b):
-        shell.beat(box, read=1)
-        del shell.values[box_key(box, 0)]
+    for mailbox in (a, b):
+        shell.node_heartbeat(mailbox, read=1)
+        del shell.values[mailbox_key(mailbox, 0)]
     shell.now += 6.0  # so that a could have been seated alone
 
     set_back(shell, old)
@@ -317,26 +317,26 @@ def test_a_node_that_has_seen_more_than_the_document_ends_the_job_when_it_is_ele
     shell.elect("another", Seen("nonce", 0, 1))
 
     assert "node host has seen round 1, but the saved state has round 0" in shell.server.state.final.why
-    assert isinstance(shell.notice(box_name("a", 1), 2), Final)
+    assert isinstance(shell.notice(mailbox_name("a", 1), 2), Final)
     assert shell.server.nonce == "nonce"
 
 
 @pytest.mark.parametrize("spoil", [lambda shell: before_round(shell, 1), lambda shell: edited(shell.saved)])
-def test_those_whom_the_coordinator_does_not_know_any_more_read_the_end_in_its_pulse(spoil: Any) -> None:
+def test_those_whom_the_coordinator_does_not_know_any_more_read_the_end_in_its_heartbeat(spoil: Any) -> None:
     shell, _ = played()
     shell.elect()
-    before = shell.find(PULSE)
+    before = shell.find(COORDINATOR_HEARTBEAT)
     shell.saved = spoil(shell)
 
     shell.elect("another", Seen("nonce", 1, 1))
     shell.tell(Close(30.0))  # the node that coordinates has read it, too
     shell.later(5.0)
 
-    pulse = shell.find(PULSE, "nonce")
+    heartbeats = shell.find(COORDINATOR_HEARTBEAT, "nonce")
     assert isinstance(before, CoordinatorHeartbeat)
-    assert isinstance(pulse, CoordinatorHeartbeat)
-    assert pulse.over.startswith("the job's saved state was")
-    assert pulse.count > before.count
+    assert isinstance(heartbeats, CoordinatorHeartbeat)
+    assert heartbeats.over.startswith("the job's saved state was")
+    assert heartbeats.count > before.count
     assert not shell.server.stopped
     shell.later(30.0)
     assert shell.server.stopped
@@ -351,9 +351,9 @@ def test_a_node_that_has_seen_the_job_does_not_begin_it_anew_where_its_memory_is
 
     assert shell.server.is_over()
     assert shell.server.nonce == "nonce"
-    pulse = shell.find(PULSE, "nonce")
-    assert isinstance(pulse, CoordinatorHeartbeat)
-    assert "it is not in the store any more" in pulse.over
+    heartbeats = shell.find(COORDINATOR_HEARTBEAT, "nonce")
+    assert isinstance(heartbeats, CoordinatorHeartbeat)
+    assert "it is not in the store any more" in heartbeats.over
 
 
 @pytest.mark.parametrize("epoch", [-1, LAST_EPOCH, 1 << 62, "9" * 4300, "1e9", "null"])
@@ -365,9 +365,9 @@ def test_no_number_of_takeovers_that_strangers_write_breaks_a_step_or_hides_the_
 
     shell.elect("another", Seen("nonce", 0, 1))
 
-    pulse = shell.find(PULSE, "nonce")
-    assert isinstance(pulse, CoordinatorHeartbeat)
-    assert "the job's saved state was destroyed" in pulse.over
+    heartbeats = shell.find(COORDINATOR_HEARTBEAT, "nonce")
+    assert isinstance(heartbeats, CoordinatorHeartbeat)
+    assert "the job's saved state was destroyed" in heartbeats.over
 
 
 @pytest.mark.parametrize("nonce", [b'"\\ud800/1"', b'""', b"7", b"null", b'"' + b"n" * 5000 + b'"'])
@@ -388,13 +388,13 @@ def test_a_successor_of_any_takeover_that_a_node_can_have_seen_is_heard(epoch: i
 
     shell.elect("another", Seen("nonce", epoch, 1))
 
-    pulse = shell.find(PULSE, "nonce")
-    assert isinstance(pulse, CoordinatorHeartbeat)
-    assert pulse.epoch == min(epoch + 1, LAST_EPOCH)
+    heartbeats = shell.find(COORDINATOR_HEARTBEAT, "nonce")
+    assert isinstance(heartbeats, CoordinatorHeartbeat)
+    assert heartbeats.epoch == min(epoch + 1, LAST_EPOCH)
 
 
 def test_one_who_remembers_nobody_seats_nobody_before_those_at_work_had_the_time_to_say_so() -> None:
-    """A node says again who it is with its first beat after a takeover, or hears nothing and stops its workers."""
+    """A node says again who it is with its first heartbeat after a takeover, or hears nothing and stops its workers."""
     empty = Handover("nonce", 0, State(Rules(1, 2, heartbeat=10.0)), Outbox(), Garbage())
     state = read_handover(write_handover(empty, "job", KEY, 7.0), "job", KEY, 100.0).state
     assert 110.0 == state.opens_at
@@ -427,24 +427,24 @@ def test_what_a_node_has_seen_of_an_earlier_job_of_that_name_says_nothing_of_thi
 
 
 def test_an_honest_successor_goes_on() -> None:
-    shell, box = played()
+    shell, mailbox = played()
     for epoch in range(3):
         shell.elect("another", Seen("nonce", epoch, 1))
-        shell.later(11.0, box)
+        shell.later(11.0, mailbox)
     shell.say(Stopped("a", 1, ()))
-    box = shell.join("a", round=1, epoch=3)
+    mailbox = shell.join("a", round=1, epoch=3)
 
     assert not shell.server.is_over()
-    assert 2 == shell.notice(box, 0).round
+    assert 2 == shell.notice(mailbox, 0).round
 
 
 def test_a_node_that_left_is_not_taken_for_one_who_has_seen_more() -> None:
     shell = Shell().elect()
     a, b = shell.join("a"), shell.join("b")
     shell.later(2.0, a, b)
-    shell.say(Leave("a", "SIGTERM", 0))  # its workers still stop, so that its beats still count
-    shell.beat(a, read=3)
-    shell.beat(b)
+    shell.say(Leave("a", "SIGTERM", 0))  # its workers still stop, so that its heartbeats still count
+    shell.node_heartbeat(a, read=3)
+    shell.node_heartbeat(b)
     shell.later(2.0)
 
     assert not shell.server.is_over()
@@ -460,7 +460,7 @@ def keys_of(shell: Shell, node: str) -> list[str]:
 def test_a_lost_node_leaves_no_key_behind() -> None:
     shell = Shell().elect()
     a, b = shell.join("a"), shell.join("b")
-    shell.beat(b)
+    shell.node_heartbeat(b)
     shell.later(11.0, a)
     assert not any(isinstance(shell.notice(b, index), Final) for index in range(3))
     a = shell.join("a", round=0)
@@ -473,10 +473,10 @@ def test_a_lost_node_leaves_no_key_behind() -> None:
 def test_what_a_lost_node_did_not_read_is_not_written_for_ever() -> None:
     shell = Shell().elect()
     a, b = shell.join("a"), shell.join("b")
-    shell.beat(b, read=0)
+    shell.node_heartbeat(b, read=0)
     shell.later(15.0, a)
     for index in range(2):
-        shell.values.pop(box_key(b, index), None)
+        shell.values.pop(mailbox_key(b, index), None)
     shell.later(30.0, a)
 
     assert [] == keys_of(shell, "b")
@@ -514,7 +514,7 @@ def test_a_node_that_waits_keeps_its_keys() -> None:
 
     shell.later(50.0, a)
 
-    assert [beat_key(a)] == keys_of(shell, "a")
+    assert [heartbeat_key(a)] == keys_of(shell, "a")
 
 
 def test_the_document_does_not_grow_with_nodes_that_come_and_go() -> None:
@@ -544,17 +544,17 @@ def test_the_document_does_not_grow_with_nodes_that_come_and_go() -> None:
 
 
 def evolve_heard(document: Handover) -> Handover:
-    """Without the numbers of letters, of which those of 4096 nodes are remembered."""
+    """Without the numbers of messages, of which those of 4096 nodes are remembered."""
     return evolve(document, state=evolve(document.state, heard={}))
 
 
-# Old letters of nodes that are forgotten.
+# Old messages of nodes that are forgotten.
 
 
 def pulse_of(shell: Shell) -> int:
-    pulse = shell.find(PULSE)
-    assert isinstance(pulse, CoordinatorHeartbeat)
-    return pulse.count
+    heartbeats = shell.find(COORDINATOR_HEARTBEAT)
+    assert isinstance(heartbeats, CoordinatorHeartbeat)
+    return heartbeats.count
 
 
 def replaced(shell: Shell, count: int) -> None:
@@ -564,11 +564,11 @@ def replaced(shell: Shell, count: int) -> None:
         shell.join("a", round=shell.server.state.round.number, pulse=pulse_of(shell))
         shell.join(f"b{number}", pulse=pulse_of(shell))
         shell.say(Leave(f"b{number}", "its agent died"))
-        shell.later(3.0, box_name("a", shell.seqs["a"]))
+        shell.later(3.0, mailbox_name("a", shell.seqs["a"]))
 
 
 def forgetful(key: bytes | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Shell, Posted]:
-    """A job that has replaced a node again and again, and the letter by which one came that is forgotten."""
+    """A job that has replaced a node again and again, and the message by which one came that is forgotten."""
     monkeypatch.setattr(_past, "REMEMBERED", 8)
     shell = Shell(key, rules=evolve(RULES, max_nodes=3)).elect()
     shell.join("a", pulse=pulse_of(shell))
@@ -592,7 +592,7 @@ def test_an_old_wish_of_a_node_that_is_forgotten_ends_no_round(
     shell, old = forgetful(key, monkeypatch)
     for number in range(takeovers):
         shell.elect(f"another {number}")
-        shell.later(20.0, box_name("a", shell.seqs["a"]))
+        shell.later(20.0, mailbox_name("a", shell.seqs["a"]))
     state, shell.logs = shell.server.state, []
     keys = set(shell.values)
 
@@ -604,7 +604,7 @@ def test_an_old_wish_of_a_node_that_is_forgotten_ends_no_round(
     assert "node old is not known" in line
 
 
-def test_a_newcomer_is_told_from_nodes_that_are_forgotten_by_the_pulse_that_it_has_read(
+def test_a_newcomer_is_told_from_nodes_that_are_forgotten_by_the_coordinators_heartbeat_that_it_has_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shell, _ = forgetful(KEY, monkeypatch)
@@ -621,10 +621,10 @@ def test_one_that_was_long_on_its_way_is_let_in_at_the_latest_when_it_asks_again
 ) -> None:
     """It is taken for an old one only if so many came and went meanwhile that those of its time are forgotten."""
     shell, _ = forgetful(KEY, monkeypatch)
-    pulse = pulse_of(shell)
+    heartbeats = pulse_of(shell)
     replaced(shell, others)
 
-    shell.join("new", pulse=pulse)
+    shell.join("new", pulse=heartbeats)
     assert (others == 2) == ("new" in shell.server.state.waiting)
     shell.seqs["new"] = 0
     shell.join("new", pulse=pulse_of(shell))
@@ -633,7 +633,7 @@ def test_one_that_was_long_on_its_way_is_let_in_at_the_latest_when_it_asks_again
 
 
 def test_a_node_that_is_forgotten_and_lives_is_taken_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on with the numbers of its letters, and none of those that it has written was destroyed."""
+    """It goes on with the numbers of its messages, and none of those that it has written was destroyed."""
     shell, _ = forgetful(KEY, monkeypatch)
 
     shell.join("old", pulse=pulse_of(shell))
@@ -645,10 +645,10 @@ def test_a_node_that_is_forgotten_and_lives_is_taken_for_a_new_one(monkeypatch: 
 def test_the_greeting_is_there_after_an_election() -> None:
     shell = Shell().elect()
 
-    assert isinstance(shell.find(HELLO, ""), Announcement)
+    assert isinstance(shell.find(ANNOUNCEMENT, ""), Announcement)
 
 
-def test_a_number_that_a_stranger_made_up_costs_no_more_keys_than_a_box_can_have() -> None:
+def test_a_number_that_a_stranger_made_up_costs_no_more_keys_than_a_mailbox_can_have() -> None:
     """Without a token anybody may write how many notices a node has read."""
     garbage = Garbage()
     garbage.opened("a", "a/1", 10**6)
@@ -656,5 +656,5 @@ def test_a_number_that_a_stranger_made_up_costs_no_more_keys_than_a_box_can_have
     garbage.sweep((), 100.0, 10.0)
     keys, _ = garbage.sweep((), 110.0, 10.0)
 
-    assert beat_key("a/1") in keys and box_key("a/1", 10**6) in keys
+    assert heartbeat_key("a/1") in keys and mailbox_key("a/1", 10**6) in keys
     assert len(keys) < 1000

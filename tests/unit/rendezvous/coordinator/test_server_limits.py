@@ -1,4 +1,4 @@
-"""What the coordinator does with old beats, and with texts that are too large, without a thread or a clock."""
+"""What the coordinator does with old heartbeats, and with texts that are too large, without a thread or a clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from elasticlib.rendezvous.coordinator._server_events import (
 )
 from elasticlib.rendezvous.coordinator._state import Rules, State
 from elasticlib.rendezvous.node._belief import Belief
-from elasticlib.rendezvous.protocol._exchange import CAUSE, Posted, beat_key, box_key, key_place, report_place
+from elasticlib.rendezvous.protocol._exchange import CAUSE, Posted, heartbeat_key, key_place, mailbox_key, report_place
 from elasticlib.rendezvous.protocol._messages import (
     Acknowledgement,
     Descriptor,
@@ -48,7 +48,7 @@ from elasticlib.rendezvous.protocol._messages import (
     key_of,
 )
 from elasticlib.rendezvous.protocol._operations import Discard, Log, Read, Receive, Write
-from elasticlib.rendezvous.protocol._shortening import EARLY, LETTER, SHORT, WHOLE, early, fitting
+from elasticlib.rendezvous.protocol._shortening import EARLY, ENVELOPE, SHORT, WHOLE, early, fitting
 
 HEARTBEAT = 10.0
 KEY = key_of("secret")
@@ -72,7 +72,7 @@ class Office:
     """So many documents more are refused, whatever their size."""
     saved: list[int] = Factory(list)
     document: bytes = b""
-    letters: Counter[str] = Factory(Counter)
+    envelopes: Counter[str] = Factory(Counter)
     server: Server = field(init=False)
     _wait: float | None = None
     _posted: int = 0
@@ -89,37 +89,37 @@ class Office:
         self._do(actions)
 
     def say(self, *reports: Report) -> str:
-        """All come at once; the box that the last one opens, if it is a Join."""
-        entries, box = [], ""
+        """All come at once; the mailbox that the last one opens, if it is a Join."""
+        entries, mailbox = [], ""
         for report in reports:
-            self.letters[report.node] += 1
-            seq = self.letters[report.node]
+            self.envelopes[report.node] += 1
+            seq = self.envelopes[report.node]
             place = report_place("job", "nonce", report.node, seq)
             self._posted += 1
             entries.append(Posted(self._posted, encode(Envelope(seq, report), self.key, place)))
-            box = f"{report.node}/{seq}"
+            mailbox = f"{report.node}/{seq}"
         self.tell(Arrived(entries))
-        return box
+        return mailbox
 
     def join(self, *nodes: str) -> list[str]:
         return [self.say(Join(node, Descriptor(1, "trainer", ("127.0.0.1",), 1))) for node in nodes]
 
-    def beat(self, box: str, beat: NodeHeartbeat) -> bytes:
-        key = beat_key(box)
-        return encode(beat, self.key, key_place("job", "nonce", key))
+    def node_heartbeat(self, mailbox: str, node_heartbeat: NodeHeartbeat) -> bytes:
+        key = heartbeat_key(mailbox)
+        return encode(node_heartbeat, self.key, key_place("job", "nonce", key))
 
-    def wait(self, seconds: float, beats: Sequence[tuple[str, Sequence[bytes]]] = ()) -> None:
-        """Time passes; each second the next of the values given with a box lies where its beats do."""
+    def wait(self, seconds: float, heartbeats: Sequence[tuple[str, Sequence[bytes]]] = ()) -> None:
+        """Time passes; each second the next of the values given with a mailbox lies where its heartbeats do."""
         end, turn = self.now + seconds, 0
         while not self.stopped and self.now < end:
-            for box, values in beats:
-                self.values[beat_key(box)] = values[turn % len(values)]
+            for mailbox, values in heartbeats:
+                self.values[heartbeat_key(mailbox)] = values[turn % len(values)]
             turn += 1
             self.now += min(1.0 if self._wait is None else self._wait, end - self.now, 1.0)
             self.tell(Arrived(()))
 
-    def notice(self, box: str, index: int) -> Told | None:
-        key = box_key(box, index)
+    def notice(self, mailbox: str, index: int) -> Told | None:
+        key = mailbox_key(mailbox, index)
         data = self.values.get(key)
         if data is None:
             return None
@@ -127,11 +127,11 @@ class Office:
         assert isinstance(found, (RankAssignment, RoundEnd, Final, Elaborate))
         return found
 
-    def end(self, box: str, index: int) -> Final:
-        """The end as the node of that box understands it."""
-        found = self.notice(box, index)
+    def end(self, mailbox: str, index: int) -> Final:
+        """The end as the node of that mailbox understands it."""
+        found = self.notice(mailbox, index)
         assert isinstance(found, Final)
-        return Belief("job", box, self.key, "nonce").whole(found, self.values.get(CAUSE))
+        return Belief("job", mailbox, self.key, "nonce").whole(found, self.values.get(CAUSE))
 
     def _do(self, actions: Sequence[Action]) -> None:
         for index, action in enumerate(actions):
@@ -162,47 +162,47 @@ class Office:
                     raise AssertionError(action)
 
 
-def living(office: Office, box: str, **said: int) -> tuple[str, list[bytes]]:
-    """Beats of a node that lives."""
-    return box, [office.beat(box, NodeHeartbeat(count, **said)) for count in range(1, 200)]
+def living(office: Office, mailbox: str, **said: int) -> tuple[str, list[bytes]]:
+    """Heartbeats of a node that lives."""
+    return mailbox, [office.node_heartbeat(mailbox, NodeHeartbeat(count, **said)) for count in range(1, 200)]
 
 
 # Only a higher count is life.
 
 
-def test_two_beats_of_the_past_in_turn_keep_no_dead_node_alive() -> None:
+def test_two_heartbeats_of_the_past_in_turn_keep_no_dead_node_alive() -> None:
     office = Office(Rules(1, 2, heartbeat=HEARTBEAT), KEY)
     a, b = office.join("a", "b")
-    old = [office.beat(b, NodeHeartbeat(count)) for count in (6, 7)]
+    old = [office.node_heartbeat(b, NodeHeartbeat(count)) for count in (6, 7)]
 
     office.wait(HEARTBEAT + 2.0, [living(office, a), (b, old)])
 
     assert office.notice(a, 1) == RoundEnd(0, "node b is lost: no heartbeat for 10 s", True)
 
 
-def test_an_old_beat_says_nothing_of_letters_either() -> None:
+def test_an_old_heartbeat_says_nothing_of_messages_either() -> None:
     office = Office(Rules(1, 2, heartbeat=HEARTBEAT), KEY)
     a, b = office.join("a", "b")
     new, old = (
-        [office.beat(b, NodeHeartbeat(9 + count, said=2)) for count in range(40)],
-        office.beat(b, NodeHeartbeat(3, said=1)),
+        [office.node_heartbeat(b, NodeHeartbeat(9 + count, said=2)) for count in range(40)],
+        office.node_heartbeat(b, NodeHeartbeat(3, said=1)),
     )
-    beats = [beat for each in new for beat in (each, old)]
+    heartbeats = [node_heartbeat for each in new for node_heartbeat in (each, old)]
 
-    office.wait(HEARTBEAT + 3.0, [living(office, a), (b, beats)])
+    office.wait(HEARTBEAT + 3.0, [living(office, a), (b, heartbeats)])
 
     final = office.notice(a, 1)
     assert isinstance(final, Final)
     assert "message 2 of node b was removed from the store unread" in final.why
 
 
-def test_a_node_that_was_told_the_end_is_not_waited_for_because_its_old_beats_come_again() -> None:
+def test_a_node_that_was_told_the_end_is_not_waited_for_because_its_old_heartbeats_come_again() -> None:
     office = Office(Rules(1, 1, 0, heartbeat=HEARTBEAT), KEY)
     (a,) = office.join("a")
     office.say(Stopped("a", 0, (FAILURE,)))
     office.wait(3.0, [living(office, a)])
     office.tell(Close(300.0))
-    old = [office.beat(a, NodeHeartbeat(count)) for count in (1, 2)]
+    old = [office.node_heartbeat(a, NodeHeartbeat(count)) for count in (1, 2)]
 
     office.wait(HEARTBEAT + 3.0, [(a, old)])
 
@@ -226,10 +226,10 @@ def asking_office(count: int, first: int) -> tuple[Office, list[str], Stopped]:
     """All have said the beginnings of their failures; and what the node of the root cause knows of its own."""
     office = Office(Rules(count, count, 0, heartbeat=HEARTBEAT), journaled=True)
     names = [f"n{number}" for number in range(count)]
-    boxes = office.join(*names)
+    mailboxes = office.join(*names)
     found = [stopped(name, age=count - abs(number - first)) for number, name in enumerate(names)]
     office.say(*(early(each, None) for each in found))
-    return office, boxes, found[first]
+    return office, mailboxes, found[first]
 
 
 def failed_office(count: int, key: bytes | None = None, **others: Any) -> tuple[Office, list[str]]:
@@ -237,27 +237,27 @@ def failed_office(count: int, key: bytes | None = None, **others: Any) -> tuple[
     for name, value in others.items():
         setattr(office, name, value)
     names = [f"n{number}" for number in range(count)]
-    boxes = office.join(*names)
+    mailboxes = office.join(*names)
     office.say(*(stopped(name, age=float(number)) for number, name in enumerate(names)))
-    return office, boxes
+    return office, mailboxes
 
 
-def test_the_verdict_of_many_large_failures_has_the_root_cause_whole_and_a_small_document() -> None:
-    office, boxes = failed_office(100)
+def test_the_outcome_of_many_large_failures_has_the_root_cause_whole_and_a_small_document() -> None:
+    office, mailboxes = failed_office(100)
 
-    finals = [office.end(box, 2) for box in boxes]
+    finals = [office.end(mailbox, 2) for mailbox in mailboxes]
     assert all(final == finals[0] for final in finals)
     assert finals[0].root_node == "n99"
     assert finals[0].root is not None
     assert finals[0].root.traceback == LONG
-    assert max(office.saved) < 4 * LETTER
+    assert max(office.saved) < 4 * ENVELOPE
 
 
 def test_a_long_root_cause_lies_in_the_store_once() -> None:
-    office, boxes = failed_office(100)
+    office, mailboxes = failed_office(100)
 
-    assert max(len(office.values[box_key(box, 2)]) for box in boxes) < WHOLE
-    assert len(LONG) < len(office.values[CAUSE]) < LETTER
+    assert max(len(office.values[mailbox_key(mailbox, 2)]) for mailbox in mailboxes) < WHOLE
+    assert len(LONG) < len(office.values[CAUSE]) < ENVELOPE
 
 
 def test_it_is_there_before_anybody_is_told_of_it() -> None:
@@ -270,11 +270,11 @@ def test_it_is_there_before_anybody_is_told_of_it() -> None:
 
 @pytest.mark.parametrize("key", [None, KEY])
 def test_what_a_stranger_writes_in_its_place_is_not_believed_and_costs_only_the_texts(key: bytes | None) -> None:
-    office, boxes = failed_office(2, key)
-    whole, told = office.end(boxes[0], 2), office.notice(boxes[0], 2)
+    office, mailboxes = failed_office(2, key)
+    whole, told = office.end(mailboxes[0], 2), office.notice(mailboxes[0], 2)
     assert whole.root is not None
     forged = Failed("n1", 0, (evolve(whole.root, message="his words"),))
-    other = encode(forged, office.key, key_place("job", "nonce", box_key(boxes[0], 9)))
+    other = encode(forged, office.key, key_place("job", "nonce", mailbox_key(mailboxes[0], 9)))
 
     for data in (
         None,
@@ -285,43 +285,43 @@ def test_what_a_stranger_writes_in_its_place_is_not_believed_and_costs_only_the_
         encode(NodeHeartbeat(1), office.key, key_place("job", "nonce", CAUSE)),
     ):
         office.values[CAUSE] = data or b""
-        assert office.end(boxes[0], 2) == told
+        assert office.end(mailboxes[0], 2) == told
     assert isinstance(told, Final)
     assert told.root is not None
     assert "characters were cut here" in told.root.traceback
 
 
-def test_the_verdict_waits_for_the_rest_of_the_root_cause_which_its_node_alone_is_asked_for() -> None:
-    office, boxes, whole = asking_office(50, first=0)
+def test_the_outcome_waits_for_the_rest_of_the_root_cause_which_its_node_alone_is_asked_for() -> None:
+    office, mailboxes, whole = asking_office(50, first=0)
 
-    asked = [office.notice(box, 2) for box in boxes]
+    asked = [office.notice(mailbox, 2) for mailbox in mailboxes]
     assert asked == [Elaborate(0), *[None] * 49]
     office.say(fitting(Failed("n0", 0, whole.failures)))
-    finals = [office.end(boxes[0], 3), *(office.end(box, 2) for box in boxes[1:])]
+    finals = [office.end(mailboxes[0], 3), *(office.end(mailbox, 2) for mailbox in mailboxes[1:])]
     assert all(final == finals[0] for final in finals)
     assert finals[0].root is not None
     assert finals[0].root.traceback == LONG
 
 
 def test_in_whatever_order_failures_are_told_few_nodes_are_asked_for_all_of_them() -> None:
-    office, boxes, whole = asking_office(50, first=49)
+    office, mailboxes, whole = asking_office(50, first=49)
 
-    asked = [office.notice(box, 2) == Elaborate(0) for box in boxes]
+    asked = [office.notice(mailbox, 2) == Elaborate(0) for mailbox in mailboxes]
     assert sum(asked) == ASKED_EARLY + 1
     assert asked[-1]
     for node in range(ASKED_EARLY):
         office.say(fitting(Failed(f"n{node}", 0, stopped(f"n{node}", 1.0).failures)))
     assert office.server.state.final is None
     office.say(fitting(Failed("n49", 0, whole.failures)))
-    assert office.end(boxes[5], 2).root_node == "n49"
+    assert office.end(mailboxes[5], 2).root_node == "n49"
 
 
 def test_a_root_cause_that_nobody_can_tell_more_of_is_told_as_far_as_it_is_known() -> None:
-    office, boxes, _ = asking_office(3, first=2)
+    office, mailboxes, _ = asking_office(3, first=2)
 
-    office.wait(HEARTBEAT + 2.0, [living(office, box) for box in boxes[:2]])
+    office.wait(HEARTBEAT + 2.0, [living(office, mailbox) for mailbox in mailboxes[:2]])
 
-    final = office.end(boxes[0], 3)
+    final = office.end(mailboxes[0], 3)
     assert final.root_node == "n2"
     assert final.root is not None
     assert EARLY // 4 < len(final.root.traceback) + len(final.root.message) < EARLY
@@ -329,7 +329,7 @@ def test_a_root_cause_that_nobody_can_tell_more_of_is_told_as_far_as_it_is_known
 
 def test_a_successor_asks_again_for_the_rest_of_the_root_cause() -> None:
     office, _, whole = asking_office(3, first=2)
-    successor = Office(office.rules, journaled=True, document=office.document, letters=office.letters)
+    successor = Office(office.rules, journaled=True, document=office.document, envelopes=office.envelopes)
     assert successor.server.state.final is None
 
     assert "elaborate" in str([each for key, each in successor.values.items() if key.startswith("box/n2/")])
@@ -356,18 +356,18 @@ def test_a_node_more_costs_a_document_the_same_whatever_the_others_were_told() -
     assert size(40) - size(20) < 20 * 200
 
 
-def test_a_successor_tells_the_same_notices_in_the_same_boxes() -> None:
-    office, boxes = failed_office(5)
+def test_a_successor_tells_the_same_notices_in_the_same_mailboxes() -> None:
+    office, mailboxes = failed_office(5)
     successor = Office(office.rules, journaled=True, document=office.document)
 
-    assert [office.end(box, 2) for box in boxes] == [successor.end(box, 2) for box in boxes]
+    assert [office.end(mailbox, 2) for mailbox in mailboxes] == [successor.end(mailbox, 2) for mailbox in mailboxes]
     assert office.values[CAUSE] == successor.values[CAUSE]
 
 
-def test_a_document_that_the_store_refuses_is_shortened_and_everybody_gets_the_verdict() -> None:
-    office, boxes = failed_office(5, most=20_000)
+def test_a_document_that_the_store_refuses_is_shortened_and_everybody_gets_the_outcome() -> None:
+    office, mailboxes = failed_office(5, most=20_000)
 
-    final = office.end(boxes[0], 2)
+    final = office.end(mailboxes[0], 2)
     assert final.root_node == "n4"
     assert len(office.document) <= 20_000
     assert office.server.state.final is not None
@@ -388,8 +388,8 @@ def test_a_document_that_cannot_be_shortened_ends_the_job_with_the_reason() -> N
     assert "the store refused the job's state: too large" in final.why
 
 
-def test_a_letter_that_is_longer_than_any_node_writes_is_refused_with_a_line() -> None:
+def test_a_message_that_is_longer_than_any_node_writes_is_refused_with_a_line() -> None:
     office = Office(Rules(1, 1, heartbeat=HEARTBEAT))
-    office.tell(Arrived([Posted(1, b"x" * (LETTER + 1))]))
+    office.tell(Arrived([Posted(1, b"x" * (ENVELOPE + 1))]))
 
     assert ["a report was refused: the inbox holds 65,537 bytes, and a message has at most 65,536"] == office.logged

@@ -11,7 +11,7 @@ from attrs import Factory, define, evolve
 from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.coordinator._coordinator import boxes, step
+from elasticlib.rendezvous.coordinator._coordinator import mailboxes, step
 from elasticlib.rendezvous.coordinator._snapshot import decode_state, encode_state
 from elasticlib.rendezvous.coordinator._state import Event, Heartbeats, Past, Received, Rules, State, Tick, Watch
 from elasticlib.rendezvous.protocol._messages import (
@@ -38,19 +38,19 @@ class Course:
 
     state: State
     now: float = 1000.0
-    letters: Counter[str] = Factory(Counter)
-    beats: Counter[str] = Factory(Counter)
+    envelopes: Counter[str] = Factory(Counter)
+    heartbeats: Counter[str] = Factory(Counter)
 
     def go_on(self, event: Event) -> None:
         self.state, _ = step(self.state, event, self.now)
 
     def hear(self, report: Report) -> None:
-        self.letters[report.node] += 1
-        self.go_on(Received(self.letters[report.node], report))
+        self.envelopes[report.node] += 1
+        self.go_on(Received(self.envelopes[report.node], report))
 
-    def beat(self, silent: str) -> None:
-        self.beats.update(box for node, box in boxes(self.state).items() if node != silent)
-        self.go_on(Heartbeats(dict(self.beats)))
+    def node_heartbeat(self, silent: str) -> None:
+        self.heartbeats.update(mailbox for node, mailbox in mailboxes(self.state).items() if node != silent)
+        self.go_on(Heartbeats(dict(self.heartbeats)))
 
 
 @st.composite
@@ -93,7 +93,7 @@ def courses(draw: st.DrawFn) -> Course:
             case "r":
                 course.hear(draw(reports(course.state)))
             case "b":
-                course.beat(draw(st.sampled_from(NAMES)))
+                course.node_heartbeat(draw(st.sampled_from(NAMES)))
             case _:
                 course.go_on(Tick())
     return course
@@ -110,7 +110,7 @@ def test_a_job_goes_on_under_another_clock_as_it_would_have(course: Course, skew
     stayed = evolve(course.state, watch=Watch())
     course.now += data.draw(QUARTERS)
     report = data.draw(reports(course.state))
-    event = Received(course.letters[report.node] + 1, report)
+    event = Received(course.envelopes[report.node] + 1, report)
 
     there, told_there = step(copy, event, course.now + skew)
     here, told_here = step(stayed, event, course.now)
@@ -137,18 +137,18 @@ def test_a_state_of_a_coordinator_that_knew_of_no_past_is_read() -> None:
 
 def test_a_new_coordinator_gives_everybody_a_full_heartbeat_time() -> None:
     course = Course(State(Rules(2, 2, heartbeat=10.0)))
-    course.beat(silent="")
+    course.node_heartbeat(silent="")
     for node in NAMES[:2]:
         course.hear(Join(node, Descriptor(1, "trainer", (node,), 1)))
     course.now += 9.0
     successor = Course(decode_state(encode_state(course.state, course.now), 5.0), now=5.0)
     for _ in range(4):
-        successor.beat(silent=NAMES[0])
+        successor.node_heartbeat(silent=NAMES[0])
         assert successor.state.round is not None
         assert successor.state.round.end is None
         successor.now += 3.0
 
-    successor.beat(silent=NAMES[0])
+    successor.node_heartbeat(silent=NAMES[0])
     assert successor.state.round is not None
     assert successor.state.round.end is not None
 

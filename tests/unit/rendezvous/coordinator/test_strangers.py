@@ -19,7 +19,14 @@ from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_events import Answer, Ask, Connect, Connected, Describe, Event, Seek
 from elasticlib.rendezvous.node._session_liveness import Limits, Tick
-from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, Posted, box_key, box_name, report_place
+from elasticlib.rendezvous.protocol._exchange import (
+    ANNOUNCEMENT,
+    COORDINATOR_HEARTBEAT,
+    Posted,
+    mailbox_key,
+    mailbox_name,
+    report_place,
+)
 from elasticlib.rendezvous.protocol._messages import (
     Announcement,
     ContactLost,
@@ -47,12 +54,12 @@ NODES = ("a/1", "b/2")
 class Desk:
     """Does what a server asks for, in a store of its own."""
 
-    def __init__(self, key: bytes | None = None, journal: bytes | None = None, *, journaled: bool = False) -> None:
+    def __init__(self, key: bytes | None = None, state_log: bytes | None = None, *, journaled: bool = False) -> None:
         self.key, self.now, self.numbers = key, 100.0, 0
         self.said: list[Log] = []
         self.store: dict[str, bytes] = {}
-        self.journal = journal
-        self.letters = dict.fromkeys(NODES, 0)
+        self.state_log = state_log
+        self.envelopes = dict.fromkeys(NODES, 0)
         rules = Rules(2, 2, last_call=0.0, heartbeat=10.0)
         self.server, actions = Server("job", "host", key, "nonce", State(rules), journaled).begin(self.now)
         self.asked: Action = self.do(actions)
@@ -67,69 +74,69 @@ class Desk:
                 case Write(values):
                     self.store |= values
                 case Save(data):
-                    self.journal = data
+                    self.state_log = data
         return last
 
     def step(self, event: Any) -> None:
         self.server, actions = self.server.step(event, self.now)
         self.asked = self.do(actions)
         if isinstance(self.asked, Load):
-            self.step(Loaded(self.journal))
+            self.step(Loaded(self.state_log))
 
-    def receive(self, *entries: bytes, beats: bytes | None = None) -> None:
-        """These lie in the inbox; where beats are read, each node's is *beats*."""
+    def receive(self, *entries: bytes, heartbeats: bytes | None = None) -> None:
+        """These lie in the inbox; where heartbeats are read, each node's is *heartbeats*."""
         posted = []
         for data in entries:
             self.numbers += 1
             posted.append(Posted(self.numbers, data))
-        self.read(beats)  # as one who takes over does first
+        self.read(heartbeats)  # as one who takes over does first
         assert isinstance(self.asked, Receive)
         self.step(Arrived(tuple(posted)))
-        self.read(beats)
+        self.read(heartbeats)
 
-    def read(self, beats: bytes | None) -> None:
+    def read(self, heartbeats: bytes | None) -> None:
         if isinstance(self.asked, Read):
-            self.step(Heard([beats for _ in self.asked.keys]))
+            self.step(Heard([heartbeats for _ in self.asked.keys]))
 
-    def letter(self, node: str) -> bytes:
-        self.letters[node] += 1
-        place = report_place("job", self.server.nonce, node, self.letters[node])
-        return encode(Envelope(self.letters[node], Join(node, OFFER)), self.key, place)
+    def envelope(self, node: str) -> bytes:
+        self.envelopes[node] += 1
+        place = report_place("job", self.server.nonce, node, self.envelopes[node])
+        return encode(Envelope(self.envelopes[node], Join(node, OFFER)), self.key, place)
 
-    def seat(self) -> None:
-        """Two nodes come, and get their seats."""
-        self.receive(*map(self.letter, NODES))
-        assert all(box_key(box_name(node, self.letters[node]), 0) in self.store for node in NODES)
+    def assignment(self) -> None:
+        """Two nodes come, and get their ranks."""
+        self.receive(*map(self.envelope, NODES))
+        assert all(mailbox_key(mailbox_name(node, self.envelopes[node]), 0) in self.store for node in NODES)
 
 
-letters = st.builds(Envelope, st.integers(1, 2**62), st.one_of(*REPORTS.values()))
+envelopes = st.builds(Envelope, st.integers(1, 2**62), st.one_of(*REPORTS.values()))
 
 
 @given(st.lists(strange, min_size=1, max_size=3))
 @example([b'{"v":1,"type":"letter","seq":1e999,"report":{"v":1,"type":"bye","node":"a"}}'])
 @example([b'{"v":1,"type":"letter","seq":1,"report":{"v":1,"type":"bye","node":"\\ud800/1"}}'])
 @pytest.mark.parametrize("key", [None, KEY], ids=["open", "signed"])
-def test_what_is_no_letter_is_refused_and_the_nodes_are_seated_all_the_same(
+def test_what_is_no_message_is_refused_and_the_nodes_get_ranks_all_the_same(
     key: bytes | None, entries: list[bytes]
 ) -> None:
     desk = Desk(key)
-    desk.receive(*entries, beats=entries[0])
+    desk.receive(*entries, heartbeats=entries[0])
 
     assert sum(bool(entry) for entry in entries) == len(desk.said)
-    desk.seat()
+    desk.assignment()
 
 
 @given(st.data())
-def test_with_a_token_no_letter_without_it_is_heard_whatever_it_says(data: st.DataObject) -> None:
-    letter: Message = data.draw(letters)
-    entry = data.draw(st.just(encode(letter)) | spoiled(encode(letter, KEY, "elsewhere")))
+def test_with_a_token_no_message_without_it_is_heard_whatever_it_says(data: st.DataObject) -> None:
+    envelope: Message = data.draw(envelopes)
+    entry = data.draw(st.just(encode(envelope)) | spoiled(encode(envelope, KEY, "elsewhere")))
     desk = Desk(KEY)
     before = desk.server.state
     desk.receive(entry)
 
     assert before == evolve(desk.server.state, gathering_since=before.gathering_since)
     assert 1 == len(desk.said)
-    desk.seat()
+    desk.assignment()
 
 
 @given(st.data())
@@ -138,37 +145,39 @@ def test_without_a_token_whatever_is_said_breaks_nothing(data: st.DataObject) ->
     desk = Desk(None, journaled=True)
     desk.step(Loaded(None)) if isinstance(desk.asked, Load) else None
     for _ in range(data.draw(st.integers(1, 4))):
-        message: Message = data.draw(letters | st.one_of(*BUILDERS.values()))
+        message: Message = data.draw(envelopes | st.one_of(*BUILDERS.values()))
         entries = data.draw(st.lists(st.just(encode(message)) | spoiled(encode(message)) | strange, max_size=3))
-        desk.receive(*entries, *map(desk.letter, NODES[: data.draw(st.integers(0, 2))]), beats=data.draw(strange))
+        desk.receive(
+            *entries, *map(desk.envelope, NODES[: data.draw(st.integers(0, 2))]), heartbeats=data.draw(strange)
+        )
         desk.now += data.draw(st.sampled_from([0.0, 1.0, 11.0, 700.0]))
 
-        assert desk.journal is not None
-        body = json.loads(desk.journal)
+        assert desk.state_log is not None
+        body = json.loads(desk.state_log)
         assert decode_state(body["state"].encode(), desk.now)
 
 
 @given(strange)
 def test_many_refusals_are_told_by_a_few_lines(data: bytes) -> None:
     desk = Desk()
-    desk.receive(*[data or b"x"] * 1000, beats=data)
+    desk.receive(*[data or b"x"] * 1000, heartbeats=data)
 
     assert len(desk.said) <= 10
 
 
-def journal() -> bytes:
-    """What a coordinator wrote down, with a round that runs, a letter on its way and one that waits."""
+def state_log() -> bytes:
+    """What a coordinator wrote down, with a round that runs, a message on its way and one that waits."""
     desk = Desk(None, journaled=True)
     desk.step(Loaded(None))
-    desk.seat()
+    desk.assignment()
     place = Envelope(2, Failed("a/1", 0, (FailureNote(0, 0, 7, 1, "bad\nbatch"),)))
     desk.receive(encode(place))
     desk.receive(encode(Envelope(1, Join("c/3", OFFER))))
-    assert desk.journal is not None
-    return desk.journal
+    assert desk.state_log is not None
+    return desk.state_log
 
 
-JOURNAL = journal()
+JOURNAL = state_log()
 INNER = json.loads(JOURNAL)["state"].encode()
 
 
@@ -179,14 +188,14 @@ INNER = json.loads(JOURNAL)["state"].encode()
 )
 def test_whatever_the_document_holds_a_coordinator_can_take_over(data: bytes) -> None:
     """Where it cannot be read, the job is ended; where it can, it goes on, and is written down and read again."""
-    desk = Desk(None, journal=data, journaled=True)
+    desk = Desk(None, state_log=data, journaled=True)
     desk.step(Loaded(data))
     for wait in (0.0, 3.0, 11.0, 700.0):
         desk.now += wait
         desk.receive(encode(Envelope(3, Stopped("a/1", 0, ()))), encode(Envelope(1, Join("d/4", OFFER))))
 
-    assert desk.journal is not None
-    assert decode_state(json.loads(desk.journal)["state"].encode(), desk.now)
+    assert desk.state_log is not None
+    assert decode_state(json.loads(desk.state_log)["state"].encode(), desk.now)
 
 
 def test_what_a_coordinator_wrote_down_is_taken_over() -> None:
@@ -200,9 +209,9 @@ def test_what_a_coordinator_wrote_down_is_taken_over() -> None:
 def found(key: str) -> st.SearchStrategy[bytes | None]:
     """What a node may find at a key."""
     good = st.one_of(*BUILDERS.values()).map(encode)
-    if key == HELLO:
+    if key == ANNOUNCEMENT:
         good = st.just(encode(Announcement("job", "nonce", "host", Terms(1, 2, 3), 10.0)))
-    if key == PULSE:
+    if key == COORDINATOR_HEARTBEAT:
         good = st.integers(0, 2**40).map(lambda count: encode(CoordinatorHeartbeat("nonce", count, "")))
     return st.none() | good | good.flatmap(spoiled) | strange
 

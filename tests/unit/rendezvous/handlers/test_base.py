@@ -243,7 +243,7 @@ class Meeting:
         self.handlers.append(CoordinatedHandler(evolve(self.job, node=name), self.connect))
         return self.handlers[-1]
 
-    def connect(self, job: Job, *, stillness: float | None = None) -> NodeClient:
+    def connect(self, job: Job, *, stall: float | None = None) -> NodeClient:
         return NodeClient(
             lambda _: self.exchange.clone(),
             job.node,

@@ -25,13 +25,13 @@ from elasticlib.rendezvous.node import _session, _waiting
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._exchange import (
-    HELLO,
-    PULSE,
+    ANNOUNCEMENT,
+    COORDINATOR_HEARTBEAT,
     Exchange,
     Posted,
-    beat_key,
-    box_key,
+    heartbeat_key,
     key_place,
+    mailbox_key,
     report_place,
 )
 from elasticlib.rendezvous.protocol._messages import (
@@ -93,22 +93,22 @@ class Stage:
     def __init__(self, key: bytes | None = None) -> None:
         self.exchange: Exchange = MemoryExchange()
         self.key = key
-        self.letters: list[Envelope] = []
+        self.envelopes: list[Envelope] = []
         self.early: list[Posted] = []
         self.heard = 0
 
-    def greet(self, hello: Announcement = HELLO_OF_JOB) -> None:
-        self.write(HELLO, hello, nonce="")
+    def greet(self, announcement: Announcement = HELLO_OF_JOB) -> None:
+        self.write(ANNOUNCEMENT, announcement, nonce="")
 
     def write(self, key: str, message: Message, nonce: str = "nonce") -> None:
         self.exchange.write({key: encode(message, self.key, key_place("job", nonce, key))})
 
-    def tell(self, box: str, index: int, notice: Notice) -> None:
-        self.write(box_key(box, index), notice)
+    def tell(self, mailbox: str, index: int, notice: Notice) -> None:
+        self.write(mailbox_key(mailbox, index), notice)
 
     def hear(self, count: int = 1) -> list[Report]:
         """The next *count* reports."""
-        while len(self.letters) < count:
+        while len(self.envelopes) < count:
             posted = self.early or list(self.exchange.receive(LIMIT))
             self.early = []
             assert posted, f"no report within {LIMIT:g} s"
@@ -116,12 +116,12 @@ class Stage:
                 self.heard += 1
                 seq = self.heard
                 place = report_place("job", "nonce", "a", seq) if self.key else ""
-                letter = decode(entry.data, self.key, place)
-                assert isinstance(letter, Envelope)
-                assert seq == letter.seq
-                self.letters.append(letter)
-        heard, self.letters = self.letters[:count], self.letters[count:]
-        return [letter.report for letter in heard]
+                envelope = decode(entry.data, self.key, place)
+                assert isinstance(envelope, Envelope)
+                assert seq == envelope.seq
+                self.envelopes.append(envelope)
+        heard, self.envelopes = self.envelopes[:count], self.envelopes[count:]
+        return [envelope.report for envelope in heard]
 
     def wait_with(self, member: NodeClient) -> None:
         """Ask the member again and again, as its owner does, until there is a report."""
@@ -213,7 +213,7 @@ def test_a_notice_makes_the_descriptor_readable_until_it_is_taken(member: NodeCl
 
     assert [END] == take(member)
     deadline = time.monotonic() + LIMIT
-    while select.select([member], [], [], 0)[0]:  # an acknowledged beat wakes the owner too, and is no word
+    while select.select([member], [], [], 0)[0]:  # an acknowledged heartbeat wakes the owner too, and is no word
         assert time.monotonic() < deadline, "readable with nothing to take"
         assert [] == member.take()
 
@@ -232,10 +232,10 @@ def test_notices_are_deleted_once_read(member: NodeClient, stage: Stage) -> None
     stage.tell("a/1", 1, END)
     take(member, 2)
 
-    assert [None] == stage.exchange.read([box_key("a/1", 0)])
+    assert [None] == stage.exchange.read([mailbox_key("a/1", 0)])
 
 
-def test_a_new_join_turns_to_its_own_box(member: NodeClient, stage: Stage) -> None:
+def test_a_new_join_turns_to_its_own_mailbox(member: NodeClient, stage: Stage) -> None:
     member.join(1, "trainer")
     member.join(1, "trainer")
     stage.hear(2)
@@ -260,8 +260,8 @@ def test_what_is_no_notice_is_refused_and_the_true_one_still_read(
 ) -> None:
     member.join(1, "trainer")
     stage.hear()
-    stage.exchange.write({box_key("a/1", 0): rubbish})
-    while stage.exchange.read([box_key("a/1", 0)])[0] is not None:
+    stage.exchange.write({mailbox_key("a/1", 0): rubbish})
+    while stage.exchange.read([mailbox_key("a/1", 0)])[0] is not None:
         select.select([member], [], [], 0.01)
     stage.tell("a/1", 0, SEAT)
 
@@ -315,32 +315,32 @@ def test_a_node_that_hosts_the_store_ends_the_job_instead_of_leaving(stage: Stag
     member.close()
 
 
-# Beats and lost contact.
+# Heartbeats and lost contact.
 
 
-def test_a_beat_says_how_far_the_node_has_come(stage: Stage) -> None:
+def test_a_heartbeat_says_how_far_the_node_has_come(stage: Stage) -> None:
     stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.2))
-    stage.write(PULSE, CoordinatorHeartbeat("nonce", 1))
+    stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("nonce", 1))
     member = make(stage)
     member.join(1, "trainer")
     stage.tell("a/1", 0, SEAT)
     take(member)
-    beats = [decode_beat(stage, "a/1")]
-    while beats[-1].read < 1:
-        beats.append(decode_beat(stage, "a/1"))
+    heartbeats = [decode_beat(stage, "a/1")]
+    while heartbeats[-1].read < 1:
+        heartbeats.append(decode_beat(stage, "a/1"))
 
-    assert (1, 1) == (beats[-1].read, beats[-1].said)
+    assert (1, 1) == (heartbeats[-1].read, heartbeats[-1].said)
     member.close()
 
 
-def decode_beat(stage: Stage, box: str) -> NodeHeartbeat:
-    key = beat_key(box)
+def decode_beat(stage: Stage, mailbox: str) -> NodeHeartbeat:
+    key = heartbeat_key(mailbox)
     assert stage.exchange.wait(key, LIMIT)
     data = stage.exchange.read([key])[0]
     stage.exchange.delete([key])
-    beat = decode(data or b"", stage.key, key_place("job", "nonce", key))
-    assert isinstance(beat, NodeHeartbeat)
-    return beat
+    node_heartbeat = decode(data or b"", stage.key, key_place("job", "nonce", key))
+    assert isinstance(node_heartbeat, NodeHeartbeat)
+    return node_heartbeat
 
 
 class Brittle(MemoryExchange):
@@ -405,7 +405,7 @@ def test_who_gets_no_answer_is_told_to_stop_and_in_the_end_to_give_up(stage: Sta
     member.close()
 
 
-def test_a_letter_that_a_broken_connection_swallowed_is_sent_again(stage: Stage) -> None:
+def test_a_message_that_a_broken_connection_swallowed_is_sent_again(stage: Stage) -> None:
     state: dict[str, Any] = {}
     member = make(stage, dial=brittle(stage, state))
     member.join(1, "trainer")
@@ -421,16 +421,16 @@ def test_a_letter_that_a_broken_connection_swallowed_is_sent_again(stage: Stage)
     member.close()
 
 
-def test_a_held_node_beats_no_more(stage: Stage) -> None:
+def test_a_held_node_sends_no_heartbeats(stage: Stage) -> None:
     stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.2))
     member = make(stage)
     member.join(1, "trainer")
     decode_beat(stage, "a/1")
     member.hold(True)
-    stage.exchange.wait(beat_key("a/1"), 0.1)  # one may have been on its way
-    stage.exchange.delete([beat_key("a/1")])
+    stage.exchange.wait(heartbeat_key("a/1"), 0.1)  # one may have been on its way
+    stage.exchange.delete([heartbeat_key("a/1")])
 
-    assert not stage.exchange.wait(beat_key("a/1"), 0.3)
+    assert not stage.exchange.wait(heartbeat_key("a/1"), 0.3)
     member.hold(False)
     decode_beat(stage, "a/1")
     member.close()
@@ -480,12 +480,12 @@ def test_a_job_that_began_anew_is_another_job(stage: Stage) -> None:
 
 def test_a_job_that_began_anew_while_the_store_went_on_is_over_for_this_node(stage: Stage) -> None:
     stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.3))
-    stage.write(PULSE, CoordinatorHeartbeat("nonce", 7))
+    stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("nonce", 7))
     member = make(stage, limits=Limits(moves=True))
     member.join(1, "trainer")
     stage.hear()
     stage.greet(Announcement("job", "another nonce", "host", Terms(1, 1, 3), 0.3))
-    stage.write(PULSE, CoordinatorHeartbeat("another nonce", 1))
+    stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("another nonce", 1))
 
     error = fails(member)
     assert isinstance(error, RendezvousClosedError)
@@ -500,7 +500,7 @@ def test_a_greeting_of_old_that_is_played_again_changes_nothing_while_the_coordi
     stage.hear()
     stage.greet(Announcement("job", "old nonce", "host", Terms(1, 1, 3), 2.0))
     for count in range(1, 4):
-        stage.write(PULSE, CoordinatorHeartbeat("nonce", count))
+        stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("nonce", count))
         decode_beat(stage, "a/1")
         assert [] == member.take()
     member.close()
@@ -528,7 +528,7 @@ def test_tokens_that_differ_are_named(theirs: str | None, ours: str | None, why:
 
 def test_another_version_is_named() -> None:
     stage = Stage()
-    stage.exchange.write({HELLO: b'{"v":7,"type":"hello"}'})
+    stage.exchange.write({ANNOUNCEMENT: b'{"v":7,"type":"hello"}'})
     member = make(stage)
 
     assert "speaks version 7 of the protocol, this node version 1" in str(fails(member))
@@ -536,7 +536,7 @@ def test_another_version_is_named() -> None:
 
 
 def test_a_scribbled_greeting_is_waited_out(stage: Stage) -> None:
-    stage.exchange.write({HELLO: b"\x00 scribble"})
+    stage.exchange.write({ANNOUNCEMENT: b"\x00 scribble"})
     member = make(stage)
     member.join(1, "trainer")
     stage.greet()
@@ -551,11 +551,11 @@ def test_with_a_token_everything_is_signed_and_nothing_else_is_believed() -> Non
     member = make(stage)
     member.join(1, "trainer")
     assert [Join] == [type(report) for report in stage.hear()]
-    key = box_key("a/1", 0)
+    key = mailbox_key("a/1", 0)
     stage.exchange.write({key: encode(FINAL)})  # not signed
     while stage.exchange.read([key])[0] is not None:
         select.select([member], [], [], 0.01)
-    stage.exchange.write({key: encode(FINAL, stage.key, key_place("job", "nonce", box_key("b/1", 0)))})  # another's
+    stage.exchange.write({key: encode(FINAL, stage.key, key_place("job", "nonce", mailbox_key("b/1", 0)))})  # another's
     while stage.exchange.read([key])[0] is not None:
         select.select([member], [], [], 0.01)
     stage.tell("a/1", 0, SEAT)
@@ -592,7 +592,7 @@ def test_who_is_there_is_told_from_a_time_after_the_join(
 ) -> None:
     monkeypatch.setattr(_waiting, "_TELL_AFTER", (0.0,) * 1000)
     stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 1.0))
-    stage.write(PULSE, CoordinatorHeartbeat("nonce", 1, "nobody is there"))
+    stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("nonce", 1, "nobody is there"))
     member = make(stage)
     member.join(1, "trainer")
     deadline = time.monotonic() + LIMIT

@@ -12,7 +12,14 @@ import pytest
 from elasticlib.rendezvous.coordinator import _coordinator
 from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.node._coordinator_host import Host
-from elasticlib.rendezvous.protocol._exchange import HELLO, PULSE, beat_key, box_key, key_place, report_place
+from elasticlib.rendezvous.protocol._exchange import (
+    ANNOUNCEMENT,
+    COORDINATOR_HEARTBEAT,
+    heartbeat_key,
+    key_place,
+    mailbox_key,
+    report_place,
+)
 from elasticlib.rendezvous.protocol._messages import (
     Acknowledgement,
     Announcement,
@@ -82,17 +89,17 @@ class _Keeper:
 class Office:
     """An exchange with a host behind it."""
 
-    def __init__(self, rules: Rules, *, key: bytes | None = None, journal: Any = None, memory: Any = None) -> None:
+    def __init__(self, rules: Rules, *, key: bytes | None = None, state_log: Any = None, memory: Any = None) -> None:
         self.exchange = memory or MemoryExchange()
         self.key = key
         self.nonce = ""
         self.seqs: dict[str, int] = {}
-        self.host = Host(self.exchange.clone(), rules, run_id="job", name="host", key=key, journal=journal)
+        self.host = Host(self.exchange.clone(), rules, run_id="job", name="host", key=key, state_log=state_log)
         self.host.start()
-        hello = self.find(HELLO, "")
-        assert isinstance(hello, Announcement)
-        self.hello = hello
-        self.nonce = hello.nonce
+        announcement = self.find(ANNOUNCEMENT, "")
+        assert isinstance(announcement, Announcement)
+        self.announcement = announcement
+        self.nonce = announcement.nonce
 
     def say(self, report: Report, **others: Any) -> str:
         seq = self.seqs[report.node] = others.get("seq", self.seqs.get(report.node, 0) + 1)
@@ -108,8 +115,8 @@ class Office:
         data = self.exchange.read([key])[0] or b""
         return decode(data, self.key, key_place("job", self.nonce if nonce is None else nonce, key))
 
-    def read(self, box: str, index: int) -> Notice:
-        notice = self.find(box_key(box, index))
+    def read(self, mailbox: str, index: int) -> Notice:
+        notice = self.find(mailbox_key(mailbox, index))
         assert isinstance(notice, (RankAssignment, RoundEnd, Final))
         return notice
 
@@ -121,41 +128,41 @@ def office() -> Iterator[Office]:
     office.host.close()
 
 
-def test_a_join_is_answered_in_the_box_of_its_letter(office: Office) -> None:
+def test_a_join_is_answered_in_the_mailbox_of_its_message(office: Office) -> None:
     assert isinstance(office.read(office.join("a"), 0), RankAssignment)
 
 
 def test_the_job_is_told_to_whoever_comes(office: Office) -> None:
     assert ("job", "host", 1, 3, False) == (
-        office.hello.run_id,
-        office.hello.host,
-        office.hello.terms.min_nodes,
-        office.hello.terms.max_restarts,
-        office.hello.signed,
+        office.announcement.run_id,
+        office.announcement.host,
+        office.announcement.terms.min_nodes,
+        office.announcement.terms.max_restarts,
+        office.announcement.signed,
     )
 
 
-def test_notices_of_one_box_are_numbered(office: Office) -> None:
-    box = office.join("a")
-    office.read(box, 0)
+def test_notices_of_one_mailbox_are_numbered(office: Office) -> None:
+    mailbox = office.join("a")
+    office.read(mailbox, 0)
     office.say(Succeeded("a", 0))
 
-    assert isinstance(office.read(box, 1), Final)
+    assert isinstance(office.read(mailbox, 1), Final)
 
 
-def test_a_letter_that_comes_twice_is_heard_once(office: Office) -> None:
-    box = office.join("a")
-    office.read(box, 0)
+def test_a_message_that_comes_twice_is_heard_once(office: Office) -> None:
+    mailbox = office.join("a")
+    office.read(mailbox, 0)
     office.say(Join("a", OFFER), seq=1)
     office.say(Succeeded("a", 0), seq=2)
 
-    assert isinstance(office.read(box, 1), Final)
+    assert isinstance(office.read(mailbox, 1), Final)
 
 
 @pytest.mark.parametrize(
     "rubbish", [b"rubbish", b"{}", b"[" * 100_000, encode(Final(True, "no")), b'{"v":1,"type":"letter"}', b"\xff\xfe"]
 )
-def test_what_is_no_letter_is_refused_and_disturbs_nobody(
+def test_what_is_no_message_is_refused_and_disturbs_nobody(
     office: Office, rubbish: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     office.exchange.post(rubbish)
@@ -164,7 +171,7 @@ def test_what_is_no_letter_is_refused_and_disturbs_nobody(
     assert "a report was refused" in caplog.text
 
 
-def test_letters_that_were_handled_are_forgotten(office: Office) -> None:
+def test_messages_that_were_handled_are_forgotten(office: Office) -> None:
     office.read(office.join("a"), 0)
     office.say(Leave("b", "never came"))
     office.host.close()
@@ -174,7 +181,7 @@ def test_letters_that_were_handled_are_forgotten(office: Office) -> None:
     assert [] == left
 
 
-def test_the_quiet_period_ends_without_another_letter() -> None:
+def test_the_quiet_period_ends_without_another_message() -> None:
     office = Office(Rules(1, 2, last_call=0.05))
 
     assert isinstance(office.read(office.join("a"), 0), RankAssignment)
@@ -182,10 +189,10 @@ def test_the_quiet_period_ends_without_another_letter() -> None:
 
 
 def test_closing_waits_for_those_who_have_not_read_the_end(office: Office) -> None:
-    box = office.join("a")
-    office.read(box, 0)
+    mailbox = office.join("a")
+    office.read(mailbox, 0)
     office.say(Succeeded("a", 0))
-    office.read(box, 1)
+    office.read(mailbox, 1)
     closer = threading.Thread(target=office.host.close, args=(LIMIT,))
     closer.start()
     closer.join(0.1)
@@ -207,11 +214,11 @@ def test_who_left_is_not_waited_for(office: Office) -> None:
 
 
 def test_a_job_that_is_abandoned_ends_for_everybody(office: Office) -> None:
-    box = office.join("a")
-    office.read(box, 0)
+    mailbox = office.join("a")
+    office.read(mailbox, 0)
     office.host.abandon("the node that hosts the store left")
 
-    final = office.read(box, 1)
+    final = office.read(mailbox, 1)
 
     assert isinstance(final, Final)
     assert (False, "closed") == (final.succeeded, final.kind)
@@ -221,8 +228,8 @@ def test_a_job_that_is_abandoned_ends_for_everybody(office: Office) -> None:
 def test_a_coordinator_that_breaks_tells_everybody(
     office: Office, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    box = office.join("a")
-    office.read(box, 0)
+    mailbox = office.join("a")
+    office.read(mailbox, 0)
 
     def broken(state: Any, event: Any, now: float) -> Any:
         raise ZeroDivisionError("step")
@@ -230,7 +237,7 @@ def test_a_coordinator_that_breaks_tells_everybody(
     with monkeypatch.context() as patch:
         patch.setattr(_coordinator, "step", broken)
         office.say(Stopped("a", 0, ()))
-        final = office.read(box, 1)
+        final = office.read(mailbox, 1)
 
     assert isinstance(final, Final)
     assert "the coordinator failed: ZeroDivisionError('step')" in final.why
@@ -242,15 +249,15 @@ def test_a_coordinator_that_breaks_tells_everybody(
 BRISK = Rules(1, 2, last_call=0.0, heartbeat=0.4)
 
 
-def test_a_node_whose_beats_stop_is_lost_and_the_others_go_on() -> None:
+def test_a_node_whose_heartbeats_stop_is_lost_and_the_others_go_on() -> None:
     office = Office(Rules(1, 2, last_call=30.0, heartbeat=0.4))
     a, b = office.join("a"), office.join("b")
-    beats = _Beats(office, {a})
+    heartbeats = _Beats(office, {a})
     assert isinstance(office.read(b, 0), RankAssignment)
 
     end = office.read(a, 1)
 
-    beats.stop()
+    heartbeats.stop()
     assert isinstance(end, RoundEnd)
     assert "b" in end.why
     assert end.restart
@@ -258,10 +265,10 @@ def test_a_node_whose_beats_stop_is_lost_and_the_others_go_on() -> None:
 
 
 class _Beats:
-    """Beats for boxes, saying that all was read."""
+    """Heartbeats for mailboxes, saying that all was read."""
 
-    def __init__(self, office: Office, boxes: set[str], **said: int) -> None:
-        self.office, self.boxes, self.said = office, boxes, said
+    def __init__(self, office: Office, mailboxes: set[str], **said: int) -> None:
+        self.office, self.mailboxes, self.said = office, mailboxes, said
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.work)
         self.thread.start()
@@ -270,53 +277,53 @@ class _Beats:
         count = 0
         while not self.over.wait(0.05):
             count += 1
-            for box in self.boxes:
-                key = beat_key(box)
-                beat = NodeHeartbeat(count, self.said.get("read", 9), self.said.get("said", 0))
+            for mailbox in self.mailboxes:
+                key = heartbeat_key(mailbox)
+                node_heartbeat = NodeHeartbeat(count, self.said.get("read", 9), self.said.get("said", 0))
                 place = key_place("job", self.office.nonce, key)
-                self.office.exchange.write({key: encode(beat, self.office.key, place)})
+                self.office.exchange.write({key: encode(node_heartbeat, self.office.key, place)})
 
     def stop(self) -> None:
         self.over.set()
         self.thread.join()
 
 
-def test_the_pulse_goes_on_and_is_written_again_when_somebody_removes_it() -> None:
+def test_the_coordinators_heartbeat_goes_on_and_is_written_again_when_somebody_removes_it() -> None:
     office = Office(BRISK)
-    first = office.find(PULSE)
-    office.exchange.delete([PULSE, HELLO])
-    second = office.find(PULSE)
+    first = office.find(COORDINATOR_HEARTBEAT)
+    office.exchange.delete([COORDINATOR_HEARTBEAT, ANNOUNCEMENT])
+    second = office.find(COORDINATOR_HEARTBEAT)
 
     assert isinstance(first, CoordinatorHeartbeat)
     assert isinstance(second, CoordinatorHeartbeat)
     assert second.count > first.count
-    assert isinstance(office.find(HELLO, ""), Announcement)
+    assert isinstance(office.find(ANNOUNCEMENT, ""), Announcement)
     office.host.close()
 
 
 def test_a_notice_that_was_removed_before_it_was_read_is_written_again() -> None:
     office = Office(BRISK)
-    box = office.join("a")
-    seat = office.read(box, 0)
-    beats = _Beats(office, {box}, read=0)
-    office.exchange.delete([box_key(box, 0)])
+    mailbox = office.join("a")
+    assignment = office.read(mailbox, 0)
+    heartbeats = _Beats(office, {mailbox}, read=0)
+    office.exchange.delete([mailbox_key(mailbox, 0)])
 
-    again = office.read(box, 0)
+    again = office.read(mailbox, 0)
 
-    beats.stop()
-    assert seat == again
+    heartbeats.stop()
+    assert assignment == again
     office.host.close()
 
 
-def test_a_letter_that_was_removed_ends_the_job_with_a_clear_word() -> None:
+def test_a_message_that_was_removed_ends_the_job_with_a_clear_word() -> None:
     office = Office(BRISK)
-    box = office.join("a")
-    office.read(box, 0)
-    beats = _Beats(office, {box}, said=2)
+    mailbox = office.join("a")
+    office.read(mailbox, 0)
+    heartbeats = _Beats(office, {mailbox}, said=2)
 
-    final = office.read(box, 1)
+    final = office.read(mailbox, 1)
 
-    beats.stop()
+    heartbeats.stop()
     assert isinstance(final, Final)
     assert "message 2 of node a was removed from the store unread" in final.why
     office.host.close()
@@ -325,15 +332,15 @@ def test_a_letter_that_was_removed_ends_the_job_with_a_clear_word() -> None:
 @pytest.mark.parametrize(
     "data", [b"rubbish", encode(Acknowledgement("a")), b'{"v":1,"type":"beat","count":-1,"read":0,"said":0}']
 )
-def test_what_is_no_beat_counts_as_none(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_heartbeat_counts_as_none(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     office = Office(Rules(1, 2, last_call=30.0, heartbeat=0.4))
     a, b = office.join("a"), office.join("b")
-    beats = _Beats(office, {a})
+    heartbeats = _Beats(office, {a})
     office.read(b, 0)
-    office.exchange.write({beat_key(b): data})
+    office.exchange.write({heartbeat_key(b): data})
     end = office.read(a, 1)
 
-    beats.stop()
+    heartbeats.stop()
     assert isinstance(end, RoundEnd)
     assert "a heartbeat was refused" in caplog.text
     office.host.close()
@@ -363,34 +370,34 @@ def test_with_a_token_nothing_forged_is_heard(
     signed: Office, forgery: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     signed.say(Join("x", OFFER), **forgery)
-    seat = signed.read(signed.join("a"), 0)
+    assignment = signed.read(signed.join("a"), 0)
 
-    assert isinstance(seat, RankAssignment)
-    assert 1 == seat.group_world_size
+    assert isinstance(assignment, RankAssignment)
+    assert 1 == assignment.group_world_size
     assert "a report was refused" in caplog.text
 
 
-def test_with_a_token_a_letter_that_is_played_again_changes_nothing(signed: Office) -> None:
-    box = signed.join("a")
-    letter = encode(Envelope(1, Join("a", OFFER)), signed.key, report_place("job", signed.nonce, "a", 1))
-    signed.read(box, 0)
-    signed.exchange.post(letter)
+def test_with_a_token_a_message_that_is_played_again_changes_nothing(signed: Office) -> None:
+    mailbox = signed.join("a")
+    envelope = encode(Envelope(1, Join("a", OFFER)), signed.key, report_place("job", signed.nonce, "a", 1))
+    signed.read(mailbox, 0)
+    signed.exchange.post(envelope)
     signed.say(Succeeded("a", 0))
 
-    assert isinstance(signed.read(box, 1), Final)
+    assert isinstance(signed.read(mailbox, 1), Final)
 
 
-def test_a_beat_of_another_box_keeps_no_dead_node_alive() -> None:
+def test_a_heartbeat_of_another_mailbox_keeps_no_dead_node_alive() -> None:
     office = Office(Rules(1, 2, last_call=30.0, heartbeat=0.4), key=key_of("secret"))
     a, b = office.join("a"), office.join("b")
-    beats = _Beats(office, {a})
+    heartbeats = _Beats(office, {a})
     office.read(b, 0)
     over = threading.Event()
 
     def copy() -> None:
         while not over.wait(0.02):
-            if (data := office.exchange.read([beat_key(a)])[0]) is not None:
-                office.exchange.write({beat_key(b): data})
+            if (data := office.exchange.read([heartbeat_key(a)])[0]) is not None:
+                office.exchange.write({heartbeat_key(b): data})
 
     copier = threading.Thread(target=copy)
     copier.start()
@@ -398,7 +405,7 @@ def test_a_beat_of_another_box_keeps_no_dead_node_alive() -> None:
 
     over.set()
     copier.join()
-    beats.stop()
+    heartbeats.stop()
     assert isinstance(end, RoundEnd)
     office.host.close()
 
@@ -408,19 +415,19 @@ def test_a_beat_of_another_box_keeps_no_dead_node_alive() -> None:
 
 def test_whoever_takes_over_knows_the_round_and_the_budget() -> None:
     diary = Diary(MemoryExchange())
-    first = Office(Rules(1, 1, 3), journal=diary.keeper(), memory=diary.memory)
-    box = first.join("a")
-    first.read(box, 0)
+    first = Office(Rules(1, 1, 3), state_log=diary.keeper(), memory=diary.memory)
+    mailbox = first.join("a")
+    first.read(mailbox, 0)
     first.say(Stopped("a", 0, ()))
-    assert isinstance(first.read(box, 1), RoundEnd)
-    diary.memory.delete([HELLO])
-    second = Office(Rules(1, 1, 3), journal=diary.keeper(), memory=diary.memory)
+    assert isinstance(first.read(mailbox, 1), RoundEnd)
+    diary.memory.delete([ANNOUNCEMENT])
+    second = Office(Rules(1, 1, 3), state_log=diary.keeper(), memory=diary.memory)
     second.seqs = first.seqs
 
-    seat = second.read(second.join("a"), 0)
+    assignment = second.read(second.join("a"), 0)
 
-    assert isinstance(seat, RankAssignment)
-    assert 1 == seat.round
+    assert isinstance(assignment, RankAssignment)
+    assert 1 == assignment.round
     assert first.nonce == second.nonce
     second.host.close()
     first.host.close()
@@ -428,38 +435,38 @@ def test_whoever_takes_over_knows_the_round_and_the_budget() -> None:
 
 def test_what_was_decided_and_not_yet_told_is_told_by_the_successor() -> None:
     diary = Diary(MemoryExchange())
-    first = Office(Rules(heartbeat=30.0), journal=diary.keeper(), memory=diary.memory)
-    box = first.join("a")
-    seat = first.read(box, 0)
-    diary.memory.delete([HELLO, box_key(box, 0)])
-    second = Office(Rules(heartbeat=30.0), journal=diary.keeper(), memory=diary.memory)
+    first = Office(Rules(heartbeat=30.0), state_log=diary.keeper(), memory=diary.memory)
+    mailbox = first.join("a")
+    assignment = first.read(mailbox, 0)
+    diary.memory.delete([ANNOUNCEMENT, mailbox_key(mailbox, 0)])
+    second = Office(Rules(heartbeat=30.0), state_log=diary.keeper(), memory=diary.memory)
 
-    assert seat == second.read(box, 0)
+    assert assignment == second.read(mailbox, 0)
     second.host.close()
     first.host.close()
 
 
 def test_a_former_holder_changes_nothing_any_more(caplog: pytest.LogCaptureFixture) -> None:
     diary = Diary(MemoryExchange())
-    first = Office(Rules(), journal=diary.keeper(), memory=diary.memory)
+    first = Office(Rules(), state_log=diary.keeper(), memory=diary.memory)
     diary.keeper().load()
     saved = diary.data
-    box = first.join("a")
+    mailbox = first.join("a")
     first.host._done.wait(LIMIT)
 
-    assert [None] == diary.memory.read([box_key(box, 0)])
+    assert [None] == diary.memory.read([mailbox_key(mailbox, 0)])
     assert saved == diary.data
     assert "another node coordinates" in caplog.text
 
 
-def test_the_successors_pulse_is_above_that_of_whom_it_follows() -> None:
+def test_the_successors_heartbeat_is_above_that_of_whom_it_follows() -> None:
     diary = Diary(MemoryExchange())
-    first = Office(BRISK, journal=diary.keeper(), memory=diary.memory)
-    before = first.find(PULSE)
+    first = Office(BRISK, state_log=diary.keeper(), memory=diary.memory)
+    before = first.find(COORDINATOR_HEARTBEAT)
     first.host.close()
-    diary.memory.delete([PULSE, HELLO])
-    second = Office(BRISK, journal=diary.keeper(), memory=diary.memory)
-    after = second.find(PULSE)
+    diary.memory.delete([COORDINATOR_HEARTBEAT, ANNOUNCEMENT])
+    second = Office(BRISK, state_log=diary.keeper(), memory=diary.memory)
+    after = second.find(COORDINATOR_HEARTBEAT)
 
     assert isinstance(before, CoordinatorHeartbeat)
     assert isinstance(after, CoordinatorHeartbeat)
@@ -469,11 +476,11 @@ def test_the_successors_pulse_is_above_that_of_whom_it_follows() -> None:
 
 def test_when_the_job_is_over_its_id_is_free_again() -> None:
     diary = Diary(MemoryExchange())
-    office = Office(Rules(), journal=diary.keeper(), memory=diary.memory)
-    box = office.join("a")
-    office.read(box, 0)
+    office = Office(Rules(), state_log=diary.keeper(), memory=diary.memory)
+    mailbox = office.join("a")
+    office.read(mailbox, 0)
     office.say(Succeeded("a", 0))
-    office.read(box, 1)
+    office.read(mailbox, 1)
     office.say(Acknowledgement("a"))
     office.host.close(LIMIT)
 
@@ -483,7 +490,7 @@ def test_when_the_job_is_over_its_id_is_free_again() -> None:
 def test_a_damaged_document_ends_the_job_with_a_clear_word(caplog: pytest.LogCaptureFixture) -> None:
     diary = Diary(MemoryExchange())
     diary.data = b'{"v":1}'
-    office = Office(Rules(), journal=diary.keeper(), memory=diary.memory)
+    office = Office(Rules(), state_log=diary.keeper(), memory=diary.memory)
     final = office.read(office.join("a"), 0)
 
     assert isinstance(final, Final)

@@ -12,7 +12,7 @@ from elasticlib.rendezvous.coordinator import _coordinator
 from elasticlib.rendezvous.coordinator._server_events import Action, Event
 from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.node._coordinator_host import Host
-from elasticlib.rendezvous.protocol._exchange import HELLO, box_key, box_name
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, mailbox_key, mailbox_name
 from elasticlib.rendezvous.protocol._messages import (
     Acknowledgement,
     Descriptor,
@@ -48,7 +48,7 @@ def test_an_end_that_was_ordered_is_told_though_the_host_closes_at_once() -> Non
 
     host._do = receive_slowly  # type: ignore[method-assign]
     host.start()
-    assert memory.wait(HELLO, LIMIT)
+    assert memory.wait(ANNOUNCEMENT, LIMIT)
     say(1, Join("a", OFFER))
     assert entered.wait(LIMIT)
     # Both come between the end of a turn and the wait for the next one.
@@ -57,7 +57,7 @@ def test_an_end_that_was_ordered_is_told_though_the_host_closes_at_once() -> Non
     closer.start()
     closer.join(0.1)
     goes_on.set()
-    key = box_key(box_name("a", 1), 1)
+    key = mailbox_key(mailbox_name("a", 1), 1)
 
     told = memory.wait(key, LIMIT)
 
@@ -94,11 +94,11 @@ class Deaf:
 
 def test_a_holder_that_breaks_and_cannot_tell_anybody_says_so_to_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would stay in office, and nobody would coordinate."""
-    journal = Deaf()
-    host = Host(MemoryExchange(), Rules(1, 1), run_id="job", name="host", journal=journal)
+    state_log = Deaf()
+    host = Host(MemoryExchange(), Rules(1, 1), run_id="job", name="host", state_log=state_log)
 
     def broken(state: Any, event: Any, now: float) -> Any:
-        journal.broken = True
+        state_log.broken = True
         raise ZeroDivisionError("step")
 
     monkeypatch.setattr(_coordinator, "step", broken)

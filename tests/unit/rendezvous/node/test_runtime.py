@@ -44,7 +44,7 @@ class Desk:
         pass
 
 
-def station(**facts: Any) -> tuple[NodeRuntime, Any]:
+def runtime(**facts: Any) -> tuple[NodeRuntime, Any]:
     made = NodeRuntime(Job(run_id="job", node="n1/1-a", backend="c10d", endpoint="127.0.0.1:29400", **facts))
     made.member = member = Desk()  # type: ignore[assignment]
     return made, member
@@ -52,7 +52,7 @@ def station(**facts: Any) -> tuple[NodeRuntime, Any]:
 
 def test_a_dead_agent_is_spoken_for_once() -> None:
     """A second word, which knows of no workers, would have others take the ranks of those that still run."""
-    made, member = station()
+    made, member = runtime()
     made.witness("its agent died", False)
 
     made.close(0.0)
@@ -61,7 +61,7 @@ def test_a_dead_agent_is_spoken_for_once() -> None:
 
 
 def test_an_agent_that_goes_without_a_word_is_spoken_for() -> None:
-    made, member = station()
+    made, member = runtime()
 
     made.close(0.0)
 
@@ -78,7 +78,7 @@ def test_a_store_host_that_goes_after_the_end_is_not_waited_for() -> None:
         def abandon(self, why: str, leaver: str | None) -> None:
             said.append(leaver)
 
-    made, _ = station()
+    made, _ = runtime()
     made._host = Over()  # type: ignore[assignment]
 
     assert made._left("signal 15")
@@ -95,7 +95,7 @@ def test_a_store_host_that_goes_after_the_end_is_not_waited_for() -> None:
     ],
 )
 def test_the_workers_of_a_job_of_one_node_meet_on_loopback(facts: dict[str, Any], address: str) -> None:
-    made, _ = station(**facts)
+    made, _ = runtime(**facts)
 
     class Backend:
         def address(self) -> str:
@@ -110,7 +110,7 @@ def test_the_workers_of_a_job_of_one_node_meet_on_loopback(facts: dict[str, Any]
 def test_a_host_name_has_time_to_be_found_though_no_replacement_is_waited_for(
     join_timeout: float, patience: float
 ) -> None:
-    made, _ = station(join_timeout=join_timeout)
+    made, _ = runtime(join_timeout=join_timeout)
     deadlines: list[float] = []
 
     class Backend:
@@ -127,7 +127,7 @@ def test_a_host_name_has_time_to_be_found_though_no_replacement_is_waited_for(
 
 def test_a_node_that_said_why_it_goes_does_not_speak_again() -> None:
     """The store's host would end the job with the second word, if the first one was not read yet."""
-    made, member = station()
+    made, member = runtime()
     made._left("ConfigError: 5 is no number")
 
     made.close(0.0)
@@ -196,9 +196,9 @@ def test_an_election_is_won_however_late_the_station_knows_its_member(
                 elected.wait(0.1)
             super().__setattr__(name, value)
 
-        def _elected(self, journal: StateLog) -> None:
+        def _elected(self, state_log: StateLog) -> None:
             try:
-                super()._elected(journal)
+                super()._elected(state_log)
             finally:
                 elected.set()
 
@@ -277,7 +277,7 @@ def test_a_node_whose_coordinator_finds_another_one_ends_and_names_it() -> None:
             raise LeadershipLost("node n2 coordinates it as well")
 
     ended: list[RendezvousError] = []
-    made, member = station()
+    made, member = runtime()
     member.fail = ended.append
 
     made._serve(Second())  # type: ignore[arg-type]
@@ -318,7 +318,7 @@ def test_what_a_stranger_writes_as_the_served_job_does_not_swell_what_all_are_to
     monkeypatch: pytest.MonkeyPatch, served: str
 ) -> None:
     told: list[str] = []
-    made, _ = station()
+    made, _ = runtime()
     made._backend = Guests(served)
     monkeypatch.setattr(made, "_coordinate", lambda exchange, remark="": told.append(remark))
     made._dial_c10d(5.0)
@@ -332,7 +332,7 @@ def test_what_a_stranger_writes_as_the_served_job_does_not_swell_what_all_are_to
 
 @pytest.mark.parametrize("guest", HUGE)
 def test_long_ids_of_guests_do_not_swell_the_log(caplog: pytest.LogCaptureFixture, guest: str) -> None:
-    made, member = station()
+    made, member = runtime()
     member.final = None
 
     made._tell_stay(["short", guest])

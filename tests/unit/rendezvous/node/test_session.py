@@ -31,7 +31,13 @@ from elasticlib.rendezvous.node._session_events import (
     Tell,
 )
 from elasticlib.rendezvous.node._session_liveness import ATTEMPT, Limits, Tick
-from elasticlib.rendezvous.protocol._exchange import CAUSE, HELLO, PULSE, beat_key, box_key
+from elasticlib.rendezvous.protocol._exchange import (
+    ANNOUNCEMENT,
+    CAUSE,
+    COORDINATOR_HEARTBEAT,
+    heartbeat_key,
+    mailbox_key,
+)
 from elasticlib.rendezvous.protocol._messages import (
     EPOCH_BITS,
     Acknowledgement,
@@ -62,7 +68,7 @@ from elasticlib.rendezvous.protocol._messages import (
 )
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Wait, Write
 from elasticlib.rendezvous.protocol._progress import Seen
-from elasticlib.rendezvous.protocol._shortening import EARLY, LETTER, refers
+from elasticlib.rendezvous.protocol._shortening import EARLY, ENVELOPE, refers
 from elasticlib.rendezvous.protocol._timing import FENCE, INTERVAL
 
 HEARTBEAT = 10.0
@@ -71,11 +77,11 @@ DESCRIPTOR = Descriptor(2, "trainer", ("10.0.0.2",), 4000)
 SEAT = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, ("10.0.0.1",), 29500, "all are there")
 FINAL = Final(True, "all workers succeeded", round=0)
 BOX = "b/1"
-BEAT = beat_key(BOX)
+NODE_HEARTBEAT = heartbeat_key(BOX)
 
 
-def key(number: int, box: str = BOX) -> str:
-    return box_key(box, number)
+def key(number: int, mailbox: str = BOX) -> str:
+    return mailbox_key(mailbox, number)
 
 
 def put(message: Message) -> bytes:
@@ -93,7 +99,7 @@ class Shell:
     asked: dict[Lane, Ask] = Factory(dict)
     """What each lane is busy with."""
     done: list[Action] = Factory(list)
-    beats: int = 0
+    heartbeats: int = 0
 
     def hear(self, event: Event) -> list[Action]:
         """The actions that follow."""
@@ -134,22 +140,22 @@ class Shell:
         return self
 
     def joined(self) -> Shell:
-        """The wish for a seat is in the store, and the first beat acknowledged."""
+        """The request to join is in the store, and the first heartbeat acknowledged."""
         self.hear(Seek(2, "trainer"))
         self.answer(DESCRIPTOR)
         self.answer()
         return self.beaten()
 
     def beaten(self) -> Shell:
-        """A beat, which is due, was acknowledged by a coordinator that lives."""
+        """A heartbeat, which is due, was acknowledged by a coordinator that lives."""
         assert isinstance(self.what(), Write), self.what()
         self.answer()
-        self.beats += 1
-        self.answer([put(CoordinatorHeartbeat("nonce", self.beats))])
+        self.heartbeats += 1
+        self.answer([put(CoordinatorHeartbeat("nonce", self.heartbeats))])
         return self
 
     def posted(self) -> Shell:
-        """The wish for a seat, which is said once more, is in the store."""
+        """The request to join, which is said once more, is in the store."""
         assert isinstance(self.what(), Post), self.what()
         self.answer()
         return self
@@ -163,13 +169,13 @@ class Shell:
         self.session, words = self.session.take()
         return words
 
-    def letter(self) -> Envelope:
-        """The letter that is being posted."""
+    def envelope(self) -> Envelope:
+        """The message that is being posted."""
         post = self.what()
         assert isinstance(post, Post), post
-        letter = decode(post.data)
-        assert isinstance(letter, Envelope)
-        return letter
+        envelope = decode(post.data)
+        assert isinstance(envelope, Envelope)
+        return envelope
 
 
 # finding the job
@@ -183,7 +189,7 @@ def test_it_connects_at_once_and_waits_for_the_greeting() -> None:
 
     assert (Connect(1, ATTEMPT),) == actions
     assert isinstance(shell.what(), Wait)
-    assert HELLO == shell.what().key
+    assert ANNOUNCEMENT == shell.what().key
 
 
 def test_without_a_coordinator_it_waits_on_and_says_so() -> None:
@@ -261,20 +267,20 @@ def test_what_an_abandoned_connection_answers_is_not_heard() -> None:
     assert shell.session.error is None
 
 
-# letters
+# messages
 
 
-def test_a_seat_is_asked_for_with_what_this_node_brings() -> None:
+def test_ranks_are_asked_for_with_what_this_node_brings() -> None:
     shell = Shell().greeted()
 
     shell.hear(Seek(2, "trainer"))
     assert Describe(2, "trainer") == shell.what()
     shell.answer(DESCRIPTOR)
 
-    assert Envelope(1, Join("b", DESCRIPTOR, None)) == shell.letter()
+    assert Envelope(1, Join("b", DESCRIPTOR, None)) == shell.envelope()
 
 
-def test_letters_wait_for_contact_and_go_out_in_order() -> None:
+def test_messages_wait_for_contact_and_go_out_in_order() -> None:
     shell = Shell()
     reports = [Failed("b", 0, ()), Stopped("b", 0, ()), Leave("b", "bye")]
     for report in reports:
@@ -283,21 +289,21 @@ def test_letters_wait_for_contact_and_go_out_in_order() -> None:
     shell.greeted()
     said = []
     while shell.what() is not None:
-        said.append(shell.letter())
+        said.append(shell.envelope())
         shell.answer()
 
     assert [Envelope(number + 1, report) for number, report in enumerate(reports)] == said
 
 
-def test_a_letter_whose_connection_broke_is_said_again_with_its_number() -> None:
+def test_a_message_whose_connection_broke_is_said_again_with_its_number() -> None:
     shell = Shell().greeted()
     shell.hear(Tell(Succeeded("b", 0)))
-    first = shell.letter()
+    first = shell.envelope()
 
     shell.hear(Lost(1, "reset"))
     shell.greeted()
 
-    assert first == shell.letter()
+    assert first == shell.envelope()
 
 
 LONG = "a line of a long text\n" * 950
@@ -305,10 +311,10 @@ NOTES = tuple(FailureNote(rank, rank, 1, 1, LONG, "ValueError", LONG, age=9.0 - 
 
 
 def failures(shell: Shell) -> list[tuple[int, int]]:
-    """Of the letter that is being posted: ranks, and characters of each."""
-    report = shell.letter().report
+    """Of the message that is being posted: ranks, and characters of each."""
+    report = shell.envelope().report
     assert isinstance(report, (Failed, Stopped))
-    assert len(shell.what().data) <= LETTER
+    assert len(shell.what().data) <= ENVELOPE
     return [(note.rank, len(note.message) + len(note.traceback)) for note in report.failures]
 
 
@@ -321,7 +327,7 @@ def test_of_failures_little_is_said_unasked_and_nothing_twice() -> None:
 
     shell.hear(Tell(Stopped("b", 0, NOTES)))
 
-    assert Stopped("b", 0, ()) == shell.letter().report
+    assert Stopped("b", 0, ()) == shell.envelope().report
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -339,7 +345,7 @@ def test_who_has_the_root_cause_says_all_of_it_when_asked_and_the_agent_hears_no
     shell.reads(Elaborate(0))
 
     assert (0, 2 * len(LONG)) in failures(shell)
-    assert isinstance(shell.letter().report, Failed)
+    assert isinstance(shell.envelope().report, Failed)
     assert () == shell.words()
 
 
@@ -377,7 +383,7 @@ def test_a_root_cause_that_lies_elsewhere_is_read_before_the_end_is_told() -> No
 
     assert (ENDED,) == shell.words()
     assert Delete((key(0),)) == shell.what(Lane.WATCH)
-    assert Acknowledgement("b") == shell.letter().report
+    assert Acknowledgement("b") == shell.envelope().report
 
 
 @pytest.mark.parametrize("data", [None, b"", b"{", encode(NodeHeartbeat(1)), encode(Failed("a", 0, NOTES[1:2]))])
@@ -388,7 +394,7 @@ def test_an_end_whose_whole_root_cause_is_not_there_is_told_in_brief(data: bytes
     shell.answer([data], Lane.WATCH)
 
     assert (refers(ENDED),) == shell.words()
-    assert Acknowledgement("b") == shell.letter().report
+    assert Acknowledgement("b") == shell.envelope().report
 
 
 def test_a_connection_that_breaks_amid_that_reads_the_end_again() -> None:
@@ -406,7 +412,7 @@ def test_a_connection_that_breaks_amid_that_reads_the_end_again() -> None:
     assert (ENDED,) == shell.words()
 
 
-def test_a_wish_that_is_said_again_brings_the_same() -> None:
+def test_a_request_that_is_said_again_brings_the_same() -> None:
     shell = Shell().greeted()
     shell.hear(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
@@ -414,7 +420,7 @@ def test_a_wish_that_is_said_again_brings_the_same() -> None:
 
     shell.greeted()
 
-    assert Envelope(1, Join("b", DESCRIPTOR, None)) == shell.letter()
+    assert Envelope(1, Join("b", DESCRIPTOR, None)) == shell.envelope()
 
 
 # a store that is there and refuses
@@ -423,17 +429,17 @@ def test_a_wish_that_is_said_again_brings_the_same() -> None:
 LARGE = tuple(FailureNote(rank, rank, 1, 1, "m" * 9000, traceback="t" * 9000, age=1.0) for rank in range(4))
 
 
-def test_a_letter_that_is_too_large_is_said_again_with_less_until_the_store_takes_it() -> None:
+def test_a_message_that_is_too_large_is_said_again_with_less_until_the_store_takes_it() -> None:
     shell = Shell().greeted()
     shell.hear(Tell(Stopped("b", 0, LARGE)))
     sizes = []
-    while len(put(shell.letter())) > 3000:
-        assert shell.letter().seq == 1
-        sizes.append(len(put(shell.letter())))
+    while len(put(shell.envelope())) > 3000:
+        assert shell.envelope().seq == 1
+        sizes.append(len(put(shell.envelope())))
         shell.deny()
 
     assert sizes == sorted(sizes, reverse=True)
-    report = shell.letter().report
+    report = shell.envelope().report
     assert isinstance(report, Stopped)
     assert "characters were cut here" in report.failures[0].message
     assert shell.session.error is None
@@ -448,7 +454,7 @@ def test_what_the_store_takes_in_no_size_ends_the_job_with_the_reason_and_is_not
         shell.deny()
 
     assert tries < 12
-    close = shell.letter().report
+    close = shell.envelope().report
     assert close == CloseJob("b", "the store refused a message of node b: request is too large")
     assert "node b cannot go on: request is too large" in str(shell.session.error)
     shell.deny()
@@ -460,14 +466,14 @@ def test_a_refusal_that_has_nothing_to_do_with_size_is_no_reason_to_say_less() -
     shell.hear(Tell(Stopped("b", 0, LARGE)))
     shell.deny(too_large=False)
 
-    assert isinstance(shell.letter().report, CloseJob)
+    assert isinstance(shell.envelope().report, CloseJob)
     assert shell.session.error is not None
 
 
-# beats
+# heartbeats
 
 
-def test_beats_begin_with_the_wish_and_come_each_interval() -> None:
+def test_heartbeats_begin_with_the_request_and_come_each_interval() -> None:
     shell = Shell().greeted()
     assert shell.session.speaks_at() is None
     shell.joined()
@@ -475,10 +481,10 @@ def test_beats_begin_with_the_wish_and_come_each_interval() -> None:
     assert shell.session.speaks_at() == pytest.approx(shell.now + INTERVAL * HEARTBEAT)
     shell.later(INTERVAL * HEARTBEAT)
 
-    assert {BEAT: put(NodeHeartbeat(2, 0, 1))} == shell.what().values
+    assert {NODE_HEARTBEAT: put(NodeHeartbeat(2, 0, 1))} == shell.what().values
 
 
-def test_beats_rest_while_they_are_held() -> None:
+def test_heartbeats_rest_while_they_are_held() -> None:
     shell = Shell().greeted().joined()
 
     shell.hear(Hold(True))
@@ -487,11 +493,11 @@ def test_beats_rest_while_they_are_held() -> None:
     shell.answer([None])
     shell.hear(Hold(False))
 
-    assert Read((PULSE,)) == asked
+    assert Read((COORDINATOR_HEARTBEAT,)) == asked
     assert isinstance(shell.what(), Write)
 
 
-def test_a_node_whose_beats_rest_hears_that_its_last_one_was_destroyed() -> None:
+def test_a_node_whose_heartbeats_rest_hears_that_its_last_one_was_destroyed() -> None:
     """Its launcher stands still, so that it writes no other: it must know all the same how long its workers have."""
     shell = Shell().greeted().joined()
     shell.hear(Hold(True))
@@ -504,7 +510,7 @@ def test_a_node_whose_beats_rest_hears_that_its_last_one_was_destroyed() -> None
     assert (shell.session.kill_at() or 0.0) < (kill_at or 0.0)
 
 
-def test_a_node_without_acknowledged_beats_is_fenced_and_connects_anew() -> None:
+def test_a_node_without_acknowledged_heartbeats_is_fenced_and_connects_anew() -> None:
     shell = Shell().greeted().joined()
 
     shell.later(INTERVAL * HEARTBEAT)
@@ -516,7 +522,7 @@ def test_a_node_without_acknowledged_beats_is_fenced_and_connects_anew() -> None
 
 
 def test_a_job_that_has_begun_anew_is_left_by_whoever_was_in_it() -> None:
-    """Its pulse is none of ours, so that contact is sought anew: even where any node may coordinate."""
+    """Its heartbeat is none of ours, so that contact is sought anew: even where any node may coordinate."""
     shell = Shell(Session.begin(Belief("job", "b", None), Limits(moves=True), 100.0)[0]).greeted().joined()
 
     while shell.connection == 1 and shell.now < 200.0:
@@ -548,7 +554,7 @@ def test_a_heartbeat_of_the_coordinator_that_cannot_be_believed_is_refused_and_n
     assert "coordinator" in lost.why
 
 
-def test_the_pulse_says_who_waits() -> None:
+def test_the_coordinators_heartbeat_says_who_waits() -> None:
     shell = Shell().greeted().joined()
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
@@ -594,7 +600,7 @@ def test_a_notice_that_is_none_is_refused_with_a_line_and_deleted() -> None:
     assert Wait(key(0), SLICE) == shell.what(Lane.WATCH)
 
 
-def test_a_new_wish_wakes_the_lane_that_waits_for_the_answers_to_the_old_one() -> None:
+def test_a_new_request_to_join_wakes_the_lane_that_waits_for_the_answers_to_the_old_one() -> None:
     shell = Shell().greeted().joined()
     waits = shell.what(Lane.WATCH)
 
@@ -619,7 +625,7 @@ def test_answers_to_an_old_wish_that_were_not_taken_are_forgotten_with_a_new_one
     assert () == shell.words()
 
 
-def test_a_notice_in_the_box_of_an_old_wish_is_not_believed() -> None:
+def test_a_notice_in_the_mailbox_of_an_old_wish_is_not_believed() -> None:
     shell = Shell().greeted().joined()
     shell.answer(True, Lane.WATCH)
 
@@ -629,7 +635,7 @@ def test_a_notice_in_the_box_of_an_old_wish_is_not_believed() -> None:
     assert () == shell.words()
 
 
-def test_a_seat_that_comes_while_contact_is_lost_is_none() -> None:
+def test_ranks_that_come_while_contact_is_lost_are_none() -> None:
     shell = Shell().greeted().joined()
     shell.later(FENCE * HEARTBEAT + 0.1)
     shell.words()
@@ -642,7 +648,7 @@ def test_a_seat_that_comes_while_contact_is_lost_is_none() -> None:
     assert "the ranks of round 0 came while contact was lost" == word.why
 
 
-def test_a_seat_that_is_taken_after_contact_was_lost_is_none() -> None:
+def test_ranks_that_are_taken_after_contact_was_lost_are_none() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
 
@@ -667,7 +673,7 @@ def test_a_node_whose_beats_the_coordinator_misses_though_they_are_in_the_store_
     assert stops == any("this node's heartbeats are removed from the store" in why for why in words)
 
 
-def test_an_old_pulse_that_misses_beats_stops_nobody() -> None:
+def test_an_old_heartbeat_that_misses_heartbeats_stops_nobody() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
     for number, missed in ((7, ()), (8, ()), (7, (Missed("b", 0),))):
@@ -678,17 +684,19 @@ def test_an_old_pulse_that_misses_beats_stops_nobody() -> None:
     assert [SEAT] == list(shell.words())
 
 
-def test_a_wish_for_a_seat_is_said_again_with_its_number_when_no_answer_comes() -> None:
+def test_a_request_for_ranks_is_said_again_with_its_number_when_no_answer_comes() -> None:
     shell = Shell().greeted().joined()
     said = []
     while len(said) < 2 and shell.now < 1000.0:
         shell.later(INTERVAL * HEARTBEAT)
         shell.beaten()
         if isinstance(shell.what(), Post):
-            said.append((shell.beats, shell.letter()))
+            said.append((shell.heartbeats, shell.envelope()))
             shell.posted()
 
-    assert [(beats, Envelope(1, Join("b", DESCRIPTOR, None, -1, 0, pulse=beats - 1))) for beats in (4, 8)] == said
+    assert [
+        (heartbeats, Envelope(1, Join("b", DESCRIPTOR, None, -1, 0, pulse=heartbeats - 1))) for heartbeats in (4, 8)
+    ] == said
 
 
 def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> None:
@@ -699,17 +707,17 @@ def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> N
     shell.answer()
     shell.answer([put(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))])
 
-    assert Envelope(1, Join("b", DESCRIPTOR, None, 4, 0, pulse=1)) == shell.letter()
+    assert Envelope(1, Join("b", DESCRIPTOR, None, 4, 0, pulse=1)) == shell.envelope()
 
 
 def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> None:
-    """The coordinator's pulse has gone on by a heartbeat time (20 ticks) between two acknowledged beats."""
+    """The heartbeat of the coordinator has gone on by a heartbeat time (20 ticks) between two of its own."""
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
 
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
-    shell.answer([put(CoordinatorHeartbeat("nonce", shell.beats + 20))])
+    shell.answer([put(CoordinatorHeartbeat("nonce", shell.heartbeats + 20))])
 
     [word] = shell.words()
     assert isinstance(word, ContactLost)
@@ -736,8 +744,8 @@ def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
     assert shell.session.kill_at() == pytest.approx(shell.now + 0.85 * HEARTBEAT)
 
 
-def test_a_pulse_that_goes_on_as_it_should_stops_nobody() -> None:
-    """Two beats less than FENCE apart, and a first pulse that was an INTERVAL old: 18 ticks at most."""
+def test_a_heartbeat_that_goes_on_as_it_should_stops_nobody() -> None:
+    """Two heartbeats less than FENCE apart, and a first heartbeat that was an INTERVAL old: 18 ticks at most."""
     shell = Shell().greeted().joined()
     for count in (19, 37, 55):
         shell.later(INTERVAL * HEARTBEAT)
@@ -747,7 +755,7 @@ def test_a_pulse_that_goes_on_as_it_should_stops_nobody() -> None:
     assert () == shell.words()
 
 
-def test_a_new_coordinators_pulse_is_counted_from_its_own_beginning() -> None:
+def test_a_new_coordinators_heartbeat_is_counted_from_its_own_beginning() -> None:
     shell = Shell(Session.begin(Belief("job", "b", None), Limits(moves=True), 100.0)[0]).greeted().joined()
     for count, slept in (((1 << 32) + 3, 0), ((2 << 32) + 20, 1)):
         shell.later(INTERVAL * HEARTBEAT)
@@ -784,7 +792,7 @@ def test_the_end_is_answered_and_nothing_is_fenced_after_it() -> None:
     shell = Shell().greeted().joined()
 
     shell.reads(FINAL)
-    assert Envelope(2, Acknowledgement("b")) == shell.letter()
+    assert Envelope(2, Acknowledgement("b")) == shell.envelope()
     shell.later(10 * HEARTBEAT)
 
     assert (FINAL,) == shell.words()
@@ -794,7 +802,7 @@ def test_the_end_is_answered_and_nothing_is_fenced_after_it() -> None:
 # the end
 
 
-def test_after_the_end_no_notice_is_waited_for_but_the_answer_to_a_new_wish() -> None:
+def test_after_the_end_no_notice_is_waited_for_but_the_answer_to_a_new_request_to_join() -> None:
     shell = Shell().greeted().joined()
     shell.reads(FINAL)
     shell.answer(None, Lane.WATCH)
@@ -811,7 +819,7 @@ def test_closing_says_what_is_to_be_said_and_parts() -> None:
     shell.hear(Tell(Leave("b", "bye")))
 
     shell.hear(Close())
-    assert Leave("b", "bye") == shell.letter().report
+    assert Leave("b", "bye") == shell.envelope().report
     shell.answer()
     assert Write({waits.key: b""}) == shell.what()
     actions = shell.answer()
@@ -826,7 +834,7 @@ def test_closing_while_it_connects_still_says_what_is_to_be_said() -> None:
     shell.hear(Close())
 
     shell.greeted()
-    assert Leave("b", "bye") == shell.letter().report
+    assert Leave("b", "bye") == shell.envelope().report
 
     assert [Disconnect(1)] == shell.answer()
 
@@ -978,7 +986,7 @@ def facts(session: Session) -> dict[str, str]:
 
 @given(st.data())
 def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
-    """One operation at a time on each lane, letters in order, and a step changes nothing in what it was given."""
+    """One operation at a time on each lane, messages in order, and a step changes nothing in what it was given."""
     shell, chance = Shell(), Chance(data)
     said = 0
     for _ in range(data.draw(st.integers(1, 40))):
@@ -997,10 +1005,10 @@ def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
         assert [repr(action) for action in first] == [repr(action) for action in again]
         for action in again:
             if isinstance(action, Ask) and isinstance(action.operation, Post):
-                letter = decode(action.operation.data)
-                assert isinstance(letter, Envelope)
-                assert letter.seq in (said, said + 1)
-                said = letter.seq
+                envelope = decode(action.operation.data)
+                assert isinstance(envelope, Envelope)
+                assert envelope.seq in (said, said + 1)
+                said = envelope.seq
 
 
 # what it has seen
@@ -1018,12 +1026,12 @@ def test_a_join_says_how_far_the_job_had_come() -> None:
     shell.answer()  # the lane that watches is woken
     shell.answer(DESCRIPTOR)
 
-    assert Envelope(2, Join("b", DESCRIPTOR, None, 4, 2, pulse=(2 << EPOCH_BITS) + 7)) == shell.letter()
+    assert Envelope(2, Join("b", DESCRIPTOR, None, 4, 2, pulse=(2 << EPOCH_BITS) + 7)) == shell.envelope()
     assert Seen("nonce", 2, 4, (2 << EPOCH_BITS) + 7) == shell.session.seen
 
 
 @pytest.mark.parametrize(
-    ("beside", "pulse"),
+    ("beside", "heard"),
     [
         (put(CoordinatorHeartbeat("nonce", 17)), 17),
         (put(CoordinatorHeartbeat("other", 17)), 0),
@@ -1031,7 +1039,7 @@ def test_a_join_says_how_far_the_job_had_come() -> None:
         (None, 0),
     ],
 )
-def test_a_newcomer_says_which_pulse_lay_beside_the_greeting(beside: bytes | None, pulse: int) -> None:
+def test_a_newcomer_says_which_heartbeat_lay_beside_the_greeting(beside: bytes | None, heard: int) -> None:
     shell = Shell()
     shell.hear(Connected(1))
     shell.answer(True)
@@ -1039,11 +1047,11 @@ def test_a_newcomer_says_which_pulse_lay_beside_the_greeting(beside: bytes | Non
     shell.hear(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
 
-    assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=pulse)) == shell.letter()
+    assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=heard)) == shell.envelope()
 
 
-def test_a_new_coordinator_that_is_greeted_is_told_the_wish_again_as_any_other() -> None:
-    """Its term is noticed by a pulse that follows a beat, wherever its first one was read."""
+def test_a_new_coordinator_that_is_greeted_is_told_the_request_again_as_any_other() -> None:
+    """Its term is noticed by a heartbeat that follows a heartbeat, wherever its first one was read."""
     shell = Shell().greeted().joined()
     shell.hear(Lost(1, "reset"))
     shell.hear(Connected(shell.connection))
@@ -1052,11 +1060,11 @@ def test_a_new_coordinator_that_is_greeted_is_told_the_wish_again_as_any_other()
     shell.answer()
     shell.answer([put(CoordinatorHeartbeat("nonce", (1 << EPOCH_BITS) + 2))])
 
-    assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=(1 << EPOCH_BITS) + 1)) == shell.letter()
+    assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=(1 << EPOCH_BITS) + 1)) == shell.envelope()
 
 
 @pytest.mark.parametrize("number", [3, 4])
-def test_a_seat_in_a_round_that_is_not_above_the_last_is_refused(number: int) -> None:
+def test_ranks_in_a_round_that_is_not_above_the_last_are_refused(number: int) -> None:
     shell = Shell().greeted().joined()
     shell.reads(evolve(SEAT, round=4))
     shell.answer(lane=Lane.WATCH)
@@ -1082,7 +1090,7 @@ def test_a_seat_in_a_round_that_is_not_above_the_last_is_refused(number: int) ->
     assert (evolve(SEAT, round=5),) == shell.words()
 
 
-def test_a_pulse_that_says_that_the_job_has_ended_ends_this_nodes_part() -> None:
+def test_a_heartbeat_that_says_that_the_job_has_ended_ends_this_nodes_part() -> None:
     shell = Shell().greeted().joined()
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
@@ -1096,7 +1104,7 @@ def test_a_pulse_that_says_that_the_job_has_ended_ends_this_nodes_part() -> None
 # what it leaves behind
 
 
-def test_what_is_left_of_old_boxes_is_deleted_with_the_first_notice_of_the_new_one() -> None:
+def test_what_is_left_of_old_mailboxes_is_deleted_with_the_first_notice_of_the_new_one() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
     assert Delete((key(0),)) == shell.what(Lane.WATCH)
@@ -1108,7 +1116,7 @@ def test_what_is_left_of_old_boxes_is_deleted_with_the_first_notice_of_the_new_o
     shell.answer(lane=Lane.WATCH)
 
     shell.reads(evolve(SEAT, round=1))
-    assert Delete((key(0, "b/2"), BEAT, key(1))) == shell.what(Lane.WATCH)
+    assert Delete((key(0, "b/2"), NODE_HEARTBEAT, key(1))) == shell.what(Lane.WATCH)
     shell.answer(lane=Lane.WATCH)
     shell.reads(RoundEnd(1, "a worker failed", True))
     assert Delete((key(1, "b/2"),)) == shell.what(Lane.WATCH)
@@ -1128,4 +1136,4 @@ def test_what_could_not_be_deleted_is_deleted_by_the_next_connection() -> None:
 
     shell.reads(RoundEnd(1, "a worker failed", True))
 
-    assert Delete((key(1, "b/2"), BEAT, key(1))) == shell.what(Lane.WATCH)
+    assert Delete((key(1, "b/2"), NODE_HEARTBEAT, key(1))) == shell.what(Lane.WATCH)

@@ -1,4 +1,4 @@
-"""When a node beats, fences itself, tries again and gives up: decided without a clock or a store."""
+"""When a node heartbeats, fences itself, tries again and gives up: decided without a clock or a store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from elasticlib.rendezvous.node._session_liveness import (
-    NO_PULSE,
+    NOTHING_HEARD,
     Acknowledged,
     Action,
     Broken,
@@ -21,10 +21,10 @@ from elasticlib.rendezvous.node._session_liveness import (
     Unheard,
     begin,
     kill_at,
+    rejoin,
     search_ends_at,
     step,
     wake_at,
-    wish,
 )
 from elasticlib.rendezvous.protocol._timing import GRACE
 
@@ -77,10 +77,16 @@ def test_before_the_first_contact_refusals_are_borne_until_the_join_time_is_over
     assert [GiveUp("the job was not found, and 100 s of trying did not help: refused", closed=False)] == list(actions)
 
 
-def test_beats_that_are_acknowledged_keep_a_node_in() -> None:
+def test_heartbeats_that_are_acknowledged_keep_a_node_in() -> None:
     contact = live()
 
-    contact, done = play(contact, *((3.0 * beat, Acknowledged(3.0 * beat, beat)) for beat in range(1, 50)))
+    contact, done = play(
+        contact,
+        *(
+            (3.0 * node_heartbeat, Acknowledged(3.0 * node_heartbeat, node_heartbeat))
+            for node_heartbeat in range(1, 50)
+        ),
+    )
 
     assert [] == done
     assert contact.live
@@ -99,7 +105,7 @@ def test_a_node_fences_itself_before_others_may_take_its_place() -> None:
     assert wake + fence.grace < kill_at(contact) < 13.0  # type: ignore[operator]
 
 
-def test_the_fence_counts_from_the_sending_of_the_beat_and_not_from_its_answer() -> None:
+def test_the_fence_counts_from_the_sending_of_the_heartbeat_and_not_from_its_answer() -> None:
     contact, _ = play(live(), (8.0, Acknowledged(3.0, 1)))
 
     assert 9.0 == wake_at(contact)
@@ -179,20 +185,27 @@ def test_a_silent_store_is_sought_for_the_reconnect_time() -> None:
 
 
 def test_a_coordinator_that_is_silent_though_its_store_answers_fences_too() -> None:
-    _, done = play(live(), *((3.0 * beat, Acknowledged(3.0 * beat, 1)) for beat in range(1, 5)), (13.0, Tick()))
+    _, done = play(
+        live(),
+        *((3.0 * node_heartbeat, Acknowledged(3.0 * node_heartbeat, 1)) for node_heartbeat in range(1, 5)),
+        (13.0, Tick()),
+    )
 
     assert [Fence] == [type(action) for action in done if not isinstance(action, Connect)]
 
 
 def test_where_the_coordination_moves_a_silent_coordinator_fences_nobody() -> None:
-    _, done = play(live(moves=True), *((3.0 * beat, Acknowledged(3.0 * beat, 1)) for beat in range(1, 25)))
+    _, done = play(
+        live(moves=True),
+        *((3.0 * node_heartbeat, Acknowledged(3.0 * node_heartbeat, 1)) for node_heartbeat in range(1, 25)),
+    )
 
     assert [] == done
 
 
 @pytest.mark.parametrize("moves", [False, True])
 def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(moves: bool) -> None:
-    """Each new connection finds the old greeting: only the pulse tells that nobody is there."""
+    """Each new connection finds the old greeting: only the coordinator's heartbeat tells that nobody is there."""
     contact, now = live(moves=moves), 3.0
     done: list[Action] = []
     while not contact.over and now < 200.0:
@@ -207,8 +220,8 @@ def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(moves: 
     assert 70.0 < now < 85.0
 
 
-def test_a_coordinator_is_judged_by_beats_alone() -> None:
-    """A node that rested saw nothing, and a letter's answer does not tell of the pulse."""
+def test_a_coordinator_is_judged_by_heartbeats_alone() -> None:
+    """A node that rested saw nothing, and a message's answer does not tell of the coordinator's heartbeat."""
     contact, _ = play(
         live(moves=True),
         (3.0, Acknowledged(3.0, 1)),
@@ -247,31 +260,33 @@ def test_a_search_has_an_end_and_contact_has_none() -> None:
     assert (120.0, None) == (search_ends_at(seeking), search_ends_at(live()))
 
 
-@pytest.mark.parametrize("pulse", [NO_PULSE, (1 << 32) + 19])
-def test_a_pulse_that_is_gone_or_of_an_older_coordinator_does_not_say_that_a_node_slept(pulse: int) -> None:
-    """Somebody put it there: time goes on by pulses that grow."""
-    beats = ((3.0, Acknowledged(3.0, (2 << 32) + 5)), (6.0, Acknowledged(6.0, pulse)))
-    _, done = play(live(moves=True), *beats)
+@pytest.mark.parametrize("heard", [NOTHING_HEARD, (1 << 32) + 19])
+def test_a_heartbeat_that_is_gone_or_of_an_older_coordinator_does_not_say_that_a_node_slept(heard: int) -> None:
+    """Somebody put it there: time goes on by heartbeats that grow."""
+    heartbeats = ((3.0, Acknowledged(3.0, (2 << 32) + 5)), (6.0, Acknowledged(6.0, heard)))
+    _, done = play(live(moves=True), *heartbeats)
 
     assert [] == done
 
 
-@pytest.mark.parametrize("pulse", [NO_PULSE, 4])
+@pytest.mark.parametrize("heard", [NOTHING_HEARD, 4])
 @pytest.mark.parametrize("moves", [False, True])
-def test_a_beat_counts_only_with_a_pulse_that_is_not_older_than_one_that_was_read(pulse: int, moves: bool) -> None:
+def test_a_heartbeat_counts_only_with_a_coordinators_heartbeat_that_is_not_older_than_one_that_was_read(
+    heard: int, moves: bool
+) -> None:
     """Whoever hides the one may destroy the other: such a node must not run on beside its successors."""
     contact, _ = play(live(moves=moves), (3.0, Acknowledged(3.0, 5)))
 
-    beats = tuple((at, Acknowledged(at, pulse)) for at in (4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
-    _, done = play(contact, *beats)
+    heartbeats = tuple((at, Acknowledged(at, heard)) for at in (4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
+    _, done = play(contact, *heartbeats)
 
     assert [Fence] == [type(action) for action in done if not isinstance(action, Connect)]
 
 
-def test_a_node_whose_beats_are_destroyed_is_stopped_once_until_it_asks_anew() -> None:
+def test_a_node_whose_heartbeats_are_destroyed_is_stopped_once_until_it_asks_anew() -> None:
     contact, done = play(live(), (3.0, Acknowledged(3.0, 1)), (6.0, Unheard()), (6.5, Unheard()))
 
     assert [Fence] == [type(action) for action in done]
     assert 6.0 + GRACE * 10.0 == kill_at(contact)
-    _, done = play(wish(contact), (7.0, Unheard()))
+    _, done = play(rejoin(contact), (7.0, Unheard()))
     assert [Fence] == [type(action) for action in done]

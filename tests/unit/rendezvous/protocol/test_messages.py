@@ -111,7 +111,7 @@ def test_what_is_no_message_is_refused(data: bytes, said: str) -> None:
 
 
 @pytest.mark.parametrize("key", [None, key_of("secret")], ids=["open", "signed"])
-def test_a_join_of_a_peer_that_does_not_know_of_pulses_is_read(key: bytes | None) -> None:
+def test_a_join_of_a_peer_that_does_not_know_of_heartbeats_is_read(key: bytes | None) -> None:
     plain = json.loads(encode(JOIN))
     del plain["pulse"]
     data = json.dumps(plain if key is None else plain | {"mac": mac(plain, key, "here")}).encode()
@@ -149,7 +149,7 @@ TURNS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"
 
 
 def is_hidden(part: str) -> bool:
-    """Whether a character does something to a terminal, a line or the order of letters, or cannot be written."""
+    """Whether a character does something to a terminal, a line or the order of messages, or cannot be written."""
     kind = unicodedata.category(part)
     is_control = kind == "Cc" and part not in "\n\t"
     return is_control or kind in ("Cs", "Zl", "Zp") or unicodedata.bidirectional(part) in TURNS

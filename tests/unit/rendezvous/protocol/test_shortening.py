@@ -20,7 +20,7 @@ from elasticlib.rendezvous.protocol._messages import (
 )
 from elasticlib.rendezvous.protocol._shortening import (
     EARLY,
-    LETTER,
+    ENVELOPE,
     LINE,
     SHORT,
     WHOLE,
@@ -69,8 +69,8 @@ def size(report: Report) -> int:
     return len(encode(Envelope(10**6, report), KEY, "place"))
 
 
-@given(note_lists, st.sampled_from([LETTER, LETTER // 4, LETTER // 16]))
-def test_no_letter_is_longer_than_its_limit(found: list[FailureNote], most: int) -> None:
+@given(note_lists, st.sampled_from([ENVELOPE, ENVELOPE // 4, ENVELOPE // 16]))
+def test_no_message_is_longer_than_its_limit(found: list[FailureNote], most: int) -> None:
     kept = fitting(Stopped(NODE, 3, tuple(found)), most)
 
     assert isinstance(kept, Stopped)
@@ -180,7 +180,7 @@ def test_why_a_node_goes_is_a_line() -> None:
     assert cost(line(LONG)) <= LINE
 
 
-def test_a_verdict_in_brief_says_the_same_of_its_root_cause_in_a_few_lines() -> None:
+def test_an_outcome_in_brief_says_the_same_of_its_root_cause_in_a_few_lines() -> None:
     final = Final(False, "why", "a", notes(1)[0])
 
     assert evolve(final, root=short(notes(1)[0])) == brief(final)

@@ -140,11 +140,11 @@ class Desk:
         self.lines = LogLines()
         handle = os.pidfd_open(self.sleepers[1])
         self.lease = Lease()
-        self.pump = Bridge(process, self.share, heartbeat, self.lines, handle, self.lease, lambda: self.now)
-        self.pump.begin()
+        self.bridge = Bridge(process, self.share, heartbeat, self.lines, handle, self.lease, lambda: self.now)
+        self.bridge.begin()
 
     def step(self, *, expected: bool | None = None) -> None:
-        assert self.pump.step(0.0) is expected
+        assert self.bridge.step(0.0) is expected
 
     def hear(self, op: str, **facts: object) -> None:
         """The launcher says something, and the pump works it off."""
@@ -192,12 +192,12 @@ class Desk:
         for pid in self.sleepers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        self.pump.guarded.forget()
-        for number in (self.pump.launcher, self.member.ready, self.lines.fileno()):
+        self.bridge.guarded.forget()
+        for number in (self.bridge.launcher, self.member.ready, self.lines.fileno()):
             os.close(number)
         self.launcher.close()
         self.lease.close()
-        self.pump.channel.close()
+        self.bridge.channel.close()
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_the_first_word_is_a_sign_of_life(desk: Desk) -> None:
 
 
 def test_reports_reach_the_member(desk: Desk) -> None:
-    desk.hear("join", slots=2, role="trainer", wish=1)
+    desk.hear("join", slots=2, role="trainer", generation=1)
     reports = [
         Failed("n1/1-a", 0, (NOTE,)),
         Stopped("n1/1-a", 0, (NOTE,)),
@@ -238,19 +238,19 @@ def test_words_reach_the_launcher_in_their_order(desk: Desk) -> None:
     end = RoundEnd(0, "rank 1 failed", True)
     desk.tell(PEERS, end, ContactLost("nobody answers", 1.5))
 
-    seat, ended, lost = desk.said()
+    assignment, ended, lost = desk.said()
 
-    assert [from_plain(each["notice"]) for each in (seat, ended)] == [PEERS, end]
+    assert [from_plain(each["notice"]) for each in (assignment, ended)] == [PEERS, end]
     assert lost == {"op": "lost", "why": "nobody answers", "grace": 1.5}
 
 
-@pytest.mark.parametrize(("seat", "sockets"), [(SEAT, 1), (PEERS, None)])
+@pytest.mark.parametrize(("assignment", "sockets"), [(SEAT, 1), (PEERS, None)])
 def test_group_rank_0_gets_the_socket_of_the_workers_store(
-    desk: Desk, seat: RankAssignment, sockets: int | None
+    desk: Desk, assignment: RankAssignment, sockets: int | None
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         desk.member.bound = bound
-        desk.tell(seat)
+        desk.tell(assignment)
 
         (frame,) = desk.said()
 
@@ -258,7 +258,7 @@ def test_group_rank_0_gets_the_socket_of_the_workers_store(
     assert (desk.member.bound is None) is (sockets == 1)
 
 
-def test_a_seat_without_a_socket_is_passed_on_alone(desk: Desk) -> None:
+def test_ranks_without_a_socket_are_passed_on_alone(desk: Desk) -> None:
     desk.tell(SEAT)
 
     assert [frame["op"] for frame in desk.said()] == ["notice"]
@@ -352,7 +352,7 @@ def test_a_closed_channel_is_the_launchers_death(desk: Desk) -> None:
 
 def test_a_launcher_is_dead_though_a_child_holds_its_channel(desk: Desk) -> None:
     os.kill(desk.sleepers[1], signal.SIGKILL)
-    wait_readable([desk.pump.launcher], LIMIT)
+    wait_readable([desk.bridge.launcher], LIMIT)
 
     desk.step(expected=False)
 
@@ -389,13 +389,13 @@ def test_what_a_launcher_said_counts_before_its_silence(desk: Desk) -> None:
     assert desk.member.asked == []
 
 
-def test_a_launcher_that_may_stand_still_keeps_its_beats_for_so_long(desk: Desk) -> None:
-    desk.pump.vigil = evolve(desk.pump.vigil, stillness=1.0)
+def test_a_launcher_that_may_stand_still_keeps_its_heartbeats_for_so_long(desk: Desk) -> None:
+    desk.bridge.vigil = evolve(desk.bridge.vigil, stall=1.0)
     desk.now += 0.9 * HEARTBEAT
     desk.step()
     before = list(desk.member.asked)
 
-    patience = desk.pump.patience()
+    patience = desk.bridge.patience()
     desk.now += 0.1 * HEARTBEAT
     desk.step()
 
@@ -427,7 +427,7 @@ def test_log_lines_for_a_launcher_that_stands_still_are_dropped(desk: Desk) -> N
 
 
 def run_workers(desk: Desk) -> None:
-    desk.hear("join", slots=2, role="trainer", wish=1)
+    desk.hear("join", slots=2, role="trainer", generation=1)
     desk.tell(PEERS)
     desk.guard(desk.spawner)
     desk.said()
@@ -457,7 +457,7 @@ def test_workers_that_have_time_left_live(desk: Desk) -> None:
 
     desk.step()
 
-    assert desk.pump.patience() == pytest.approx(0.1)
+    assert desk.bridge.patience() == pytest.approx(0.1)
     assert desk.runs(desk.spawner)
 
 
@@ -474,13 +474,13 @@ def test_the_lease_of_the_workers_ends_when_they_must_be_dead(desk: Desk) -> Non
     assert (math.inf, 105.0, 107.0) == (without, known, desk.lease.ends_at())
 
 
-def test_a_seat_is_told_with_its_lease(desk: Desk) -> None:
+def test_ranks_are_told_with_its_lease(desk: Desk) -> None:
     """Whoever starts workers reads it at once, and this process may be stopped before it goes on."""
-    desk.hear("join", slots=2, role="trainer", wish=1)
+    desk.hear("join", slots=2, role="trainer", generation=1)
     desk.member.kill_after = 5.0
     desk.member.words.append(PEERS)
     seen: list[float] = []
-    desk.pump.channel = Told(desk.pump.channel, lambda: seen.append(desk.lease.ends_at()))  # type: ignore[assignment]
+    desk.bridge.channel = Told(desk.bridge.channel, lambda: seen.append(desk.lease.ends_at()))  # type: ignore[assignment]
 
     desk.step()
 
@@ -495,7 +495,7 @@ def test_a_lease_that_is_over_is_not_renewed_for_workers_that_should_be_dead(des
     desk.step()
     over = desk.lease.ends_at()
 
-    desk.hear("join", slots=2, role="trainer", wish=1)
+    desk.hear("join", slots=2, role="trainer", generation=1)
 
     assert (99.0, math.inf) == (over, desk.lease.ends_at())
 
@@ -504,7 +504,7 @@ def test_a_lease_that_is_over_is_not_renewed_for_workers_that_should_be_dead(des
 def test_a_node_without_workers_loses_nobody(desk: Desk, report: Report | None) -> None:
     run_workers(desk)
     if report is None:
-        desk.hear("join", slots=2, role="trainer", wish=1)
+        desk.hear("join", slots=2, role="trainer", generation=1)
     else:
         desk.report(report)
     desk.member.kill_after = -1.0
@@ -548,7 +548,7 @@ def test_a_spawner_that_took_the_place_of_a_killed_one_is_killed_too(desk: Desk)
 
 
 def test_a_spawner_that_is_named_after_contact_came_back_is_killed_all_the_same(desk: Desk) -> None:
-    """Others have had the time to take the seat of a launcher that stood still before it named its spawner."""
+    """Others have had the time to take the ranks of a launcher that stood still before it named its spawner."""
     desk.tell(PEERS)
     desk.member.kill_after = -1.0
     desk.step()
@@ -564,7 +564,7 @@ def test_a_new_seat_has_its_own_time(desk: Desk) -> None:
     desk.member.kill_after = -1.0
     desk.step()
     desk.member.kill_after = 5.0
-    desk.hear("join", slots=2, role="trainer", wish=1)
+    desk.hear("join", slots=2, role="trainer", generation=1)
     desk.tell(PEERS)
     second = os.posix_spawn(shutil.which("sleep") or "sleep", ["sleep", "60"], {})
     desk.sleepers.append(second)
@@ -585,21 +585,21 @@ def test_a_node_that_lost_contact_leaves_the_next_wish_to_its_agent(desk: Desk) 
 def test_a_spawner_that_has_ended_already_is_no_error(desk: Desk) -> None:
     run_workers(desk)
     os.kill(desk.spawner, signal.SIGKILL)
-    wait_readable([desk.pump.guarded.handle or -1], LIMIT)
+    wait_readable([desk.bridge.guarded.handle or -1], LIMIT)
     desk.member.kill_after = -1.0
 
     desk.step()
 
-    assert desk.pump.outlast(0.0)
+    assert desk.bridge.outlast(0.0)
 
 
 def test_workers_count_as_gone_only_when_their_spawner_is(desk: Desk) -> None:
-    pump = desk.pump
-    before = pump.outlast(0.0)
+    bridge = desk.bridge
+    before = bridge.outlast(0.0)
     desk.tell(PEERS)
-    seated = pump.outlast(0.0)
+    assigned = bridge.outlast(0.0)
     desk.guard(desk.spawner)
-    running = pump.outlast(0.0)
-    pump.guarded.kill()
+    running = bridge.outlast(0.0)
+    bridge.guarded.kill()
 
-    assert (before, seated, running, pump.outlast(LIMIT)) == (True, False, False, True)
+    assert (before, assigned, running, bridge.outlast(LIMIT)) == (True, False, False, True)

@@ -70,8 +70,8 @@ class Process:
     def say(self, op: str, *descriptors: int, **facts: object) -> None:
         self.channel.send({"op": op, **facts}, descriptors)
 
-    def tell(self, notice: Notice, *descriptors: int, wish: int = 0) -> None:
-        self.say("notice", *descriptors, notice=to_plain(notice), wish=wish)
+    def tell(self, notice: Notice, *descriptors: int, generation: int = 0) -> None:
+        self.say("notice", *descriptors, notice=to_plain(notice), generation=generation)
 
     def heard(self) -> Message:
         assert wait_readable([self.channel], LIMIT), "nothing was said"
@@ -165,7 +165,7 @@ def test_reports_go_over_in_their_order(member: SidecarClient, process: Process)
 
     join, guard, *reports = [process.heard() for _ in range(7)]
 
-    assert join == {"op": "join", "slots": 2, "role": "trainer", "wish": 1}
+    assert join == {"op": "join", "slots": 2, "role": "trainer", "generation": 1}
     assert guard == {"op": "guard"}
     assert [from_plain(each["report"]) for each in reports] == [
         Failed("n1/1-a", 0, notes),
@@ -224,7 +224,7 @@ def test_how_many_wait_is_known_as_the_process_told_it_last(member: SidecarClien
     assert counts == [0, 2, 1]
 
 
-def test_a_seat_brings_the_socket_of_the_workers_store_once(member: SidecarClient, process: Process) -> None:
+def test_ranks_bring_the_socket_of_the_workers_store_once(member: SidecarClient, process: Process) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         process.tell(SEAT, bound.fileno())
         taken(member)
@@ -251,12 +251,12 @@ def test_a_socket_that_nobody_fetched_is_closed_when_the_next_one_comes(
         found.close()
 
 
-def test_an_answer_to_an_earlier_wish_is_none_any_more(member: SidecarClient, process: Process) -> None:
+def test_an_answer_to_an_earlier_request_is_none_any_more(member: SidecarClient, process: Process) -> None:
     member.join(1, "trainer")
     member.join(1, "trainer")
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        process.tell(SEAT, bound.fileno(), wish=1)
-    process.tell(SEAT, wish=2)
+        process.tell(SEAT, bound.fileno(), generation=1)
+    process.tell(SEAT, generation=2)
 
     assert [SEAT] == taken(member)
     assert member.listener() is None
@@ -381,7 +381,7 @@ def test_a_process_that_answers_again_is_watched_again(member: SidecarClient, pr
 
 
 def test_a_program_that_may_stand_still_gives_its_process_that_time_too(process: Process, clock: Clock) -> None:
-    member = SidecarClient(job(), stillness=1.0, clock=clock)
+    member = SidecarClient(job(), stall=1.0, clock=clock)
     said = process.heard()
     process.say("alive")
     taken(member)

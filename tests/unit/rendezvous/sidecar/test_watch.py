@@ -10,10 +10,10 @@ from elasticlib.rendezvous.sidecar._watch import SILENCE, SidecarWatch
 
 HEARTBEAT = 10.0
 VIGIL = SidecarWatch(HEARTBEAT, 100.0, 100.0)
-RUNNING = VIGIL.seated()
+RUNNING = VIGIL.assigned()
 
 
-def test_the_beats_of_a_silent_launcher_rest_until_it_speaks() -> None:
+def test_the_heartbeats_of_a_silent_launcher_rest_until_it_speaks() -> None:
     silent = VIGIL.judge(100.0 + SILENCE * HEARTBEAT, None)
     spoke = silent.said(102.0).judge(102.0, None)
 
@@ -40,7 +40,7 @@ def test_that_workers_should_be_dead_holds_though_contact_came_back_until_they_a
 
     assert due.judge(100.1, 200.0).due
     assert not due.gone().due
-    assert not due.wished(2).due
+    assert not due.joins(2).due
 
 
 def test_a_lease_ends_when_workers_must_be_dead_and_is_never_renewed_then() -> None:

@@ -30,17 +30,17 @@ class Store(dict[str, bytes]):
     | st.builds(lambda *parts: b" ".join(parts), NUMBERS, NUMBERS, st.just(encode(JOIN)) | spoiled(encode(JOIN)))
 )
 @example(b"-1 -1 " + encode(JOIN))
-def test_whatever_a_node_offers_it_has_a_seat_by_it_or_is_refused(offer: bytes) -> None:
+def test_whatever_a_node_offers_it_has_ranks_by_it_or_is_refused(offer: bytes) -> None:
     store: Any = Store()
     table = Agreement(store, 0, 2, lambda call: call())
     table.meet(JOIN, Past(), 3)
     store.set(f"elasticlib/{table.nonce}/offer/1", offer)
     try:
-        seat = table.meet(JOIN, Past(), 3)
+        assignment = table.meet(JOIN, Past(), 3)
     except RendezvousStateError as error:
         assert len(str(error)) < 1000
         return
-    assert isinstance(seat, RankAssignment)
+    assert isinstance(assignment, RankAssignment)
 
 
 @given(strange, st.sampled_from(["seat/a/1", "ended", "gone/0", "final"]))
@@ -50,5 +50,5 @@ def test_what_is_no_message_is_refused(data: bytes, key: str) -> None:
     store.set(f"elasticlib/nonce/{key}", data)
 
     with pytest.raises(RendezvousStateError):
-        read = {"ended": table.ended, "final": table.verdict, "gone/0": lambda: table.testimony(0)}
+        read = {"ended": table.ended, "final": table.outcome, "gone/0": lambda: table.testimony(0)}
         read.get(key, lambda: table.meet(JOIN, Past(), 3))()

@@ -1,4 +1,4 @@
-"""A node of a job whose peers somebody else's handler finds: seats, ends and verdicts are agreed all the same."""
+"""A node of a job whose peers somebody else's handler finds: seats, ends and outcomes are agreed all the same."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def expect(kind: type[T], member: HandlerMember) -> T:
     return word
 
 
-def seated(cluster: Cluster, *members: HandlerMember) -> list[RankAssignment]:
+def assigned(cluster: Cluster, *members: HandlerMember) -> list[RankAssignment]:
     for member in members:
         member.join(1, "trainer")
     return [expect(RankAssignment, member) for member in members]
@@ -186,26 +186,34 @@ def test_seats_are_agreed_for_nodes_with_different_slots_and_roles(cluster: Clus
     a.join(2, "reader")
     b.join(3, "trainer")
 
-    seats = sorted((expect(RankAssignment, a), expect(RankAssignment, b)), key=lambda seat: seat.role_world_size)
+    assignments = sorted(
+        (expect(RankAssignment, a), expect(RankAssignment, b)), key=lambda assignment: assignment.role_world_size
+    )
 
     assert [(2, 5, 0, 2), (3, 5, 0, 3)] == [
-        (seat.role_world_size, seat.world_size, seat.role_rank_base, seat.role_world_size) for seat in seats
+        (assignment.role_world_size, assignment.world_size, assignment.role_rank_base, assignment.role_world_size)
+        for assignment in assignments
     ]
-    assert {(0, 0), (1, 2)} == {(seat.group_rank, seat.rank_base and 2) for seat in seats}
-    assert 1 == len({(seat.round, seat.master_addresses, seat.master_port) for seat in seats})
+    assert {(0, 0), (1, 2)} == {(assignment.group_rank, assignment.rank_base and 2) for assignment in assignments}
+    assert 1 == len(
+        {(assignment.round, assignment.master_addresses, assignment.master_port) for assignment in assignments}
+    )
 
 
 def test_rank_0_binds_the_socket_of_the_workers_store(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), local_addr="127.0.0.1")
 
-    seats = seated(cluster, *members)
+    assignments = assigned(cluster, *members)
 
-    for member, seat in zip(members, seats, strict=True):
+    for member, assignment in zip(members, assignments, strict=True):
         listener = member.listener()
-        assert (listener is not None) == (seat.group_rank == 0)
+        assert (listener is not None) == (assignment.group_rank == 0)
         if listener is not None:
             with listener:
-                assert (("127.0.0.1",), seat.master_port) == (seat.master_addresses, listener.getsockname()[1])
+                assert (("127.0.0.1",), assignment.master_port) == (
+                    assignment.master_addresses,
+                    listener.getsockname()[1],
+                )
 
 
 def test_a_handlers_own_store_serves_workers_once_since_it_keeps_their_keys(cluster: Cluster) -> None:
@@ -213,11 +221,11 @@ def test_a_handlers_own_store_serves_workers_once_since_it_keeps_their_keys(clus
     meeting.shared = True
     member = cluster.member(Handler(meeting))
 
-    [first] = seated(cluster, member)
+    [first] = assigned(cluster, member)
     served_by_the_handler = member.listener() is None
     member.post(Failed(member.node, first.round, (note(),)))
     expect(RoundEnd, member)
-    [second] = seated(cluster, member)
+    [second] = assigned(cluster, member)
     listener = member.listener()
 
     assert served_by_the_handler
@@ -229,52 +237,52 @@ def test_a_handlers_own_store_serves_workers_once_since_it_keeps_their_keys(clus
 
 def test_a_failure_restarts_all_nodes_and_is_counted_once_for_the_job(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), max_restarts=2)
-    seats = seated(cluster, *members)
-    members[0].post(Failed(members[0].node, seats[0].round, (note(3, "out of luck"),)))
+    assignments = assigned(cluster, *members)
+    members[0].post(Failed(members[0].node, assignments[0].round, (note(3, "out of luck"),)))
 
     ends = [expect(RoundEnd, member) for member in members]
-    again = seated(cluster, *members)
+    again = assigned(cluster, *members)
 
     assert ends[0] == ends[1]
     assert ends[0].restart
     assert "rank 3" in ends[0].why and "out of luck; restart 1 of 2" in ends[0].why
-    assert [(seats[0].round + 1, 1)] * 2 == [(seat.round, seat.restart_count) for seat in again]
+    assert [(assignments[0].round + 1, 1)] * 2 == [(assignment.round, assignment.restart_count) for assignment in again]
 
 
 def test_failures_of_several_nodes_at_once_are_one_restart(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), max_restarts=1)
-    seats = seated(cluster, *members)
-    for member, seat in zip(members, seats, strict=True):
-        member.post(Failed(member.node, seat.round, (note(),)))
+    assignments = assigned(cluster, *members)
+    for member, assignment in zip(members, assignments, strict=True):
+        member.post(Failed(member.node, assignment.round, (note(),)))
 
     ends = [expect(RoundEnd, member) for member in members]
-    again = seated(cluster, *members)
+    again = assigned(cluster, *members)
 
     assert [True, True] == [end.restart for end in ends]
-    assert [1, 1] == [seat.restart_count for seat in again]
+    assert [1, 1] == [assignment.restart_count for assignment in again]
 
 
 def test_restarts_of_different_nodes_spend_one_budget(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), max_restarts=1)
-    seats = seated(cluster, *members)
-    members[0].post(Failed(members[0].node, seats[0].round, (note(),)))
+    assignments = assigned(cluster, *members)
+    members[0].post(Failed(members[0].node, assignments[0].round, (note(),)))
     for member in members:
         expect(RoundEnd, member)
-    seats = seated(cluster, *members)
+    assignments = assigned(cluster, *members)
 
-    members[1].post(Failed(members[1].node, seats[1].round, (note(),)))
+    members[1].post(Failed(members[1].node, assignments[1].round, (note(),)))
 
     assert [False, False] == [expect(RoundEnd, member).restart for member in members]
 
 
 def test_without_a_restart_left_all_nodes_name_the_same_root_cause(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), max_restarts=0)
-    seats = seated(cluster, *members)
+    assignments = assigned(cluster, *members)
     root, lost = note(1, "disk full", age=2.0), note(0, "connection reset", age=5.0, secondary=True)
-    members[0].post(Failed(members[0].node, seats[0].round, (lost, root, note(2, age=1.0))))
+    members[0].post(Failed(members[0].node, assignments[0].round, (lost, root, note(2, age=1.0))))
     ends = [expect(RoundEnd, member) for member in members]
-    members[1].post(Stopped(members[1].node, seats[1].round, (note(7, "stopped later"),)))
-    members[0].post(Stopped(members[0].node, seats[0].round, (lost, root)))
+    members[1].post(Stopped(members[1].node, assignments[1].round, (note(7, "stopped later"),)))
+    members[0].post(Stopped(members[0].node, assignments[0].round, (lost, root)))
 
     finals = [expect(Final, member) for member in members]
 
@@ -287,13 +295,15 @@ def test_without_a_restart_left_all_nodes_name_the_same_root_cause(cluster: Clus
 def test_the_root_cause_may_lie_on_another_node_than_the_one_that_ended_the_round(cluster: Cluster) -> None:
     """A lost connection is often seen before the death that caused it."""
     members = pair(cluster, Meeting(2), max_restarts=0)
-    seats = seated(cluster, *members)
-    members[0].post(Failed(members[0].node, seats[0].round, (lost := note(0, "connection reset", secondary=True),)))
+    assignments = assigned(cluster, *members)
+    members[0].post(
+        Failed(members[0].node, assignments[0].round, (lost := note(0, "connection reset", secondary=True),))
+    )
     for member in members:
         expect(RoundEnd, member)
-    members[0].post(Stopped(members[0].node, seats[0].round, (lost,)))
+    members[0].post(Stopped(members[0].node, assignments[0].round, (lost,)))
     early = select.select([members[0]], [], [], 0.05)[0]
-    members[1].post(Stopped(members[1].node, seats[1].round, (root := note(1, "out of memory"),)))
+    members[1].post(Stopped(members[1].node, assignments[1].round, (root := note(1, "out of memory"),)))
 
     finals = [expect(Final, member) for member in members]
 
@@ -304,12 +314,12 @@ def test_the_root_cause_may_lie_on_another_node_than_the_one_that_ended_the_roun
 
 def test_a_node_that_leaves_after_the_last_round_holds_nobody_up(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), max_restarts=0)
-    seats = seated(cluster, *members)
-    members[0].post(Failed(members[0].node, seats[0].round, (note(),)))
+    assignments = assigned(cluster, *members)
+    members[0].post(Failed(members[0].node, assignments[0].round, (note(),)))
     for member in members:
         expect(RoundEnd, member)
-    members[1].post(Leave(members[1].node, "signal 15", seats[1].round))
-    members[0].post(Stopped(members[0].node, seats[0].round, (note(),)))
+    members[1].post(Leave(members[1].node, "signal 15", assignments[1].round))
+    members[0].post(Stopped(members[0].node, assignments[0].round, (note(),)))
 
     final = expect(Final, members[0])
 
@@ -318,10 +328,10 @@ def test_a_node_that_leaves_after_the_last_round_holds_nobody_up(cluster: Cluste
 
 def test_the_end_is_agreed_when_all_nodes_succeeded_and_the_handler_is_shut_down(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2))
-    seats = seated(cluster, *members)
-    members[0].post(Succeeded(members[0].node, seats[0].round))
+    assignments = assigned(cluster, *members)
+    members[0].post(Succeeded(members[0].node, assignments[0].round))
     early = select.select([members[0]], [], [], 0.05)[0]
-    members[1].post(Succeeded(members[1].node, seats[1].round))
+    members[1].post(Succeeded(members[1].node, assignments[1].round))
 
     finals = [expect(Final, member) for member in members]
     for member in members:
@@ -334,9 +344,9 @@ def test_the_end_is_agreed_when_all_nodes_succeeded_and_the_handler_is_shut_down
 
 def test_a_node_that_succeeded_takes_part_again_when_a_peer_fails(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2))
-    seats = seated(cluster, *members)
-    members[0].post(Succeeded(members[0].node, seats[0].round))
-    members[1].post(Failed(members[1].node, seats[1].round, (note(),)))
+    assignments = assigned(cluster, *members)
+    members[0].post(Succeeded(members[0].node, assignments[0].round))
+    members[1].post(Failed(members[1].node, assignments[1].round, (note(),)))
 
     ends = [expect(RoundEnd, member) for member in members]
 
@@ -346,28 +356,28 @@ def test_a_node_that_succeeded_takes_part_again_when_a_peer_fails(cluster: Clust
 def test_waiting_nodes_end_the_round_without_spending_a_restart(cluster: Cluster) -> None:
     meeting = Meeting(1)
     member = cluster.member(Handler(meeting))
-    [seat] = seated(cluster, member)
+    [assignment] = assigned(cluster, member)
     meeting.size = 2
     newcomer = cluster.member(Handler(meeting))
     newcomer.join(1, "trainer")
 
     end = expect(RoundEnd, member)
-    [again] = seated(cluster, member)
+    [again] = assigned(cluster, member)
 
     assert (True, "1 nodes wait to join") == (end.restart, end.why)
-    assert (seat.round + 1, 2, 0) == (again.round, again.group_world_size, again.restart_count)
+    assert (assignment.round + 1, 2, 0) == (again.round, again.group_world_size, again.restart_count)
     assert again.round == expect(RankAssignment, newcomer).round
 
 
 def test_an_arrival_does_not_undo_work_that_a_node_has_finished(cluster: Cluster) -> None:
     meeting = Meeting(2)
     members = pair(cluster, meeting)
-    seats = seated(cluster, *members)
-    members[0].post(Succeeded(members[0].node, seats[0].round))
+    assignments = assigned(cluster, *members)
+    members[0].post(Succeeded(members[0].node, assignments[0].round))
     select.select([members[0]], [], [], 0.02)
     meeting.came.append(Handler(meeting))
     quiet = select.select(members, [], [], 0.05)[0]
-    members[1].post(Succeeded(members[1].node, seats[1].round))
+    members[1].post(Succeeded(members[1].node, assignments[1].round))
 
     assert [] == quiet
     assert [True, True] == [expect(Final, member).succeeded for member in members]
@@ -375,8 +385,8 @@ def test_an_arrival_does_not_undo_work_that_a_node_has_finished(cluster: Cluster
 
 def test_a_node_whose_peers_never_say_how_they_ended_leaves_after_the_barrier_and_says_so(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), barrier=0.05)
-    seats = seated(cluster, *members)
-    members[0].post(Succeeded(members[0].node, seats[0].round))
+    assignments = assigned(cluster, *members)
+    members[0].post(Succeeded(members[0].node, assignments[0].round))
 
     final = expect(Final, members[0])
 
@@ -387,7 +397,7 @@ def test_a_node_whose_peers_never_say_how_they_ended_leaves_after_the_barrier_an
 def test_a_closed_rendezvous_ends_running_nodes(cluster: Cluster) -> None:
     meeting = Meeting(1)
     member = cluster.member(Handler(meeting))
-    seated(cluster, member)
+    assigned(cluster, member)
     meeting.closed = True
 
     final = expect(Final, member)
@@ -398,8 +408,8 @@ def test_a_closed_rendezvous_ends_running_nodes(cluster: Cluster) -> None:
 def test_a_node_that_leaves_sends_the_others_to_a_new_round_and_closes_nothing(cluster: Cluster) -> None:
     meeting = Meeting(2)
     members = pair(cluster, meeting)
-    seats = seated(cluster, *members)
-    members[0].post(Leave(members[0].node, "signal 15", seats[0].round))
+    assignments = assigned(cluster, *members)
+    members[0].post(Leave(members[0].node, "signal 15", assignments[0].round))
 
     final, end = expect(Final, members[0]), expect(RoundEnd, members[1])
     members[0].close()
@@ -465,7 +475,7 @@ def test_other_errors_of_a_handler_are_raised_to_the_agent(
 ) -> None:
     meeting = Meeting(1)
     member = cluster.member(Handler(meeting))
-    seated(cluster, member)
+    assigned(cluster, member)
     meeting.broken = error
     select.select([member], [], [], LIMIT)
 
@@ -478,7 +488,7 @@ def test_other_errors_of_a_handler_are_raised_to_the_agent(
 def test_a_handler_that_does_not_answer_is_noticed_and_never_blocks_the_agent(cluster: Cluster) -> None:
     handler, thawed = Handler(Meeting(1)), threading.Event()
     member = cluster.member(handler, silence=0.05)
-    seated(cluster, member)
+    assigned(cluster, member)
     handler.num_nodes_waiting = thawed.wait  # type: ignore[method-assign]
     with pytest.raises(RendezvousConnectionError, match="Handler has not answered for"):
         while not member.take():
@@ -518,9 +528,9 @@ def test_a_store_that_keeps_its_keys_from_round_to_round_gives_no_stale_seat(clu
     members = pair(cluster, Meeting(2, one_store=True), max_restarts=20)
     rounds = []
     for _ in range(20):
-        seats = seated(cluster, *members)
-        rounds.append({seat.round for seat in seats})
-        members[0].post(Failed(members[0].node, seats[0].round, (note(),)))
+        assignments = assigned(cluster, *members)
+        rounds.append({assignment.round for assignment in assignments})
+        members[0].post(Failed(members[0].node, assignments[0].round, (note(),)))
         for member in members:
             expect(RoundEnd, member)
 
@@ -531,7 +541,7 @@ def test_a_store_that_keeps_its_keys_from_round_to_round_gives_no_stale_seat(clu
 def test_a_scribble_in_the_store_is_a_state_error(cluster: Cluster, scribble: bytes) -> None:
     meeting = Meeting(1)
     member = cluster.member(Handler(meeting))
-    seated(cluster, member)
+    assigned(cluster, member)
     nonce = meeting.values["0/elasticlib/call"].decode()
     meeting.values[f"0/elasticlib/{nonce}/ended"] = scribble
     select.select([member], [], [], LIMIT)
@@ -547,13 +557,13 @@ def test_what_is_no_handler_is_refused_by_the_methods_that_it_lacks() -> None:
 
 def test_a_failure_that_a_restart_would_only_meet_again_ends_the_job(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), max_restarts=3)
-    seats = seated(cluster, *members)
+    assignments = assigned(cluster, *members)
     stuck = evolve(note(1, "in uninterruptible sleep"), fatal=True)
 
-    members[0].post(Failed(members[0].node, seats[0].round, (stuck,)))
+    members[0].post(Failed(members[0].node, assignments[0].round, (stuck,)))
     ends = [expect(RoundEnd, member) for member in members]
-    members[1].post(Stopped(members[1].node, seats[1].round, ()))
-    members[0].post(Stopped(members[0].node, seats[0].round, (stuck,)))
+    members[1].post(Stopped(members[1].node, assignments[1].round, ()))
+    members[0].post(Stopped(members[0].node, assignments[0].round, (stuck,)))
     finals = [expect(Final, member) for member in members]
 
     assert [False, False] == [end.restart for end in ends]

@@ -51,7 +51,7 @@ def test_what_each_interpreter_reads_asks_for_a_new_fork_server_of_any_kind(name
 
 @pytest.mark.parametrize(
     "name",
-    "OMP_PLACES GOMP_CPU_AFFINITY MKL_NUM_THREADS OPENBLAS_CORETYPE TORCH_LOGS PYTORCH_CUDA_ALLOC_CONF "
+    "OMP_PLACES GOMP_CPU_AFFINITY MKL_NUM_THREADS OPENBLAS_CORETYPE TORCH_LOGS PYTORCH_CUDA_ALLOC_CONF"
     "CUDA_MODULE_LOADING NCCL_DEBUG".split(),
 )
 def test_what_native_libraries_read_asks_for_a_new_fork_server_where_any_was_loaded(name: str) -> None:

@@ -33,7 +33,7 @@ from elasticlib.rendezvous.protocol._messages import Final
 
 
 def gather(state: State, now: float) -> Outcome:
-    """Seat those who wait, if it is time; else say when it will be."""
+    """Give ranks to those who wait, if it is time; else say when it will be."""
     rules, current = state.rules, state.round
     if current is not None and current.has_workers:
         return state, ()
@@ -56,15 +56,17 @@ def gather(state: State, now: float) -> Outcome:
         if now < deadline:
             return state, (WakeAt(deadline),)
         absent = named(coming(state))
-        return seal(state, f"{present} nodes are there; {absent} did not return in {rules.patience:g} s", there)
+        return finalize(state, f"{present} nodes are there; {absent} did not return in {rules.patience:g} s", there)
     if present >= rules.max_nodes:
-        return seal(state, f"all {rules.max_nodes} nodes are there", there)
+        return finalize(state, f"all {rules.max_nodes} nodes are there", there)
     if current is not None and len(current.left) < len(current.entries):
-        return seal(state, f"all nodes that stayed after round {current.number} are back, {present} are there", there)
+        return finalize(
+            state, f"all nodes that stayed after round {current.number} are back, {present} are there", there
+        )
     due = _due(state, deadline)
     if now < due:
         return state, (_wake(state, due, now),)
-    return seal(state, _why_now(state, present, now), there)
+    return finalize(state, _why_now(state, present, now), there)
 
 
 def _wake(state: State, due: float, now: float) -> WakeAt:
@@ -73,7 +75,7 @@ def _wake(state: State, due: float, now: float) -> WakeAt:
     return WakeAt(due if free is None else min(due, free))
 
 
-def seal(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
+def finalize(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
     """Give ranks to those who are *there* and heard: first to those who had some, then as they came."""
     rules, current = state.rules, state.round
     heard = {node: entry for node, entry in there.items() if not is_missed(state, entry)}
@@ -85,15 +87,15 @@ def seal(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
     chosen = {node: state.waiting[node].descriptor for node in by_claim[: rules.max_nodes]}
     nodes = order(chosen, last)
     number = current.number + 1 if current is not None else 0
-    seats = assign([chosen[node] for node in nodes], number, state.restarts, rules.max_restarts, why)
+    assignments = assign([chosen[node] for node in nodes], number, state.restarts, rules.max_restarts, why)
     entries = {node: _rested(state.waiting[node]) for node in nodes}
     rest = {node: entry for node, entry in state.waiting.items() if node not in entries}
     losses = state.losses if current is None else losses_after(state.losses, current)
     state = evolve(state, waiting=rest, losses=losses, gathering_since=None)
-    state = evolve(state, round=Round(number, entries, seats), pausing=state.pausing & rest.keys())
+    state = evolve(state, round=Round(number, entries, assignments), pausing=state.pausing & rest.keys())
     first: tuple[Action, ...] = (ClearStore(),) if rules.shared_store and number > 0 else ()
-    sends = zip(entries.values(), seats, strict=True)
-    return state, first + tuple(Send(entry.box, entry.node, seat) for entry, seat in sends)
+    sends = zip(entries.values(), assignments, strict=True)
+    return state, first + tuple(Send(entry.mailbox, entry.node, assignment) for entry, assignment in sends)
 
 
 def _rested(entry: Entry) -> Entry:
@@ -107,7 +109,7 @@ def status(state: State, now: float) -> str:
         return ""
     pausing = pauses(state, now)
     if current is not None and current.end is None:
-        return pausing or _why_no_seat(current, rules.max_nodes)
+        return pausing or _why_no_ranks(current, rules.max_nodes)
     if current is not None and current.has_workers:
         running = current.entries.keys() - current.stopped - current.succeeded
         return f"round {current.number} has ended; its workers still stop on {named(running)}"
@@ -123,7 +125,7 @@ def status(state: State, now: float) -> str:
     return f"{present} of at most {rules.max_nodes} {there}; they start in {left:.0f} s if no other node joins"
 
 
-def _why_no_seat(current: Round, most: int) -> str:
+def _why_no_ranks(current: Round, most: int) -> str:
     if len(current.entries) < most:
         why = f"round {current.number} is about to succeed on {named(current.entries)}"
         return f"{why}; this node takes part in the next one, if there is one"
@@ -132,7 +134,7 @@ def _why_no_seat(current: Round, most: int) -> str:
 
 
 def coming(state: State) -> frozenset[str]:
-    """Nodes of the last round that are alive and have not asked for a seat yet."""
+    """Nodes of the last round that are alive and have not asked for ranks yet."""
     current = state.round
     if current is None:
         return frozenset()
@@ -185,6 +187,6 @@ def _give_up(state: State, how: str, note: str) -> Outcome:
         missing = current.entries.keys() - state.waiting.keys()
         if missing:
             why += f"; missing of round {current.number}: {named(missing, current.left)}"
-    if without_seats := refused(state):
-        why += f"; no ranks are given any more to {without_seats}"
+    if without_ranks := refused(state):
+        why += f"; no ranks are given any more to {without_ranks}"
     return finish(state, Final(False, why + note, kind="timeout"))

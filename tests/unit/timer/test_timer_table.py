@@ -7,11 +7,11 @@ import math
 import pytest
 
 from elasticlib.timer import TimerRequest
-from elasticlib.timer._ledger import Ledger, patience
+from elasticlib.timer._timer_table import TimerTable, patience
 
 
-def ledger(*requests: TimerRequest) -> Ledger[TimerRequest]:
-    made: Ledger[TimerRequest] = Ledger()
+def ledger(*requests: TimerRequest) -> TimerTable[TimerRequest]:
+    made: TimerTable[TimerRequest] = TimerTable()
     made.register(requests)
     return made
 

@@ -3,7 +3,7 @@ What must hold for what a node says to its coordinator, whatever breaks in betwe
 
 Each report makes one message, numbered in the order in which the agent said it. One is posted when the one before it
 is in the store, in the same words however often; once it is in the store it is not posted again, but for the last
-wish for a seat, where the coordinator may not know it. None is longer than it may be; of one that is denied for its
+wish for ranks, where the coordinator may not know it. None is longer than it may be; of one that is denied for its
 size less is said in its place, or that the job cannot go on.
 """
 
@@ -25,12 +25,12 @@ from elasticlib.rendezvous.protocol._messages import (
     decode,
 )
 from elasticlib.rendezvous.protocol._progress import Seen
-from elasticlib.rendezvous.protocol._shortening import EARLY, LETTER
+from elasticlib.rendezvous.protocol._shortening import EARLY, ENVELOPE
 from tests.sim.checks.demand import Demand
 
 
 @define(eq=False, repr=False)
-class Letters:
+class Envelopes:
     """Of one node."""
 
     job: str
@@ -42,12 +42,12 @@ class Letters:
     """Number of the last one that there must be."""
     stored: int = 0
     """Number of the last one that is in the store."""
-    wish: int = 0
-    """Number of the last one that asks for a seat."""
-    wished_at: float | None = None
+    join_seq: int = 0
+    """Number of the last one that asks for ranks."""
+    asked_at: float | None = None
     """When that was posted first."""
     _due: dict[int, Report | None] = Factory(dict)
-    """What each is to say that is not in the store; None: a wish that is not described yet."""
+    """What each is to say that is not in the store; None: a request that is not described yet."""
     _join: Join | None = None
     """What the last wish said, when it was described."""
     _posted: dict[int, bytes] = Factory(dict)
@@ -64,9 +64,9 @@ class Letters:
     # What is to be said.
 
     def wants(self) -> None:
-        """The agent asks for a seat."""
+        """The agent asks for ranks."""
         self._add(None)
-        self.wish, self.wished_at, self._join = self.last, None, None
+        self.join_seq, self.asked_at, self._join = self.last, None, None
 
     def told(self, report: Report) -> None:
         """The agent says something."""
@@ -87,15 +87,15 @@ class Letters:
     def described(self, made: Descriptor, seen: Seen) -> None:
         """It is known what the node brings."""
         seq = self.stored + 1
-        join = Join(self.node, made, self.terms, seen.round, seen.epoch, seen.pulse)
+        join = Join(self.node, made, self.terms, seen.round, seen.epoch, seen.heard)
         self._due[seq] = join
-        if seq == self.wish:
+        if seq == self.join_seq:
             self._join = join
 
     def repeats(self, seen: Seen) -> None:
-        """The coordinator may not know the wish: it is said once more, if that is not being done already."""
-        if self._join is not None and self.has_wished and self.wish not in self._again:
-            self._again[self.wish] = evolve(self._join, round=seen.round, epoch=seen.epoch, pulse=seen.pulse)
+        """The coordinator may not know the request: it is said once more, if that is not being done already."""
+        if self._join is not None and self.has_joined and self.join_seq not in self._again:
+            self._again[self.join_seq] = evolve(self._join, round=seen.round, epoch=seen.epoch, pulse=seen.heard)
 
     def _add(self, report: Report | None) -> None:
         self.last += 1
@@ -107,9 +107,9 @@ class Letters:
         return self.stored < self.last or bool(self._again)
 
     @property
-    def has_wished(self) -> bool:
-        """Whether the last wish for a seat is in the store."""
-        return 0 < self.wish <= self.stored
+    def has_joined(self) -> bool:
+        """Whether the last request to join is in the store."""
+        return 0 < self.join_seq <= self.stored
 
     # What is said.
 
@@ -120,10 +120,12 @@ class Letters:
 
     def post(self, data: bytes, nonce: str, now: float) -> int:
         """A message goes out; its number."""
-        letter = decode(data, self.key, lambda each: report_place(self.job, nonce, self.node, getattr(each, "seq", 0)))
-        assert isinstance(letter, Envelope)
-        seq, report = letter.seq, letter.report
-        self.demand(len(data) <= LETTER, f"message {seq} has {len(data):,} bytes")
+        envelope = decode(
+            data, self.key, lambda each: report_place(self.job, nonce, self.node, getattr(each, "seq", 0))
+        )
+        assert isinstance(envelope, Envelope)
+        seq, report = envelope.seq, envelope.report
+        self.demand(len(data) <= ENVELOPE, f"message {seq} has {len(data):,} bytes")
         self.demand(report.node == self.node, f"message {seq} is from {report.node}")
         if seq <= self.stored:
             self.demand(seq in self._again, f"message {seq} is posted again")
@@ -139,8 +141,8 @@ class Letters:
             self.demand(self._posted.get(seq, data) == data, f"message {seq} is posted again in other words")
             self._is_due(seq, report, len(data))
         self._posted[seq] = data
-        if seq == self.wish and self.wished_at is None:
-            self.wished_at = now
+        if seq == self.join_seq and self.asked_at is None:
+            self.asked_at = now
         return seq
 
     def _is_due(self, seq: int, report: Report, size: int) -> None:
@@ -162,8 +164,8 @@ class Letters:
     def denied(self, seq: int, too_large: bool) -> bool:
         """The store does not take it; whether less can perhaps be said in its place, and the node goes on."""
         data = self._posted.pop(seq)
-        letter = decode(data, None) if self.key is None else None
-        report = letter.report if isinstance(letter, Envelope) else None
+        envelope = decode(data, None) if self.key is None else None
+        report = envelope.report if isinstance(envelope, Envelope) else None
         if isinstance(report, Close):
             self._due.clear()
             self.stored = self.last

@@ -54,7 +54,7 @@ def is_deadline(value: object) -> bool:
 R = TypeVar("R", bound=TimerRequest)
 
 
-class Ledger(Generic[R]):
+class TimerTable(Generic[R]):
     """The timers of a server, by worker and scope."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from elasticlib._wire import room_for
 _log = logging.getLogger("elasticlib")
 
 
-class Victims:
+class WatchedProcesses:
     """Processes by id; not for use by two threads at once."""
 
     def __init__(self) -> None:
