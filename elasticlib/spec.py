@@ -142,6 +142,11 @@ def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:
     raise SpecError(f"{attribute.name}={value!r} must be a whole number of at least 1, or one of {words}")
 
 
+def _alone(rule: _rules.Validator) -> _rules.Validator:
+    """The *rule* of a field, which gets its value without the object that has the call's arguments, too."""
+    return lambda _, attribute, value: rule(None, attribute, value)
+
+
 def _arguments(value: Any) -> tuple[Any, ...]:
     return _rules.arguments("args", value)
 
@@ -295,8 +300,8 @@ class WorkerSpec(DataclassView):
     ``AssertionError``) for a number that breaks its rule.
     """
 
-    role: str = field(validator=_rules.text)
-    local_world_size: int = field(converter=_rules.number, validator=_rules.whole(1))
+    role: str = field(validator=_alone(_rules.text))
+    local_world_size: int = field(converter=_rules.number, validator=_alone(_rules.whole(1)))
     """How many workers this node has."""
     rdzv_handler: object
     """Through which the nodes meet: what `get_rendezvous_handler` returns, or another `RendezvousHandler`."""
@@ -306,30 +311,30 @@ class WorkerSpec(DataclassView):
     """What each worker runs: a callable, the path of a script, a module's name or a program; one must be given."""
     args: tuple[Any, ...] = field(default=(), converter=_arguments)
     """Arguments of the callable, or the command line of the script or program."""
-    max_restarts: int = field(default=3, converter=_rules.number, validator=_rules.whole(0))
-    monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_rules.positive)
+    max_restarts: int = field(default=3, converter=_rules.number, validator=_alone(_rules.whole(0)))
+    monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_alone(_rules.positive))
     master_port: int | None = None
     """Without effect, unlike in torch: the port of the round's own store counts, and another one here is warned of."""
     master_addr: str | None = None
     """Without effect, as `master_port`."""
     local_addr: str | None = None
-    event_log_handler: str = field(default="null", validator=_rules.text)
+    event_log_handler: str = field(default="null", validator=_alone(_rules.text))
     numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
     """As in `LaunchConfig`, but None binds nothing."""
     duplicate_stdout_filters: list[str] | None = field(
-        default=None, converter=_rules.own_list, validator=_rules.texts_or_none
+        default=None, converter=_rules.own_list, validator=_alone(_rules.texts_or_none)
     )
     duplicate_stderr_filters: list[str] | None = field(
-        default=None, converter=_rules.own_list, validator=_rules.texts_or_none
+        default=None, converter=_rules.own_list, validator=_alone(_rules.texts_or_none)
     )
-    virtual_local_rank: bool = field(default=False, converter=_rules.truth, validator=_rules.yes_or_no)
+    virtual_local_rank: bool = field(default=False, converter=_rules.truth, validator=_alone(_rules.yes_or_no))
     kwargs: dict[str, Any] = field(factory=dict, converter=_rules.dictionary, kw_only=True)
     """Keyword arguments of a callable entry point."""
     module: bool = field(default=False, kw_only=True)
     no_python: bool = field(default=False, kw_only=True)
     preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_rules.words, kw_only=True)
     worker_server: bool = field(default=False, kw_only=True)
-    exit_timeout: float | None = field(default=None, validator=_rules.exit_timeout, kw_only=True)
+    exit_timeout: float | None = field(default=None, validator=_alone(_rules.exit_timeout), kw_only=True)
     """As in `LaunchConfig`."""
 
     def __attrs_post_init__(self) -> None:

@@ -322,7 +322,8 @@ class SimpleElasticAgent(ElasticAgent):
         self._listener = self._member.listener() if assignment.group_rank == 0 else None
         places, group.master_port = assignment.master_addresses, assignment.master_port
         group.master_addr = places[0] if assignment.group_rank == 0 else first_reachable(places, assignment.master_port)
-        _checks.warn_of_another_master(group.spec, group.master_addr, group.master_port)
+        wanted = group.spec.master_addr, group.spec.master_port
+        _checks.warn_of_another_master(wanted, group.master_addr, group.master_port)
         sizes = assignment.world_size, assignment.role_world_size
         group.workers = [
             Worker(rank, assignment.rank_base + rank, assignment.role_rank_base + rank, *sizes)

@@ -12,7 +12,6 @@ import warnings
 from elasticlib import _rules
 from elasticlib.agent import _uninterruptible
 from elasticlib.errors import ConfigError
-from elasticlib.spec import WorkerSpec
 
 _log = logging.getLogger("elasticlib")
 
@@ -69,16 +68,15 @@ def warn_of_uncalled_methods(cls: type, agent: type) -> None:
         )
 
 
-def warn_of_another_master(spec: WorkerSpec, addr: str, port: int) -> None:
+def warn_of_another_master(wanted: tuple[str | None, int | None], addr: str, port: int) -> None:
     """
-    Say that a master which *spec* names has no effect, where the round has another one, at *addr* and *port*.
+    Say that the master *wanted* by a WorkerSpec has no effect, where the round has another one, at *addr* and *port*.
 
     torch's agent gives its workers the one of the specification; its launcher names the rendezvous' own there.
     """
-    wanted = (spec.master_addr or addr, spec.master_port or port)
-    if wanted != (addr, port):
+    if (wanted[0] or addr, wanted[1] or port) != (addr, port):
         _log.warning(
             "master_addr=%r, master_port=%r have no effect: the store of this round is at %s, port %s; "
             "leave them out of the WorkerSpec",
-            *(spec.master_addr, spec.master_port, addr, port),
+            *(*wanted, addr, port),
         )
