@@ -131,8 +131,8 @@ class _Finder:
         match node:
             case ast.FunctionDef():
                 yield from self._definition(node)
-            case ast.Expr(value=ast.Call(func=ast.Name(id="assert_never"))):
-                return  # never reached
+            case ast.Expr(value=ast.Call(func=ast.Name(id="assert_never" | "assert_type"))):
+                return  # for the type checker
             case ast.Expr(value=ast.Call()) | ast.AugAssign():
                 yield self._found(f"without {_say(node)}", drop)
                 yield from self._expression(node.value, _into(node, "value"))

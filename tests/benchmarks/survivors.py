@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 SURVIVORS: dict[str, str] = {
+    "node/_belief.py Belief.whole: root_node stays, not found.node": (
+        "the end names the same node already, or does not refer to what was found"
+    ),
     "node/_session.py Session._refuse: self._refusals stays": (
         "no history has so many refusals of one kind that some are not said"
     ),
