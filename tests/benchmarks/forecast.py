@@ -11,7 +11,7 @@ import signal
 
 from attrs import frozen
 
-from elasticlib.testing import Fault, FaultPlan, Finalized, Rules, SimulatedCluster
+from elasticlib.testing import Fault, FaultPlan, Finalized, Rules, SimulatedCluster, Started
 
 HEARTBEAT = 3.0
 LAST_CALL = 1.0
@@ -61,6 +61,8 @@ class Forecast:
     restarts: int
     present: tuple[int, ...]
     """Machines of the agents that are there in the end, in order."""
+    settled: float
+    """When the last workers start, in seconds from the job's start."""
     codes: tuple[tuple[int, int], ...]
     """Machine and exit code of all agents once the workers have ended, in order; SIGKILL is -9."""
 
@@ -94,4 +96,5 @@ def foretell(plan: Draft, faults: tuple[Fault, ...], seed: int) -> Forecast:
                 codes.append((number, 0))
             else:
                 codes.append((number, -signal.SIGKILL))
-    return Forecast(len(cluster.running), restarts, tuple(sorted(present)), tuple(sorted(codes)))
+    settled = max(record.at for record in cluster.history if isinstance(record, Started))
+    return Forecast(len(cluster.running), restarts, tuple(sorted(present)), settled, tuple(sorted(codes)))

