@@ -116,10 +116,10 @@ class Line:
     @property
     def reached(self) -> bool | None:
         """Whether every goal is reached; None when one of them was not measured, or there is none."""
-        outcomes = [goal.reached(self.our_value, self.ratio) for goal in self.figure.goals]
-        if False in outcomes:
+        verdicts = [goal.reached(self.our_value, self.ratio) for goal in self.figure.goals]
+        if False in verdicts:
             return False
-        return None if None in outcomes or not outcomes else True
+        return None if None in verdicts or not verdicts else True
 
 
 def compare(figure: Figure, ours: Sequence[object], theirs: Sequence[object]) -> Line:

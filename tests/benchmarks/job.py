@@ -20,7 +20,7 @@ from typing import IO
 
 from attrs import frozen
 
-from tests.benchmarks import state_log, tree
+from tests.benchmarks import journal, tree
 from tests.benchmarks.launchers import Launcher
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,18 +42,18 @@ class Job:
     started: float
     """Monotonic seconds before the launcher's process was made."""
 
-    def marks(self) -> list[state_log.Mark]:
+    def marks(self) -> list[journal.Mark]:
         """What the workers have written down so far."""
-        return state_log.read(self.folder)
+        return journal.read(self.folder)
 
     def when(self, what: str, ranks: int, attempt: int = 0, limit: float = LIMIT) -> dict[int, float]:
         """Wait until *ranks* workers have made the mark *what* in *attempt*; the time of each."""
 
         def enough() -> bool:
-            return len(state_log.select(self.marks(), what, attempt)) >= ranks
+            return len(journal.select(self.marks(), what, attempt)) >= ranks
 
         self.wait_for(enough, f"{ranks} workers to be {what!r} in attempt {attempt}", limit)
-        return state_log.select(self.marks(), what, attempt)
+        return journal.select(self.marks(), what, attempt)
 
     def wait_for(self, condition: Callable[[], bool], what: str, limit: float = LIMIT) -> None:
         """Wait until *condition* holds. Raises `BenchmarkError` after *limit* seconds or the launcher's end."""
@@ -112,7 +112,7 @@ class Job:
 def environment(folder: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables of a job in *folder*: this process's, the mark, and a search path that finds the repository."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    mine = {state_log.FOLDER: str(folder), "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
+    mine = {journal.FOLDER: str(folder), "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
     return {**os.environ, **mine, **(more or {})}
 
 

@@ -17,7 +17,7 @@ FOLDER = "ELASTICLIB_BENCHMARK_FOLDER"
 
 
 class Mark(NamedTuple):
-    """One line of the state log."""
+    """One line of the journal."""
 
     what: str
     attempt: int
@@ -45,10 +45,10 @@ def mark(what: str) -> None:
     """Write down that *what* (one word) happened in this worker now."""
     at = time.monotonic()
     line = f"{what} {attempt()} {rank()} {at!r}\n"
-    state_log = os.open(folder() / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    journal = os.open(folder() / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     # One write with O_APPEND: lines of several workers never mix.
-    os.write(state_log, line.encode())
-    os.close(state_log)
+    os.write(journal, line.encode())
+    os.close(journal)
 
 
 def read(place: Path) -> list[Mark]:

@@ -64,13 +64,13 @@ def flood(launcher: Launcher, workers: int = WORKERS, lines: int = LINES) -> Flo
         return Flood(found, gone - first, gone - job.started)
 
 
-def trickle(launcher: Launcher, workers: int = WORKERS, heartbeats: int = BEATS) -> Behind:
+def trickle(launcher: Launcher, workers: int = WORKERS, beats: int = BEATS) -> Behind:
     """
     Let each worker write the time each 50 ms and read the console as a terminal would.
 
     Raises `BenchmarkError` when the job fails or lines are missing.
     """
-    command = launched(launcher, "beats.py", str(heartbeats), workers=workers, options=TEE)
+    command = launched(launcher, "beats.py", str(beats), workers=workers, options=TEE)
     delays: list[float] = []
     with started(command, stdout=subprocess.PIPE) as job:
         assert job.process.stdout is not None
@@ -86,8 +86,8 @@ def trickle(launcher: Launcher, workers: int = WORKERS, heartbeats: int = BEATS)
             *whole, begun = (begun + data).split(b"\n")
             delays.extend(now - float(line.split()[-1]) for line in whole if b"]:beat " in line)
         job.succeeded()
-        if len(delays) != workers * heartbeats:
-            raise BenchmarkError(f"{workers * heartbeats} lines were written, {len(delays)} came:\n{job.complaints()}")
+        if len(delays) != workers * beats:
+            raise BenchmarkError(f"{workers * beats} lines were written, {len(delays)} came:\n{job.complaints()}")
     return Behind(statistics.median(delays) * 1000, statistics.quantiles(delays, n=20)[-1] * 1000)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from tests.benchmarks import state_log
+from tests.benchmarks import journal
 from tests.benchmarks.figures import Benchmark, Figure, Goal, Turn
 from tests.benchmarks.job import BenchmarkError, launched, started
 from tests.benchmarks.launchers import Launcher
@@ -31,7 +31,7 @@ def measure(launcher: Launcher, turn: Turn) -> Raised:
         try:
             told = job.when("told", WORKERS - 1, limit=LIMIT)
         except BenchmarkError:
-            told = state_log.select(job.marks(), "told")
+            told = journal.select(job.marks(), "told")
         if len(told) < WORKERS - 1:
             return Raised(LIMIT)
         return Raised(max(told.values()) - raised)

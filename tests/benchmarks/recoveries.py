@@ -14,7 +14,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from tests.benchmarks import state_log
+from tests.benchmarks import journal
 from tests.benchmarks.figures import Benchmark, Figure, Goal, Turn
 from tests.benchmarks.job import launched, new_folder, started
 from tests.benchmarks.launchers import LAUNCHERS, Launcher
@@ -65,7 +65,7 @@ def recover(launcher: Launcher, victim: int = 1, limit: float = LIMIT, parent: P
     with started(command, parent=parent) as job:
         gone = job.gone(limit)
         code = job.process.returncode
-        done = state_log.select(job.marks(), "finished", in_attempt=1)
+        done = journal.select(job.marks(), "finished", in_attempt=1)
         finished = code == 0 and len(done) == WORKERS
         seconds = limit if gone is None else gone - job.started
         return Recovery(finished, seconds, code, "" if finished else job.complaints())

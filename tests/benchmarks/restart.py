@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from tests.benchmarks import state_log
+from tests.benchmarks import journal
 from tests.benchmarks.figures import Benchmark, Figure, Goal, Of, Turn
 from tests.benchmarks.job import launched, started
 from tests.benchmarks.launchers import Launcher
@@ -28,7 +28,7 @@ def measure(launcher: Launcher, turn: Turn, workers: int = WORKERS) -> Restart:
         job.when("up", workers)
         with job.opened():
             again = job.when("up", workers, attempt=1)
-        killed = state_log.select(job.marks(), "killed")[victim]
+        killed = journal.select(job.marks(), "killed")[victim]
         job.succeeded()
         return Restart(max(again.values()) - killed)
 

@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from attrs import frozen
-from tests.benchmarks.state_log import FOLDER
+
+from tests.benchmarks.journal import FOLDER
 
 PROC = Path("/proc")
 _DEAD = "ZX"

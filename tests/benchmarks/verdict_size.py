@@ -2,7 +2,7 @@
 Failures too large to write down: how long until all nodes of a job know how it ended, and why.
 
 N nodes with W workers each, all of which fail at once and for good, each with a message and a traceback of so many
-characters: seconds from the first report to the last node that was told the outcome, through one c10d store and
+characters: seconds from the first report to the last node that was told the verdict, through one c10d store and
 through one etcd. ``python -m tests.benchmarks.verdict_size --nodes 32,1000``. As in `forming`, a few processes play
 the nodes and another one coordinates, on one machine (a network namespace): all nodes share its processors.
 """
@@ -38,7 +38,7 @@ HEARTBEAT = 60.0
 
 
 @frozen
-class AgentEnded:
+class Verdict:
     """What one job showed."""
 
     seconds: float
@@ -49,8 +49,8 @@ class AgentEnded:
 
 def measure(
     backend: str, nodes: int, workers: int = WORKERS, length: int = LENGTH, heartbeat: float = HEARTBEAT
-) -> AgentEnded:
-    """Let all workers of so many nodes fail. Raises `BenchmarkError` when the outcome does not come within `LIMIT`."""
+) -> Verdict:
+    """Let all workers of so many nodes fail. Raises `BenchmarkError` when the verdict does not come within `LIMIT`."""
     if why := missing():
         raise BenchmarkError(why)
     with ExitStack() as stack:
@@ -66,7 +66,7 @@ def measure(
         print(f"{nodes} nodes connected in {team.tell('connect'):.2f} s", file=sys.stderr, flush=True)
         print(f"{nodes} nodes seated in {team.tell('form'):.2f} s", file=sys.stderr, flush=True)
         team.tell(f"write {workers} {length}", numbers=False)
-        return AgentEnded(team.tell("fail"), team.root)
+        return Verdict(team.tell("fail"), team.root)
 
 
 def _numbers(text: str) -> Sequence[int]:
@@ -74,7 +74,7 @@ def _numbers(text: str) -> Sequence[int]:
 
 
 def main() -> int:
-    """Seconds to the outcome."""
+    """Seconds to the verdict."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.verdict_size", description=main.__doc__)
     parser.add_argument("--nodes", type=_numbers, default=(32, 1000), help="sizes (32,1000)")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS, help="all, if not given")

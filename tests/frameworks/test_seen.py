@@ -16,7 +16,7 @@ DIFFERENT = {
     "TORCHELASTIC_RUN_ID": "drawn anew for each job",
     "TORCHELASTIC_ERROR_FILE": "below a folder that is drawn anew; its end is compared",
 }
-"""Variables whose values may differ, with the reason; every other is the same to the message."""
+"""Variables whose values may differ, with the reason; every other is the same to the letter."""
 
 
 @pytest.fixture(scope="module")

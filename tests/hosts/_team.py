@@ -1,5 +1,5 @@
 """
-One job of many agents, each on a machine of its own, and the state log that its workers keep.
+One job of many agents, each on a machine of its own, and the journal that its workers keep.
 
 Rules of this file: what a test waits for comes within a limit or raises; leaving the ``with`` block kills what is
 left of the job, one process at a time.
@@ -34,7 +34,7 @@ ETCD_PORT = 2379
 
 @frozen
 class Line:
-    """One line of the state log, in the order of writing."""
+    """One line of the journal, in the order of writing."""
 
     what: str
     """``up``, ``told`` (to end), ``done``, or ``beside``: at work at the same time as another round."""
@@ -119,7 +119,7 @@ class Team:
         return agent
 
     def lines(self) -> list[Line]:
-        """The state log so far."""
+        """The journal so far."""
         try:
             text = (self.folder / "lines").read_text()
         except FileNotFoundError:
@@ -171,7 +171,7 @@ class Team:
         return sorted(tree.command(each.pid) for each in tree.left_after(limit, (), self.folder))
 
     def faults(self) -> list[str]:
-        """What the state log shows that must never be: two rounds at work at once, or a rank given twice."""
+        """What the journal shows that must never be: two rounds at work at once, or a rank given twice."""
         lines = self.lines()
         found = [
             f"round {each.round} rank {each.rank} on {each.host} began beside {each.other} (pid {each.other_pid})"

@@ -25,7 +25,7 @@ _FLOCK = "hhqqi"
 
 
 def note(what: str, **more: object) -> None:
-    """Append a line to the state log."""
+    """Append a line to the journal."""
     line = {
         "what": what,
         "at": time.monotonic(),
@@ -37,9 +37,9 @@ def note(what: str, **more: object) -> None:
         "pid": os.getpid(),
         **more,
     }
-    state_log = os.open(FOLDER / "lines", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    os.write(state_log, json.dumps(line).encode() + b"\n")
-    os.close(state_log)
+    journal = os.open(FOLDER / "lines", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.write(journal, json.dumps(line).encode() + b"\n")
+    os.close(journal)
 
 
 def at_work_in(path: Path) -> int:

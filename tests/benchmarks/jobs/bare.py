@@ -1,7 +1,7 @@
 """A worker that imports next to nothing, waits at the gate and ends."""
 
-from tests.benchmarks import state_log
+from tests.benchmarks import journal
 
-state_log.mark("up")
-with open(state_log.folder() / "gate", "rb"):
+journal.mark("up")
+with open(journal.folder() / "gate", "rb"):
     pass

@@ -3,8 +3,8 @@
 import signal
 import subprocess
 
-from tests.benchmarks import state_log
+from tests.benchmarks import journal
 
 subprocess.Popen(["sleep", "600"], start_new_session=True)
-state_log.mark("up")
+journal.mark("up")
 signal.pause()

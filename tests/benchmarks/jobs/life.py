@@ -2,8 +2,8 @@
 
 import torch  # noqa: F401  (its import is part of what is timed)
 
-from tests.benchmarks import state_log
+from tests.benchmarks import journal
 
-state_log.mark("up")
-with open(state_log.folder() / "gate", "rb"):
-    state_log.mark("end")
+journal.mark("up")
+with open(journal.folder() / "gate", "rb"):
+    journal.mark("end")

@@ -2,11 +2,11 @@
 
 import sys
 
-from tests.benchmarks import state_log
+from tests.benchmarks import journal
 from tests.benchmarks.lines import parts
 
-state_log.mark("first")
+journal.mark("first")
 for number in range(int(sys.argv[1])):
-    for part in parts(state_log.rank(), number):
+    for part in parts(journal.rank(), number):
         sys.stdout.write(part)
         sys.stdout.flush()

@@ -5,21 +5,21 @@ import sys
 import threading
 from types import FrameType
 
-from tests.benchmarks import state_log
+from tests.benchmarks import journal
 
 
 def told(signum: int, frame: FrameType | None) -> None:
     """Write down that the stop signal came, and go."""
-    state_log.mark("told")
+    journal.mark("told")
     sys.exit(0)
 
 
 signal.signal(signal.SIGTERM, told)
-state_log.mark("up")
-if state_log.rank() == 0:
+journal.mark("up")
+if journal.rank() == 0:
     threading.Thread(target=threading.Event().wait).start()
-    with open(state_log.folder() / "gate", "rb"):
-        state_log.mark("raised")
+    with open(journal.folder() / "gate", "rb"):
+        journal.mark("raised")
         raise ValueError("bad batch")
 while True:
     signal.pause()

@@ -7,17 +7,17 @@ import sys
 import torch
 import torch.distributed as dist
 
-from tests.benchmarks import state_log
+from tests.benchmarks import journal
 
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
-if state_log.attempt() == 0:
-    if state_log.rank() == int(sys.argv[1]):
+if journal.attempt() == 0:
+    if journal.rank() == int(sys.argv[1]):
         os.kill(os.getpid(), signal.SIGKILL)
     while True:
         dist.all_reduce(total)
 if int(total.item()) != dist.get_world_size():
     raise SystemExit(f"the sum over {dist.get_world_size()} ranks is {total.item()}")
 dist.destroy_process_group()
-state_log.mark("finished")
+journal.mark("finished")

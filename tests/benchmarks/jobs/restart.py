@@ -6,12 +6,12 @@ import sys
 
 import torch  # noqa: F401  (its import is part of what is timed)
 
-from tests.benchmarks import state_log
+from tests.benchmarks import journal
 
-state_log.mark("up")
-if state_log.attempt() == 0:
-    if state_log.rank() == int(sys.argv[1]):
-        with open(state_log.folder() / "gate", "rb"):
-            state_log.mark("killed")
+journal.mark("up")
+if journal.attempt() == 0:
+    if journal.rank() == int(sys.argv[1]):
+        with open(journal.folder() / "gate", "rb"):
+            journal.mark("killed")
             os.kill(os.getpid(), signal.SIGKILL)
     signal.pause()

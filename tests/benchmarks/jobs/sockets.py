@@ -3,10 +3,10 @@
 import torch
 import torch.distributed as dist
 
-from tests.benchmarks import state_log
+from tests.benchmarks import journal
 
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
-state_log.mark("up")
-with open(state_log.folder() / "gate", "rb"):
+journal.mark("up")
+with open(journal.folder() / "gate", "rb"):
     dist.destroy_process_group()
