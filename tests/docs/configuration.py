@@ -69,7 +69,7 @@ def docstrings(kind: type) -> dict[str, str]:
 
 
 def code(text: object) -> str:
-    """As Markdown shows it in a table, to the message."""
+    """As Markdown shows it in a table, to the letter."""
     return f"`{text}`".replace("|", r"\|")
 
 
@@ -99,7 +99,7 @@ def default_of(field: attrs.Attribute[Any]) -> str:
 
 
 def typed(option: Option) -> str:
-    """What an option is where it is not given: its text, to the message, or in words what no text stands for."""
+    """What an option is where it is not given: its text, to the letter, or in words what no text stands for."""
     if option.is_flag:
         return "off"
     return code(option.default) if option.default else option.unset
