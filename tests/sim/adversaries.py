@@ -70,16 +70,7 @@ def case(
 ) -> Case:
     """The case of that number: always the same."""
     chance = random.Random(f"adversary {number}")
-    least = chance.choice((1, 1, 2, 2, 3))
-    rules = Rules(
-        least,
-        chance.randint(least, 4),
-        chance.randrange(4),
-        last_call=chance.choice((0.0, 2.0, 30.0)),
-        join_timeout=chance.choice((60.0, 20.0, 0.0)),
-        heartbeat=10.0,
-        wait_for=chance.choice(("quiet", "quiet", "min", "max")),
-    )
+    rules = _rules(chance)
     nodes = chance.randint(1, 4)
     others = [_fault(chance) for _ in range(chance.choice((0, 0, 1, 2, 3, 5)))]
     tampers = [_tamper(chance) for _ in range(chance.choice((1, 1, 1, 2)))]
@@ -92,8 +83,16 @@ def case(
 def plain(number: int) -> Case:
     """The job of that number at whose store nobody sits: always the same."""
     chance = random.Random(f"plain {number}")
+    rules = _rules(chance)
+    faults = [_fault(chance) for _ in range(chance.choice((1, 2, 3, 4, 6)))]
+    mild = (each for each in faults if not isinstance(each, (Replay, SetBack)))
+    coordinator = chance.choice(("fixed", "elected"))
+    return Case(rules, chance.randint(1, 4), tuple(mild), coordinator, chance.randrange(1000), 20.0, "")
+
+
+def _rules(chance: random.Random) -> Rules:
     least = chance.choice((1, 1, 2, 2, 3))
-    rules = Rules(
+    return Rules(
         least,
         chance.randint(least, 4),
         chance.randrange(4),
@@ -102,10 +101,6 @@ def plain(number: int) -> Case:
         heartbeat=10.0,
         wait_for=chance.choice(("quiet", "quiet", "min", "max")),
     )
-    faults = [_fault(chance) for _ in range(chance.choice((1, 2, 3, 4, 6)))]
-    mild = (each for each in faults if not isinstance(each, (Replay, SetBack)))
-    coordinator = chance.choice(("fixed", "elected"))
-    return Case(rules, chance.randint(1, 4), tuple(mild), coordinator, chance.randrange(1000), 20.0, "")
 
 
 def _moment(chance: random.Random) -> float:
