@@ -1,7 +1,7 @@
 """
 What must hold for a node's contact with its job: when it counts as lost, when workers are killed, what is tried.
 
-A node's last sign of life is its last heartbeat, or wish for ranks, that went out and was answered with a heartbeat
+A node's last sign of life is its last heartbeat, or request to join, that went out and was answered with a heartbeat
 of the coordinator that is not older than one before. `FENCE` after it, and not before, the agent is told to stop its
 workers; at `KILL` they are killed, or sooner where others may have its ranks already. A node between two of whose
 heartbeats the coordinator's time went on by the heartbeat time was suspended. Contact that is lost is sought at once,
@@ -94,11 +94,11 @@ class Contact:
         self.met, self.live, self.trying, self._broke_at = True, True, False, -math.inf
 
     def joins(self) -> None:
-        """A seat is asked for: no worker runs here any more."""
+        """Ranks are asked for: no worker runs here any more."""
         self._compares, self._doomed_at = False, math.inf
 
     def stored(self, sent: float, now: float) -> None:
-        """A wish that went out then is in the store."""
+        """A request to join that went out then is in the store."""
         self.sign, self._doubt = max(self.sign, sent), ""
         self._comes_back(now)
 

@@ -179,7 +179,7 @@ class SessionChecks:
                 self.heartbeats.joins()
                 self.waiting.begins(now)
                 old = [word for word in after.words if isinstance(word, (messages.RankAssignment, messages.RoundEnd))]
-                self.demand(not old, f"it asks for a seat, and has {old} for its agent")
+                self.demand(not old, f"it asks for ranks, and has {old} for its agent")
             case events.Tell(report):
                 self.envelopes.told(report)
             case events.Hold(held):
