@@ -17,6 +17,7 @@ from attrs import Factory, field, frozen
 
 from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
+from elasticlib.rendezvous.protocol._timing import SHORTEST_HEARTBEAT
 from elasticlib.spec import DEFAULT_RENDEZVOUS_TIMEOUT, WAITS
 
 C10D = frozenset({"c10d"})
@@ -53,6 +54,12 @@ def _seconds(value: Any) -> float:
     if (number := _number(value)) <= 0:
         raise ValueError
     return min(number, LONGEST_TIME)
+
+
+def _silence(value: Any) -> float:
+    if (seconds := _seconds(value)) < SHORTEST_HEARTBEAT:
+        raise ValueError
+    return seconds
 
 
 def _seconds_or_zero(value: Any) -> float:
@@ -115,6 +122,7 @@ class Key:
 
 
 _SECONDS = "a number of seconds above 0"
+_SILENCE = f"a number of seconds, {SHORTEST_HEARTBEAT:g} or more"
 _SECONDS_OR_ZERO = "a number of seconds, 0 or more"
 _OF_ROUNDS = {
     "join_timeout",
@@ -145,7 +153,7 @@ KEYS: dict[str, Key] = {
     "wait_for": Key(
         ELASTIC, _one_of(*WAITS), f"one of {', '.join(WAITS)}", "when a round with enough nodes starts", WAITS[0]
     ),
-    "heartbeat_timeout": Key(ALL, _seconds, _SECONDS, "silence after which a node is lost", f"{HEARTBEAT:g}"),
+    "heartbeat_timeout": Key(ALL, _silence, _SILENCE, "silence after which a node is lost", f"{HEARTBEAT:g}"),
     "keep_alive_interval": Key(
         ALL,
         _seconds,
@@ -262,7 +270,7 @@ def read(backend: str, configs: Mapping[str, Any]) -> Options:
             f"rdzv_configs={{'is_host': {chosen.pop('is_host')}}} has no effect with store_type=file: leave it out"
         )
     others = _others(backend, found, idle)
-    return Options(heartbeat=_heartbeat(found), others=others, idle=tuple(idle), **chosen)
+    return Options(heartbeat=_heartbeat(found, idle), others=others, idle=tuple(idle), **chosen)
 
 
 class _Idle(Exception):  # noqa: N818 - it is no error
@@ -293,11 +301,16 @@ def _stranger(backend: str, name: Any) -> str:
     return f"{name} is unknown and has no effect: {fix}rdzv_backend={backend!r} takes {', '.join(taken)}"
 
 
-def _heartbeat(found: Mapping[str, Any]) -> float:
+def _heartbeat(found: Mapping[str, Any], idle: list[str]) -> float:
     if "keep_alive_interval" in found or "keep_alive_max_attempt" in found:
         interval: float = found.get("keep_alive_interval", KEEP_ALIVE_INTERVAL)
         attempts: int = found.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS)
-        return min(interval * attempts, LONGEST_TIME)
+        if (silence := interval * attempts) < SHORTEST_HEARTBEAT:
+            idle.append(
+                f"rdzv_configs: keep_alive_interval={interval:g} times keep_alive_max_attempt={attempts} is too short: "
+                f"{SHORTEST_HEARTBEAT:g} s is taken"
+            )
+        return min(max(silence, SHORTEST_HEARTBEAT), LONGEST_TIME)
     return float(found.get("heartbeat_timeout", HEARTBEAT))
 
 

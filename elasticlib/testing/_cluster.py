@@ -35,17 +35,15 @@ from elasticlib.testing._invariants import InvariantBroken, NoWatch, Watch, over
 from elasticlib.testing._machine import Machine
 from elasticlib.testing._member import NodeClient
 from elasticlib.testing._network import Link, Network
-from elasticlib.testing._node import LADDER, Node
+from elasticlib.testing._node import FLAP, LADDER, PARTING, Node
 from elasticlib.testing._store import Store
 from elasticlib.testing._surroundings import Observer
 from elasticlib.testing._timeline import Process, Timeline
 from elasticlib.testing._trouble import bring_about
 from elasticlib.testing._trust import Trust
 
-PARTING = 2.0
-"""Seconds that a sidecar tries to send what it has still to say."""
-FLAP = 60.0
-"""Seconds that a node which lost its store seeks it again."""
+RESTLESS = 50
+"""Steps of a node in a second that are too many over a whole job: most make five."""
 
 
 @define(eq=False, repr=False)
@@ -168,9 +166,12 @@ class SimulatedCluster:
         return self
 
     def _go_on(self, limit: float, *, to_the_end: bool) -> None:
+        most = self.timeline.steps + RESTLESS * (self.nodes + len(self.plan)) * max(60.0, limit - self.now)
         while (soon := self.timeline.next_at()) is not None and soon <= limit:
             if to_the_end and not self._left and not self.running:
                 break
+            if self.timeline.steps > most:
+                raise InvariantBroken(f"the nodes do not come to rest: {self.timeline.steps} steps in {self.now:g} s")
             self.timeline.step()
 
     def _end_by_hand(self) -> None:

@@ -37,6 +37,10 @@ from elasticlib.testing._member import NodeClient
 from elasticlib.testing._surroundings import Surroundings
 from elasticlib.testing._timeline import Process
 
+PARTING = 2.0
+"""Seconds that a sidecar tries to send what it has still to say."""
+FLAP = 60.0
+"""Seconds that a node which lost its store seeks it again."""
 LADDER = 30.0
 """Seconds from SIGTERM to SIGKILL."""
 DEAF = FENCE - INTERVAL / 2

@@ -48,6 +48,8 @@ class Timeline:
     """What is to happen, in order."""
 
     now: float = 0.0
+    steps: int = 0
+    """How many were made."""
     _heap: list[tuple[float, int, Process | None, Callable[[], None]]] = Factory(list)
     _serial: int = 0
 
@@ -70,7 +72,7 @@ class Timeline:
     def step(self) -> None:
         """Let the next thing happen."""
         when, serial, owner, do = heapq.heappop(self._heap)
-        self.now = when
+        self.now, self.steps = when, self.steps + 1
         if owner is not None:
             if not owner.alive:
                 return

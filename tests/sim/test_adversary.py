@@ -21,7 +21,8 @@ from elasticlib.rendezvous.node import _session_liveness
 from elasticlib.rendezvous.node._outbox import Outbox
 from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
 from elasticlib.rendezvous.protocol import _codec
-from elasticlib.rendezvous.protocol._messages import decode
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT
+from elasticlib.rendezvous.protocol._messages import Announcement, decode, encode
 from elasticlib.testing import (
     Cut,
     DeleteLeader,
@@ -261,6 +262,20 @@ def test_a_node_that_got_ranks_in_its_sleep_stops_the_workers_it_starts_on_wakin
     assert ["succeeded", "succeeded", "-"] == kinds(cluster)
 
 
+@BOTH
+def test_a_greeting_with_another_heartbeat_time_has_no_node_wait_for_ranks_that_it_can_never_use(
+    coordinator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that was cut off would take it for a job without heartbeats, and its loss of contact for a lasting one."""
+    forge_greetings(monkeypatch, heartbeat=0.0, until=18.0)
+    cluster = CheckedCluster(RULES, 3, FaultPlan((NOTHING, Cut(1, 5.0, 12.0))), coordinator, work=30.0)
+
+    cluster.run()
+
+    assert ["succeeded", "succeeded"] == kinds(cluster)[::2]
+    assert 6 > sum(isinstance(each, Started) and each.node.startswith("n0") for each in cluster.history)
+
+
 def test_no_greeting_that_he_makes_up_gives_the_job_a_name_that_no_key_can_hold() -> None:
     rules = Rules(1, 2, 2, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
     tamper = Tamper(0.049, 8.0, seed=742268, every=0.02, acts=(52, 89, 104, 112, 134, 139, 141, 161, 215))
@@ -292,6 +307,28 @@ def test_an_old_memory_without_a_round_seats_nobody_however_often_it_is_taken_ov
 
     assert 3 == sum(isinstance(record, TookOver) for record in cluster.history)
     assert "closed" in kinds(cluster)
+
+
+def test_who_asks_for_ranks_once_more_is_told_in_its_latest_mailbox_alone() -> None:
+    rules = Rules(2, 4, 2, last_call=30.0, join_timeout=60.0, heartbeat=10.0)
+    tampers = (
+        Tamper(29.375, 8.0, seed=856417, every=0.02, acts=(78,)),
+        Tamper(37.0, 8.0, seed=793659, every=0.02, acts=(49, 51)),
+    )
+    cluster = CheckedCluster(rules, 2, FaultPlan(tampers), "fixed", seed=20, work=5.0, token=TOKEN).run()
+
+    assert ["closed", "closed"] == kinds(cluster)
+
+
+def forge_greetings(patch: pytest.MonkeyPatch, heartbeat: float, until: float) -> None:
+    """All that the coordinator writes from a while after its start to *until*."""
+    sound = Store.put
+
+    def put(self: Store, key: str, data: bytes) -> None:
+        greeting = decode(data) if key == ANNOUNCEMENT and 1.0 < self.network.timeline.now < until else None
+        sound(self, key, encode(evolve(greeting, heartbeat=heartbeat)) if isinstance(greeting, Announcement) else data)
+
+    patch.setattr(Store, "put", put)
 
 
 def remove_the_first_wish(patch: pytest.MonkeyPatch) -> None:

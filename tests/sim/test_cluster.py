@@ -370,7 +370,7 @@ def test_rules_without_a_heartbeat_get_that_of_real_jobs(coordinator: str) -> No
         (lambda: Rules("2", 3), "min_nodes='2': give a whole number, 1 or more"),
         (lambda: Rules(2, None), "max_nodes=None: give a whole number, 1 or more"),
         (lambda: Rules(2, 3, -1), "max_restarts=-1: give a whole number, 0 or more"),
-        (lambda: Rules(2, 3, heartbeat="10"), "heartbeat='10': give a number of seconds, 0 or more"),
+        (lambda: Rules(2, 3, heartbeat="10"), "heartbeat='10': give a number of seconds, 0.1 or more, or 0 for none"),
         (lambda: Rules(2, 3, wait_for="all"), "wait_for='all': give 'quiet', 'min' or 'max'"),
     ],
 )

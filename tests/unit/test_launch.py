@@ -406,7 +406,7 @@ def refuse(*_: object, **__: object) -> None:
             "rdzv_endpoint='': rdzv_backend='etcd' needs the address of an etcd server, .*localhost:2379",
         ),
         ({"min_nodes": 2, "max_nodes": 2, "rdzv_endpoint": "node0:29400"}, "run_id=''"),
-        ({"rdzv_configs": {"heartbeat_timeout": 0}}, "heartbeat_timeout must be a number of seconds above 0"),
+        ({"rdzv_configs": {"heartbeat_timeout": 0}}, "heartbeat_timeout must be a number of seconds, 0.1 or more"),
         ({"rdzv_backend": "nonsense"}, "'nonsense'.*c10d"),
         ({"rdzv_backend": "static", "node_rank": 1}, "node_rank=1 is out of range"),
     ],

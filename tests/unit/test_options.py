@@ -118,6 +118,16 @@ def test_silence_is_interval_times_attempts_else_the_heartbeat_timeout(configs: 
     assert seconds == read("c10d", configs).heartbeat
 
 
+def test_a_silence_in_which_nobody_could_be_heard_is_refused_or_made_longer() -> None:
+    with pytest.raises(ConfigError, match=r"'heartbeat_timeout': 0.05}: heartbeat_timeout must be .* 0\.1 or more"):
+        read("c10d", {"heartbeat_timeout": 0.05})
+    options = read("c10d", {"keep_alive_interval": 0.01, "keep_alive_max_attempt": 2})
+
+    assert 0.1 == options.heartbeat
+    why = "keep_alive_interval=0.01 times keep_alive_max_attempt=2 is too short: 0.1 s is taken"
+    assert (f"rdzv_configs: {why}",) == options.idle
+
+
 @pytest.mark.parametrize(
     ("backend", "configs", "seconds"),
     [

@@ -194,6 +194,9 @@ def _refusal(state: State, report: Join) -> str | None:
     if asked is not None and asked != ours:
         told = f"node {node} asks for {_terms(asked)}, but this job runs with {_terms(ours)}"
         return f"{told}: give all nodes the same numbers, or each job an id of its own (--rdzv-id)"
+    if report.heartbeat not in (None, rules.heartbeat):
+        told = f"node {node} goes by heartbeat_timeout={report.heartbeat:g}, but this job by {rules.heartbeat:g}"
+        return f"{told}: somebody writes into the job's store; give the job a token (ELASTICLIB_TOKEN)"
     role, work = report.descriptor.role, report.descriptor.work
     # One of them tells for all: each was compared when it came.
     peer = next((each for each in _present(state) if each.descriptor.role == role and each.descriptor.work), None)

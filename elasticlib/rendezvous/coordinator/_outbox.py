@@ -55,10 +55,7 @@ class Outbox:
 
     def add(self, mailbox: str, node: str, notice: Told, now: float) -> int:
         """Put a notice among what is to be written; how many the mailbox was given now."""
-        old = self._mailboxes.get(node)
-        if old is not None and old != mailbox:
-            self._told.pop(old, None)
-        self._mailboxes[node] = mailbox
+        self._turn(node, mailbox)
         index = self._told.get(mailbox, 0)
         self._told[mailbox] = index + 1
         self._unread[mailbox] = {**self._unread.get(mailbox, {}), index: _Notice(notice, now)}
@@ -89,6 +86,14 @@ class Outbox:
         if old is not None and old != mailbox:
             self._unread.pop(old, None)
 
+    def _turn(self, node: str, mailbox: str) -> None:
+        """It is told there from now on, and nothing in an older mailbox."""
+        old = self._mailboxes.get(node)
+        if old is not None and old != mailbox:
+            self._told.pop(old, None)
+            self._unread.pop(old, None)
+        self._mailboxes[node] = mailbox
+
     def is_parted(self, node: str, mailbox: str, state: State) -> bool:
         """Whether it is not known any more what the node was told there, as it needs no notices."""
         known = self._mailboxes.get(node)
@@ -97,7 +102,7 @@ class Outbox:
 
     def expect(self, node: str, mailbox: str) -> None:
         """The node is to be told the end there."""
-        self._mailboxes[node] = mailbox
+        self._turn(node, mailbox)
         self._told.setdefault(mailbox, 0)
         self.unparted.add(node)
 
@@ -107,7 +112,8 @@ class Outbox:
 
     def catch_up(self, node: str, mailbox: str, read: int) -> None:
         """The node has read more there than is known here."""
-        self._mailboxes[node], self._told[mailbox] = mailbox, read
+        self._turn(node, mailbox)
+        self._told[mailbox] = read
         self._unread.pop(mailbox, None)
 
     def give_up(self, node: str) -> None:

@@ -25,6 +25,7 @@ from elasticlib.rendezvous.protocol._messages import (
     RoundEnd,
     Told,
 )
+from elasticlib.rendezvous.protocol._timing import SHORTEST_HEARTBEAT
 
 FIRST_PATIENCE = 600.0
 """Seconds that nodes wait for others where a `join_timeout` of 0 forbids to wait for replacements only."""
@@ -44,6 +45,12 @@ def _count(least: int) -> Callable[[object, Attribute[int], int], None]:
 def _seconds(_: object, attribute: Attribute[float], value: float) -> None:
     if type(value) not in (int, float) or not 0 <= value <= LONGEST_TIME:
         raise ConfigError(f"{attribute.name}={value!r:.80}: give a number of seconds, 0 or more")
+
+
+def _heartbeat(_: object, attribute: Attribute[float], value: float) -> None:
+    if type(value) not in (int, float) or (value != 0 and not SHORTEST_HEARTBEAT <= value <= LONGEST_TIME):
+        rule = f"give a number of seconds, {SHORTEST_HEARTBEAT:g} or more, or 0 for none"
+        raise ConfigError(f"{attribute.name}={value!r:.80}: {rule}")
 
 
 def _whom(_: object, attribute: Attribute[str], value: str) -> None:
@@ -68,7 +75,7 @@ class Rules:
     With 0 nobody waits for a replacement: once too few nodes are left, the job ends. The nodes of the first
     round, and those that come back after a failure, are then waited for as by default, for 600 s.
     """
-    heartbeat: float = field(default=0.0, validator=_seconds)
+    heartbeat: float = field(default=0.0, validator=_heartbeat)
     """Seconds without a new heartbeat after which a node is lost; 0: no node is ever thought lost."""
     wait_for: str = field(default="quiet", validator=_whom)
     """For whom a first round waits between min and max: for ``max`` until `join_timeout`, for ``min``, or

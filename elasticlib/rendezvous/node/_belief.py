@@ -44,6 +44,8 @@ class Belief:
     key: bytes | None
     nonce: str = ""
     """The coordinator's, once its greeting was read."""
+    period: float | None = None
+    """The job's heartbeat time in seconds, once its greeting was read: whoever takes over goes by the same."""
 
     def announcement(self, data: bytes) -> Announcement:
         """The greeting; raises `RendezvousClosedError` when the job that this node was in is not there any more."""
@@ -55,6 +57,9 @@ class Belief:
             raise RendezvousStateError(f"where the announcement of job {self.run_id!r} should be is {data[:80]!r}")
         if self.nonce and announcement.nonce != self.nonce:
             raise self.begun_anew(f" on {announcement.host}")
+        if self.period not in (None, announcement.heartbeat):
+            told = f"heartbeat_timeout={announcement.heartbeat:g}, and job {self.run_id!r} began with {self.period:g}"
+            raise RendezvousStateError(f"the job's announcement was overwritten: it says {told}")
         return announcement
 
     def begun_anew(self, where: str = "") -> RendezvousClosedError:

@@ -222,7 +222,7 @@ class Session:
                 self._greet(data or b"", heard, now, out)
             case Task.DESCRIBE, messages.Descriptor():
                 seen = self.seen.round, self.seen.epoch, self.seen.heard
-                join = messages.Join(self.belief.node, result, self.terms, *seen)
+                join = messages.Join(self.belief.node, result, self.terms, *seen, self.belief.period)
                 self._outbox = self._outbox.described(asked.seq, join)
             case Task.POST, _:
                 self._outbox = self._outbox.done(asked.seq)
@@ -258,7 +258,7 @@ class Session:
             if now > self._doubted + DOUBT:
                 self._fail(error, out)
         else:
-            self.belief = evolve(self.belief, nonce=announcement.nonce)
+            self.belief = evolve(self.belief, nonce=announcement.nonce, period=announcement.heartbeat)
             self.seen = self.seen.greeted(announcement.nonce, self.belief.heard(heard)[0])
             self._host, self._greeted, self.status = announcement.host, True, ""
             self._judge(_session_liveness.Greeted(announcement.heartbeat), now, out)

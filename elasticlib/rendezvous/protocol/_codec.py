@@ -169,6 +169,7 @@ _PLAIN: dict[str, Reader] = {
     "bool": _truth,
     "float": _untrusted.seconds,
     "int | None": _or_none(_untrusted.whole),
+    "float | None": _or_none(_untrusted.seconds),
     "Name | None": _or_none(_untrusted.name),
     "tuple[str, ...]": _many(_untrusted.line),
 }

@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from attrs import field, frozen
-from attrs.validators import and_, ge, le, lt, min_len, optional
+from attrs.validators import and_, ge, in_, le, lt, min_len, optional, or_
 
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.protocol._codec import Code, Codec, Lines, Name, Place, mac, mac_of, write
+from elasticlib.rendezvous.protocol._timing import SHORTEST_HEARTBEAT
 
 VERSION = 1
 MOST_SLOTS = 1_000_000
@@ -95,6 +96,8 @@ class Join:
     """The latest coordinator's of which it heard: one that remembers less was given an old memory."""
     pulse: int = field(default=0, validator=ge(0))
     """Count of the coordinator's latest heartbeat it has read: tells an old message from a new node's; 0: none."""
+    heartbeat: float | None = field(default=None, validator=optional(ge(0)))
+    """The job's heartbeat time, in seconds, that it goes by; checked against the coordinator's own, where given."""
 
 
 @frozen
@@ -234,7 +237,7 @@ class Announcement:
     host: str
     """Who coordinates, for people."""
     terms: Terms
-    heartbeat: float = field(validator=ge(0))
+    heartbeat: float = field(validator=or_(in_((0,)), ge(SHORTEST_HEARTBEAT)))
     """Seconds of silence after which a node is lost; 0: no node is ever thought lost."""
     signed: bool = False
     """Whether all messages of this job carry a MAC."""

@@ -5,6 +5,8 @@ The times of the protocol, as shares of the heartbeat time that the coordinator 
 stops its workers, which have GRACE for it; at KILL they are killed; at 1 the coordinator takes the node for lost.
 """
 
+SHORTEST_HEARTBEAT = 0.1
+"""Seconds: a shorter heartbeat time leaves no time for a message and its answer."""
 INTERVAL = 0.3
 """Share of the heartbeat time between two heartbeats."""
 FENCE = 0.6

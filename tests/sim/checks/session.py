@@ -207,7 +207,7 @@ class SessionChecks:
                 if result:
                     self.lanes.follow[lane] = Read((key,))
             case events.Describe():
-                self.envelopes.described(result, self.seen)
+                self.envelopes.described(result, self.seen, self.contact.heartbeat)
             case Post():
                 self.envelopes.arrived(self._posting)
                 if self._posting == self.envelopes.join_seq and not self.heartbeats.since_join:
@@ -230,7 +230,8 @@ class SessionChecks:
 
     def _is_greeted(self, found: list[bytes | None], after: Session, now: float) -> None:
         announcement = greeting_of(found[0], self._job, self._key)
-        if announcement is None:
+        known = announcement is not None and announcement.nonce == self.seen.nonce
+        if announcement is None or (known and announcement.heartbeat != self.contact.heartbeat):
             self.demand(bool(after.status), "there is no greeting of its job, and it does not say so")
             self._doubted = now if self._doubted is None else self._doubted
             self._look_at = now + LOOK_AGAIN

@@ -84,7 +84,7 @@ REPORTS: dict[type, st.SearchStrategy[Any]] = {
 }
 BUILDERS: dict[type, st.SearchStrategy[Any]] = REPORTS | {
     Envelope: st.builds(Envelope, st.integers(1, LARGEST), st.one_of(*REPORTS.values())),
-    Announcement: st.builds(Announcement, text, node, text, terms, st.floats(0, 1e9), st.booleans()),
+    Announcement: st.builds(Announcement, text, node, text, terms, st.just(0.0) | st.floats(0.1, 1e9), st.booleans()),
     CoordinatorHeartbeat: st.builds(
         CoordinatorHeartbeat, node, st.integers(0, ((LAST_EPOCH + 1) << EPOCH_BITS) - 1), text, count
     ),
