@@ -320,6 +320,16 @@ def test_who_asks_for_ranks_once_more_is_told_in_its_latest_mailbox_alone() -> N
     assert ["closed", "closed"] == kinds(cluster)
 
 
+def test_who_left_is_told_again_that_it_is_given_up_whenever_he_has_it_ask_for_ranks() -> None:
+    """It may be back: what was read of its heartbeats counts, until it is forgotten."""
+    rules = Rules(3, 4, 0, last_call=2.0, join_timeout=0.0, heartbeat=10.0, wait_for="min")
+    tamper = Tamper(19.625, 8.0, seed=924878, every=0.02, acts=(194, 212, 266, 267))
+    plan = FaultPlan((Leave(1, 0.329), tamper))
+    cluster = CheckedCluster(rules, 2, plan, "fixed", seed=515, work=60.0, token=TOKEN).run()
+
+    assert ["timeout", "left"] == kinds(cluster)
+
+
 def forge_greetings(patch: pytest.MonkeyPatch, heartbeat: float, until: float) -> None:
     """All that the coordinator writes from a while after its start to *until*."""
     sound = Store.put
