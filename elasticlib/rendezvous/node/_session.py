@@ -393,7 +393,7 @@ class Session:
 
     def _complain(self, now: float, out: list[events.Action]) -> None:
         """Say that nothing has come for long, and why; whose part is over waits for nothing."""
-        self._waiting = None if self.closed or self.error is not None else self._waiting
+        self._waiting = None if self.closed or self.error or self.final else self._waiting
         if self._waiting is not None and now >= self._waiting.due_at():
             why = self.status or _session_liveness.search(self.contact, now)
             self._waiting, said = self._waiting.complain(self.belief.node, self.belief.run_id, why, now)

@@ -54,6 +54,8 @@ class SessionChecks:
     demand: Demand
     announcement: messages.Announcement | None = None
     """The greeting that was read on the connection."""
+    _period: float = 0.0
+    """The job's heartbeat time, as it was read."""
     closed: bool = False
     parted: bool = False
     final: bool = False
@@ -145,7 +147,7 @@ class SessionChecks:
             told = any(isinstance(word, messages.StoreGone) for word in words)
             self.demand(told == (self.contact.is_gone() or hosts), f"the agent is told {words} as its store is gone")
         self.contact.over = self.closed or self.final or after.error is not None
-        if self.closed or after.error is not None:
+        if self.contact.over:
             self.waiting.ends()
 
     # What comes in.
@@ -207,7 +209,7 @@ class SessionChecks:
                 if result:
                     self.lanes.follow[lane] = Read((key,))
             case events.Describe():
-                self.envelopes.described(result, self.seen, self.contact.heartbeat)
+                self.envelopes.described(result, self.seen, self._period)
             case Post():
                 self.envelopes.arrived(self._posting)
                 if self._posting == self.envelopes.join_seq and not self.heartbeats.since_join:
@@ -231,7 +233,7 @@ class SessionChecks:
     def _is_greeted(self, found: list[bytes | None], after: Session, now: float) -> None:
         announcement = greeting_of(found[0], self._job, self._key)
         known = announcement is not None and announcement.nonce == self.seen.nonce
-        if announcement is None or (known and announcement.heartbeat != self.contact.heartbeat):
+        if announcement is None or (known and announcement.heartbeat != self._period):
             self.demand(bool(after.status), "there is no greeting of its job, and it does not say so")
             self._doubted = now if self._doubted is None else self._doubted
             self._look_at = now + LOOK_AGAIN
@@ -240,6 +242,7 @@ class SessionChecks:
             self._must_end = True
         else:
             self.announcement, self._host = announcement, announcement.host
+            self._period = announcement.heartbeat
             self.demand(not after.status, f"the greeting is there, and it says {after.status!r}")
             self.seen = self.seen.greeted(
                 announcement.nonce, heartbeat_of(found[1], self._job, announcement.nonce, self._key)[0]

@@ -889,6 +889,17 @@ def test_who_waits_for_ranks_no_more_does_not_say_that_it_waits(end: Event) -> N
     assert (shell.session.wake_at(), said) == (None, [])
 
 
+def test_who_knows_how_the_job_ended_does_not_say_that_it_waits_though_it_asks_for_ranks() -> None:
+    """Its agent stood still, and has not read it yet."""
+    shell = Shell().greeted().joined()
+    shell.reads(Final(True, "all done"))
+    shell.hear(Seek(2, "trainer"))
+
+    said = [action for _ in range(5) for action in shell.later(60.0) if isinstance(action, Log)]
+
+    assert (shell.session.wake_at(), said) == (None, [])
+
+
 @pytest.mark.parametrize("first", [True, False], ids=["sought before", "sought after"])
 def test_who_gave_the_search_up_does_not_say_that_it_waits(first: bool) -> None:
     shell = Shell()
