@@ -132,7 +132,7 @@ class Session:
             case events.Lost(_, why, gone):
                 if not self.parted:
                     self._disconnected()
-                    self.status = ""
+                    self.contact, self.status = evolve(self.contact, trying=False), ""  # also where it judges no more
                     self._judge(_session_liveness.Broken(why, gone), now, out)
                     if self.closed:
                         self._part(out)

@@ -879,6 +879,16 @@ def test_closing_without_contact_is_no_reason_to_seek_it_again() -> None:
     assert [Disconnect(1)] == shell.hear(Lost(1, "refused"))
 
 
+def test_who_gave_the_search_up_and_then_lost_its_last_attempt_parts_when_it_is_closed() -> None:
+    shell = Shell()
+    shell.now += 600.0
+    shell.hear(Lost(1, "timed out"))
+    assert shell.session.error is not None
+    shell.hear(Tell(Leave("b", "bye")))
+
+    assert [Disconnect(1)] == shell.hear(Close())
+
+
 @pytest.mark.parametrize("end", [Close(), Refused(None, RendezvousStateError("never"))], ids=["closed", "failed"])
 def test_who_waits_for_ranks_no_more_does_not_say_that_it_waits(end: Event) -> None:
     shell = Shell().greeted().joined()
