@@ -320,8 +320,8 @@ def test_who_asks_for_ranks_once_more_is_told_in_its_latest_mailbox_alone() -> N
     assert ["closed", "closed"] == kinds(cluster)
 
 
-def test_who_left_is_told_again_that_it_is_given_up_whenever_he_has_it_ask_for_ranks() -> None:
-    """It may be back: what was read of its heartbeats counts, until it is forgotten."""
+def test_who_left_is_told_nothing_by_a_heartbeat_that_is_not_there_any_more() -> None:
+    """Where it would read is not known then."""
     rules = Rules(3, 4, 0, last_call=2.0, join_timeout=0.0, heartbeat=10.0, wait_for="min")
     tamper = Tamper(19.625, 8.0, seed=924878, every=0.02, acts=(194, 212, 266, 267))
     plan = FaultPlan((Leave(1, 0.329), tamper))

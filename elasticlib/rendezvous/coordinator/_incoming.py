@@ -35,11 +35,13 @@ class Incoming:
     key: bytes | None = None
     _refusals: Refusals = Factory(Refusals)
     _latest: dict[str, NodeHeartbeat] = Factory(dict)
+    _hidden: set[str] = Factory(set)
+    """Mailboxes where no heartbeat could be read the last time."""
     """By mailbox."""
 
     def copy(self) -> Self:
         """The same, to be changed apart."""
-        return type(self)(self.run_id, self.key, self._refusals, dict(self._latest))
+        return type(self)(self.run_id, self.key, self._refusals, dict(self._latest), set(self._hidden))
 
     def envelope(self, data: bytes, nonce: str, state: State, now: float) -> tuple[Envelope | None, tuple[Log, ...]]:
         """The message that *data* holds, if it does; *nonce* is that of this beginning of the job, of that *state*."""
@@ -61,20 +63,25 @@ class Incoming:
         self, mailbox: str, data: bytes | None, nonce: str, now: float
     ) -> tuple[NodeHeartbeat | None, tuple[Log, ...]]:
         """The heartbeat that *data* holds, or the one that is known already if this one is older."""
+        self._hidden.add(mailbox)
         if data is None:
             return None, ()
         heartbeat, said = self._decode(
             NodeHeartbeat, "heartbeat", data, key_place(self.run_id, nonce, heartbeat_key(mailbox)), now
         )
+        if heartbeat is None:
+            return None, said
+        self._hidden.discard(mailbox)
         known = self._latest.get(mailbox)
-        if heartbeat is not None and (known is None or heartbeat.count >= known.count):
+        if known is None or heartbeat.count >= known.count:
             self._latest[mailbox] = heartbeat
-        return None if heartbeat is None else self._latest[mailbox], said
+        return self._latest[mailbox], said
 
     def counts(self, mailboxes: Collection[str]) -> dict[str, int]:
-        """How many heartbeats each of them sent; heartbeats of others are forgotten."""
+        """How many heartbeats each of them sent, where one can be read now; heartbeats of others are forgotten."""
+        self._hidden.intersection_update(mailboxes)
         self._latest = {mailbox: self._latest[mailbox] for mailbox in mailboxes if mailbox in self._latest}
-        return {mailbox: heartbeat.count for mailbox, heartbeat in self._latest.items()}
+        return {each: heartbeat.count for each, heartbeat in self._latest.items() if each not in self._hidden}
 
     def _decode(
         self, kind: type[_Kind], name: str, data: bytes, place: Place, now: float

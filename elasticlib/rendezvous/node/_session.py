@@ -113,7 +113,7 @@ class Session:
 
     def speaks_at(self) -> float | None:
         """When the lane that speaks wants a `Tick`; None: not before something happens."""
-        if not self._lanes.is_free(events.Lane.SPEAK) or not self._connected or self.closed:
+        if not self._lanes.is_free(events.Lane.SPEAK) or not self._connected or self.parted:
             return None
         return self._greet_at if not self._greeted else self._heartbeat_at if self._may_send_heartbeat() else None
 

@@ -12,7 +12,6 @@ successor would.
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from typing import Any
 
 from attrs import Factory, define
@@ -22,7 +21,7 @@ from elasticlib.rendezvous.coordinator._handover import read_handover
 from elasticlib.rendezvous.coordinator._server import Server
 from elasticlib.rendezvous.coordinator._server_events import Action, Event, Heard, Save, Unsaved
 from elasticlib.rendezvous.protocol._exchange import heartbeat_key, key_place, mailbox_key
-from elasticlib.rendezvous.protocol._messages import Message, NodeHeartbeat, decode
+from elasticlib.rendezvous.protocol._messages import NodeHeartbeat, decode
 from elasticlib.rendezvous.protocol._operations import Read, Write
 from elasticlib.rendezvous.protocol._timing import INTERVAL
 from tests.sim.checks.demand import SOON, Demand
@@ -82,10 +81,11 @@ class OutboxChecks:
         self._keeps(server)
 
     def _hear(self, key: str, data: bytes | None, server: Server) -> None:
-        known = self._heartbeats.get(key)
-        node_heartbeat: Message | None = known
-        with suppress(RendezvousStateError):  # what cannot be read is as if nothing new was there
+        try:
             node_heartbeat = decode(data or b"", server.key, key_place(server.run_id, server.nonce, key))
+        except RendezvousStateError:
+            return
+        known = self._heartbeats.get(key)
         if not isinstance(node_heartbeat, NodeHeartbeat):
             return
         if known is None or node_heartbeat.count >= known.count:

@@ -889,6 +889,22 @@ def test_who_gave_the_search_up_and_then_lost_its_last_attempt_parts_when_it_is_
     assert [Disconnect(1)] == shell.hear(Close())
 
 
+def test_who_is_closed_and_has_something_to_say_looks_again_at_a_greeting_that_is_a_scribble() -> None:
+    shell = Shell()
+    shell.hear(Tell(Leave("b", "bye")))
+    shell.hear(Connected(1))
+    shell.answer(True)
+    shell.hear(Close())
+
+    shell.answer([b"scribble", None])
+
+    assert shell.session.speaks_at() == pytest.approx(shell.now + 0.1)
+    shell.later(0.2)
+    shell.answer(True)
+    shell.answer([put(GREETING), None])
+    assert isinstance(shell.envelope().report, Leave)
+
+
 @pytest.mark.parametrize("end", [Close(), Refused(None, RendezvousStateError("never"))], ids=["closed", "failed"])
 def test_who_waits_for_ranks_no_more_does_not_say_that_it_waits(end: Event) -> None:
     shell = Shell().greeted().joined()

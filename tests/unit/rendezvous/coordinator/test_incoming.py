@@ -1,0 +1,21 @@
+"""What the coordinator reads of heartbeats."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticlib.rendezvous.coordinator._incoming import Incoming
+from elasticlib.rendezvous.protocol._messages import NodeHeartbeat, encode
+
+
+@pytest.mark.parametrize("data", [None, b"scribble"], ids=["deleted", "overwritten"])
+def test_a_heartbeat_that_is_not_there_counts_for_nobody_and_an_older_one_does_not_either(data: bytes | None) -> None:
+    incoming = Incoming("job", None)
+    incoming.heartbeat("a/1", encode(NodeHeartbeat(7)), "nonce", 0.0)
+    assert {"a/1": 7} == incoming.counts(["a/1"])
+
+    incoming.heartbeat("a/1", data, "nonce", 1.0)
+
+    assert {} == incoming.counts(["a/1"])
+    incoming.heartbeat("a/1", encode(NodeHeartbeat(3)), "nonce", 2.0)
+    assert {"a/1": 7} == incoming.counts(["a/1"])
