@@ -79,8 +79,7 @@ class Server:
     _wake_at: float | None = None
     _dirty: bool = False
     _abandon: events.Abandon | None = None
-    _leaver: str | None = None
-    """The node that had the job abandoned because it goes."""
+    _leaver: str | None = None  # the node that had the job abandoned because it goes
     _missing: Missing = field(factory=Missing)
     _garbage: Garbage = field(factory=Garbage)
     _litter: tuple[str, ...] = ()
@@ -144,6 +143,7 @@ class Server:
                 self._save_less(why, undone, now, out)
             case events.Broke(why):
                 self._receives = False
+                self._outbox.remind(now, 0.0)  # how far it came with what was to be written is not known
                 self._follow(self.logic.abandon(self.state, why), now, out)
                 self._conclude(now, out)
             case _:

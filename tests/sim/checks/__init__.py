@@ -39,7 +39,7 @@ class Checks:
             else:
                 self._sessions[node].stepped(event, before, after, actions, now)
         elif self.outbox:
-            if before is None:
+            if before is None or node not in self._outboxes:  # one may be closed before it begins
                 self._outboxes[node] = OutboxChecks(functools.partial(demand, f"at {now:.6f} s: mail of {node}"))
             self._outboxes[node].stepped(event, before, after, actions, now)
 

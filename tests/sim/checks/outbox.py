@@ -19,7 +19,7 @@ from attrs import Factory, define
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._handover import read_handover
 from elasticlib.rendezvous.coordinator._server import Server
-from elasticlib.rendezvous.coordinator._server_events import Action, Event, Heard, Save, Unsaved
+from elasticlib.rendezvous.coordinator._server_events import Action, Broke, Event, Heard, Save, Unsaved
 from elasticlib.rendezvous.protocol._exchange import heartbeat_key, key_place, mailbox_key
 from elasticlib.rendezvous.protocol._messages import NodeHeartbeat, decode
 from elasticlib.rendezvous.protocol._operations import Read, Write
@@ -61,6 +61,8 @@ class OutboxChecks:
         if isinstance(event, Heard):
             for key, data in zip(self._asked, event.found, strict=True):
                 self._hear(key, data, before)
+        if isinstance(event, Broke):  # how far it came with that is not known
+            self._written.clear()
         if isinstance(event, Unsaved):  # what was to follow was not done
             for action in event.undone:
                 for key in action.values if isinstance(action, Write) else ():

@@ -324,6 +324,17 @@ def test_a_server_that_broke_tells_everybody() -> None:
     assert "ZeroDivisionError" in shell.notice("b", 1).why
 
 
+def test_a_server_that_broke_says_again_what_may_not_have_been_written() -> None:
+    """Nodes read in order: without it the end would lie behind a gap until they are reminded."""
+    shell = Shell(server(journaled=True)).begin().hear(Loaded(None))
+    shell.say(Join("b", OFFER))
+
+    shell.hear(Broke("the coordinator's state in the store was changed by another writer"))
+
+    (write,) = (action for action in shell.done if isinstance(action, Write))
+    assert [mailbox_key("b/1", index) for index in (0, 1)] == list(write.values)
+
+
 def test_a_store_that_workers_share_is_cleared_once_all_have_stopped() -> None:
     shell = Shell(server(rules=Rules(heartbeat=HEARTBEAT, shared_store=True, max_restarts=1))).begin()
     shell.say(Join("b", OFFER))
