@@ -202,7 +202,7 @@ def test_who_is_heard_again_after_it_was_given_up_at_the_end_is_told_of_it() -> 
 def test_who_sleeps_through_the_end_and_reads_an_old_notice_that_was_put_back_is_told_of_it() -> None:
     """Its coordinator had forgotten how much it read, and began to number anew."""
     rules = Rules(2, 3, 1, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="max")
-    faults = Join(3, 0.155), Suspend(3, 21.5, 36.5), Kill(2, 48.75), PauseStore(0.021, 13.25)
+    faults = Join(3, 0.155), Suspend(3, 21.5, 36.5), Kill(2, 44.354), PauseStore(0.021, 13.25)
     tamper = Tamper(40.875, 5.0, seed=363845, every=0.1, acts=(4, 24, 28))
     cluster = CheckedCluster(rules, 3, FaultPlan((*faults, tamper)), "elected", seed=769, work=60.0, token=TOKEN)
     cluster.run()
