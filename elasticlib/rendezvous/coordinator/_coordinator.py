@@ -1,9 +1,9 @@
 """
 Who is in a round, when it starts and ends and why, and how the job ends. Pure.
 
-    gathering --seal--> running --failure within budget, arrival, leave, loss--> gathering
-                           |----all succeeded----------------------------------> over
-                           '----failure, no budget--> closing --all stopped----> over
+    gathering --finalize--> running --failure within budget, arrival, leave, loss--> gathering
+                               |----all succeeded----------------------------------> over
+                               '----failure, no budget--> closing --all stopped----> over
 
 Rules of this file: `step` is a function of state, event and time; time is the coordinator's monotonic seconds. A
 finalized round's rank assignments never change. Each decision says why. Messages that repeat, or that speak of an

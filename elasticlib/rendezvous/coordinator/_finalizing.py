@@ -1,10 +1,10 @@
 """
-When a round is sealed, and with whom. Pure.
+When a round is finalized, and with whom. Pure.
 
-Rules of this file: nobody is seated while a worker of an earlier round may run, nor whose heartbeats are missed: it may
-be lost before its workers have started. Who is known to come back is
-waited for: seated without them, the others would be stopped again when they come. Once all who stayed are
-back, nothing is waited for but the least number of nodes. Spares wait without limit.
+Rules of this file: nobody gets ranks while a worker of an earlier round may run, nor whose heartbeats are missed: it
+may be lost before its workers have started. Who is known to come back is waited for: without them the others would be
+stopped again when they come. Once all who stayed are back, nothing is waited for but the least number of nodes. Spares
+wait without limit.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class NodeRuntime:
             on_leave=self._left,
             where=f"{job.backend} at {job.endpoint}",
         )
-        self.member.start()  # only now: its threads call this station, which speaks by it
+        self.member.start()  # only now: its threads call this runtime, which speaks by it
 
     @property
     def hosts_store(self) -> bool:
