@@ -128,6 +128,7 @@ class Candidate:
 
     @property
     def _rests(self) -> bool:
+        """Whether the last that was asked for is a pause, which needs no connection."""
         return isinstance(self._early, events.Rested)
 
     def _connect(self, limit: float) -> None:

@@ -8,7 +8,7 @@ A whole job on simulated machines: real decisions, simulated everything else.
 Real in it are the coordinator, each node's judgement of its contact, and each agent's policy. Nothing waits: a
 minute of the job takes milliseconds. The same arguments give the same history, always.
 
-Rules of this file: wiring, and what a fault does; no decision of the job's.
+Rules of this file: what may be asked for, and wiring; no decision of the job's.
 """
 
 from __future__ import annotations

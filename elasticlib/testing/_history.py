@@ -1,5 +1,5 @@
 """
-What happened in a simulated cluster: typed records, each with the moment in seconds of the simulation.
+What happened in a simulated cluster: typed records, each with the moment in seconds of the simulation; who looks on.
 
 Rules of this file: a record holds facts, and names nodes by their agents' names; no record tells what a clock
 showed, so two runs that differ in their clocks alone have the same history.

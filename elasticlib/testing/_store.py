@@ -4,7 +4,7 @@ A simulated store and the network to it.
 Rules of this file: a connection carries its requests and answers in order and each after a delay; what is on its
 way when the connection breaks is lost, acknowledged or not; what is on its way when a link is cut arrives after
 the link is back, even if its sender has given up on it. The store does what the contract of `Exchange` says, plus
-a lease and one document for the state log of a coordinator that may be any node.
+a lease and one document for the state log of a coordinator that may be any node, and counts what it is asked.
 """
 
 from __future__ import annotations
