@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from attrs import Factory, define, evolve
 
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, COORDINATOR_HEARTBEAT, mailbox_key
 from elasticlib.testing._faults import Tamper
 from elasticlib.testing._forgery import changed, made_up, noise
-from elasticlib.testing._network import Network
 from elasticlib.testing._timeline import Timeline
+
+if TYPE_CHECKING:
+    from elasticlib.testing._store import Store
 
 REPLAY = 0.3
 """Seconds between two writings of one who plays old heartbeats again."""
@@ -32,35 +34,11 @@ _KINDS = ("replay", "replay", "elsewhere", "changed", "changed", "made up", "noi
 """What he writes."""
 
 
-class Target(Protocol):
-    """A store, as he sees it."""
-
-    network: Network
-    values: dict[str, bytes]
-    inbox: dict[int, bytes]
-    posted: int
-    document: Any
-    scribbled: bool
-    elects: bool
-
-    def put(self, key: str, data: bytes) -> None:
-        """Write a value, wake all who wait for its key."""
-
-    def append(self, data: bytes) -> None:
-        """Add an entry to the inbox."""
-
-    def delete_leader(self) -> None:
-        """Delete the key that says who coordinates."""
-
-    def usurp(self, seconds: float) -> None:
-        """Write that key, so that nobody has the office for so long."""
-
-
 @define(eq=False, repr=False)
 class Adversary:
     """One who has seen all that was written to *store* since its start."""
 
-    store: Target
+    store: Store
     seen: dict[str, list[bytes]] = Factory(dict)
     """What lay at each key, oldest first; of the inbox, all entries."""
     documents: list[tuple[float, Any]] = Factory(list)
@@ -79,6 +57,7 @@ class Adversary:
 
     def saw_document(self, document: Any) -> None:
         """A coordinator saved that."""
+        self.saw(STATE, document.data)
         self.documents.append((self._timeline.now, document))
 
     # The simple ones.
@@ -103,11 +82,12 @@ class Adversary:
     def act(self, fault: Tamper, number: int) -> str:
         """Do what is the *number*th act of that fault; says what it was."""
         chance = random.Random(f"{fault.seed}/{number}")
-        places = [place for place in fault.where or _WEIGHTS if _DO[place][0](self.store)]
+        elects = self.store.elects
+        places = [place for place in fault.where or _WEIGHTS if _WITH_ELECTION.get(place, elects) == elects]
         if not places:
             return ""
         place = chance.choices(places, [_WEIGHTS.get(place, 1) for place in places])[0]
-        return f"{place}: {_DO[place][1](self, chance)}"
+        return f"{place}: {_DO[place](self, chance)}"
 
     def _bytes(self, chance: random.Random, key: str) -> tuple[str, bytes]:
         """Something to write there, and what it is."""
@@ -228,17 +208,18 @@ class Adversary:
         return "delete"
 
 
-_Do = tuple[Callable[[Target], bool], Callable[[Adversary, random.Random], str]]
-_DO: dict[str, _Do] = {
-    "hello": (lambda store: True, lambda he, chance: he._spoil(chance, ANNOUNCEMENT)),
-    "pulse": (lambda store: True, lambda he, chance: he._spoil(chance, COORDINATOR_HEARTBEAT)),
-    "beat": (lambda store: True, Adversary._spoil_heartbeat),
-    "box": (lambda store: True, Adversary._spoil_mailbox),
-    "inbox": (lambda store: True, Adversary._spoil_inbox),
-    "counter": (lambda store: not store.elects, Adversary._spoil_counter),
-    "state": (lambda store: store.elects, Adversary._spoil_state),
-    "leader": (lambda store: store.elects, Adversary._spoil_leader),
-    "all": (lambda store: True, Adversary._delete_all),
+_DO: dict[str, Callable[[Adversary, random.Random], str]] = {
+    "hello": lambda he, chance: he._spoil(chance, ANNOUNCEMENT),
+    "pulse": lambda he, chance: he._spoil(chance, COORDINATOR_HEARTBEAT),
+    "beat": Adversary._spoil_heartbeat,
+    "box": Adversary._spoil_mailbox,
+    "inbox": Adversary._spoil_inbox,
+    "counter": Adversary._spoil_counter,
+    "state": Adversary._spoil_state,
+    "leader": Adversary._spoil_leader,
+    "all": Adversary._delete_all,
 }
+_WITH_ELECTION = {"counter": False, "state": True, "leader": True}
+"""Places that are there only with an election, or only without one."""
 _WEIGHTS = {"hello": 2, "pulse": 2, "beat": 4, "box": 5, "inbox": 4, "counter": 0.2, "state": 0.7, "leader": 0.7}
 """How often he comes to each where he goes anywhere."""

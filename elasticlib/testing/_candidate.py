@@ -19,9 +19,8 @@ from elasticlib.rendezvous.stores import _candidacy as events
 from elasticlib.rendezvous.stores._candidacy import Candidacy
 from elasticlib.rendezvous.stores._keys import Hold
 from elasticlib.testing._host import Host
-from elasticlib.testing._network import Link
+from elasticlib.testing._node import Node
 from elasticlib.testing._store import Connection, Store
-from elasticlib.testing._timeline import Process, Timeline
 
 AGAIN = 0.5
 """Seconds after which one in office begins again whose connection broke."""
@@ -33,16 +32,8 @@ CLOSING = 1.0
 class Candidate:
     """A node that coordinates whenever nobody else does."""
 
-    name: str
-    process: Process
-    link: Link
-    timeline: Timeline
+    node: Node
     store: Store
-    make: Callable[[int, Callable[[str], None]], Host]
-    """A host for a term of office; it calls what it is given when it stops."""
-    seconds: float
-    done: Callable[[], bool]
-    """Whether the job is over for this node, and nobody is left to be told."""
     gone: Callable[[], None] = lambda: None
     host: Host | None = None
     _candidacy: Candidacy = field(init=False)
@@ -50,15 +41,15 @@ class Candidate:
     _asks: int = 0
     _asked: int | None = None
     """Number of what is under way; None: nothing is."""
-    _waits: bool = False
-    """Whether that is a pause, or a wait for the office."""
-    _rests: bool = False
+    _early: events.Event | None = None
+    """How that ends when it is interrupted; None: it cannot be."""
     _over: events.Over | None = None
     """How the coordinator's part ended, if its term has not."""
 
     def start(self) -> None:
         """Stand for election."""
-        self._candidacy, actions = Candidacy.begin(self.seconds, self._clock())
+        ttl = max(2.0, self.node.cluster.rules.heartbeat / 2)
+        self._candidacy, actions = Candidacy.begin(ttl, self.node.rendezvous.clock())
         self._do(deque(actions))
 
     def close(self, linger: float) -> None:
@@ -70,22 +61,16 @@ class Candidate:
         linger = linger if host.server.is_over() else 0.0
         host.close(linger)
         host.closes = self._close
-        self._after(linger + CLOSING, self._close)
+        self.node.rendezvous.after(linger + CLOSING, self._close)
 
     def _close(self) -> None:
         if not self._candidacy.stopped:
-            self._candidacy, actions = self._candidacy.step(events.Close(), self._clock())
+            self._candidacy, actions = self._candidacy.step(events.Close(), self.node.rendezvous.clock())
             self._do(deque(actions))
-
-    def _clock(self) -> float:
-        return self.process.clock(self.timeline.now)
-
-    def _after(self, seconds: float, do: Callable[[], None]) -> None:
-        self.timeline.at(self.process.moment(self._clock() + seconds), self.process, do)
 
     def _step(self, event: events.Event) -> None:
         self._asked = None
-        self._candidacy, actions = self._candidacy.step(event, self._clock())
+        self._candidacy, actions = self._candidacy.step(event, self.node.rendezvous.clock())
         self._do(deque(actions))
 
     def _do(self, actions: deque[events.Action]) -> None:
@@ -103,8 +88,8 @@ class Candidate:
                     if self._connection is not None:
                         self._connection.call("release", hold.born, then=lambda _: None)
                 case events.Interrupt():
-                    if self._asked is not None and self._waits:
-                        self._step(events.Rested() if self._rests else events.Changed())
+                    if self._asked is not None and self._early is not None:
+                        self._step(self._early)
                 case events.Stop():
                     if self._connection is not None:
                         self._connection.close()
@@ -120,20 +105,20 @@ class Candidate:
                         "changed", version, limit=seconds, late=events.Changed(), then=lambda _: events.Changed()
                     )
                 case events.Acquire(ttl):
-                    self._call("seize", self.name, ttl, then=lambda term: events.Acquired(self._hold(term)))
+                    self._call("seize", self.node.name, ttl, then=lambda term: events.Acquired(self._hold(term)))
                 case events.Renew(hold):
                     self._call("renew", hold.born, hold.ttl, then=events.Renewed)
                 case _:
                     assert_never(action)
 
     def _hold(self, term: int | None) -> Hold | None:
-        return None if term is None else Hold("leader", f"{self.name}/{term}", term, term, self.seconds)
+        return None if term is None else Hold("leader", f"{self.node.name}/{term}", term, term, self._candidacy.ttl)
 
-    def _ask(self, *, waits: bool = False, rests: bool = False) -> Callable[[events.Event], None]:
+    def _ask(self, early: events.Event | None = None) -> Callable[[events.Event], None]:
         """Something is under way; the first event that is given to the answer counts."""
         self._asks += 1
         number = self._asked = self._asks
-        self._waits, self._rests = waits, rests
+        self._early = early
 
         def answer(event: events.Event) -> None:
             if self._asked == number:
@@ -141,14 +126,21 @@ class Candidate:
 
         return answer
 
+    @property
+    def _rests(self) -> bool:
+        """Whether the last that was asked for is a pause, which needs no connection."""
+        return isinstance(self._early, events.Rested)
+
     def _connect(self, limit: float) -> None:
         if self._connection is not None:
             self._connection.close()
         answer = self._ask()
         line = self._connection = self.store.connect(
-            self.process, self.link, lambda _: answer(events.Connected()), self._broke
+            self.node.rendezvous, self.node.member.link, lambda _: answer(events.Connected()), self._broke
         )
-        self._after(limit, lambda: answer(events.Broke("no answer")) if line is self._connection else None)
+        self.node.rendezvous.after(
+            limit, lambda: answer(events.Broke("no answer")) if line is self._connection else None
+        )
 
     def _broke(self, why: str) -> None:
         self._connection = None
@@ -159,25 +151,25 @@ class Candidate:
         self, kind: str, *arguments: Any, then: Callable[[Any], events.Event],
         limit: float | None = None, late: events.Event | None = None,
     ) -> None:  # fmt: skip
-        answer = self._ask(waits=late is not None)
+        answer = self._ask(late)
         if self._connection is None:
             answer(events.Broke("the connection was lost"))
             return
         self._connection.call(kind, *arguments, then=lambda result: answer(then(result)))
-        self._after(limit or self.seconds, lambda: answer(late or events.Broke("no answer")))
+        self.node.rendezvous.after(limit or self._candidacy.ttl, lambda: answer(late or events.Broke("no answer")))
 
     def _rest(self, seconds: float) -> None:
-        answer = self._ask(waits=True, rests=True)
+        answer = self._ask(events.Rested())
         if self._over is not None:
             answer(self._over)
         else:
-            self._after(seconds, lambda: answer(events.Rested()))
+            self.node.rendezvous.after(seconds, lambda: answer(events.Rested()))
 
     # What it coordinates.
 
     def _elect(self, hold: Hold) -> None:
         answer = self._ask()
-        if self.done():
+        if self.node.member.is_over and self.store.document is None:
             answer(events.Declined("the job has ended, and no node is left in it"))
             return
         self._begin(hold)
@@ -185,7 +177,7 @@ class Candidate:
 
     def _begin(self, hold: Hold) -> None:
         self._over = None
-        self.host = self.make(hold.born, lambda why: self._stopped(hold, why))
+        self.host = self.node.cluster.new_host(self.node, self.store, lambda why: self._stopped(hold, why), hold.born)
         self.host.start()
 
     def _stopped(self, hold: Hold, why: str) -> None:
@@ -195,7 +187,9 @@ class Candidate:
         if host.closes is not None:
             host.closes()
         elif host.broken:
-            self._after(AGAIN, lambda: self._begin(hold) if self._candidacy.hold is hold and not self.host else None)
+            self.node.rendezvous.after(
+                AGAIN, lambda: self._begin(hold) if self._candidacy.hold is hold and not self.host else None
+            )
         else:
             self._over = events.Over(why, host.server.stopped)
             if self._asked is not None and self._rests:

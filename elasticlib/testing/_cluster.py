@@ -8,40 +8,42 @@ A whole job on simulated machines: real decisions, simulated everything else.
 Real in it are the coordinator, each node's judgement of its contact, and each agent's policy. Nothing waits: a
 minute of the job takes milliseconds. The same arguments give the same history, always.
 
-Rules of this file: wiring, and what a fault does; no decision of the job's.
+Rules of this file: what may be asked for, and wiring; no decision of the job's.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 from attrs import define, evolve, field
 
+from elasticlib.errors import ConfigError
 from elasticlib.rendezvous._options import HEARTBEAT
 from elasticlib.rendezvous.coordinator import _coordinator
+from elasticlib.rendezvous.coordinator._server_events import Abandon
 from elasticlib.rendezvous.coordinator._state import Rules, State
-from elasticlib.rendezvous.node._session_liveness import Limits
-from elasticlib.rendezvous.protocol._messages import Descriptor, Final, RankAssignment, Terms, key_of
-from elasticlib.rendezvous.protocol._progress import Seen
+from elasticlib.rendezvous.protocol._messages import key_of
 from elasticlib.testing._adversary import Adversary
-from elasticlib.testing._arguments import NO_FAULTS, check
 from elasticlib.testing._candidate import Candidate
 from elasticlib.testing._faults import Fault, FaultPlan, Replay, SetBack, Skew, Tamper
 from elasticlib.testing._group import Group
-from elasticlib.testing._history import AgentEnded, AgentStarted, Ended, Finalized, Happened, Record, Tampered, TookOver
+from elasticlib.testing._history import AgentEnded, AgentStarted, Ended, Finalized, Happened, Observer, Record, TookOver
 from elasticlib.testing._host import Host, Saved
 from elasticlib.testing._invariants import InvariantBroken, NoWatch, Watch, over
 from elasticlib.testing._machine import Machine
-from elasticlib.testing._member import NodeClient
+from elasticlib.testing._member import FLAP
 from elasticlib.testing._network import Link, Network
-from elasticlib.testing._node import FLAP, LADDER, PARTING, Node
+from elasticlib.testing._node import LADDER, PARTING, Node
 from elasticlib.testing._store import Store
-from elasticlib.testing._surroundings import Observer
 from elasticlib.testing._timeline import Process, Timeline
 from elasticlib.testing._trouble import bring_about
 from elasticlib.testing._trust import Trust
 
+NO_FAULTS = FaultPlan(())
 RESTLESS = 50
 """Steps of a node in a second that are too many over a whole job: most make five."""
 
@@ -80,39 +82,53 @@ class SimulatedCluster:
     """One for each job: who comes back to a machine whose store is gone, or where all is over, begins another."""
     machines: dict[int, Machine] = field(factory=dict, init=False)
     network: Network = field(init=False)
+    state: State | None = field(default=None, init=False)
+    """The coordinator's last state that counted."""
     store: Store | None = field(default=None, init=False)
+    trust: Trust | None = field(default=None, init=False)
     members: list[Node] = field(factory=list, init=False)
     _chance: random.Random = field(init=False)
-    _trust: Trust | None = field(default=None, init=False)
     _tampered: bool = field(default=False, init=False)
     """Whether somebody may write to the store whom nobody asked."""
     _hosts: dict[str, Host | Candidate] = field(factory=dict, init=False)
-    _state: State | None = field(default=None, init=False)
     _left: int = field(default=0, init=False)
     """Agents that have not ended and faults that have not happened."""
 
     def __attrs_post_init__(self) -> None:
-        check(self)
+        self._check()
         if not self.rules.heartbeat:
             self.rules = evolve(self.rules, heartbeat=HEARTBEAT)
         self._chance = random.Random(self.seed)
         self.network = Network(self.timeline, random.Random(self.seed + 1))
         self._tampered = any(isinstance(fault, Tamper) for fault in self.plan)
         if self._tampered and self.token:
-            self._trust = Trust(self.rules, self.timeline, lambda: self.store.adversary if self.store else None)
+            self.trust = Trust(self)
         if self.coordinator == "elected":
-            self._build_store(Process("store"), Link(-1))
+            self._build_store(Process("store", self.timeline), Link(-1))
         for fault in sorted(self.plan, key=lambda fault: fault.at):  # stable
             if isinstance(fault, Skew):
                 bring_about(fault, self)
             else:
                 self._left += 1
-                self._later(fault)
+                self.timeline.at(fault.at, None, functools.partial(self._happen, fault))
         for number in range(self.nodes):
             # No two machines start a program at the same moment.
             moment = self._chance.random() * 0.05 if number else 0.0
             self._left += 1
-            self.timeline.at(moment, None, lambda number=number: self._start_agent(number))  # type: ignore[misc]
+            self.timeline.at(moment, None, functools.partial(self._start_agent, number))
+
+    def _check(self) -> None:
+        for name, kind in (("rules", Rules), ("plan", FaultPlan)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise ConfigError(f"{name}={value!r:.80}: give {kind.__name__}(...)")
+        if self.coordinator not in ("fixed", "elected"):
+            raise ConfigError(f"coordinator={self.coordinator!r}: give one of fixed, elected")
+        for name in ("nodes", "slots"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r:.80}: give a whole number, 1 or more")
+        if isinstance(self.work, bool) or not isinstance(self.work, (int, float)) or not 0 <= self.work < math.inf:
+            raise ConfigError(f"work={self.work!r:.80}: give a number of seconds, 0 or more")
 
     # What users ask for.
 
@@ -125,11 +141,6 @@ class SimulatedCluster:
     def outcomes(self) -> dict[str, AgentEnded]:
         """How the part of each agent ended, by its name."""
         return {node.name: node.outcome for node in self.members if node.outcome is not None}
-
-    @property
-    def state(self) -> State | None:
-        """The coordinator's last state that counted."""
-        return self._state
 
     @property
     def running(self) -> list[Group]:
@@ -190,33 +201,34 @@ class SimulatedCluster:
 
     # What nodes need.
 
-    def note(self, record: Record) -> None:
-        """Remember it."""
-        self.history.append(record)
+    @property
+    def key(self) -> bytes | None:
+        """Of the job's own."""
+        return key_of(self.token) if self.token else None
+
+    def watch(self, nonce: str) -> Watch:
+        """What looks on in that beginning of the job."""
+        if nonce not in self.watches:
+            purged = 0 if self.store is None else self.store.purges
+            # Whoever deletes all that a job has in a store makes room for another one of its name.
+            if self.coordinator == "elected" and len(self.watches) > purged and not self._tampered:
+                raise InvariantBroken(f"at {self.now:.6f} s: a job began anew though nobody had ended it")
+            watch = NoWatch if self._tampered and not self.token else Watch
+            self.watches[nonce] = watch(self)
+            self.state = None
+        return self.watches[nonce]
 
     def started(self, group: Group) -> None:
         """Workers run."""
-        self.machine(group.node.number).has_workers(group.node)
-        self._watch(group.node.member.nonce).started(group)
-        if self._trust is not None:
-            self._trust.started(group)
-
-    def assigned(self, node: Node, assignment: RankAssignment) -> None:
-        """An agent gets ranks."""
-        self._watch(node.member.nonce).assigned(node, assignment)
-
-    def told(self, node: Node, final: Final) -> None:
-        """An agent is told the end."""
-        self._watch(node.member.nonce).told(node, final)
-
-    def ends(self, node: Node, own: int | None, succeeded: bool, final: Final) -> None:
-        """An agent takes leave."""
-        self._watch(node.member.nonce).ends(node, own, succeeded, final)
+        group.node.machine.has_workers(group.node)
+        self.watch(group.node.member.nonce).started(group)
+        if self.trust is not None:
+            self.trust.started(group)
 
     def finished(self, node: Node) -> None:
         """An agent has ended."""
         self._left -= 1
-        if (moment := self.machine(node.number).next_start(self.now)) is not None:
+        if (moment := node.machine.next_start(self.now)) is not None:
             self._left += 1
             self.timeline.at(moment, None, lambda: self._start_agent(node.number))
 
@@ -225,18 +237,19 @@ class SimulatedCluster:
         host = self._hosts.get(node.name)
         if not isinstance(host, Host):
             return False
-        if host.state.final is None and not host.over:
-            host.abandon(f"node {node.name}, which hosts the job's store, left: {why}", node.name)
+        if not host.server.is_over():
+            host.tell(Abandon(f"node {node.name}, which hosts the job's store, left: {why}", node.name))
         return True
 
     def part(self, node: Node, linger: float) -> None:
         """The sidecar ends, after what it hosts."""
         host = self._hosts.get(node.name)
+        end = functools.partial(self.timeline.after, PARTING, node.rendezvous, lambda: self.end_process(node))
         if host is None or (isinstance(host, Host) and host.over):
-            self.timeline.after(PARTING, node.rendezvous, lambda: self.end_process(node))
+            end()
             return
         if isinstance(host, Candidate):
-            host.gone = lambda: self.timeline.after(PARTING, node.rendezvous, lambda: self.end_process(node))
+            host.gone = end
         # What the member has to say comes first.
         self.timeline.after(0.01, node.rendezvous, lambda: host.close(linger))
 
@@ -252,39 +265,25 @@ class SimulatedCluster:
 
     # What faults need.
 
+    def _happen(self, fault: Fault) -> None:
+        self._left -= 1
+        self.history.append(Happened(self.now, fault))
+        bring_about(fault, self)
+
     def join(self, number: int) -> None:
         """Start another agent there."""
         self._left += 1
         self._start_agent(number)
 
-    def tampered(self, what: str) -> None:
-        """The adversary did that."""
-        self.note(Tampered(self.now, what))
-
     # Its parts.
-
-    @property
-    def _key(self) -> bytes | None:
-        return key_of(self.token) if self.token else None
-
-    def _watch(self, nonce: str) -> Watch:
-        if nonce not in self.watches:
-            purged = 0 if self.store is None else self.store.purges
-            # Whoever deletes all that a job has in a store makes room for another one of its name.
-            if self.coordinator == "elected" and len(self.watches) > purged and not self._tampered:
-                raise InvariantBroken(f"at {self.now:.6f} s: a job began anew though nobody had ended it")
-            watch = NoWatch if self._tampered and not self.token else Watch
-            self.watches[nonce] = watch(self.rules, self.timeline)
-            self._state = None
-        return self.watches[nonce]
 
     def _build_store(self, process: Process, link: Link) -> Store:
         self.store = store = Store(process, link, self.network, self.count_bytes)
         store.on_save, store.most, store.elects = self._saved, self.most_bytes, self.coordinator == "elected"
         if any(isinstance(fault, (Replay, SetBack, Tamper)) for fault in self.plan):
             store.adversary = Adversary(store)
-        if self._trust is not None:
-            store.on_write = self._trust.wrote
+        if self.trust is not None:
+            store.on_write = self.trust.wrote
         return store
 
     def machine(self, number: int) -> Machine:
@@ -298,103 +297,53 @@ class SimulatedCluster:
         if not machine.link.alive:
             machine.link = Link(number)
         name = f"n{number}/{100 + len(machine.nodes)}-{self._chance.getrandbits(32):08x}"
-        agent = Process(f"agent {name}", machine.skew, machine.drift)
-        rendezvous = Process(f"rendezvous {name}", machine.skew, machine.drift)
-        rules = self.rules
-        limits = Limits(rules.patience, FLAP, 0.0, moves=self.coordinator == "elected")
-        terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
         first = self.coordinator == "fixed" and number == 0
-        slots = self.slots + (number % 3 if self.uneven else 0)
-        ports = iter(range(20000, 60000))
-
-        def describe() -> Descriptor:
-            index = number if rules.fixed_places else None
-            role = "reader" if self.uneven and number % 2 else "trainer"
-            node.descriptor = Descriptor(slots, role, (f"10.0.0.{number}",), next(ports), index, first)
-            return node.descriptor
-
-        member = NodeClient(
-            name, rendezvous, machine.link, self.timeline, self._dialled, limits, terms, describe,
-            lambda word: node.pass_on(word), lambda why: node.give_up(why), self._key, self.observer,
-        )  # fmt: skip
-        node = Node(number, name, self, agent, rendezvous, member, lambda: machine.resists)
+        node = Node(number, name, self, machine, first)
         machine.nodes.append(node)
         self.members.append(node)
-        self.note(AgentStarted(self.now, name))
+        self.history.append(AgentStarted(self.now, name))
         if first and (self.store is None or not self.store.process.alive or not self.store.link.alive):
-            self._host_on(node, machine)
+            store = self._build_store(node.rendezvous, machine.link)
+            self._hosts[name] = host = self.new_host(
+                node, store, lambda why: self.end_process(node) if node.closes else None
+            )
+            host.start()
         elif self.coordinator == "elected":
-            self._campaign_on(node, machine)
+            assert self.store is not None
+            self._hosts[name] = candidate = Candidate(node, self.store)
+            candidate.start()
         node.start()
 
-    def _dialled(self) -> Store:
+    def dialled(self) -> Store:
+        """What answers to one who connects now."""
         if self.store is None:
             # Nobody listens yet: a machine that is there refuses.
-            nobody = Process("nobody", alive=False)
+            nobody = Process("nobody", self.timeline, alive=False)
             return Store(nobody, self.machine(0).link, self.network)
         return self.store
 
-    def _host_on(self, node: Node, machine: Machine) -> None:
-        store = self._build_store(node.rendezvous, machine.link)
-        host = self._new_host(node, machine, store, None, lambda why: self._host_ended(node))
-        self._hosts[node.name] = host
-        host.start()
-
-    def _host_ended(self, node: Node) -> None:
-        if node.closes:
-            self.end_process(node)
-
-    def _new_host(self, node: Node, machine: Machine, store: Store, term: int | None, ended: Any) -> Host:
-        nonce = f"{self._chance.getrandbits(64):016x}"
-        self.note(TookOver(self.now, node.name))
-        return Host(
-            node.name, node.rendezvous, machine.link, self.timeline, store, self.rules, nonce,
-            lambda state: self._decided(nonce, state), ended, term, self.logic, self._key,
-            self._trust.of_a_term() if self._trust else lambda before, after: None,
-            Seen() if term is None else node.member.session.seen, self.observer,
-        )  # fmt: skip
-
-    def _campaign_on(self, node: Node, machine: Machine) -> None:
-        assert self.store is not None
-        store, link = self.store, machine.link
-        lease = max(2.0, self.rules.heartbeat / 2)
-
-        def make(term: int, ended: Any) -> Host:
-            return self._new_host(node, machine, store, term, ended)
-
-        def done() -> bool:
-            return node.member.is_over and store.document is None
-
-        candidate = Candidate(node.name, node.rendezvous, link, self.timeline, store, make, lease, done)
-        self._hosts[node.name] = candidate
-        candidate.start()
+    def new_host(self, node: Node, store: Store, ended: Callable[[str], None], term: int | None = None) -> Host:
+        """That node coordinates from now on."""
+        self.history.append(TookOver(self.now, node.name))
+        return Host(node, store, f"{self._chance.getrandbits(64):016x}", ended, term)
 
     def _saved(self, saved: Saved) -> None:
         for state in saved.way:
-            self._decided(saved.nonce, state)
+            self.decided(saved.nonce, state)
 
-    def _decided(self, nonce: str, state: State) -> None:
-        watch = self._watch(nonce)
+    def decided(self, nonce: str, state: State) -> None:
+        """A coordinator's state counts now."""
+        watch = self.watch(nonce)
         # Where nobody is left who was in a job that ended, nobody can tell that what it wrote down was put back.
         left = any(node.outcome is None and node.member.nonce == nonce for node in self.members)
         watch.may_forget = self._tampered or (SetBack in map(type, self.plan) and not left)
-        before, self._state = self._state, state
+        before, self.state = self.state, state
         new = watch.decided(state)
         if new is not None:
             assert state.round is not None
             why = state.round.assignments[0].why
-            self.note(Finalized(self.now, state.round.number, tuple(new.entries), state.restarts, why))
+            self.history.append(Finalized(self.now, state.round.number, tuple(new.entries), state.restarts, why))
         end = state.round.end if state.round else None
         known = before.round.end if before is not None and before.round else None
         if end is not None and (known is None or known.round != end.round):
-            self.note(Ended(self.now, end.round, end.why, end.restart))
-
-    # What goes wrong.
-
-    def _later(self, fault: Fault) -> None:
-        def happen() -> None:
-            self._left -= 1
-            self.note(Happened(self.now, fault))
-            bring_about(fault, self)
-
-        self.timeline.at(fault.at, None, happen)
+            self.history.append(Ended(self.now, end.round, end.why, end.restart))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias, get_args
 
 from attrs import NOTHING, Attribute, asdict, field, fields, frozen
 
@@ -24,76 +24,42 @@ PLACES = ("hello", "pulse", "beat", "box", "inbox", "counter", "state", "leader"
 """Where in the store somebody can tamper with what the job has there; *all* of it can be deleted."""
 
 
-def _wrong(owner: Any, attribute: Attribute[Any], value: object, rule: str) -> ConfigError:
-    return ConfigError(f"{type(owner).__name__}.{attribute.name}={value!r:.80}: give {rule}")
+def _must_be(holds: Callable[[Any], bool], rule: str) -> Callable[[Any, Attribute[Any], Any], None]:
+    def check(owner: Any, attribute: Attribute[Any], value: Any) -> None:
+        if not holds(value):
+            raise ConfigError(f"{type(owner).__name__}.{attribute.name}={value!r:.80}: give {rule}")
+
+    return check
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _moment(owner: Any, attribute: Attribute[float], value: float) -> None:
-    if not _is_number(value) or value < 0:
-        raise _wrong(owner, attribute, value, "a number of seconds, 0 or more")
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _offset(owner: Any, attribute: Attribute[float], value: float) -> None:
-    if not _is_number(value):
-        raise _wrong(owner, attribute, value, "a number of seconds, below 0 for a clock that is behind")
+def _listed(values: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, values))
 
 
-def _drift(owner: Any, attribute: Attribute[float], value: float) -> None:
-    if not _is_number(value) or value < -0.1:
-        raise _wrong(owner, attribute, value, "seconds gained in each second, -0.1 or more")
-
-
-def _node(owner: Any, attribute: Attribute[int], value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _wrong(owner, attribute, value, "the number of a node, 0 for the first")
-
-
-def _number(owner: Any, attribute: Attribute[int], value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _wrong(owner, attribute, value, "a whole number, 1 or more")
-
-
-def _length(owner: Any, attribute: Attribute[int], value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _wrong(owner, attribute, value, "a number of characters, 0 or more")
-
-
-def _part(owner: Any, attribute: Attribute[str], value: str) -> None:
-    if value not in PARTS:
-        raise _wrong(owner, attribute, value, f"one of {', '.join(map(repr, PARTS))}")
-
-
-def _seed(owner: Any, attribute: Attribute[int], value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong(owner, attribute, value, "a whole number")
-
-
-def _period(owner: Any, attribute: Attribute[float], value: float) -> None:
-    if not _is_number(value) or value < 0.001:
-        raise _wrong(owner, attribute, value, "a number of seconds, 0.001 or more")
+_moment = _must_be(lambda value: _is_number(value) and value >= 0, "a number of seconds, 0 or more")
+_offset = _must_be(_is_number, "a number of seconds, below 0 for a clock that is behind")
+_drift = _must_be(lambda value: _is_number(value) and value >= -0.1, "seconds gained in each second, -0.1 or more")
+_period = _must_be(lambda value: _is_number(value) and value >= 0.001, "a number of seconds, 0.001 or more")
+_node = _must_be(lambda value: _is_whole(value) and value >= 0, "the number of a node, 0 for the first")
+_number = _must_be(lambda value: _is_whole(value) and value >= 1, "a whole number, 1 or more")
+_length = _must_be(lambda value: _is_whole(value) and value >= 0, "a number of characters, 0 or more")
+_seed = _must_be(_is_whole, "a whole number")
+_yes_or_no = _must_be(lambda value: isinstance(value, bool), "True or False")
+_part = _must_be(lambda value: value in PARTS, f"one of {_listed(PARTS)}")
+_places = _must_be(lambda value: all(each in PLACES for each in value), f"some of {_listed(PLACES)}")
+_acts = _must_be(lambda value: all(_is_whole(each) and each >= 0 for each in value), "numbers of acts, 0 for the first")
 
 
 def _several(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
-
-
-def _places(owner: Any, attribute: Attribute[tuple[str, ...]], value: tuple[str, ...]) -> None:
-    if not all(each in PLACES for each in value):
-        raise _wrong(owner, attribute, value, f"some of {', '.join(map(repr, PLACES))}")
-
-
-def _acts(owner: Any, attribute: Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
-    if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in value):
-        raise _wrong(owner, attribute, value, "numbers of acts, 0 for the first")
-
-
-def _yes_or_no(owner: Any, attribute: Attribute[bool], value: bool) -> None:
-    if not isinstance(value, bool):
-        raise _wrong(owner, attribute, value, "True or False")
 
 
 class _Printed:
@@ -111,110 +77,87 @@ class _Printed:
 
 
 @frozen(repr=False)
-class Kill(_Printed):
+class _NodeFault(_Printed):
+    node: int = field(validator=_node)
+    at: float = field(validator=_moment)
+
+
+@frozen(repr=False)
+class _LastingNodeFault(_NodeFault):
+    seconds: float = field(validator=_moment)
+
+
+@frozen(repr=False)
+class Kill(_NodeFault):
     """SIGKILL: to the whole machine (nothing of it answers any more), or to one process on it."""
 
-    node: int = field(validator=_node)
-    at: float = field(validator=_moment)
     what: str = field(default="machine", validator=_part)
 
 
 @frozen(repr=False)
-class Pause(_Printed):
+class Pause(_LastingNodeFault):
     """SIGSTOP, and SIGCONT after *seconds*: all processes of the machine, workers included, or one of them."""
 
-    node: int = field(validator=_node)
-    at: float = field(validator=_moment)
-    seconds: float = field(validator=_moment)
     what: str = field(default="machine", validator=_part)
 
 
 @frozen(repr=False)
-class Suspend(_Printed):
+class Suspend(_LastingNodeFault):
     """The machine sleeps for *seconds* and knows nothing of it: its processes stand still, its clocks with them."""
 
-    node: int = field(validator=_node)
-    at: float = field(validator=_moment)
-    seconds: float = field(validator=_moment)
-
 
 @frozen(repr=False)
-class Cut(_Printed):
+class Cut(_LastingNodeFault):
     """The machine's link is down for *seconds*: nothing is refused, nothing arrives."""
 
-    node: int = field(validator=_node)
-    at: float = field(validator=_moment)
-    seconds: float = field(validator=_moment)
-
 
 @frozen(repr=False)
-class Break(_Printed):
+class Break(_NodeFault):
     """Every connection of the machine is reset: what was on its way is lost, and nobody knows how much of it."""
 
-    node: int = field(validator=_node)
-    at: float = field(validator=_moment)
-
 
 @frozen(repr=False)
-class Slow(_Printed):
+class Slow(_LastingNodeFault):
     """For *seconds* everything that the machine sends or gets takes *delay* seconds more."""
 
-    node: int = field(validator=_node)
-    at: float = field(validator=_moment)
-    seconds: float = field(validator=_moment)
     delay: float = field(default=0.5, validator=_moment)
 
 
 @frozen(repr=False)
-class FailWorker(_Printed):
+class FailWorker(_NodeFault):
     """
     A worker of the node fails, if one runs; *secondary*: as one does that lost its peer.
 
     So many *workers* fail at once, each with a message and a traceback of *text* characters (0: a short message).
     """
 
-    node: int = field(validator=_node)
-    at: float = field(validator=_moment)
     secondary: bool = field(default=False, validator=_yes_or_no)
     workers: int = field(default=1, validator=_number)
     text: int = field(default=0, validator=_length)
 
 
 @frozen(repr=False)
-class Stubborn(_Printed):
+class Stubborn(_LastingNodeFault):
     """From *at* on the node's workers go on for *seconds* after SIGTERM."""
 
-    node: int = field(validator=_node)
-    at: float = field(validator=_moment)
-    seconds: float = field(validator=_moment)
-
 
 @frozen(repr=False)
-class Leave(_Printed):
+class Leave(_NodeFault):
     """The operator stops the node's agent by SIGTERM."""
 
-    node: int = field(validator=_node)
-    at: float = field(validator=_moment)
-
 
 @frozen(repr=False)
-class Join(_Printed):
+class Join(_NodeFault):
     """Another agent is started on the node's machine, which is switched on if it is not."""
 
-    node: int = field(validator=_node)
-    at: float = field(validator=_moment)
-
 
 @frozen(repr=False)
-class Flap(_Printed):
+class Flap(_LastingNodeFault):
     """
     For *seconds* the node comes and goes: its agent ends itself as soon as it has workers, whatever keeps it from its
     work, and its scheduler starts another one *after* seconds later, however it ended.
     """
 
-    node: int = field(validator=_node)
-    at: float = field(validator=_moment)
-    seconds: float = field(validator=_moment)
     after: float = field(default=1.0, validator=_moment)
 
 
@@ -256,12 +199,8 @@ class SetBack(_Printed):
 
 
 @frozen(repr=False)
-class Replay(_Printed):
+class Replay(_LastingNodeFault):
     """For *seconds* a stranger writes the last two heartbeats of each agent of the node again and again, in turn."""
-
-    node: int = field(validator=_node)
-    at: float = field(validator=_moment)
-    seconds: float = field(validator=_moment)
 
 
 @frozen(repr=False)
@@ -287,10 +226,7 @@ Fault: TypeAlias = (
     | DeleteLeader | SetBack | Replay | Tamper
 )  # fmt: skip
 
-KINDS: tuple[type[Any], ...] = (
-    Kill, Pause, Suspend, Cut, Break, Slow, FailWorker, Stubborn, Leave, Join, Flap, Skew, PauseStore, DeleteLeader,
-    SetBack, Replay, Tamper,
-)  # fmt: skip
+KINDS: tuple[type[Any], ...] = get_args(Fault)
 _BY_NAME = {kind.__name__: kind for kind in KINDS}
 
 

@@ -11,8 +11,9 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attrs import define, evolve
+from attrs import define, evolve, field
 
+from elasticlib.agent._policy import WorkersFailed
 from elasticlib.rendezvous.protocol._messages import FailureNote, RankAssignment
 from elasticlib.testing._faults import FailWorker
 from elasticlib.testing._history import Gone
@@ -21,6 +22,7 @@ from elasticlib.testing._timeline import Process
 if TYPE_CHECKING:
     from elasticlib.testing._node import Node
 
+WORKERS_FAILED = WorkersFailed("a worker failed")
 CHANNEL = 0.0002
 """Seconds between two processes of a node."""
 END = 0.01
@@ -35,9 +37,9 @@ class Group:
 
     node: Node
     assignment: RankAssignment
-    process: Process
+    process: Process = field(init=False)
     """The workers."""
-    spawner: Process
+    spawner: Process = field(init=False)
     """Whoever signals them, and ends when they must."""
     failed_at: float | None = None
     failure: FailWorker | None = None
@@ -46,31 +48,33 @@ class Group:
     _then: Callable[[], None] | None = None
     """What waits for their end."""
 
+    def __attrs_post_init__(self) -> None:
+        node = self.node
+        self.process = Process(f"workers of {node.name}", node.timeline)
+        self.spawner = Process(f"spawner of {node.name}", node.timeline)
+
     def end(self, how: str) -> None:
         """None of them runs any more."""
         if not self.gone:
             self.gone, self.spawner.alive = True, False
-            cluster = self.node.cluster
-            cluster.note(Gone(cluster.timeline.now, self.node.name, self.assignment.round, how))
+            node = self.node
+            node.cluster.history.append(Gone(node.timeline.now, node.name, self.assignment.round, how))
             if self._then is not None:
                 self._then()
 
     def stop(self, grace: float, then: Callable[[], None]) -> None:
         """The agent has them ended, by force after *grace* seconds; it does *then* once they are gone."""
-        node, timeline = self.node, self.node.cluster.timeline
-        resists = node.stubborn()
+        node, timeline = self.node, self.node.timeline
+        resists = node.machine.resists
         how = "killed" if resists >= grace else "stopped"
         self._then = lambda: timeline.after(CHANNEL, node.agent, then)
-        self._spawner_ends_them(min(resists, grace), how)
+        self.end_in(min(resists, grace), how)
         timeline.after(grace + ANSWER, node.agent, self.kill)
         self.watch_lease(node.agent)
 
-    def hasten(self, grace: float) -> None:
-        """While they are being stopped: they must be gone sooner."""
-        self._spawner_ends_them(grace, "killed")
-
-    def _spawner_ends_them(self, seconds: float, how: str) -> None:
-        timeline = self.node.cluster.timeline
+    def end_in(self, seconds: float, how: str) -> None:
+        """The spawner has them gone by then, sooner if that was said before."""
+        timeline = self.node.timeline
         act = lambda: timeline.after(seconds + END, self.process, lambda: self.end(how))  # noqa: E731
         timeline.after(0.0, self.spawner, act)
 
@@ -79,31 +83,31 @@ class Group:
         end = self.node.lease_end()
         if self.gone or end == math.inf:
             return
-        if self.node.member.clock() >= end:
+        rendezvous = self.node.rendezvous
+        if rendezvous.clock() >= end:
             self.kill()
         else:
-            moment = self.node.rendezvous.moment(end)
-            self.node.cluster.timeline.at(moment, watcher, lambda: self.watch_lease(watcher))
+            self.node.timeline.at(rendezvous.moment(end), watcher, lambda: self.watch_lease(watcher))
 
     def kill(self) -> None:
         """SIGKILL to the spawner, from whoever may: all of them die with it."""
-        self.node.cluster.timeline.after(END, None, self._die)
+        self.node.timeline.after(END, None, self._die)
 
     def _die(self) -> None:
         if not self.gone:
             awaited = self._then is not None
             self.end("killed")
             if self.failed_at is None:
-                self.failed_at = self.node.agent.clock(self.node.cluster.timeline.now)
+                self.failed_at = self.node.agent.clock()
             if not awaited:
-                self.node.tell_agent_of_failure(self)
+                self.node.tell_agent(self, WORKERS_FAILED)
 
     def notes(self) -> tuple[FailureNote, ...]:
         """What is known of their failures."""
         node = self.node
         if self.failed_at is None:
             return ()
-        age = max(0.0, node.agent.clock(node.cluster.timeline.now) - self.failed_at)
+        age = max(0.0, node.agent.clock() - self.failed_at)
         fault = self.failure or FailWorker(node.number, 0.0)
         text = random.Random(node.name).randbytes(fault.text // 2).hex()
         message = f"{node.name} failed in round {self.assignment.round}{text}"

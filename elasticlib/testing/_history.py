@@ -1,5 +1,5 @@
 """
-What happened in a simulated cluster: typed records, each with the moment in seconds of the simulation.
+What happened in a simulated cluster: typed records, each with the moment in seconds of the simulation; who looks on.
 
 Rules of this file: a record holds facts, and names nodes by their agents' names; no record tells what a clock
 showed, so two runs that differ in their clocks alone have the same history.
@@ -7,7 +7,7 @@ showed, so two runs that differ in their clocks alone have the same history.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from attrs import frozen
 
@@ -115,3 +115,14 @@ class AgentEnded:
 Record: TypeAlias = (
     Happened | Tampered | AgentStarted | TookOver | Finalized | Ended | Started | Gone | Fenced | AgentEnded
 )
+
+
+class Observer(Protocol):
+    """Sees each step of the pure objects in a simulated job; may raise `InvariantBroken`."""
+
+    def stepped(self, node: str, event: Any, before: Any, after: Any, actions: tuple[Any, ...], now: float) -> None:
+        """
+        The session or the coordinator of that *node* took a step on *event*, when the node's clock showed *now*.
+
+        *before* is None when it began. Without an *event*, what came for the agent was taken: *actions*.
+        """

@@ -10,39 +10,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from attrs import Factory, define, field, frozen
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous.coordinator import _coordinator
+from elasticlib.rendezvous.coordinator import _server_events as events
 from elasticlib.rendezvous.coordinator._server import REFUSALS, Server
-from elasticlib.rendezvous.coordinator._server_events import (
-    Abandon,
-    Action,
-    Arrived,
-    Broke,
-    Close,
-    Destroyed,
-    Event,
-    Heard,
-    Interrupt,
-    Load,
-    Loaded,
-    Purge,
-    Save,
-    Stop,
-    Unsaved,
-)
-from elasticlib.rendezvous.coordinator._state import Heartbeats, Rules, State
+from elasticlib.rendezvous.coordinator._state import Heartbeats, State
 from elasticlib.rendezvous.protocol._exchange import Posted
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
-from elasticlib.testing._network import Link
+from elasticlib.testing._node import Node
 from elasticlib.testing._store import CHANGED, DESTROYED, LOST, REFUSED, Connection, Store
-from elasticlib.testing._surroundings import Observer
-from elasticlib.testing._timeline import Process, Timeline
 
 
 @frozen
@@ -59,15 +39,15 @@ class Saved:
 class Observed:
     """What decides, and who looks on."""
 
-    logic: ModuleType | Any
+    logic: Any
     saw: Callable[[State], None]
-    counted: Callable[[State, State], None]
+    counted: Callable[[State, State], None] | None
     """Gets the states before and after heartbeats were counted."""
 
     def step(self, state: State, event: Any, now: float) -> Any:
         """One step of the coordinator."""
         outcome = self.logic.step(state, event, now)
-        if isinstance(event, Heartbeats):
+        if isinstance(event, Heartbeats) and self.counted is not None:
             self.counted(state, outcome[0])
         self.saw(outcome[0])
         return outcome
@@ -86,26 +66,13 @@ class Observed:
 class Host:
     """One node's turn as the coordinator, from its start until `stop` or until it may not go on."""
 
-    name: str
-    process: Process
-    link: Link
-    timeline: Timeline
+    node: Node
     store: Store
-    rules: Rules
     nonce: str
-    decided: Callable[[State], None]
-    """Gets each state, where nothing needs to be saved before it counts."""
     ended: Callable[[str], None]
     """Called once, when this turn is over, with the reason."""
     term: int | None = None
     """Number of the lease; None: nobody else can coordinate."""
-    logic: ModuleType | Any = _coordinator
-    key: bytes | None = None
-    counted: Callable[[State, State], None] = lambda before, after: None
-    """Gets the states before and after heartbeats were counted."""
-    seen: Seen = field(factory=Seen)
-    """What its node knows of the job."""
-    observer: Observer | None = None
     over: bool = False
     broken: bool = False
     """Whether it ended as its connection broke: another one may go on in the same term."""
@@ -125,16 +92,19 @@ class Host:
     _way: list[State] = Factory(list)
 
     def __attrs_post_init__(self) -> None:
-        logic = Observed(self.logic, self._saw, self.counted)
-        state = State(self.rules)
-        self.server = Server(
-            "job", self.name, self.key, self.nonce, state, self.term is not None, seen=self.seen, logic=logic
-        )
+        cluster, node = self.node.cluster, self.node
+        logic = Observed(cluster.logic, self._saw, cluster.trust.of_a_term() if cluster.trust else None)
+        seen = Seen() if self.term is None else node.member.session.seen
+        state, journaled = State(cluster.rules), self.term is not None
+        self.server = Server("job", node.name, cluster.key, self.nonce, state, journaled, seen=seen, logic=logic)
 
     def start(self) -> None:
         """Begin to answer."""
-        self._connection = self.store.connect(self.process, self.link, lambda _: self._begin(), self._broke)
+        self._connection = self._connect(lambda _: self._begin(), self._broke)
         self._connection.term = self.term
+
+    def _connect(self, opened: Callable[[Connection], None], broke: Callable[[str], None]) -> Connection:
+        return self.store.connect(self.node.rendezvous, self.node.member.link, opened, broke)
 
     def stop(self, why: str) -> None:
         """Answer no more."""
@@ -149,48 +119,37 @@ class Host:
         self.broken = True
         self.stop(why)
 
-    def abandon(self, why: str, by: str | None = None) -> None:
-        """End the job for all."""
-        self._tell(Abandon(why, by))
-
     def close(self, linger: float) -> None:
         """Stop, once all have read how the job ended, or after so many seconds."""
-        self._tell(Close(linger))
-
-    @property
-    def state(self) -> State:
-        """What the coordinator knows."""
-        return self.server.state
+        self.tell(events.Close(linger))
 
     def _saw(self, state: State) -> None:
         if self.term is None:
-            self.decided(state)
+            self.node.cluster.decided(self.nonce, state)
         elif self._way and _told_alike(self._way[-1], state):
             self._way[-1] = state  # of ten thousand messages that come at once, few decide anything
         else:
             self._way.append(state)
 
-    def _clock(self) -> float:
-        return self.process.clock(self.timeline.now)
-
     def _begin(self) -> None:
-        self.server, actions = self.server.begin(self._clock())
+        self.server, actions = self.server.begin(self.node.rendezvous.clock())
         self._observe(None, None, actions)
         self._do(deque(actions))
 
-    def _step(self, event: Event) -> deque[Action]:
-        before, (self.server, actions) = self.server, self.server.step(event, self._clock())
+    def _step(self, event: events.Event) -> deque[events.Action]:
+        before, (self.server, actions) = self.server, self.server.step(event, self.node.rendezvous.clock())
         self._observe(event, before, actions)
         return deque(actions)
 
-    def _observe(self, event: Event | None, before: Server | None, actions: tuple[Action, ...]) -> None:
-        if self.observer is not None:
-            self.observer.stepped(self.name, event, before, self.server, actions, self._clock())
+    def _observe(self, event: events.Event | None, before: Server | None, actions: tuple[events.Action, ...]) -> None:
+        if (observer := self.node.cluster.observer) is not None:
+            observer.stepped(self.node.name, event, before, self.server, actions, self.node.rendezvous.clock())
 
-    def _tell(self, event: Event) -> None:
+    def tell(self, event: events.Event) -> None:
+        """Somebody else in its process says something."""
         if not self.over:
             for action in self._step(event):
-                assert isinstance(action, Interrupt)
+                assert isinstance(action, events.Interrupt)
                 self._interrupt()
 
     def _call(self, kind: str, *arguments: Any, then: Callable[[Any], None]) -> None:
@@ -203,7 +162,7 @@ class Host:
         if not self.over:
             self._connection.call(kind, *arguments, then=done)
 
-    def _do(self, actions: deque[Action]) -> None:
+    def _do(self, actions: deque[events.Action]) -> None:
         """Do the first, then the next."""
         if self.over or not actions:
             return
@@ -212,46 +171,48 @@ class Host:
             self._do(actions)
 
         match action := actions.popleft():
-            case Load():
+            case events.Load():
                 self._call("load", then=self._loaded)
-            case Save(data):
+            case events.Save(data):
                 self._save(data, actions)
             case Receive(timeout):
                 self._receive(timeout)
             case Read(keys):
-                self._call("read", keys, then=lambda found: self._do(self._step(Heard(found))))
+                self._call("read", keys, then=lambda found: self._do(self._step(events.Heard(found))))
             case Write(values):
                 self._call("write", values, then=go_on)
             case Discard(entries):
                 self._call("discard", [entry.number for entry in entries], then=go_on)
             case Delete(keys):
                 self._call("delete", keys, then=go_on)
-            case Purge():
+            case events.Purge():
                 self._call("purge", then=go_on)
-            case Stop():
+            case events.Stop():
                 self.stop("closed")
-            case Interrupt() | ClearForeign() | Log():
+            case events.Interrupt() | ClearForeign() | Log():
                 go_on()
             case _:
                 assert_never(action)
 
     def _loaded(self, saved: Any) -> None:
         if saved is DESTROYED:
-            self._do(self._step(Destroyed("the coordinator's state was deleted from the store by another writer")))
+            self._do(
+                self._step(events.Destroyed("the coordinator's state was deleted from the store by another writer"))
+            )
         else:
-            self._do(self._step(Loaded(saved.data if saved else None)))
+            self._do(self._step(events.Loaded(saved.data if saved else None)))
 
-    def _save(self, data: bytes, rest: deque[Action]) -> None:
+    def _save(self, data: bytes, rest: deque[events.Action]) -> None:
         saved = Saved(self.server.nonce, data, tuple(self._way))
         self._way = []
 
         def done(held: Any) -> None:
             if held is REFUSED and self.server.refused < REFUSALS:
-                self._do(self._step(Unsaved("the store takes no more", tuple(rest))))
+                self._do(self._step(events.Unsaved("the store takes no more", tuple(rest))))
             elif held is REFUSED:
                 self.stop("the store takes not even the end of the job")
             elif held is CHANGED:
-                self._do(self._step(Broke("the coordinator's state in the store was changed by another writer")))
+                self._do(self._step(events.Broke("the coordinator's state in the store was changed by another writer")))
             elif held:
                 self._do(rest)
             else:
@@ -271,9 +232,7 @@ class Host:
             self._asked = True
             self._call("receive", then=self._received)
         if timeout is not None:
-            shown = self._clock() + timeout
-            moment = self.process.moment(shown)
-            self.timeline.at(moment, self.process, lambda: self._rise() if self._rests == number else None)
+            self.node.rendezvous.after(timeout, lambda: self._rise() if self._rests == number else None)
 
     def _received(self, entries: Any) -> None:
         self._asked = False
@@ -291,20 +250,20 @@ class Host:
             self.stop(why)
         elif self._rests is not None:
             self._breaks, self._rests = True, None
-            self._do(self._step(Broke(why)))
+            self._do(self._step(events.Broke(why)))
 
     def _rise(self) -> None:
         if not self.over:
             self._rests = None
             entries, self._arrived = self._arrived, []
-            self._do(self._step(Arrived(entries)))
+            self._do(self._step(events.Arrived(entries)))
 
     def _interrupt(self) -> None:
         def post(connection: Connection) -> None:
             connection.call("post", b"", then=lambda _: None)
 
         if self._wakes is None:
-            self._wakes = self.store.connect(self.process, self.link, post, lambda why: None)
+            self._wakes = self._connect(post, lambda why: None)
         else:
             post(self._wakes)
 
@@ -316,6 +275,3 @@ def _told_alike(one: State, other: State) -> bool:
     if first is not None and second is not None:
         same = first.entries is second.entries and first.assignments is second.assignments and first.end is second.end
     return same and one.final is other.final and one.restarts == other.restarts
-
-
-__all__ = ["Host", "Saved"]

@@ -8,16 +8,19 @@ whatever breaks a rule is raised at once, with the history that led there.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from attrs import Factory, define, frozen
 
-from elasticlib.rendezvous.coordinator._state import Entry, Rules, State
+from elasticlib.rendezvous.coordinator._state import Entry, State
 from elasticlib.rendezvous.protocol._messages import Final, RankAssignment
 from elasticlib.rendezvous.protocol._shortening import brief
 from elasticlib.rendezvous.protocol._timing import KILL
 from elasticlib.testing._group import Group
 from elasticlib.testing._node import Node
-from elasticlib.testing._timeline import Timeline
+
+if TYPE_CHECKING:
+    from elasticlib.testing._cluster import SimulatedCluster
 
 WAKING = 0.1
 """Seconds that workers of a machine which was frozen as a whole may run on after it wakes, whoever took their ranks."""
@@ -51,11 +54,20 @@ class Begun:
 
 
 @define(eq=False, repr=False)
-class Watch:
+class Watcher:
+    """Something that checks a cluster."""
+
+    cluster: SimulatedCluster
+
+    def _demand(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise InvariantBroken(f"at {self.cluster.now:.6f} s: {what}")
+
+
+@define(eq=False, repr=False)
+class Watch(Watcher):
     """Checks, as it happens."""
 
-    rules: Rules
-    timeline: Timeline
     rounds: dict[int, Finalized] = Factory(dict)
     restarts: int = 0
     final: Final | None = None
@@ -69,13 +81,9 @@ class Watch:
     before: list[dict[int, Finalized]] = Factory(list)
     """The rounds that were known each time when that was done."""
 
-    def _demand(self, holds: bool, what: str) -> None:
-        if not holds:
-            raise InvariantBroken(f"at {self.timeline.now:.6f} s: {what}")
-
     def decided(self, state: State) -> Finalized | None:
         """The coordinator's state counts now; returns the round if it is new."""
-        current, rules, new = state.round, self.rules, None
+        current, new = state.round, None
         if state.final is not None and _has_no_memory(state.final):
             self._demand(not state.final.succeeded, f"without its memory it gave the verdict {state.final}")
             self.forgotten.append(state.final)
@@ -94,7 +102,9 @@ class Watch:
                 same = same and (known.entries is current.entries or known.entries.keys() == current.entries.keys())
                 self._demand(same, "a sealed round has changed")
             self._demand(current.number == len(self.rounds) - 1, "a former round is open again")
-        self._demand(self.restarts <= state.restarts <= rules.max_restarts, f"{state.restarts} restarts were spent")
+        self._demand(
+            self.restarts <= state.restarts <= self.cluster.rules.max_restarts, f"{state.restarts} restarts were spent"
+        )
         self.restarts = state.restarts
         if self.final is not None:
             self._demand(_same(state.final, self.final), f"the verdict {self.final} became {state.final}")
@@ -135,7 +145,7 @@ class Watch:
         return None
 
     def _check_assignments(self, sealed: Finalized, number: int) -> None:
-        rules, assignments = self.rules, sealed.assignments
+        rules, assignments = self.cluster.rules, sealed.assignments
         self._demand(
             rules.min_nodes <= len(assignments) <= rules.max_nodes, f"round {number} has {len(assignments)} nodes"
         )
@@ -220,15 +230,15 @@ class Watch:
 
         One whose clock stood still sees that by what others say, no later than when it would be cut off without.
         """
-        slept = KILL * self.rules.heartbeat if group.node.rendezvous.missed else 0.0
+        slept = KILL * self.cluster.rules.heartbeat if group.node.rendezvous.missed else 0.0
         awake = thaws_at + slept + WAKING if thaws_at else 0.0
-        self._demand(awake > self.timeline.now, what)
+        self._demand(awake > self.cluster.now, what)
 
         def check() -> None:
             alone = self.may_forget and not self._is_anyone_at_work(after=number)
-            self._demand(group.gone or group.process.thaws_at > self.timeline.now or alone, f"woken, {what}")
+            self._demand(group.gone or group.process.thaws_at > self.cluster.now or alone, f"woken, {what}")
 
-        self.timeline.at(awake, None, check)
+        self.cluster.timeline.at(awake, None, check)
 
     def _agrees(self, group: Group, begun: Begun) -> None:
         assignment, name = group.assignment, group.node.name

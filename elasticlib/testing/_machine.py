@@ -10,25 +10,11 @@ Rules of this file: what a kill or a pause hits, nothing about what follows from
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
-
 from attrs import Factory, define
 
 from elasticlib.testing._group import END
 from elasticlib.testing._network import Link
 from elasticlib.testing._node import Node
-from elasticlib.testing._timeline import Process
-
-
-class Owner(Protocol):
-    """The cluster, as a machine sees it."""
-
-    def died(self, node: Node) -> None:
-        """An agent was killed."""
-
-    def end_process(self, node: Node) -> None:
-        """A sidecar is gone."""
 
 
 @define(eq=False, repr=False)
@@ -54,70 +40,66 @@ class Machine:
         """Its agent cannot work until that moment, and is started again and again."""
         self.flaps_until, self.flaps_after = until, after
         for node in self.present():
-            if node.group is not None and not node.group.gone:
+            if node.working is not None:
                 self.has_workers(node)
 
     def has_workers(self, node: Node) -> None:
         """An agent has started its workers: it goes again if it cannot work."""
-        if node.cluster.timeline.now < self.flaps_until:
-            node.cluster.timeline.after(END, node.agent, node.leave)
+        if node.timeline.now < self.flaps_until:
+            node.timeline.after(END, node.agent, node.leave)
 
     def next_start(self, now: float) -> float | None:
         """When its scheduler starts an agent in place of the one that has ended now."""
         return now + self.flaps_after if now < self.flaps_until and self.link.alive else None
 
-    def kill(self, what: str, owner: Owner) -> None:
+    def kill(self, what: str) -> None:
         """The machine is gone, or a process of its latest agent is."""
         if what == "machine":
             self.link.alive = False
             for node in self.nodes:
-                self._kill_agent(node, owner)
+                self._kill_agent(node)
                 node.rendezvous.alive = False
-                if node.group is not None and not node.group.gone:
-                    node.group.end("died")
+                if node.working is not None:
+                    node.working.end("died")
             return
         for node in self.present()[-1:]:
             if what == "agent":
-                self._kill_agent(node, owner)
+                self._kill_agent(node)
                 node.agent_dies()
             elif what == "spawner":
-                node.spawner_dies()
+                if node.working is not None:
+                    node.working.kill()
             elif node.rendezvous.alive:
-                owner.end_process(node)
+                node.cluster.end_process(node)
                 for connection in list(self.link.connections):
                     if connection.client is node.rendezvous:
                         connection.reset("connection reset")
                 node.rendezvous_dies()
-                self._settle(node, node.cluster.timeline.now)
+                self._settle(node)
 
-    def _kill_agent(self, node: Node, owner: Owner) -> None:
+    def _kill_agent(self, node: Node) -> None:
         if node.agent.alive:
             node.agent.alive = False
-            owner.died(node)
+            node.cluster.died(node)
 
     def suspend(self, seconds: float) -> None:
         """All stands still, clocks too: nobody here sees that time has passed."""
-        now = self.nodes[0].cluster.timeline.now if self.nodes else 0.0
         for node in self.nodes:
+            now = node.timeline.now
             for process in node.processes():
                 asleep = max(0.0, process.thaws_at - now)
-                process.thaws_at = max(process.thaws_at, now + seconds)
                 process.missed += max(0.0, seconds - asleep)
+                process.freeze(now + seconds)
 
-    def _freeze(self, processes: Iterable[Process], until: float) -> None:
-        for process in processes:
-            process.thaws_at = max(process.thaws_at, until)
-
-    def _settle(self, node: Node, now: float) -> None:
+    def _settle(self, node: Node) -> None:
         """Where nobody is left who could end the workers, they stand still, too, until somebody is."""
-        awake = [each for each in node.processes(of_workers=False) if each.alive and each.thaws_at <= now]
-        if not awake and node.group is not None and not node.group.gone:
-            thaws = [each.thaws_at for each in node.processes(of_workers=False) if each.alive]
-            self._freeze([node.group.process], min(thaws, default=now))
+        alive = [each for each in node.processes(of_workers=False) if each.alive]
+        if node.working is not None and all(each.frozen for each in alive):
+            thaws = [each.thaws_at for each in alive]
+            node.working.process.freeze(min(thaws, default=node.timeline.now))
 
     def pause(self, what: str, seconds: float) -> None:
         """All processes of the machine stand still, or one of each agent."""
-        now = self.nodes[0].cluster.timeline.now if self.nodes else 0.0
         for node in self.nodes:
             parts = {
                 "machine": node.processes(),
@@ -125,8 +107,9 @@ class Machine:
                 "rendezvous": [node.rendezvous],
                 "spawner": [group.spawner for group in node.groups],
             }
-            self._freeze(parts[what], now + seconds)
-            self._settle(node, now)
+            for process in parts[what]:
+                process.freeze(node.timeline.now + seconds)
+            self._settle(node)
             if what == "agent":
                 node.agent_freezes(seconds)
             elif what == "rendezvous":

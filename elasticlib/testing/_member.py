@@ -8,7 +8,7 @@ what the session asks for is asked of the simulated store, and what comes back i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 from typing_extensions import assert_never
@@ -20,13 +20,17 @@ from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_liveness import Limits, Tick
-from elasticlib.rendezvous.protocol._messages import Descriptor, Report, Terms
+from elasticlib.rendezvous.protocol._messages import Descriptor, Terms
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Wait, Write
 from elasticlib.testing._network import Link
-from elasticlib.testing._store import REFUSED, Connection, Store
-from elasticlib.testing._surroundings import Observer
-from elasticlib.testing._timeline import Process, Timeline
+from elasticlib.testing._store import REFUSED, Connection
+from elasticlib.testing._timeline import Process
 
+if TYPE_CHECKING:
+    from elasticlib.testing._cluster import SimulatedCluster
+
+FLAP = 60.0
+"""Seconds that a node which lost its store seeks it again."""
 TAKEN = 0.00005
 """Seconds until a process has noticed that something came for it."""
 WHERE = "the simulated store"
@@ -37,7 +41,6 @@ SILENT = "the store did not answer: timed out"
 class Line:
     """A connection with its two lanes."""
 
-    number: int
     speak: Connection
     watch: Connection | None = None
     opened: bool = False
@@ -56,15 +59,11 @@ class NodeClient:
     name: str
     process: Process
     link: Link
-    timeline: Timeline
-    store: Callable[[], Store]
-    limits: Limits
-    terms: Terms
+    cluster: SimulatedCluster
     describe: Callable[[], Descriptor]
     tell: Callable[[Word], None]
     over: Callable[[str], None]
-    key: bytes | None = None
-    observer: Observer | None = None
+    key: bytes | None
     session: Session = field(init=False)
     _line: Line | None = None
     _wakes_at: float | None = None
@@ -73,8 +72,11 @@ class NodeClient:
 
     def start(self) -> None:
         """Begin to seek the job."""
+        rules = self.cluster.rules
+        limits = Limits(rules.patience, FLAP, 0.0, moves=self.cluster.coordinator == "elected")
+        terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
         belief = Belief("job", self.name, self.key)
-        self.session, actions = Session.begin(belief, self.limits, self.clock(), self.terms, WHERE)
+        self.session, actions = Session.begin(belief, limits, self.process.clock(), terms, WHERE)
         self._observe(None, None, actions)
         self._perform(actions)
         self._set_alarm()
@@ -89,55 +91,21 @@ class NodeClient:
         """Whether it was told the end."""
         return self.session.final is not None
 
-    def clock(self) -> float:
-        """Seconds, as this machine counts them."""
-        return self.process.clock(self.timeline.now)
-
-    def at(self, shown: float, do: Callable[[], None]) -> None:
-        """Do it when this machine's clock shows that."""
-        self.timeline.at(self.process.moment(shown), self.process, do)
-
-    def after(self, delay: float, do: Callable[[], None]) -> None:
-        """Do it after so many seconds of this machine."""
-        self.at(self.clock() + delay, do)
-
-    # What the node says.
-
-    def join(self) -> None:
-        """Ask for ranks."""
-        self.hear(events.Seek(1, ""))
-
-    def report(self, report: Report) -> None:
-        """Tell the coordinator."""
-        self.hear(events.Tell(report))
-
-    def hold(self, held: bool) -> None:
-        """Let the heartbeats rest, or go on."""
-        self.hear(events.Hold(held))
-
-    def close(self) -> None:
-        """Send what waits, then end."""
-        self.hear(events.Close())
-
-    def kill_at(self) -> float | None:
-        """When this machine's clock shows that, workers that still run here must be killed."""
-        return self.session.kill_at()
-
     # What the session wants.
 
     def hear(self, event: events.Event) -> None:
         """Something happened."""
-        before, (self.session, actions) = self.session, self.session.step(event, self.clock())
+        before, (self.session, actions) = self.session, self.session.step(event, self.process.clock())
         self._observe(event, before, actions)
         self._perform(actions)
         if (self.session.words or (self.session.error and not self._ended)) and not self._taking:
             self._taking = True
-            self.after(TAKEN, self._take)
+            self.process.after(TAKEN, self._take)
         self._set_alarm()
 
     def _observe(self, event: events.Event | None, before: Session | None, actions: tuple[Any, ...]) -> None:
-        if self.observer is not None:
-            self.observer.stepped(self.name, event, before, self.session, actions, self.clock())
+        if self.cluster.observer is not None:
+            self.cluster.observer.stepped(self.name, event, before, self.session, actions, self.process.clock())
 
     def _take(self) -> None:
         self._taking = False
@@ -156,13 +124,13 @@ class NodeClient:
         when = soonest(self.session.wake_at(), self.session.speaks_at())
         if when is not None and (self._wakes_at is None or when < self._wakes_at):
             self._wakes_at = when
-            self.at(when, lambda: self._alarm(when))
+            self.process.at(when, lambda: self._alarm(when))
 
     def _alarm(self, shown: float) -> None:
         if self._wakes_at == shown:
             self._wakes_at = None
         when = soonest(self.session.wake_at(), self.session.speaks_at())
-        if when is not None and self.clock() >= when:
+        if when is not None and self.process.clock() >= when:
             self.hear(Tick())
         else:
             self._set_alarm()
@@ -195,14 +163,14 @@ class NodeClient:
                 line.close()
                 self.hear(events.Lost(number, SILENT))
 
-        self._line = line = Line(number, self._open(number, opened))
-        self.after(limit, expire)
+        self._line = line = Line(self._open(number, opened))
+        self.process.after(limit, expire)
 
     def _open(self, number: int, opened: Callable[[Connection], None]) -> Connection:
         def broke(why: str) -> None:
             self.hear(events.Lost(number, why, why == "connection refused"))
 
-        return self.store().connect(self.process, self.link, opened, broke)
+        return self.cluster.dialled().connect(self.process, self.link, opened, broke)
 
     def _ask(self, ask: events.Ask) -> None:
         line = self._line
@@ -223,7 +191,7 @@ class NodeClient:
                 answer(made)
 
         if isinstance(ask.operation, events.Describe):
-            self.after(0.0, describe)
+            self.process.after(0.0, describe)
         elif ask.lane is events.Lane.SPEAK:
             self._call(line.speak, ask.operation, answer)
         elif line.watch is None:
@@ -241,6 +209,6 @@ class NodeClient:
                 connection.call("read", keys, then=answer)
             case Wait(key, timeout):
                 connection.call("wait", key, then=answer)
-                self.after(timeout, lambda: answer(False))  # unless it was answered before
+                self.process.after(timeout, lambda: answer(False))  # unless it was answered before
             case Delete(keys):
                 connection.call("delete", keys, then=answer)

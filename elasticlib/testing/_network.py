@@ -10,22 +10,14 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from attrs import Factory, define
 
 from elasticlib.testing._timeline import Process, Timeline
 
-
-class Ends(Protocol):
-    """A connection to a server of the machine of `store`'s link."""
-
-    store: Any
-    client: Process
-    link: Link
-
-    def reset(self, why: str) -> None:
-        """It breaks now."""
+if TYPE_CHECKING:
+    from elasticlib.testing._store import Connection
 
 
 @define(eq=False, repr=False)
@@ -37,7 +29,7 @@ class Link:
     cut_until: float = 0.0
     slow_until: float = 0.0
     delay: float = 0.0
-    connections: list[Ends] = Factory(list)
+    connections: list[Connection] = Factory(list)
     """What ends here."""
 
 
@@ -57,10 +49,6 @@ class Network:
         slow = sum(link.delay for link in links if self.timeline.now < link.slow_until)
         return self.fastest + (self.slowest - self.fastest) * self.chance.random() + slow
 
-    def opens(self, *links: Link) -> float:
-        """When nothing is cut between them: now, or later."""
-        return max((self.timeline.now, *(link.cut_until for link in links if len(links) > 1)))
-
 
 @define(eq=False, repr=False)
 class Way:
@@ -69,9 +57,10 @@ class Way:
     network: Network
     links: tuple[Link, ...]
     last: float = 0.0
-    queue: deque[tuple[Process, Callable[[], None]]] = Factory(deque)
+    queue: deque[tuple[Process | None, Callable[[], None]]] = Factory(deque)
 
-    def send(self, to: Process, do: Callable[[], None]) -> None:
+    def send(self, to: Process | None, do: Callable[[], None]) -> None:
+        """Do it there; None: in the kernel of the machine, which is never frozen."""
         self.queue.append((to, do))
         self.last = max(self.last, self.network.timeline.now + self.network.delay(*self.links))
         self.network.timeline.at(self.last, None, self._arrives)
@@ -81,7 +70,7 @@ class Way:
             self.queue.clear()
             return
         timeline = self.network.timeline
-        opens = self.network.opens(*self.links)
+        opens = max(link.cut_until for link in self.links) if len(self.links) > 1 else 0.0
         if opens > timeline.now:
             # The kernel tries again at growing intervals.
             timeline.at(opens + self.network.chance.random(), None, self._arrives)

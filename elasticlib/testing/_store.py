@@ -4,26 +4,24 @@ A simulated store and the network to it.
 Rules of this file: a connection carries its requests and answers in order and each after a delay; what is on its
 way when the connection breaks is lost, acknowledged or not; what is on its way when a link is cut arrives after
 the link is back, even if its sender has given up on it. The store does what the contract of `Exchange` says, plus
-a lease and one document for the state log of a coordinator that may be any node.
+a lease and one document for the state log of a coordinator that may be any node, and counts what it is asked.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import Factory, define, field, frozen
 
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Posted
-from elasticlib.testing._adversary import INBOX, STATE, Adversary
+from elasticlib.testing._adversary import INBOX, Adversary
 from elasticlib.testing._faults import DeleteLeader, PauseStore, SetBack
 from elasticlib.testing._network import Link, Network, Way
 from elasticlib.testing._timeline import Process
-from elasticlib.testing._use import Use, size_of
 
 Then = Callable[[Any], None]
-KERNEL = Process("kernel")
-"""Takes what arrives at a machine, and is never frozen."""
 REFUSED = object()
 """Answer to whoever writes more than the store takes."""
 LOST = object()
@@ -32,8 +30,53 @@ CHANGED = object()
 """Answer to whoever saves what somebody else has written since."""
 DESTROYED = object()
 """Answer to whoever asks for something that is there no more, and must be."""
+LEADER = "leader"
+"""Where changes of the lease happen."""
 _MOST_NEW = 100_000
 """Entries that may be new at once."""
+
+
+@frozen
+class Later:
+    """Answer of the store that comes once something happens at that *place*."""
+
+    place: str
+    answer: Callable[[], Any]
+
+
+@define(eq=False, repr=False)
+class Use:
+    """What the store was asked to do: calls, the keys and entries they touched, and bytes if they are counted."""
+
+    calls: Counter[str] = Factory(Counter)
+    touched: int = 0
+    bytes: int = 0
+    longest: Counter[str] = Factory(Counter)
+    """By kind of call, the bytes of the longest value."""
+
+    def count(self, kind: str, arguments: Sequence[Any], values: Mapping[str, Any]) -> None:
+        """One call more, to a store that holds *values*."""
+        self.calls[kind] += 1
+        first: Any = arguments[0] if arguments else None
+        if kind == "write":
+            self.touched += len(first)
+            self.bytes += sum(len(key) + len(value) for key, value in first.items())
+        elif kind in ("read", "delete", "discard"):
+            self.touched += len(first)
+            self.bytes += sum(len(str(key)) for key in first)
+            self.bytes += sum(len(values.get(key) or b"") for key in first) if kind == "read" else 0
+        elif kind != "receive":
+            self.touched += 1
+            self.bytes += size_of(kind, arguments) or (len(first) if isinstance(first, str) else 0)
+
+
+def size_of(kind: str, arguments: Sequence[Any]) -> int:
+    """Bytes of the largest value that the call writes."""
+    if kind == "write":
+        return max(map(len, arguments[0].values()), default=0)
+    if kind == "save":
+        return len(arguments[1].data)
+    return len(arguments[0]) if kind == "post" else 0
 
 
 @define(eq=False, repr=False)
@@ -67,13 +110,13 @@ class Connection:
 
         def arrive() -> None:
             if self.store.process.alive:
-                timeline = self.store.network.timeline
-                timeline.at(timeline.now, self.store.process, lambda: self.store.handle(self, kind, arguments, answer))
+                timeline = self.client.timeline
+                timeline.after(0.0, self.store.process, lambda: self.store.handle(self, kind, arguments, answer))
             else:  # the kernel of a machine that lives answers for a process that does not
                 self.back.send(self.client, lambda: self.reset("connection reset by peer"))
 
         if self.open:
-            self.there.send(KERNEL, arrive)
+            self.there.send(None, arrive)
 
     def close(self) -> None:
         """Want no answer any more; what was sent may still arrive."""
@@ -87,8 +130,7 @@ class Connection:
         if self.open:
             self.open = False
             self._forget()
-            timeline = self.store.network.timeline
-            timeline.after(0.0, self.client, lambda: self.on_break(why))
+            self.client.timeline.after(0.0, self.client, lambda: self.on_break(why))
 
     def _forget(self) -> None:
         for link in (self.link, self.store.link):
@@ -119,11 +161,8 @@ class Store:
     values: dict[str, bytes] = Factory(dict)
     inbox: dict[int, bytes] = Factory(dict)
     posted: int = 0
-    waiters: dict[str, list[tuple[Connection, Then]]] = Factory(dict)
-    receivers: list[tuple[Connection, Then]] = Factory(list)
     use: Use = Factory(Use)
     lease: Lease | None = None
-    onlookers: list[tuple[Connection, Then]] = Factory(list)
     terms: int = 0
     changes: int = 0
     """How often the lease was taken, or ended."""
@@ -139,6 +178,8 @@ class Store:
     on_save: Callable[[Any], None] = lambda document: None
     on_write: Callable[[str, bytes], None] | None = None
     """Hears of each value that one of the job's own wrote."""
+    _waiters: dict[str, list[tuple[Connection, Callable[[], None]]]] = Factory(dict)
+    """What is to be done when something happens at a key, or at another place."""
 
     def connect(
         self, client: Process, link: Link, on_open: Callable[[Connection], None], on_break: Callable[[str], None]
@@ -153,7 +194,7 @@ class Store:
             else:
                 connection.back.send(client, lambda: connection.reset("connection refused"))
 
-        connection.there.send(KERNEL, knock)
+        connection.there.send(None, knock)
         return connection
 
     def end(self) -> None:
@@ -182,33 +223,37 @@ class Store:
             if 0 < self.most < size:
                 answer(REFUSED)
                 return
-        getattr(self, f"_{kind}")(connection, *arguments, answer)
+        result = getattr(self, f"_{kind}")(connection, *arguments)
+        if isinstance(result, Later):
+            waiting = self._waiters.setdefault(result.place, [])
+            waiting.append((connection, lambda: answer(result.answer())))
+        else:
+            answer(result)
 
-    def _post(self, _: Connection, data: bytes, answer: Then) -> None:
+    def _wake(self, place: str) -> None:
+        for connection, do in self._waiters.pop(place, ()):
+            if connection.open:
+                do()
+
+    def _post(self, _: Connection, data: bytes) -> None:
         if self.adversary is not None:
             self.adversary.saw(INBOX, data)
         self.append(data)
-        answer(None)
 
     def append(self, data: bytes) -> None:
         """Add an entry to the inbox."""
         self.posted += 1
         self.inbox[self.posted] = data
-        receivers, self.receivers = self.receivers, []
-        for connection, then in receivers:
-            if connection.open:
-                self._give(connection, then)
+        self._wake(INBOX)
 
-    def _receive(self, connection: Connection, answer: Then) -> None:
+    def _receive(self, connection: Connection) -> Any:
         if self.posted != connection.received:
-            self._give(connection, answer)
-        else:
-            self.receivers.append((connection, answer))
+            return self._news(connection)
+        return Later(INBOX, lambda: self._news(connection))
 
-    def _give(self, connection: Connection, answer: Then) -> None:
+    def _news(self, connection: Connection) -> Any:
         if not connection.received <= self.posted < connection.received + _MOST_NEW:
-            answer(DESTROYED)
-            return
+            return DESTROYED
         new = range(connection.received + 1, self.posted + 1)
         first = min(self.inbox, default=self.posted + 1)
         found = [Posted(number, self.inbox[number]) for number in new if number >= first and number in self.inbox]
@@ -216,79 +261,61 @@ class Store:
         if self.counts:
             self.use.touched += len(found)
             self.use.bytes += sum(len(each.data) for each in found)
-        answer(found)
+        return found
 
-    def _discard(self, _: Connection, numbers: Sequence[int], answer: Then) -> None:
+    def _discard(self, _: Connection, numbers: Sequence[int]) -> None:
         for number in numbers:
             self.inbox.pop(number, None)
-        answer(None)
 
-    def _write(self, _: Connection, values: Mapping[str, bytes], answer: Then) -> None:
+    def _write(self, _: Connection, values: Mapping[str, bytes]) -> None:
         for key, data in values.items():
             if self.adversary is not None:
                 self.adversary.saw(key, data)
             if self.on_write is not None:
                 self.on_write(key, data)
             self.put(key, data)
-        answer(None)
 
     def put(self, key: str, data: bytes) -> None:
         """Write a value, wake all who wait for its key."""
         self.values[key] = data
-        for connection, then in self.waiters.pop(key, ()):
-            if connection.open:
-                then(True)
+        self._wake(key)
 
-    def _read(self, _: Connection, keys: Sequence[str], answer: Then) -> None:
-        answer([self.values.get(key) for key in keys])
+    def _read(self, _: Connection, keys: Sequence[str]) -> list[bytes | None]:
+        return [self.values.get(key) for key in keys]
 
-    def _wait(self, connection: Connection, key: str, answer: Then) -> None:
-        if key in self.values:
-            answer(True)
-        else:
-            self.waiters.setdefault(key, []).append((connection, answer))
+    def _wait(self, _: Connection, key: str) -> bool | Later:
+        return key in self.values or Later(key, lambda: True)
 
-    def _delete(self, _: Connection, keys: Sequence[str], answer: Then) -> None:
+    def _delete(self, _: Connection, keys: Sequence[str]) -> None:
         for key in keys:
             self.values.pop(key, None)
-        answer(None)
 
-    def _purge(self, _: Connection, answer: Then) -> None:
+    def _purge(self, _: Connection) -> None:
         self.values.clear()
         self.inbox.clear()
         self.document = None
         self.purges += 1
-        answer(None)
 
     # --- the lease and the state log
 
-    def _look(self, _: Connection, answer: Then) -> None:
-        answer((self.changes, self.lease is not None))
+    def _look(self, _: Connection) -> tuple[int, bool]:
+        return self.changes, self.lease is not None
 
-    def _changed(self, connection: Connection, since: int, answer: Then) -> None:
-        if self.changes != since:
-            answer(None)
-        else:
-            self.onlookers.append((connection, answer))
+    def _changed(self, _: Connection, since: int) -> Later | None:
+        return Later(LEADER, lambda: None) if self.changes == since else None
 
-    def _seize(self, _: Connection, name: str, seconds: float, answer: Then) -> None:
-        if self.lease is not None:
-            answer(None)
-            return
-        self.terms += 1
-        self._let(Lease(name, self.terms, self.network.timeline.now + seconds))
-        answer(self.terms)
+    def _seize(self, _: Connection, name: str, seconds: float) -> int | None:
+        return self._appoint(name, seconds) if self.lease is None else None
 
-    def _renew(self, _: Connection, term: int, seconds: float, answer: Then) -> None:
+    def _renew(self, _: Connection, term: int, seconds: float) -> bool:
         if self.lease is not None and self.lease.term == term:
             self.lease = Lease(self.lease.holder, term, self.network.timeline.now + seconds)
             self._watch_lease(self.lease)
-        answer(self._is_held(term))
+        return self._is_held(term)
 
-    def _release(self, _: Connection, term: int, answer: Then) -> None:
-        if self.lease is not None and self.lease.term == term:
+    def _release(self, _: Connection, term: int) -> None:
+        if self._is_held(term):
             self.delete_leader()
-        answer(None)
 
     def suffer(self, fault: PauseStore | SetBack | DeleteLeader) -> None:
         """Something happens to it, or somebody writes there who should not."""
@@ -308,37 +335,36 @@ class Store:
 
     def usurp(self, seconds: float) -> None:
         """Somebody takes the office who does not coordinate."""
+        self._appoint("nobody", seconds)
+
+    def _appoint(self, name: str, seconds: float) -> int:
         self.terms += 1
-        self._let(Lease("nobody", self.terms, self.network.timeline.now + seconds))
+        self._let(Lease(name, self.terms, self.network.timeline.now + seconds))
+        return self.terms
 
     def _let(self, lease: Lease | None) -> None:
         self.lease = lease
         self.changes += 1
-        onlookers, self.onlookers = self.onlookers, []
-        for connection, then in onlookers:
-            if connection.open:
-                then(None)
+        self._wake(LEADER)
         if lease is not None:
             self._watch_lease(lease)
 
-    def _load(self, _: Connection, answer: Then) -> None:
+    def _load(self, _: Connection) -> Any:
         self.scribbled = False
         there = self.document is not None and self.document.data
-        answer(DESTROYED if not there and ANNOUNCEMENT in self.values else self.document if there else None)
+        return DESTROYED if not there and ANNOUNCEMENT in self.values else self.document if there else None
 
-    def _save(self, _: Connection, term: int, document: Any, answer: Then) -> None:
-        held = self._is_held(term)
-        if held and self.scribbled:
+    def _save(self, _: Connection, term: int, document: Any) -> Any:
+        if not self._is_held(term):
+            return False
+        if self.scribbled:
             self.scribbled = False
-            answer(CHANGED)
-            return
-        if held:
-            self.document = document
-            if self.adversary is not None:
-                self.adversary.saw(STATE, document.data)
-                self.adversary.saw_document(document)
-            self.on_save(document)
-        answer(held)
+            return CHANGED
+        self.document = document
+        if self.adversary is not None:
+            self.adversary.saw_document(document)
+        self.on_save(document)
+        return True
 
     def _is_held(self, term: int) -> bool:
         return self.lease is not None and self.lease.term == term

@@ -20,30 +20,6 @@ UPTIME = 2.0**17
 
 
 @define(eq=False, repr=False)
-class Process:
-    """Something that can be frozen and killed; with a clock of its own."""
-
-    name: str
-    skew: float = 0.0
-    drift: float = 0.0
-    alive: bool = True
-    thaws_at: float = 0.0
-    """Until then it does nothing; what happens to it meanwhile waits."""
-    missed: float = 0.0
-    """Seconds for which its clock stood still."""
-
-    def clock(self, now: float) -> float:
-        """What its clock shows at *now*."""
-        return UPTIME + (now - self.missed) * (1.0 + self.drift) + self.skew
-
-    def moment(self, shown: float) -> float:
-        """When its clock shows that."""
-        since = shown - UPTIME - self.skew
-        # With a drift the sum is not exact: better a moment late than for ever just before.
-        return self.missed + (since / (1.0 + self.drift) + 2.0 / GRID if self.drift else since)
-
-
-@define(eq=False, repr=False)
 class Timeline:
     """What is to happen, in order."""
 
@@ -81,3 +57,45 @@ class Timeline:
                 heapq.heappush(self._heap, (owner.thaws_at, serial, owner, do))
                 return
         do()
+
+
+@define(eq=False, repr=False)
+class Process:
+    """Something that can be frozen and killed; with a clock of its own."""
+
+    name: str
+    timeline: Timeline
+    skew: float = 0.0
+    drift: float = 0.0
+    alive: bool = True
+    thaws_at: float = 0.0
+    """Until then it does nothing; what happens to it meanwhile waits."""
+    missed: float = 0.0
+    """Seconds for which its clock stood still."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it stands still now."""
+        return self.thaws_at > self.timeline.now
+
+    def freeze(self, until: float) -> None:
+        """It stands still until then at least."""
+        self.thaws_at = max(self.thaws_at, until)
+
+    def clock(self) -> float:
+        """What its clock shows."""
+        return UPTIME + (self.timeline.now - self.missed) * (1.0 + self.drift) + self.skew
+
+    def moment(self, shown: float) -> float:
+        """When its clock shows that."""
+        since = shown - UPTIME - self.skew
+        # With a drift the sum is not exact: better a moment late than for ever just before.
+        return self.missed + (since / (1.0 + self.drift) + 2.0 / GRID if self.drift else since)
+
+    def at(self, shown: float, do: Callable[[], None]) -> None:
+        """Do it when its clock shows that."""
+        self.timeline.at(self.moment(shown), self, do)
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        """Do it after so many seconds of its clock."""
+        self.at(self.clock() + seconds, do)

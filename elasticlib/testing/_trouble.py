@@ -6,124 +6,80 @@ Rules of this file: what a fault does, nothing about what follows from it.
 
 from __future__ import annotations
 
-from typing import Protocol
+import functools
+from typing import TYPE_CHECKING
 
-from attrs import define
 from typing_extensions import assert_never
 
-from elasticlib.testing._faults import (
-    Break,
-    Cut,
-    DeleteLeader,
-    FailWorker,
-    Fault,
-    Flap,
-    Join,
-    Kill,
-    Leave,
-    Pause,
-    PauseStore,
-    Replay,
-    SetBack,
-    Skew,
-    Slow,
-    Stubborn,
-    Suspend,
-    Tamper,
-)
-from elasticlib.testing._machine import Machine, Owner as Mourner
-from elasticlib.testing._store import Store
-from elasticlib.testing._timeline import Timeline
+from elasticlib.testing import _faults as faults
+from elasticlib.testing._faults import Fault
+from elasticlib.testing._history import Tampered
+
+if TYPE_CHECKING:
+    from elasticlib.testing._cluster import SimulatedCluster
 
 
-class Owner(Mourner, Protocol):
-    """The cluster, as a fault sees it."""
-
-    timeline: Timeline
-    store: Store | None
-
-    def machine(self, number: int) -> Machine:
-        """That machine, switched on or not."""
-
-    def join(self, number: int) -> None:
-        """Start another agent there."""
-
-    def tampered(self, what: str) -> None:
-        """The adversary did that."""
-
-
-def bring_about(fault: Fault, owner: Owner) -> None:
+def bring_about(fault: Fault, cluster: SimulatedCluster) -> None:
     """Let it happen now."""
-    store = owner.store
-    match fault:
-        case PauseStore() | SetBack() | DeleteLeader():
-            if store is not None and store.elects:
-                store.suffer(fault)
-        case Replay(node=number, seconds=seconds):
-            if store is not None and store.adversary is not None:
-                store.adversary.replay(f"beat/n{number}/", owner.timeline.now + seconds)
-        case Tamper():
-            Tampering(fault, owner).begin()
-        case _:
-            _hit(fault, owner)
-
-
-def _hit(
-    fault: Kill | Pause | Suspend | Cut | Break | Slow | FailWorker | Stubborn | Leave | Join | Flap | Skew,
-    owner: Owner,
-) -> None:
-    machine, timeline = owner.machine(fault.node), owner.timeline
+    store = cluster.store
+    if isinstance(fault, (faults.PauseStore, faults.SetBack, faults.DeleteLeader)):
+        if store is not None and store.elects:
+            store.suffer(fault)
+        return
+    if isinstance(fault, faults.Tamper):
+        _tamper(fault, cluster)
+        return
+    if isinstance(fault, faults.Replay):
+        if store is not None and store.adversary is not None:
+            store.adversary.replay(f"beat/n{fault.node}/", cluster.now + fault.seconds)
+        return
+    machine, timeline = cluster.machine(fault.node), cluster.timeline
     link = machine.link
     match fault:
-        case Kill(what=what):
-            machine.kill(what, owner)
-        case Pause(seconds=seconds, what=what):
+        case faults.Kill(what=what):
+            machine.kill(what)
+        case faults.Pause(seconds=seconds, what=what):
             machine.pause(what, seconds)
-        case Suspend(seconds=seconds):
+        case faults.Suspend(seconds=seconds):
             machine.suspend(seconds)
-        case Cut(seconds=seconds):
+        case faults.Cut(seconds=seconds):
             link.cut_until = max(link.cut_until, timeline.now + seconds)
-        case Break():
+        case faults.Break():
             for connection in list(link.connections):
                 if connection.link is not connection.store.link:
                     connection.reset("connection reset by peer")
-        case Slow(seconds=seconds, delay=delay):
+        case faults.Slow(seconds=seconds, delay=delay):
             link.slow_until, link.delay = timeline.now + seconds, delay
-        case FailWorker():
+        case faults.FailWorker():
             for node in machine.present()[-1:]:
                 node.fail_workers(fault)
-        case Stubborn(seconds=seconds):
+        case faults.Stubborn(seconds=seconds):
             machine.resists = seconds
-        case Leave():
+        case faults.Leave():
             for node in machine.present()[-1:]:
                 timeline.at(timeline.now, node.agent, node.leave)
-        case Flap(seconds=seconds, after=after):
+        case faults.Flap(seconds=seconds, after=after):
             machine.flap(timeline.now + seconds, after)
-        case Join():
-            owner.join(fault.node)
-        case Skew(seconds=seconds, drift=drift):
+        case faults.Join():
+            cluster.join(fault.node)
+        case faults.Skew(seconds=seconds, drift=drift):
             machine.skew, machine.drift = seconds, drift
         case _:
             assert_never(fault)
 
 
-@define(eq=False)
-class Tampering:
-    """The acts of an adversary, one after the other."""
+def _tamper(fault: faults.Tamper, cluster: SimulatedCluster) -> None:
+    """Have the acts of an adversary done, one after the other."""
 
-    fault: Tamper
-    owner: Owner
-
-    def begin(self) -> None:
-        """From now on."""
-        began, every = self.owner.timeline.now, self.fault.every
-        for number in self.fault.acts or range(int(self.fault.seconds / every) + 1):
-            if number * every <= self.fault.seconds:
-                self.owner.timeline.at(began + number * every, None, lambda number=number: self._act(number))  # type: ignore[misc]
-
-    def _act(self, number: int) -> None:
-        store = self.owner.store
+    def act(number: int) -> None:
+        store = cluster.store
         if store is None or store.adversary is None or not (store.process.alive and store.link.alive):
             return
-        if store.process.thaws_at <= self.owner.timeline.now:
-            self.owner.tampered(f"act {number}: {store.adversary.act(self.fault, number)}")
+        if not store.process.frozen:
+            what = f"act {number}: {store.adversary.act(fault, number)}"
+            cluster.history.append(Tampered(cluster.now, what))
+
+    began = cluster.now
+    for number in fault.acts or range(int(fault.seconds / fault.every) + 1):
+        if number * fault.every <= fault.seconds:
+            cluster.timeline.at(began + number * fault.every, None, functools.partial(act, number))

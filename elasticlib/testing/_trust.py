@@ -14,13 +14,11 @@ from collections.abc import Callable
 
 from attrs import Factory, define
 
-from elasticlib.rendezvous.coordinator._state import Rules, State
+from elasticlib.rendezvous.coordinator._state import State
 from elasticlib.rendezvous.protocol._exchange import heartbeat_key
 from elasticlib.rendezvous.protocol._timing import KILL
-from elasticlib.testing._adversary import Adversary
 from elasticlib.testing._group import Group
-from elasticlib.testing._invariants import WAKING, InvariantBroken
-from elasticlib.testing._timeline import Timeline
+from elasticlib.testing._invariants import WAKING, Watcher
 
 STEADY = 0.5
 """Share of the heartbeat time in which a heartbeat follows the last one, of a node that sends them steadily."""
@@ -41,12 +39,9 @@ class _Steps:
 
 
 @define(eq=False, repr=False)
-class Trust:
+class Trust(Watcher):
     """Checks, as it happens."""
 
-    rules: Rules
-    timeline: Timeline
-    adversary: Callable[[], Adversary | None]
     _steps: dict[str, _Steps] = Factory(dict)
     _groups: dict[str, list[Group]] = Factory(dict)
     """Workers that were started, by the beginning of the job whose they are."""
@@ -64,25 +59,25 @@ class Trust:
 
     def _must_end(self, group: Group) -> None:
         """Its job has begun anew without it: no later than when it would be cut off."""
-        limit = KILL * self.rules.heartbeat + WAKING + LATE
+        limit, timeline = KILL * self.cluster.rules.heartbeat + WAKING + LATE, self.cluster.timeline
         what = f"workers of {group.node.name} run though their job began anew {limit:g} s ago"
 
         def check() -> None:
-            if not group.gone and group.process.thaws_at + limit > self.timeline.now:
-                self.timeline.at(group.process.thaws_at + limit, None, check)
+            if not group.gone and group.process.thaws_at + limit > timeline.now:
+                timeline.at(group.process.thaws_at + limit, None, check)
             else:
                 # Who was told that its job has ended stops its workers as gently as its user asked for.
                 self._demand(group.gone or group.node.policy.final is not None, what)
 
-        self.timeline.after(limit, None, check)
+        timeline.after(limit, None, check)
 
     def wrote(self, key: str, data: bytes) -> None:
         """One of the job's own wrote that."""
         if not key.startswith("beat/"):
             return
-        now, count = self.timeline.now, json.loads(data)["count"]
+        now, count = self.cluster.now, json.loads(data)["count"]
         steps = self._steps.setdefault(key, _Steps(now, now))
-        if now - steps.last > STEADY * self.rules.heartbeat:
+        if now - steps.last > STEADY * self.cluster.rules.heartbeat:
             steps.since = now
         steps.last = now
         steps.counts.add(count)
@@ -110,14 +105,10 @@ class Trust:
         credited[mailbox] = count
 
     def _is_lost(self, node: str, mailbox: str) -> None:
-        key, now, heartbeat = heartbeat_key(mailbox), self.timeline.now, self.rules.heartbeat
-        steps, adversary = self._steps.get(key), self.adversary()
+        key, now, heartbeat = heartbeat_key(mailbox), self.cluster.now, self.cluster.rules.heartbeat
+        steps, store = self._steps.get(key), self.cluster.store
         if steps is None or now - steps.last > STEADY * heartbeat or now - steps.since < heartbeat + SLOW:
             return
-        touched = None if adversary is None else adversary.touched.get(key)
+        touched = None if store is None or store.adversary is None else store.adversary.touched.get(key)
         what = f"node {node} is lost, though it has beaten since {steps.since:.3f} s and nobody touched its beats"
         self._demand(touched is not None and now - touched < heartbeat + SLOW, what)
-
-    def _demand(self, holds: bool, what: str) -> None:
-        if not holds:
-            raise InvariantBroken(f"at {self.timeline.now:.6f} s: {what}")

@@ -10,28 +10,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from elasticlib.rendezvous.coordinator._state import Rules
-from elasticlib.testing._faults import (
-    PLACES,
-    Break,
-    Cut,
-    DeleteLeader,
-    FailWorker,
-    Fault,
-    FaultPlan,
-    Flap,
-    Join,
-    Kill,
-    Leave,
-    Pause,
-    PauseStore,
-    Replay,
-    SetBack,
-    Skew,
-    Slow,
-    Stubborn,
-    Suspend,
-    Tamper,
-)
+from elasticlib.testing import _faults as kinds
+from elasticlib.testing._faults import PLACES, Fault, FaultPlan
 
 PARTS = ("agent", "machine", "rendezvous", "spawner")
 
@@ -53,21 +33,21 @@ def faults(nodes: int = 3, most: float = 60.0) -> st.SearchStrategy[Fault]:
     node, at, seconds = st.integers(0, nodes - 1), moments(most), spans()
     parts = st.sampled_from(PARTS)
     return st.one_of(
-        st.builds(FailWorker, node, at, st.booleans()),
-        st.builds(Break, node, at),
-        st.builds(Join, node, at),
-        st.builds(Leave, node, at),
-        st.builds(Flap, node, at, seconds, st.sampled_from((0.1, 1.0, 15.0))),
-        st.builds(Kill, node, at, parts),
-        st.builds(Cut, node, at, seconds),
-        st.builds(Pause, node, at, seconds, parts),
-        st.builds(Suspend, node, at, seconds),
-        st.builds(Slow, node, at, seconds, st.sampled_from((0.1, 0.5, 2.0))),
-        st.builds(Stubborn, node, at, st.sampled_from((0.5, 3.0, 12.0, 60.0))),
-        st.builds(PauseStore, at, seconds),
-        st.builds(DeleteLeader, at),
-        st.builds(Replay, node, at, seconds),
-        st.builds(Skew, node, st.sampled_from((60.0, -60.0, 1e5)), st.sampled_from((0.0, 0.01, -0.01))),
+        st.builds(kinds.FailWorker, node, at, st.booleans()),
+        st.builds(kinds.Break, node, at),
+        st.builds(kinds.Join, node, at),
+        st.builds(kinds.Leave, node, at),
+        st.builds(kinds.Flap, node, at, seconds, st.sampled_from((0.1, 1.0, 15.0))),
+        st.builds(kinds.Kill, node, at, parts),
+        st.builds(kinds.Cut, node, at, seconds),
+        st.builds(kinds.Pause, node, at, seconds, parts),
+        st.builds(kinds.Suspend, node, at, seconds),
+        st.builds(kinds.Slow, node, at, seconds, st.sampled_from((0.1, 0.5, 2.0))),
+        st.builds(kinds.Stubborn, node, at, st.sampled_from((0.5, 3.0, 12.0, 60.0))),
+        st.builds(kinds.PauseStore, at, seconds),
+        st.builds(kinds.DeleteLeader, at),
+        st.builds(kinds.Replay, node, at, seconds),
+        st.builds(kinds.Skew, node, st.sampled_from((60.0, -60.0, 1e5)), st.sampled_from((0.0, 0.01, -0.01))),
     )
 
 
@@ -77,8 +57,8 @@ def tampers(most: float = 60.0) -> st.SearchStrategy[Fault]:
     acts = st.lists(st.integers(0, 400), min_size=1, max_size=40, unique=True).map(sorted)
     every = st.sampled_from((0.02, 0.1, 0.25, 0.5, 2.0))
     seconds = st.sampled_from((1.0, 5.0, 20.0))
-    return st.builds(Tamper, moments(most), seconds, st.integers(0, 1_000_000), every, where, acts) | st.builds(
-        SetBack, moments(most), spans()
+    return st.builds(kinds.Tamper, moments(most), seconds, st.integers(0, 1_000_000), every, where, acts) | st.builds(
+        kinds.SetBack, moments(most), spans()
     )
 
 

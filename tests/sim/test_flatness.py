@@ -131,7 +131,7 @@ def test_what_a_coordinator_and_a_node_remember_does_not_grow(
 
     seen = []
     for now in samples(cluster, cycles, 20):
-        [host] = [each for each in now._hosts.values() if each.process.alive]
+        [host] = [each for each in now._hosts.values() if each.node.rendezvous.alive]
         server = host.server if isinstance(host, Host) else host.host.server
         session = now.machines[0].nodes[0].member.session
         seen.append(sizes(session, "session", sizes(server, "server", Counter())))

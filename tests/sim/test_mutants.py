@@ -57,7 +57,7 @@ def recomputes_ranks_from_the_list_of_names(patch: pytest.MonkeyPatch) -> None:
     assigned = Node._start_workers
 
     def start(node: Node, assignment: RankAssignment) -> None:
-        names = sorted(f"{other.number}" for other in node.cluster.members if other.agent.alive)  # type: ignore[attr-defined]
+        names = sorted(f"{other.number}" for other in node.cluster.members if other.agent.alive)
         place = names.index(f"{node.number}")
         assigned(node, evolve(assignment, group_rank=place, rank_base=place))
 

@@ -102,11 +102,11 @@ def a_store_that_denies(what: Callable[[bytes], bool], *, too_large: bool = Fals
     """Some messages, by what is in them, and some values, by where they are to lie: for their size, or otherwise."""
     post, write, hear = Store._post, Store._write, NodeClient.hear
 
-    def posts(self: Store, connection: Any, data: bytes, answer: Any) -> None:
-        answer(REFUSED) if what(data) else post(self, connection, data, answer)
+    def posts(self: Store, connection: Any, data: bytes) -> Any:
+        return REFUSED if what(data) else post(self, connection, data)
 
-    def writes(self: Store, connection: Any, values: Any, answer: Any) -> None:
-        answer(REFUSED) if any(what(key.encode()) for key in values) else write(self, connection, values, answer)
+    def writes(self: Store, connection: Any, values: Any) -> Any:
+        return REFUSED if any(what(key.encode()) for key in values) else write(self, connection, values)
 
     def hears(self: NodeClient, event: events.Event) -> None:
         is_denied = isinstance(event, events.Denied)

@@ -17,9 +17,9 @@ class Scene:
 
     def __init__(self) -> None:
         self.timeline = Timeline()
-        self.client = Process("client")
+        self.client = Process("client", self.timeline)
         self.link = Link(1)
-        self.store = Store(Process("store"), Link(0), Network(self.timeline, random.Random(0)))
+        self.store = Store(Process("store", self.timeline), Link(0), Network(self.timeline, random.Random(0)))
         self.told: list[Any] = []
         self.connection = self.connect()
         self.go_on()
