@@ -330,6 +330,14 @@ def test_who_left_is_told_nothing_by_a_heartbeat_that_is_not_there_any_more() ->
     assert ["timeout", "left"] == kinds(cluster)
 
 
+def test_what_a_slow_store_has_wait_is_written_again_as_long_after_it_came_about_as_any_other() -> None:
+    rules = Rules(2, 2, 3, last_call=2.0, join_timeout=0.0, heartbeat=10.0, wait_for="max")
+    plan = FaultPlan((Slow(0, 4.5, 32.25), Tamper(38.25, 5.0, seed=505414, every=0.5, acts=(10,))))
+    cluster = CheckedCluster(rules, 2, plan, "elected", seed=520, work=20.0, token=TOKEN).run()
+
+    assert ["succeeded", "succeeded"] == kinds(cluster)
+
+
 def forge_greetings(patch: pytest.MonkeyPatch, heartbeat: float, until: float) -> None:
     """All that the coordinator writes from a while after its start to *until*."""
     sound = Store.put

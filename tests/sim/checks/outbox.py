@@ -50,6 +50,10 @@ class OutboxChecks:
     """When each node was seen last among those who live, or are to read the end."""
     _asked: tuple[str, ...] = ()
     """Where heartbeats are being read."""
+    _turned_at: float = 0.0
+    """When messages came last: what follows from them is written once the heartbeats are read."""
+    _delays: dict[str, float] = Factory(dict)
+    """For how long that had each notice wait, by key."""
 
     def stepped(
         self, event: Event | None, before: Server | None, server: Server, actions: tuple[Action, ...], now: float
@@ -58,6 +62,7 @@ class OutboxChecks:
         before = before or server
         for node in {*before.logic.mailboxes(before.state), *_outbox(before).unparted}:
             self._here[node] = now
+        self._turned_at = self._turned_at if isinstance(event, Heard) else now
         if isinstance(event, Heard):
             for key, data in zip(self._asked, event.found, strict=True):
                 self._hear(key, data, before)
@@ -113,7 +118,7 @@ class OutboxChecks:
             read = _outbox(after).mailbox_of(node) == mailbox or last is None
             self.demand(read, f"{key} is written again, and nobody reads there any more")
         elif last is not None:
-            waited = now - last >= REMINDED * before.state.rules.heartbeat - SOON
+            waited = now - last >= REMINDED * before.state.rules.heartbeat - self._delays[key] - SOON
             self.demand(waited, f"{key} is written again {now - last:.6f} s after it was written")
             self.demand(index >= self._read(mailbox), f"{key} is written again though it was read")
             asked = before.logic.mailboxes(before.state).get(node, mailbox)
@@ -124,6 +129,7 @@ class OutboxChecks:
         else:
             due = max(self._told.get(mailbox, index), self._read(mailbox))
             self.demand(index <= due, f"{key} is written, and notice {due} comes next")
+        self._delays[key] = now - self._turned_at
         self._written[key], self._told[mailbox] = now, max(self._told.get(mailbox, 0), index + 1)
 
     def _has_reminded(self, server: Server, now: float) -> None:
