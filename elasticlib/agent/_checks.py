@@ -7,10 +7,10 @@ Rules of this file: nothing is started, made or changed here; an error names the
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 
 from elasticlib import _rules
-from elasticlib.agent import _uninterruptible
 from elasticlib.errors import ConfigError
 
 _log = logging.getLogger("elasticlib")
@@ -26,6 +26,15 @@ _UNCALLED = (
     "_exit_barrier",
 )
 """Methods of torch's agents that subclasses replace there, and that have no place in this loop."""
+
+
+def as_seconds(value: object) -> float | None:
+    """*value* as a number of seconds, of either sign; None where it is none."""
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if math.isnan(seconds) else seconds
 
 
 def check_health_check_server(value: object) -> None:
@@ -51,7 +60,7 @@ def check_local(
     _rules.check_shutdown_timeout(shutdown_timeout)
     check_health_check_server(health_check_server)
     asleep = uninterruptible_state_timeout
-    if asleep is not None and _uninterruptible.number(asleep) is None:
+    if asleep is not None and as_seconds(asleep) is None:
         raise ConfigError(f"uninterruptible_state_timeout={asleep!r} must be a number of seconds, 0 for none")
 
 

@@ -18,8 +18,7 @@ from elasticlib.agent import _checks, _policy
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._health import HealthCheckServer
 from elasticlib.agent._preparation import Preparation, prepare
-from elasticlib.agent._sockets import Sockets
-from elasticlib.agent._watch import Watch
+from elasticlib.agent._watch import Sockets, Watch
 from elasticlib.errors import ProcessFailure, RendezvousError
 from elasticlib.logs import _streams
 from elasticlib.logs._layout import DEFAULT_PREFIX, PREFIX_VARIABLE, line_prefix

@@ -33,8 +33,6 @@ class Watchdog:
 
     def __init__(self, environment: Mapping[str, str], run_id: str, sink: records.Sink) -> None:
         self._wanted = environment.get(ENABLE) == "1"
-        self.unclear = "" if self._wanted or environment.get(ENABLE, "") in ("", "0") else environment[ENABLE]
-        """What the environment says instead of 1 or 0, if it does."""
         self._asked = environment.get(FILE)
         self._run_id = run_id
         self._sink = sink
