@@ -14,7 +14,7 @@ import signal
 import socket
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -162,10 +162,11 @@ class SimpleElasticAgent(ElasticAgent):
         signal ended them. Signals are handled in the main thread only; the former handlers are restored. Where
         anything else ends the run, such as an error of a hook, the other nodes learn of it as this node's leaving.
         """
-        with self._signals, self._meeting(), self._telemetry.run():
+        with self._signals, self._meeting() as self._member, self._telemetry.run():
             left = None
             try:
-                return self._telemetry.over(self._run())
+                self._telemetry.result = result = self._run()
+                return result
             except BaseException as error:
                 left = self._bow_out(error)
                 raise
@@ -184,7 +185,10 @@ class SimpleElasticAgent(ElasticAgent):
 
     def conclude(self, error: BaseException | None = None) -> None:
         """Tell that the agent did its work, or what kept it from it; a launch says so after `run`."""
-        self._telemetry.concluded(error)
+        if error is None:
+            self._sink(records.AgentSucceeded())
+        else:
+            self._sink(records.AgentFailed("".join(traceback.format_exception(error))))
 
     def get_event_succeeded(self) -> events.Event:
         """The event of an agent that did its work, for the caller to record. (torch's method)"""
@@ -194,27 +198,20 @@ class SimpleElasticAgent(ElasticAgent):
         """The event of an agent that raised what is being handled, for the caller to record. (torch's method)"""
         return self._telemetry.last_event("FAILED", traceback.format_exc())
 
-    @contextlib.contextmanager
-    def _meeting(self) -> Iterator[None]:
+    def _meeting(self) -> AbstractContextManager[Membership]:
         """A handler's job is taken part in for the length of a run; a rendezvous of ours is its opener's."""
         spec = self._worker_group.spec
         if isinstance(spec.rdzv_handler, Rendezvous):
-            yield
-            return
+            return contextlib.nullcontext(self._member)
         if isinstance(spec.rdzv_handler, CoordinatedHandler):
-            with spec.rdzv_handler.lend(spec.max_restarts, spec.local_addr) as self._member:
-                yield
-            return
-        self._member = HandlerMember(
+            return spec.rdzv_handler.lend(spec.max_restarts, spec.local_addr)
+        member = HandlerMember(
             spec.rdzv_handler,
             max_restarts=spec.max_restarts,
             monitor_interval=spec.monitor_interval,
             local_addr=spec.local_addr,
         )
-        try:
-            yield
-        finally:
-            self._member.close()
+        return contextlib.closing(member)
 
     def _bow_out(self, error: BaseException) -> int | None:
         """Tell the others why this node goes, unless they know; the round whose workers still run here."""
@@ -347,17 +344,13 @@ class SimpleElasticAgent(ElasticAgent):
     def _begin(self, assignment: RankAssignment) -> None:
         if self._listen():
             return  # this process stood still, and others may have the ranks by now
-        self._runs = True
+        self._runs, group = True, self._worker_group
         try:
-            ids = self._telemetry.measured(self._start_workers, self._worker_group)
+            ids = self._telemetry.measured(self._start_workers, group)
         except StartError:
             if self._listen():
                 return  # it stood still until the spawner was killed for it
             raise
-        self._started(assignment, ids)
-
-    def _started(self, assignment: RankAssignment, ids: dict[int, object]) -> None:
-        group = self._worker_group
         self._close_listener()  # whoever hosts the store holds a descriptor of its own
         for worker in group.workers:
             worker.id = ids.get(worker.local_rank)
