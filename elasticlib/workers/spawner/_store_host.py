@@ -61,7 +61,8 @@ class StoreHost:
         except OSError as error:
             if words >= 0:
                 os.close(words)
-            self._told(f"{_NAME} cannot be started: {error}{_fix(error)}", 0, 1)
+            fix = FEW_PROCESSES if error.errno == errno.EAGAIN else ""
+            self._told(f"{_NAME} cannot be started: {error}{fix}", 0, 1)
         finally:
             os.close(listener)
 
@@ -104,10 +105,6 @@ class StoreHost:
         os.close(self._words)
         self._handle = None
         return os.waitstatus_to_exitcode(status)
-
-
-def _fix(error: OSError) -> str:
-    return FEW_PROCESSES if error.errno == errno.EAGAIN else ""
 
 
 def _signal_name(number: int) -> str:
