@@ -112,8 +112,7 @@ class SimpleElasticAgent(ElasticAgent):
         """Whether the run has come to an end of which the others know."""
         self._assigned = False
         """Whether what is known of workers belongs to the present ranks."""
-        self._fenced = False
-        """Whether contact was lost in this round, so that workers may have been killed for it."""
+        self._state, _ = _policy.begin()
 
     # The hooks.
 
@@ -224,7 +223,7 @@ class SimpleElasticAgent(ElasticAgent):
         return number
 
     def _run(self) -> RunResult:
-        state, actions = _policy.begin()
+        self._state, actions = _policy.begin()
         while True:
             for action in actions:
                 if (result := self._perform(action)) is not None:
@@ -234,9 +233,7 @@ class SimpleElasticAgent(ElasticAgent):
             event = self._events.popleft()
             if isinstance(event, RoundEnd):
                 self._sink(records.RoundEnded(event.round, event.why, event.restart))
-            elif isinstance(event, ContactLost):
-                self._fenced = True
-            state, actions = _policy.step(state, event)
+            self._state, actions = _policy.step(self._state, event)
 
     def _wait(self) -> list[_policy.Event]:
         """What happened since the last call; blocks until something may have."""
@@ -312,7 +309,7 @@ class SimpleElasticAgent(ElasticAgent):
     def _take_ranks(self, assignment: RankAssignment) -> None:
         group = self._worker_group
         self._result = RunResult(WorkerState.INIT)
-        self._assigned, self._fenced = True, False
+        self._assigned = True
         group.round, group.restart_count = assignment.round, assignment.restart_count
         group.group_rank, group.group_world_size = assignment.group_rank, assignment.group_world_size
         self._close_listener()

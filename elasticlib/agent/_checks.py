@@ -10,7 +10,6 @@ import logging
 import math
 import warnings
 
-from elasticlib import _rules
 from elasticlib.errors import ConfigError
 
 _log = logging.getLogger("elasticlib")
@@ -45,21 +44,11 @@ def check_health_check_server(value: object) -> None:
         )
 
 
-def check_local(
-    logs_specs: object,
-    log_line_prefix_template: object,
-    shutdown_timeout: object,
-    health_check_server: object,
-    uninterruptible_state_timeout: object,
-) -> None:
-    """Raise `ConfigError` for an argument of a `LocalElasticAgent` that cannot be."""
-    _rules.check_logs_specs(logs_specs)
-    template = log_line_prefix_template
+def check_local(log_line_prefix_template: object, uninterruptible_state_timeout: object) -> None:
+    """Raise `ConfigError` for an argument that only a `LocalElasticAgent` has and that cannot be."""
+    template, asleep = log_line_prefix_template, uninterruptible_state_timeout
     if template is not None and not isinstance(template, str):
         raise ConfigError(f"log_line_prefix_template={template!r} must be text, such as '[${{role_name}}${{rank}}]:'")
-    _rules.check_shutdown_timeout(shutdown_timeout)
-    check_health_check_server(health_check_server)
-    asleep = uninterruptible_state_timeout
     if asleep is not None and as_seconds(asleep) is None:
         raise ConfigError(f"uninterruptible_state_timeout={asleep!r} must be a number of seconds, 0 for none")
 

@@ -11,7 +11,7 @@ import contextlib
 import signal
 from collections.abc import Sequence
 
-from elasticlib import metrics, records
+from elasticlib import _rules, metrics, records
 from elasticlib._times import soonest
 from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy
@@ -68,9 +68,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         metric_handler: metrics.MetricHandler | None = None,
         prepared: Preparation | None = None,
     ) -> None:
-        _checks.check_local(
-            logs_specs, log_line_prefix_template, shutdown_timeout, health_check_server, uninterruptible_state_timeout
-        )
+        _rules.check_logs_specs(logs_specs)
+        _rules.check_shutdown_timeout(shutdown_timeout)
+        _checks.check_health_check_server(health_check_server)
+        _checks.check_local(log_line_prefix_template, uninterruptible_state_timeout)
         made = prepared if prepared is not None else prepare(spec, start_method, signals_to_handle)
         super().__init__(
             spec,
@@ -200,12 +201,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         processes.take()
         if processes.any_failed() or processes.gone():
             self._watch.rest()
-        if processes.any_failed():
-            return RunResult(WorkerState.FAILED, {}, self._failures())
         if processes.all_succeeded():
             processes.drain()
             return RunResult(WorkerState.SUCCEEDED, processes.return_values(worker_group.workers[0].global_rank))
-        if processes.lost is not None:
+        if processes.any_failed() or processes.lost is not None:
             return RunResult(WorkerState.FAILED, {}, self._failures())
         if self._watch.look([pid for rank, pid in processes.pids.items() if rank not in processes.exits]):
             return RunResult(WorkerState.UNHEALTHY, {}, self._failures())
@@ -213,7 +212,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _failures(self) -> dict[int, ProcessFailure]:
         # Killed because contact was lost, workers have not failed.
-        found = self._processes.failures(self._worker_group.workers[0].global_rank, by_loss=not self._fenced)
+        found = self._processes.failures(self._worker_group.workers[0].global_rank, by_loss=not self._state.lost)
         pids, workers = self._processes.pids, self._worker_group.workers
         return self._watch.explained(found, {each.global_rank: pids.get(each.local_rank, 0) for each in workers})
 

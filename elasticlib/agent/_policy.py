@@ -21,6 +21,7 @@ from attrs import evolve, field, frozen
 from typing_extensions import assert_never
 
 from elasticlib.errors import InvalidTransitionError
+from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.protocol._messages import ContactLost, Final, RankAssignment, RoundEnd, StoreGone
 
 
@@ -95,17 +96,7 @@ class StopRequested:
     signum: int
 
 
-Event: TypeAlias = (
-    RankAssignment
-    | RoundEnd
-    | Final
-    | ContactLost
-    | StoreGone
-    | WorkersFailed
-    | WorkersSucceeded
-    | WorkersGone
-    | StopRequested
-)
+Event: TypeAlias = Word | WorkersFailed | WorkersSucceeded | WorkersGone | StopRequested
 
 
 # Actions: what the shell must do now.

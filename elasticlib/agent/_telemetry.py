@@ -181,8 +181,11 @@ class Telemetry:
     def _run_ended(self, begun: float, error: BaseException | None) -> None:
         self.stopped({})  # of workers that are not told to have ended, the agent's end was the end
         if self._seeking is not None:
-            self._missed(error)
-        elif self._beginning is not None:
+            why = "the job ended without this node" if error is None else str(error) or type(error).__name__
+            trace = "" if error is None else "".join(traceback.format_exception(error))
+            self._sink(records.RanksMissed(why, self._since(self._seeking), trace))
+            self._seeking = None
+        if self._beginning is not None:
             self._done(False)
         self._again = None
         self._total = self._since(begun)
@@ -193,15 +196,6 @@ class Telemetry:
         self._sink(records.RunEnded(outcome, group.restart_count, spec.max_restarts, self._total))
         if error is None or isinstance(error, Exception):
             self._sink(records.StepDone(f"{_AGENT}.run", self._total, error is None))
-
-    def _missed(self, error: BaseException | None) -> None:
-        waited, self._seeking = self._since(self._seeking), None
-        if error is None:
-            self._sink(records.RanksMissed("the job ended without this node", waited))
-        else:
-            trace = "".join(traceback.format_exception(error))
-            self._sink(records.RanksMissed(str(error) or type(error).__name__, waited, trace))
-        self._done(False)
 
     def _done(self, succeeded: bool) -> None:
         """Workers were started, or never will be."""
