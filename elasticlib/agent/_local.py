@@ -83,11 +83,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         caller = made.caller
         if _environment.THREADS not in caller:
-            sink(records.ThreadsChosen(made.threads, made.cpus, spec.local_world_size))
+            sink(records.ThreadsChosen(made.job.common.threads, made.cpus, spec.local_world_size))
         self._agent_store = caller.get(NO_SHARING) != "1"
         self._prefix = log_line_prefix_template or caller.get(PREFIX_VARIABLE) or DEFAULT_PREFIX
         self._job = made.job
-        self._logs_specs = logs_specs
         self._logs = _streams.Rounds(logs_specs)
         duplicates = _streams.Duplicates(spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
         self._processes = Processes(self._job, spec.local_world_size, sink, duplicates)

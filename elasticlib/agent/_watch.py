@@ -22,6 +22,7 @@ from attrs import evolve
 
 from elasticlib import records
 from elasticlib._clock import Clock, monotonic
+from elasticlib._times import soonest
 from elasticlib.agent._checks import as_seconds
 from elasticlib.agent._health import HealthCheckServer, create_healthcheck_server
 from elasticlib.agent._watchdog import ENABLE, Watchdog
@@ -67,16 +68,8 @@ class Watch:
         text = environment.get(UNINTERRUPTIBLE_STATE_TIMEOUT) if asked is None else None
         self._allowed = max(0.0, as_seconds(text or asked or 0) or 0.0)
         """Seconds that a worker may be in uninterruptible sleep; 0 for any time."""
-        self._ignored: list[records.VariableIgnored] = []
-        """The variables that ask for something here in words which are not understood."""
-        if (enable := environment.get(ENABLE, "")) not in ("", "0", "1"):
-            self._ignored.append(
-                records.VariableIgnored(ENABLE, enable, "1 turns it on, 0 off", "there is no watchdog")
-            )
-        if text and as_seconds(text) is None:
-            rule = "it must be a number of seconds, 0 for none"
-            effect = "no worker is watched for uninterruptible sleep"
-            self._ignored.append(records.VariableIgnored(UNINTERRUPTIBLE_STATE_TIMEOUT, text, rule, effect))
+        self._words = environment.get(ENABLE, ""), text
+        """What the environment says of watchdog and uninterruptible sleep, understood or not."""
         self._read_state = read_state
         self._clock = clock
         self._asleep: dict[int, float] = {}
@@ -92,8 +85,13 @@ class Watch:
 
         Raises `ConfigError` for a path where the watchdog can have no pipe.
         """
-        for record in self._ignored:
-            self._sink(record)
+        enable, seconds = self._words
+        if enable not in ("", "0", "1"):
+            self._sink(records.VariableIgnored(ENABLE, enable, "1 turns it on, 0 off", "there is no watchdog"))
+        if seconds and as_seconds(seconds) is None:
+            rule = "it must be a number of seconds, 0 for none"
+            effect = "no worker is watched for uninterruptible sleep"
+            self._sink(records.VariableIgnored(UNINTERRUPTIBLE_STATE_TIMEOUT, seconds, rule, effect))
         self._watchdog.start()
         text = self._port
         if text is None or self._health is not None:
@@ -115,10 +113,7 @@ class Watch:
 
     def patience(self, interval: float) -> float | None:
         """Seconds until `look` is due again, where that is asked for each *interval*; None where it is not."""
-        asked = [interval] if self._allowed else []
-        if self._health is not None:
-            asked.append(_HEALTH_INTERVAL)
-        return min(asked, default=None)
+        return soonest(interval if self._allowed else None, None if self._health is None else _HEALTH_INTERVAL)
 
     def look(self, pids: Collection[int]) -> bool:
         """See how workers that run are; whether one of them is past help."""
@@ -190,7 +185,10 @@ class Sockets:
     def open(self) -> str | None:
         """Make the folder and return it; None where no servers are wanted."""
         if self._wanted and self._folder is None:
-            self._folder = _private_folder()
+            self._folder = tempfile.mkdtemp(prefix="elasticlib_")
+            if len(os.fsencode(self._folder)) + 1 + _RANK_DIGITS > _LONGEST:
+                os.rmdir(self._folder)
+                self._folder = tempfile.mkdtemp(prefix="elasticlib_", dir="/tmp")
         return self._folder
 
     def serving(self, spec: StartSpec) -> StartSpec:
@@ -208,11 +206,3 @@ class Sockets:
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _private_folder() -> str:
-    folder = tempfile.mkdtemp(prefix="elasticlib_")
-    if len(os.fsencode(folder)) + 1 + _RANK_DIGITS <= _LONGEST:
-        return folder
-    os.rmdir(folder)
-    return tempfile.mkdtemp(prefix="elasticlib_", dir="/tmp")
