@@ -71,7 +71,9 @@ class HealthCheckServer:
         """Begin to listen. Raises ``OSError`` when the port is in use or may not be used."""
         if self._wake is not None:
             return
-        listener = _listen(self.port)
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        listener = own(socket.create_server(("", self.port), family=family, dualstack_ipv6=both))
         self.port = int(listener.getsockname()[1])
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(
@@ -174,12 +176,6 @@ class _Client:
         """Forget it."""
         with contextlib.suppress(OSError):
             self._connection.close()
-
-
-def _listen(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return own(socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True))
-    return own(socket.create_server(("", port)))
 
 
 def _page(said: bytes, answer: _Answer) -> bytes | None:

@@ -149,6 +149,16 @@ class LocalElasticAgent(SimpleElasticAgent):
         dest = self._logs.reify(envs)
         watched = self._watch.start()
         specs = [self._sockets.serving(self._job.spec(rank, envs[rank] | watched)) for rank in ranks]
+        prefixes = {
+            worker.local_rank: line_prefix(
+                self._prefix,
+                role_name=worker_group.spec.role,
+                rank=worker.global_rank,
+                local_rank=worker.local_rank,
+                hostname=host_name(),
+            )
+            for worker in worker_group.workers
+        }
         if not agent_store:
             self._close_listener()  # worker 0 will bind this port
         return dict(
@@ -156,7 +166,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 worker_group.round,
                 specs,
                 dest,
-                self._prefixes(worker_group),
+                prefixes,
                 listener=None if self._listener is None else self._listener.fileno(),
                 interrupt=self._signals.fileno(),
                 guard=self._member.guard,  # from then on this process may be stopped
@@ -182,18 +192,6 @@ class LocalElasticAgent(SimpleElasticAgent):
             master_port=group.master_port or 0,
             agent_store=agent_store,
         )
-
-    def _prefixes(self, group: WorkerGroup) -> dict[int, bytes]:
-        return {
-            worker.local_rank: line_prefix(
-                self._prefix,
-                role_name=group.spec.role,
-                rank=worker.global_rank,
-                local_rank=worker.local_rank,
-                hostname=host_name(),
-            )
-            for worker in group.workers
-        }
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         processes = self._processes

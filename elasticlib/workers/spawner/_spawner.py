@@ -109,7 +109,10 @@ class Spawner:
             if self._stopping is not None and time.monotonic() >= self._stopping.next_look:
                 self._look_for_stuck(self._stopping)
             if time.monotonic() >= self._lease_end():
-                self._cut_off()
+                # Others may have the ranks of these workers from now on, and nobody else here has ended them.
+                _reaper.sweep()
+                self._launcher.send({"op": "broken", "why": CUT_OFF})
+                self._leave()
 
     def listen(self) -> None:
         """Have workers announce what becomes of their programs."""
@@ -131,12 +134,6 @@ class Spawner:
 
     def _lease_end(self) -> float:
         return self._lease.ends_at() if self._lease is not None and self._live else math.inf
-
-    def _cut_off(self) -> NoReturn:
-        """Others may have the ranks of these workers from now on, and nobody else here has ended them."""
-        _reaper.sweep()
-        self._launcher.send({"op": "broken", "why": CUT_OFF})
-        self._leave()
 
     def _obey(self) -> None:
         received = self._launcher.receive()
