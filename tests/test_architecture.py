@@ -125,7 +125,6 @@ PURE = [
     "logs/_layout.py",
     "logs/_lines.py",
     "agent/_policy.py",
-    "agent/_uninterruptible.py",
     "timer/_timer_table.py",
 ]
 MOST_MODULES = 21

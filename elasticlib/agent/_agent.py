@@ -14,7 +14,7 @@ import signal
 import socket
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -112,8 +112,7 @@ class SimpleElasticAgent(ElasticAgent):
         """Whether the run has come to an end of which the others know."""
         self._assigned = False
         """Whether what is known of workers belongs to the present ranks."""
-        self._fenced = False
-        """Whether contact was lost in this round, so that workers may have been killed for it."""
+        self._state, _ = _policy.begin()
 
     # The hooks.
 
@@ -162,10 +161,11 @@ class SimpleElasticAgent(ElasticAgent):
         signal ended them. Signals are handled in the main thread only; the former handlers are restored. Where
         anything else ends the run, such as an error of a hook, the other nodes learn of it as this node's leaving.
         """
-        with self._signals, self._meeting(), self._telemetry.run():
+        with self._signals, self._meeting() as self._member, self._telemetry.run():
             left = None
             try:
-                return self._telemetry.over(self._run())
+                self._telemetry.result = result = self._run()
+                return result
             except BaseException as error:
                 left = self._bow_out(error)
                 raise
@@ -184,7 +184,10 @@ class SimpleElasticAgent(ElasticAgent):
 
     def conclude(self, error: BaseException | None = None) -> None:
         """Tell that the agent did its work, or what kept it from it; a launch says so after `run`."""
-        self._telemetry.concluded(error)
+        if error is None:
+            self._sink(records.AgentSucceeded())
+        else:
+            self._sink(records.AgentFailed("".join(traceback.format_exception(error))))
 
     def get_event_succeeded(self) -> events.Event:
         """The event of an agent that did its work, for the caller to record. (torch's method)"""
@@ -194,27 +197,20 @@ class SimpleElasticAgent(ElasticAgent):
         """The event of an agent that raised what is being handled, for the caller to record. (torch's method)"""
         return self._telemetry.last_event("FAILED", traceback.format_exc())
 
-    @contextlib.contextmanager
-    def _meeting(self) -> Iterator[None]:
+    def _meeting(self) -> AbstractContextManager[Membership]:
         """A handler's job is taken part in for the length of a run; a rendezvous of ours is its opener's."""
         spec = self._worker_group.spec
         if isinstance(spec.rdzv_handler, Rendezvous):
-            yield
-            return
+            return contextlib.nullcontext(self._member)
         if isinstance(spec.rdzv_handler, CoordinatedHandler):
-            with spec.rdzv_handler.lend(spec.max_restarts, spec.local_addr) as self._member:
-                yield
-            return
-        self._member = HandlerMember(
+            return spec.rdzv_handler.lend(spec.max_restarts, spec.local_addr)
+        member = HandlerMember(
             spec.rdzv_handler,
             max_restarts=spec.max_restarts,
             monitor_interval=spec.monitor_interval,
             local_addr=spec.local_addr,
         )
-        try:
-            yield
-        finally:
-            self._member.close()
+        return contextlib.closing(member)
 
     def _bow_out(self, error: BaseException) -> int | None:
         """Tell the others why this node goes, unless they know; the round whose workers still run here."""
@@ -227,7 +223,7 @@ class SimpleElasticAgent(ElasticAgent):
         return number
 
     def _run(self) -> RunResult:
-        state, actions = _policy.begin()
+        self._state, actions = _policy.begin()
         while True:
             for action in actions:
                 if (result := self._perform(action)) is not None:
@@ -237,9 +233,7 @@ class SimpleElasticAgent(ElasticAgent):
             event = self._events.popleft()
             if isinstance(event, RoundEnd):
                 self._sink(records.RoundEnded(event.round, event.why, event.restart))
-            elif isinstance(event, ContactLost):
-                self._fenced = True
-            state, actions = _policy.step(state, event)
+            self._state, actions = _policy.step(self._state, event)
 
     def _wait(self) -> list[_policy.Event]:
         """What happened since the last call; blocks until something may have."""
@@ -315,7 +309,7 @@ class SimpleElasticAgent(ElasticAgent):
     def _take_ranks(self, assignment: RankAssignment) -> None:
         group = self._worker_group
         self._result = RunResult(WorkerState.INIT)
-        self._assigned, self._fenced = True, False
+        self._assigned = True
         group.round, group.restart_count = assignment.round, assignment.restart_count
         group.group_rank, group.group_world_size = assignment.group_rank, assignment.group_world_size
         self._close_listener()
@@ -347,17 +341,13 @@ class SimpleElasticAgent(ElasticAgent):
     def _begin(self, assignment: RankAssignment) -> None:
         if self._listen():
             return  # this process stood still, and others may have the ranks by now
-        self._runs = True
+        self._runs, group = True, self._worker_group
         try:
-            ids = self._telemetry.measured(self._start_workers, self._worker_group)
+            ids = self._telemetry.measured(self._start_workers, group)
         except StartError:
             if self._listen():
                 return  # it stood still until the spawner was killed for it
             raise
-        self._started(assignment, ids)
-
-    def _started(self, assignment: RankAssignment, ids: dict[int, object]) -> None:
-        group = self._worker_group
         self._close_listener()  # whoever hosts the store holds a descriptor of its own
         for worker in group.workers:
             worker.id = ids.get(worker.local_rank)

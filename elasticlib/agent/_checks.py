@@ -7,10 +7,9 @@ Rules of this file: nothing is started, made or changed here; an error names the
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 
-from elasticlib import _rules
-from elasticlib.agent import _uninterruptible
 from elasticlib.errors import ConfigError
 
 _log = logging.getLogger("elasticlib")
@@ -28,6 +27,15 @@ _UNCALLED = (
 """Methods of torch's agents that subclasses replace there, and that have no place in this loop."""
 
 
+def as_seconds(value: object) -> float | None:
+    """*value* as a number of seconds, of either sign; None where it is none."""
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if math.isnan(seconds) else seconds
+
+
 def check_health_check_server(value: object) -> None:
     """Raise `ConfigError` unless *value* is None or can be stopped: that is all that is done to a caller's server."""
     if value is not None and not callable(getattr(value, "stop", None)):
@@ -36,22 +44,12 @@ def check_health_check_server(value: object) -> None:
         )
 
 
-def check_local(
-    logs_specs: object,
-    log_line_prefix_template: object,
-    shutdown_timeout: object,
-    health_check_server: object,
-    uninterruptible_state_timeout: object,
-) -> None:
-    """Raise `ConfigError` for an argument of a `LocalElasticAgent` that cannot be."""
-    _rules.check_logs_specs(logs_specs)
-    template = log_line_prefix_template
+def check_local(log_line_prefix_template: object, uninterruptible_state_timeout: object) -> None:
+    """Raise `ConfigError` for an argument that only a `LocalElasticAgent` has and that cannot be."""
+    template, asleep = log_line_prefix_template, uninterruptible_state_timeout
     if template is not None and not isinstance(template, str):
         raise ConfigError(f"log_line_prefix_template={template!r} must be text, such as '[${{role_name}}${{rank}}]:'")
-    _rules.check_shutdown_timeout(shutdown_timeout)
-    check_health_check_server(health_check_server)
-    asleep = uninterruptible_state_timeout
-    if asleep is not None and _uninterruptible.number(asleep) is None:
+    if asleep is not None and as_seconds(asleep) is None:
         raise ConfigError(f"uninterruptible_state_timeout={asleep!r} must be a number of seconds, 0 for none")
 
 

@@ -3,22 +3,25 @@ A small HTTP server by which a cluster's own tools can tell whether the agent of
 
 Rules of this file: one thread answers, with nothing but numbers, whatever is asked; it never keeps a program from
 ending. Clients take few descriptors and little time from the agent, however many come: there is room for some, each
-has its time, and the one that has taken longest makes room for the next.
+has its time, and the one that has taken longest makes room for the next. As much of HTTP is spoken as a probe needs:
+whatever a client says gets one short answer, or none yet.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from elasticlib._clock import monotonic
 from elasticlib._programs import own, start_thread
 from elasticlib._wire import wait_readable
-from elasticlib.agent._health_page import LONGEST, REQUEST_LIMIT, page
 from elasticlib.errors import ConfigError
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
@@ -29,6 +32,16 @@ _PATIENCE = 5.0
 """Seconds that `stop` waits for a callback that does not return."""
 _PAUSE = 0.5
 """Seconds until the next connection is accepted, where the last one could not be."""
+_REQUEST_LIMIT = 5.0
+"""Seconds that a client may take for its whole question."""
+_LONGEST = 16384
+"""Bytes of a question that are read."""
+_END = re.compile(rb"\r?\n\r?\n")
+_ASKED = re.compile(rb"([A-Z]+) \S+ HTTP/1\.[0-9]\r?\n")
+_SAID = {200: "OK", 400: "Bad Request", 501: "Not Implemented", 503: "Service Unavailable"}
+
+_Answer: TypeAlias = Callable[[], tuple[int, dict[str, object]]]
+"""Status and facts about the agent."""
 
 
 class HealthCheckServer:
@@ -45,7 +58,8 @@ class HealthCheckServer:
     def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
             raise ConfigError(f"port={port!r} must be a whole number from 0 (any free port) to 65535")
-        self._alive_callback = alive_callback
+        self.alive_callback = alive_callback
+        """What is asked for the agent's last progress."""
         self._timeout = timeout
         self.port = port
         """Where it listens."""
@@ -53,16 +67,13 @@ class HealthCheckServer:
         """Ends the thread that listens, while there is one."""
         self._thread: threading.Thread | None = None
 
-    @property
-    def alive_callback(self) -> Callable[[], int]:
-        """What is asked for the agent's last progress."""
-        return self._alive_callback
-
     def start(self) -> None:
         """Begin to listen. Raises ``OSError`` when the port is in use or may not be used."""
         if self._wake is not None:
             return
-        listener = _listen(self.port)
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        listener = own(socket.create_server(("", self.port), family=family, dualstack_ipv6=both))
         self.port = int(listener.getsockname()[1])
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(
@@ -124,7 +135,7 @@ class HealthCheckServer:
 
     def _answer(self) -> tuple[int, dict[str, object]]:
         try:
-            last = int(self._alive_callback())
+            last = int(self.alive_callback())
         except Exception as error:
             return 503, {"alive": False, "error": f"{type(error).__name__}: {error}", "timeout": self._timeout}
         alive = time.time() - last <= self._timeout
@@ -143,15 +154,15 @@ class _Client:
         connection.setblocking(False)
         self._connection = own(connection)
         self._said = b""
-        self.until = monotonic() + REQUEST_LIMIT
+        self.until = monotonic() + _REQUEST_LIMIT
         """When its time is over."""
 
-    def is_served(self, answer: Callable[[], tuple[int, dict[str, object]]]) -> bool:
+    def is_served(self, answer: _Answer) -> bool:
         """Whether nothing more is to be done for it, now that it has said something."""
         try:
-            piece = self._connection.recv(LONGEST)
+            piece = self._connection.recv(_LONGEST)
             self._said += piece
-            said = page(self._said, answer)
+            said = _page(self._said, answer)
             if said is not None:
                 self._connection.send(said)  # so short that it always finds room
                 self._connection.shutdown(socket.SHUT_WR)
@@ -167,7 +178,22 @@ class _Client:
             self._connection.close()
 
 
-def _listen(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return own(socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True))
-    return own(socket.create_server(("", port)))
+def _page(said: bytes, answer: _Answer) -> bytes | None:
+    """What to send to a client that *said* this so far; None while that is no whole question."""
+    if _END.search(said) is None:
+        return None if len(said) < _LONGEST else _reply(400, {"error": f"a question has at most {_LONGEST} bytes"})
+    asked = _ASKED.match(said)
+    if asked is None:
+        return _reply(400, {"error": "this is no question in HTTP/1"})
+    if asked[1] not in (b"GET", b"HEAD"):
+        return _reply(501, {"error": "ask with GET or HEAD"})
+    return _reply(*answer(), body=asked[1] == b"GET")
+
+
+def _reply(status: int, facts: Mapping[str, Any], *, body: bool = True) -> bytes:
+    content = json.dumps(facts).encode()
+    head = (
+        f"HTTP/1.0 {status} {_SAID[status]}\r\nServer: elasticlib\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (content if body else b"")

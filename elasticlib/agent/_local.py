@@ -11,15 +11,14 @@ import contextlib
 import signal
 from collections.abc import Sequence
 
-from elasticlib import metrics, records
+from elasticlib import _rules, metrics, records
 from elasticlib._times import soonest
 from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._health import HealthCheckServer
 from elasticlib.agent._preparation import Preparation, prepare
-from elasticlib.agent._sockets import Sockets
-from elasticlib.agent._watch import Watch
+from elasticlib.agent._watch import Sockets, Watch
 from elasticlib.errors import ProcessFailure, RendezvousError
 from elasticlib.logs import _streams
 from elasticlib.logs._layout import DEFAULT_PREFIX, PREFIX_VARIABLE, line_prefix
@@ -69,9 +68,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         metric_handler: metrics.MetricHandler | None = None,
         prepared: Preparation | None = None,
     ) -> None:
-        _checks.check_local(
-            logs_specs, log_line_prefix_template, shutdown_timeout, health_check_server, uninterruptible_state_timeout
-        )
+        _rules.check_logs_specs(logs_specs)
+        _rules.check_shutdown_timeout(shutdown_timeout)
+        _checks.check_health_check_server(health_check_server)
+        _checks.check_local(log_line_prefix_template, uninterruptible_state_timeout)
         made = prepared if prepared is not None else prepare(spec, start_method, signals_to_handle)
         super().__init__(
             spec,
@@ -83,11 +83,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         caller = made.caller
         if _environment.THREADS not in caller:
-            sink(records.ThreadsChosen(made.threads, made.cpus, spec.local_world_size))
+            sink(records.ThreadsChosen(made.job.common.threads, made.cpus, spec.local_world_size))
         self._agent_store = caller.get(NO_SHARING) != "1"
         self._prefix = log_line_prefix_template or caller.get(PREFIX_VARIABLE) or DEFAULT_PREFIX
         self._job = made.job
-        self._logs_specs = logs_specs
         self._logs = _streams.Rounds(logs_specs)
         duplicates = _streams.Duplicates(spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
         self._processes = Processes(self._job, spec.local_world_size, sink, duplicates)
@@ -150,6 +149,16 @@ class LocalElasticAgent(SimpleElasticAgent):
         dest = self._logs.reify(envs)
         watched = self._watch.start()
         specs = [self._sockets.serving(self._job.spec(rank, envs[rank] | watched)) for rank in ranks]
+        prefixes = {
+            worker.local_rank: line_prefix(
+                self._prefix,
+                role_name=worker_group.spec.role,
+                rank=worker.global_rank,
+                local_rank=worker.local_rank,
+                hostname=host_name(),
+            )
+            for worker in worker_group.workers
+        }
         if not agent_store:
             self._close_listener()  # worker 0 will bind this port
         return dict(
@@ -157,7 +166,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 worker_group.round,
                 specs,
                 dest,
-                self._prefixes(worker_group),
+                prefixes,
                 listener=None if self._listener is None else self._listener.fileno(),
                 interrupt=self._signals.fileno(),
                 guard=self._member.guard,  # from then on this process may be stopped
@@ -184,29 +193,15 @@ class LocalElasticAgent(SimpleElasticAgent):
             agent_store=agent_store,
         )
 
-    def _prefixes(self, group: WorkerGroup) -> dict[int, bytes]:
-        return {
-            worker.local_rank: line_prefix(
-                self._prefix,
-                role_name=group.spec.role,
-                rank=worker.global_rank,
-                local_rank=worker.local_rank,
-                hostname=host_name(),
-            )
-            for worker in group.workers
-        }
-
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         processes = self._processes
         processes.take()
         if processes.any_failed() or processes.gone():
             self._watch.rest()
-        if processes.any_failed():
-            return RunResult(WorkerState.FAILED, {}, self._failures())
         if processes.all_succeeded():
             processes.drain()
             return RunResult(WorkerState.SUCCEEDED, processes.return_values(worker_group.workers[0].global_rank))
-        if processes.lost is not None:
+        if processes.any_failed() or processes.lost is not None:
             return RunResult(WorkerState.FAILED, {}, self._failures())
         if self._watch.look([pid for rank, pid in processes.pids.items() if rank not in processes.exits]):
             return RunResult(WorkerState.UNHEALTHY, {}, self._failures())
@@ -214,7 +209,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _failures(self) -> dict[int, ProcessFailure]:
         # Killed because contact was lost, workers have not failed.
-        found = self._processes.failures(self._worker_group.workers[0].global_rank, by_loss=not self._fenced)
+        found = self._processes.failures(self._worker_group.workers[0].global_rank, by_loss=not self._state.lost)
         pids, workers = self._processes.pids, self._worker_group.workers
         return self._watch.explained(found, {each.global_rank: pids.get(each.local_rank, 0) for each in workers})
 

@@ -11,6 +11,9 @@ import os
 import signal
 import time
 from collections.abc import Iterable
+from typing import Any
+
+from attrs import fields
 
 from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.agent._policy import Finish
@@ -34,20 +37,16 @@ def notes(failures: Iterable[ProcessFailure]) -> tuple[FailureNote, ...]:
     now = time.time()
     return tuple(
         FailureNote(
-            failure.rank,
-            failure.local_rank,
-            failure.pid,
-            failure.exitcode,
-            _shortened(failure.message),
-            failure.exception_type,
-            _shortened(failure.traceback),
-            failure.hint,
-            failure.secondary,
-            min(max(0.0, now - failure.when()), LONGEST_TIME),  # a clock may be set to anything
-            failure.fatal,
+            **_facts(failure) | {"message": _shortened(failure.message), "traceback": _shortened(failure.traceback)},
+            age=min(max(0.0, now - failure.when()), LONGEST_TIME),  # a clock may be set to anything
         )
         for failure in failures
     )
+
+
+def _facts(told: ProcessFailure | FailureNote) -> dict[str, Any]:
+    """What a failure and its note call by the same names: all of a note but its age."""
+    return {each.name: getattr(told, each.name) for each in fields(FailureNote) if each.name not in ("age", "cut")}
 
 
 def _shortened(text: str) -> str:
@@ -64,22 +63,8 @@ def agreed(own: dict[int, ProcessFailure], final: Final | None, node: str) -> di
     if found is not None:
         found.root = True
         return own
-    root = ProcessFailure(
-        note.local_rank,
-        note.pid,
-        note.exitcode,
-        "",
-        message=note.message,
-        timestamp=time.time() - note.age,
-        rank=note.rank,
-        exception_type=note.exception_type,
-        traceback=note.traceback,
-        hint=note.hint,
-        secondary=note.secondary,
-        host=host or "",
-        root=True,
-        fatal=note.fatal,
-    )
+    when = time.time() - note.age
+    root = ProcessFailure(**_facts(note), error_file="", timestamp=when, host=host or "", root=True)
     return {**own, note.rank: root}
 
 

@@ -21,6 +21,7 @@ from attrs import evolve, field, frozen
 from typing_extensions import assert_never
 
 from elasticlib.errors import InvalidTransitionError
+from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.protocol._messages import ContactLost, Final, RankAssignment, RoundEnd, StoreGone
 
 
@@ -60,8 +61,6 @@ class State:
     final: Final | None = None
     lost: bool = False
     """Contact was lost while workers ran: their round goes on without this node."""
-    told: bool = False
-    """The coordinator was told that no worker of the round is left here."""
     succeeded: bool = False
     """The coordinator was told that all workers of `round` ended well, and no later round has begun here."""
     gone: str = ""
@@ -97,17 +96,7 @@ class StopRequested:
     signum: int
 
 
-Event: TypeAlias = (
-    RankAssignment
-    | RoundEnd
-    | Final
-    | ContactLost
-    | StoreGone
-    | WorkersFailed
-    | WorkersSucceeded
-    | WorkersGone
-    | StopRequested
-)
+Event: TypeAlias = Word | WorkersFailed | WorkersSucceeded | WorkersGone | StopRequested
 
 
 # Actions: what the shell must do now.
@@ -213,15 +202,12 @@ def _react(state: State, event: Event) -> Step:
         case RankAssignment():
             if state.phase is not Phase.JOINING:
                 return state, ()  # of a round that a signal made us leave
-            state = State(Phase.RUNNING, event.round, story=state.story)
-            return state, (Start(event),)
+            return State(Phase.RUNNING, event.round, story=state.story), (Start(event),)
+        case WorkersFailed() | WorkersSucceeded() if state.phase is not Phase.RUNNING:
+            return state, ()
         case WorkersFailed():
-            if state.phase is not Phase.RUNNING:
-                return state, ()
             return evolve(state, phase=Phase.STOPPING), (TellFailed(state.round), Stop(event.why))
         case WorkersSucceeded():
-            if state.phase is not Phase.RUNNING:
-                return state, ()
             return _orphaned(evolve(state, phase=Phase.WAITING, succeeded=True), TellSucceeded(state.round))
         case WorkersGone():
             return _gone(state)
@@ -242,7 +228,7 @@ def _react(state: State, event: Event) -> Step:
 def _gone(state: State) -> Step:
     if state.phase is not Phase.STOPPING:
         return state, ()
-    state, told = evolve(state, told=True), TellStopped(state.round)
+    told = TellStopped(state.round)
     if state.signum is not None or state.final is not None:
         return _done(state, told)
     if state.lost or (state.end is not None and state.end.restart):
@@ -258,7 +244,7 @@ def _ended(state: State, end: RoundEnd) -> Step:
         return evolve(state, phase=Phase.STOPPING), (Stop(end.why),)
     if state.phase is Phase.WAITING:
         phase, join = (Phase.JOINING, (Join(),)) if end.restart else (Phase.WAITING, ())
-        return evolve(state, phase=phase, told=True), (TellStopped(state.round), *join)
+        return evolve(state, phase=phase), (TellStopped(state.round), *join)
     return state, ()
 
 

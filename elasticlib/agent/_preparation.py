@@ -23,8 +23,6 @@ class Preparation:
     caller: Mapping[str, str]
     """The environment of this process."""
     cpus: float
-    threads: int
-    """What each worker computes with."""
     signals_to_handle: str
     """Those that can be handled here; the workers' environment names all that were asked for."""
     job: _plan.Job
@@ -43,4 +41,4 @@ def prepare(spec: WorkerSpec, start_method: StartMethod, signals_to_handle: str)
     cpus = _machine.cpus()
     threads = _environment.threads_per_worker(caller, cpus, spec.local_world_size)
     environment = _environment.common_variables(caller, threads, signals_to_handle)
-    return Preparation(caller, cpus, threads, handled, _plan.plan(spec, start_method, environment, threads))
+    return Preparation(caller, cpus, handled, _plan.plan(spec, start_method, environment, threads))

@@ -57,7 +57,8 @@ class Telemetry:
         """Since when workers that ran are to be replaced."""
         self._runs = False
         """Whether workers were told to have started, and not yet to have ended."""
-        self._result: RunResult | None = None
+        self.result: RunResult | None = None
+        """That of the run, once it has one."""
 
     # The way to a round.
 
@@ -127,41 +128,43 @@ class Telemetry:
         left = max(0, spec.max_restarts - self._group.restart_count)
         self._sink(records.WorkersSeen(result.state.value, left))
         if result.state is WorkerState.SUCCEEDED:
-            self._ended(None)
+            self.stopped(None)
 
     def stopping(self) -> None:
         """Workers are about to be stopped."""
         self._again = self._clock()
 
-    def stopped(self, failures: Mapping[int, ProcessFailure]) -> None:
-        """No worker is left; *failures*, by global rank, are those that failed by themselves."""
-        self._ended(failures)
+    def stopped(self, failures: Mapping[int, ProcessFailure] | None) -> None:
+        """
+        No worker is left; *failures*, by global rank, are those that failed by themselves.
+
+        None: all workers succeeded.
+        """
+        if not self._runs:
+            return
+        self._runs = False
+        for worker in self._there():
+            place, failure = _place(worker), (failures or {}).get(worker.global_rank)
+            if failures is None:
+                self._sink(records.WorkerEnded(place, "SUCCEEDED"))
+            elif failure is None:
+                self._sink(records.WorkerEnded(place, "TERMINATED"))
+            else:
+                self._sink(records.WorkerEnded(place, "FAILED", failure))
 
     # The end.
-
-    def over(self, result: RunResult) -> RunResult:
-        """The run has this result."""
-        self._result = result
-        return result
 
     @contextlib.contextmanager
     def run(self) -> Iterator[None]:
         """For the length of a run: how it ended is told when nothing of it is left."""
         begun = self._clock()
-        self._total, self._result = 0.0, None
+        self._total, self.result = 0.0, None
         try:
             yield
         except BaseException as error:
             self._run_ended(begun, error)
             raise
         self._run_ended(begun, None)
-
-    def concluded(self, error: BaseException | None) -> None:
-        """The caller of the run knows now whether the agent did its work."""
-        if error is None:
-            self._sink(records.AgentSucceeded())
-        else:
-            self._sink(records.AgentFailed("".join(traceback.format_exception(error))))
 
     def last_event(self, state: str, raw_error: str | None = None) -> events.Event:
         """The agent's event *state*, after its run."""
@@ -176,29 +179,23 @@ class Telemetry:
         return events.JobFacts(self._run_id, spec.role, backend, spec.get_entrypoint_name(), host_name(spec.local_addr))
 
     def _run_ended(self, begun: float, error: BaseException | None) -> None:
-        self._ended({})  # of workers that are not told to have ended, the agent's end was the end
+        self.stopped({})  # of workers that are not told to have ended, the agent's end was the end
         if self._seeking is not None:
-            self._missed(error)
-        elif self._beginning is not None:
+            why = "the job ended without this node" if error is None else str(error) or type(error).__name__
+            trace = "" if error is None else "".join(traceback.format_exception(error))
+            self._sink(records.RanksMissed(why, self._since(self._seeking), trace))
+            self._seeking = None
+        if self._beginning is not None:
             self._done(False)
         self._again = None
         self._total = self._since(begun)
         spec, group = self._group.spec, self._group
         outcome: Literal["SUCCEEDED", "FAILED", "RAISED"] = "RAISED"
-        if error is None and self._result is not None:
-            outcome = "FAILED" if self._result.is_failed() else "SUCCEEDED"
+        if error is None and self.result is not None:
+            outcome = "FAILED" if self.result.is_failed() else "SUCCEEDED"
         self._sink(records.RunEnded(outcome, group.restart_count, spec.max_restarts, self._total))
         if error is None or isinstance(error, Exception):
             self._sink(records.StepDone(f"{_AGENT}.run", self._total, error is None))
-
-    def _missed(self, error: BaseException | None) -> None:
-        waited, self._seeking = self._since(self._seeking), None
-        if error is None:
-            self._sink(records.RanksMissed("the job ended without this node", waited))
-        else:
-            trace = "".join(traceback.format_exception(error))
-            self._sink(records.RanksMissed(str(error) or type(error).__name__, waited, trace))
-        self._done(False)
 
     def _done(self, succeeded: bool) -> None:
         """Workers were started, or never will be."""
@@ -206,20 +203,6 @@ class Telemetry:
         if self._again is not None:
             self._sink(records.StepDone(f"{_AGENT}._restart_workers", self._since(self._again), succeeded))
         self._beginning = self._again = None
-
-    def _ended(self, failures: Mapping[int, ProcessFailure] | None) -> None:
-        """None: all workers succeeded."""
-        if not self._runs:
-            return
-        self._runs = False
-        for worker in self._there():
-            place, failure = _place(worker), (failures or {}).get(worker.global_rank)
-            if failures is None:
-                self._sink(records.WorkerEnded(place, "SUCCEEDED"))
-            elif failure is None:
-                self._sink(records.WorkerEnded(place, "TERMINATED"))
-            else:
-                self._sink(records.WorkerEnded(place, "FAILED", failure))
 
     def _there(self) -> list[Worker]:
         """Those that were started: a signal may have come before any was."""

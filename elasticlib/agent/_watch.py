@@ -1,24 +1,35 @@
 """
-What an agent has beside its workers to look after them: watchdog, health check, and an eye on uninterruptible sleep.
+What an agent has beside its workers: watchdog, health check, an eye on uninterruptible sleep, and the folder with one
+Unix socket for each worker where it offers torch's debug server.
 
 Rules of this file: all of it is off unless asked for, and then costs nothing; none of it can end the job by its own
-fault: a port that is taken is a warning.
+fault: a port that is taken is a warning. A worker counts as asleep only as long as it was in state D at every look: one
+look at which it was not, or was gone, and the time begins anew. Paths of sockets are short, for an address has 108
+bytes; nothing of them is left when the run ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
 
+from attrs import evolve
+
 from elasticlib import records
 from elasticlib._clock import Clock, monotonic
-from elasticlib.agent import _uninterruptible
+from elasticlib._times import soonest
+from elasticlib.agent._checks import as_seconds
 from elasticlib.agent._health import HealthCheckServer, create_healthcheck_server
 from elasticlib.agent._watchdog import ENABLE, Watchdog
-from elasticlib.errors import ConfigError, ProcessFailure
+from elasticlib.errors import ProcessFailure
 from elasticlib.utils.process_state import is_uninterruptible_state, read_proc_state
+from elasticlib.workers.child._serving import VARIABLE
+from elasticlib.workers.child._start_spec import StartSpec
 
 HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
@@ -26,6 +37,8 @@ HEALTH_CHECK_TIMEOUT = 60
 """Seconds without progress after which the health check calls an agent dead."""
 _HEALTH_INTERVAL = 10.0
 """Seconds between two turns of the agent's loop, at most, where a health check asks for them."""
+_LONGEST = 107
+_RANK_DIGITS = 6
 
 
 class Watch:
@@ -50,15 +63,19 @@ class Watch:
         self._sink = sink
         self._watchdog = Watchdog(environment, run_id, sink)
         self._port = environment.get(HEALTH_CHECK_PORT) if health_check_server is None else None
-        self._ignored = _ignored(environment, self._watchdog.unclear, uninterruptible_state_timeout)
         self._health = health_check_server
-        self._allowed = _uninterruptible.allowed_time(
-            uninterruptible_state_timeout, environment.get(UNINTERRUPTIBLE_STATE_TIMEOUT)
-        )
+        asked = uninterruptible_state_timeout
+        text = environment.get(UNINTERRUPTIBLE_STATE_TIMEOUT) if asked is None else None
+        self._allowed = max(0.0, as_seconds(text or asked or 0) or 0.0)
+        """Seconds that a worker may be in uninterruptible sleep; 0 for any time."""
+        self._words = environment.get(ENABLE, ""), text
+        """What the environment says of watchdog and uninterruptible sleep, understood or not."""
         self._read_state = read_state
         self._clock = clock
         self._asleep: dict[int, float] = {}
+        """By process id: since when it has been asleep."""
         self._stuck: dict[int, float] = {}
+        """By process id: the seconds of those that have slept for too long."""
         self._turned: float | None = None
         """When the agent's loop last looked at workers that run; None while it has none to look at."""
 
@@ -68,9 +85,14 @@ class Watch:
 
         Raises `ConfigError` for a path where the watchdog can have no pipe.
         """
-        for record in self._ignored:
-            self._sink(record)
-        self._watch_timers()
+        enable, seconds = self._words
+        if enable not in ("", "0", "1"):
+            self._sink(records.VariableIgnored(ENABLE, enable, "1 turns it on, 0 off", "there is no watchdog"))
+        if seconds and as_seconds(seconds) is None:
+            rule = "it must be a number of seconds, 0 for none"
+            effect = "no worker is watched for uninterruptible sleep"
+            self._sink(records.VariableIgnored(UNINTERRUPTIBLE_STATE_TIMEOUT, seconds, rule, effect))
+        self._watchdog.start()
         text = self._port
         if text is None or self._health is not None:
             return
@@ -87,38 +109,43 @@ class Watch:
     def start(self) -> dict[str, str]:
         """Begin to look after workers that are about to start; the variables that they get for it."""
         self._asleep, self._stuck, self._turned = {}, {}, None
-        return self._watch_timers()
+        return self._watchdog.start()
 
     def patience(self, interval: float) -> float | None:
         """Seconds until `look` is due again, where that is asked for each *interval*; None where it is not."""
-        asked = [interval] if self._allowed else []
-        if self._health is not None:
-            asked.append(_HEALTH_INTERVAL)
-        return min(asked, default=None)
+        return soonest(interval if self._allowed else None, None if self._health is None else _HEALTH_INTERVAL)
 
     def look(self, pids: Collection[int]) -> bool:
         """See how workers that run are; whether one of them is past help."""
         self._turned = time.time()
         if not self._allowed:
             return False
-        now = self._clock()
-        asleep = [pid for pid in pids if is_uninterruptible_state(self._read_state(pid))]
-        before, self._asleep = self._asleep, _uninterruptible.look(self._asleep, asleep, now)
+        now, before = self._clock(), self._asleep
+        self._asleep = {pid: before.get(pid, now) for pid in pids if is_uninterruptible_state(self._read_state(pid))}
         for pid in self._asleep.keys() - before.keys():
             self._sink(records.WorkerAsleep(pid, self._allowed))
-        self._stuck.update(_uninterruptible.overdue(self._asleep, self._allowed, now))
+        self._stuck |= {pid: now - begun for pid, begun in self._asleep.items() if now - begun >= self._allowed}
         return bool(self._stuck)
 
     def explained(self, failures: dict[int, ProcessFailure], pids: Mapping[int, int]) -> dict[int, ProcessFailure]:
         """The *failures*, by global rank, with what only this knows of them; *pids* are those of all workers here."""
         for failure in failures.values():
             self._watchdog.explain(failure)
-        stuck = {
-            rank: _stuck(rank, rank - min(pids), pid, self._stuck[pid])
-            for rank, pid in pids.items()
-            if pid in self._stuck
-        }
-        return {**failures, **stuck}
+        found = dict(failures)
+        for rank, pid in pids.items():
+            if pid in self._stuck:
+                found[rank] = ProcessFailure(
+                    rank - min(pids),
+                    pid,
+                    -signal.SIGKILL,  # what it is sent, though it may not heed it yet
+                    "",
+                    message=f"PID {pid} was in uninterruptible sleep (state D) for {self._stuck[pid]:.0f} s",
+                    rank=rank,
+                    hint="it waits in the kernel for a device or a file system, and holds it: a restart here would "
+                    f"fail again; look at /proc/{pid}/stack and dmesg of host {os.uname().nodename}",
+                    fatal=True,
+                )
+        return found
 
     def rest(self) -> None:
         """The workers are being stopped, or are gone: the loop turns for others now."""
@@ -126,11 +153,9 @@ class Watch:
 
     def alive_time(self) -> int:
         """When the agent was last seen at work, in seconds since the epoch; now, while it has no workers to watch."""
-        times = [int(time.time() if self._turned is None else self._turned)]
+        turned = int(time.time() if self._turned is None else self._turned)
         progress = self._watchdog.last_progress()
-        if progress is not None:
-            times.append(progress)
-        return min(times)
+        return turned if progress is None else min(turned, progress)
 
     def close(self) -> None:
         """End all of it; may come twice."""
@@ -139,13 +164,6 @@ class Watch:
         server, self._health = self._health, None
         if server is not None:
             stop_health_check(server, self._sink)
-
-    def _watch_timers(self) -> dict[str, str]:
-        try:
-            return self._watchdog.start()
-        except ConfigError:
-            self._watchdog.stop()
-            raise
 
 
 def stop_health_check(server: HealthCheckServer, sink: records.Sink) -> None:
@@ -157,27 +175,34 @@ def stop_health_check(server: HealthCheckServer, sink: records.Sink) -> None:
         sink(records.HealthCheckReported(why, listens=False))
 
 
-def _ignored(environment: Mapping[str, str], enable: str, argument: float | None) -> list[records.VariableIgnored]:
-    """The variables that ask for something here in words which are not understood."""
-    found = []
-    if enable:
-        found.append(records.VariableIgnored(ENABLE, enable, "1 turns it on, 0 off", "there is no watchdog"))
-    seconds = environment.get(UNINTERRUPTIBLE_STATE_TIMEOUT)
-    if argument is None and seconds and _uninterruptible.number(seconds) is None:
-        rule, effect = "it must be a number of seconds, 0 for none", "no worker is watched for uninterruptible sleep"
-        found.append(records.VariableIgnored(UNINTERRUPTIBLE_STATE_TIMEOUT, seconds, rule, effect))
-    return found
+class Sockets:
+    """The sockets of one agent's workers; off unless *wanted*."""
 
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
+        self._folder: str | None = None
 
-def _stuck(rank: int, local_rank: int, pid: int, seconds: float) -> ProcessFailure:
-    return ProcessFailure(
-        local_rank,
-        pid,
-        -signal.SIGKILL,  # what it is sent, though it may not heed it yet
-        "",
-        message=f"PID {pid} was in uninterruptible sleep (state D) for {seconds:.0f} s",
-        rank=rank,
-        hint="it waits in the kernel for a device or a file system, and holds it: a restart here would fail again; "
-        f"look at /proc/{pid}/stack and dmesg of host {os.uname().nodename}",
-        fatal=True,
-    )
+    def open(self) -> str | None:
+        """Make the folder and return it; None where no servers are wanted."""
+        if self._wanted and self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="elasticlib_")
+            if len(os.fsencode(self._folder)) + 1 + _RANK_DIGITS > _LONGEST:
+                os.rmdir(self._folder)
+                self._folder = tempfile.mkdtemp(prefix="elasticlib_", dir="/tmp")
+        return self._folder
+
+    def serving(self, spec: StartSpec) -> StartSpec:
+        """*spec* for a round that is about to start, with a socket to serve; none of an earlier one is left."""
+        if self._folder is None:
+            return spec
+        path = os.path.join(self._folder, str(spec.local_rank))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        # Where the worker is no Python of ours, the variable tells what it starts.
+        return evolve(spec, server=path, variables={**spec.variables, VARIABLE: path})
+
+    def close(self) -> None:
+        """Remove the folder; may come twice."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -33,9 +33,8 @@ class Watchdog:
 
     def __init__(self, environment: Mapping[str, str], run_id: str, sink: records.Sink) -> None:
         self._wanted = environment.get(ENABLE) == "1"
-        self.unclear = "" if self._wanted or environment.get(ENABLE, "") in ("", "0") else environment[ENABLE]
-        """What the environment says instead of 1 or 0, if it does."""
         self._asked = environment.get(FILE)
+        self._path = self._asked or ""
         self._run_id = run_id
         self._sink = sink
         self._server: FileTimerServer | None = None
@@ -50,17 +49,20 @@ class Watchdog:
         if self._server is None:
             from elasticlib.timer import FileTimerServer  # only here: most launches have no watchdog
 
-            path = self._path()
+            if self._asked is None or _is_read(self._asked):
+                # No path, or one that a launcher above this one, which set the variables too, gave to its own workers.
+                self._folder = self._folder or tempfile.mkdtemp(prefix="elasticlib_")  # for this user alone
+                self._asked, self._path = None, os.path.join(self._folder, "timers")
             try:
-                self._server = FileTimerServer(path, self._run_id, log_event=self._tell)
+                self._server = FileTimerServer(self._path, self._run_id, log_event=self._tell)
             except ConfigError as error:
-                if path != self._asked:
+                if self._path != self._asked:
                     raise
                 raise ConfigError(
-                    f"{FILE}={path!r} cannot become a named pipe: {error.__cause__}; give another path, or none"
+                    f"{FILE}={self._path!r} cannot become a named pipe: {error.__cause__}; give another path, or none"
                 ) from error
             self._server.start()
-        return {FILE: self._path()}
+        return {FILE: self._path}
 
     def stop(self) -> None:
         """End it and remove the pipe; it may be started again."""
@@ -83,15 +85,6 @@ class Watchdog:
             failure.hint = (
                 "the worker did not leave the block of that timer in time: it hangs, or the time is too short"
             )
-
-    def _path(self) -> str:
-        if self._asked is not None and (self._server is not None or not _is_read(self._asked)):
-            return self._asked
-        # No path, or one that a launcher above this one, which set the variables too, gave to its own workers.
-        self._asked = None
-        if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="elasticlib_")  # for this user alone
-        return os.path.join(self._folder, "timers")
 
     def _tell(self, event: str, timer: FileTimerRequest | None) -> None:
         if timer is None:

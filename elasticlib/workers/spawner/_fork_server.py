@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from elasticlib._programs import not_started
 from elasticlib._wire import Channel, Message
@@ -43,7 +43,8 @@ def why_refused(module: str, observer: Observer | None = None) -> str | None:
         names = ", ".join(thread.name for thread in threading.enumerate()[threads:])
         return f"its import starts a Python thread ({names}), which would be missing in the workers"
     # OpenBLAS keeps a pool and a fork handler of its own that ends and restarts it.
-    allowed = sum(getter() - 1 for getter, _ in _fresh_blas())
+    _threads.blas_libraries.cache_clear()
+    allowed = sum(getter() - 1 for getter, _ in _threads.blas_libraries())
     if _tasks() - tasks > allowed:
         return "its import starts native threads, which would be missing in the workers"
     devices = {path for path, _ in _open_files() if path.startswith(_DEVICE_FILES)}
@@ -52,11 +53,6 @@ def why_refused(module: str, observer: Observer | None = None) -> str | None:
     if reads:
         return f"its import reads {', '.join(sorted(reads))}, which each worker has for itself"
     return None
-
-
-def _fresh_blas() -> list[Any]:
-    _threads.blas_libraries.cache_clear()
-    return _threads.blas_libraries()
 
 
 def _tasks() -> int:
@@ -207,10 +203,8 @@ def _serve(
                         os.close(handle)
                     control.close()
                     (descriptor,) = descriptors
-                    if message["op"] == "count":
-                        _count_devices(Channel.adopt(descriptor), changed)
-                    if message["op"] == "gpus":
-                        _list_gpus(Channel.adopt(descriptor), changed)
+                    if message["op"] in _QUESTIONS:
+                        _answer(message["op"], Channel.adopt(descriptor), changed)
                     _spawner.be_spawner(descriptor, me, keep, changed)
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -226,43 +220,40 @@ def _turn_down(descriptors: list[int], why: str) -> None:
         asker.close()
 
 
-def _count_devices(answer: Channel, changed: Mapping[str, str | None]) -> NoReturn:
-    """Tell how many accelerators there are, in a child that is thrown away with its device context."""
+def _answer(question: str, asker: Channel, changed: Mapping[str, str | None]) -> NoReturn:
+    """Tell what torch finds on this machine, in a child that is thrown away with its device context."""
+    what, find = _QUESTIONS[question]
     try:
-        _be_asked(answer, changed)
-        import torch
-
-        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        count = torch.accelerator.device_count() if kind is not None else 0
-        answer.send({"count": count, "kind": kind.type if kind is not None else ""})
+        # The launcher gets a handle to end this process by, should a driver hang.
+        handle = os.pidfd_open(os.getpid())
+        told = asker.send({"op": "asking"}, (handle,))
+        os.close(handle)
+        received = asker.receive() if told else None
+        if received is None:
+            os._exit(0)  # nobody waits any more
+        # Which devices are visible is up to the launch, and not to the one that this fork server was made for.
+        wanted = {**received[0]["env"], **changed}
+        os.environ.clear()
+        os.environ.update({name: value for name, value in wanted.items() if value is not None})
+        asker.send(find())
     except BaseException as error:
-        answer.send({"why": f"torch cannot count the accelerators: {type(error).__name__}: {error}"})
+        asker.send({"why": f"torch cannot {what}: {type(error).__name__}: {error}"})
     finally:
         os._exit(0)
 
 
-def _list_gpus(answer: Channel, changed: Mapping[str, str | None]) -> NoReturn:
-    """Tell where the GPUs sit, in a child that is thrown away with its device context."""
-    try:
-        _be_asked(answer, changed)
-        from elasticlib.numa import _gpus
+def _count_devices() -> Message:
+    import torch
 
-        answer.send({"addresses": _gpus.addresses_here()})
-    except BaseException as error:
-        answer.send({"why": f"torch cannot list the GPUs: {type(error).__name__}: {error}"})
-    finally:
-        os._exit(0)
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    count = torch.accelerator.device_count() if kind is not None else 0
+    return {"count": count, "kind": kind.type if kind is not None else ""}
 
 
-def _be_asked(answer: Channel, changed: Mapping[str, str | None]) -> None:
-    """Give the launcher a handle to end this process by, should a driver hang, and take its environment."""
-    handle = os.pidfd_open(os.getpid())
-    told = answer.send({"op": "asking"}, (handle,))
-    os.close(handle)
-    received = answer.receive() if told else None
-    if received is None:
-        os._exit(0)  # nobody waits any more
-    # Which devices are visible is up to the launch, and not to the one that this fork server was made for.
-    wanted = {**received[0]["env"], **changed}
-    os.environ.clear()
-    os.environ.update({name: value for name, value in wanted.items() if value is not None})
+def _list_gpus() -> Message:
+    from elasticlib.numa import _gpus
+
+    return {"addresses": _gpus.addresses_here()}
+
+
+_QUESTIONS = {"count": ("count the accelerators", _count_devices), "gpus": ("list the GPUs", _list_gpus)}

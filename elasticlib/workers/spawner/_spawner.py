@@ -109,7 +109,10 @@ class Spawner:
             if self._stopping is not None and time.monotonic() >= self._stopping.next_look:
                 self._look_for_stuck(self._stopping)
             if time.monotonic() >= self._lease_end():
-                self._cut_off()
+                # Others may have the ranks of these workers from now on, and nobody else here has ended them.
+                _reaper.sweep()
+                self._launcher.send({"op": "broken", "why": CUT_OFF})
+                self._leave()
 
     def listen(self) -> None:
         """Have workers announce what becomes of their programs."""
@@ -132,12 +135,6 @@ class Spawner:
     def _lease_end(self) -> float:
         return self._lease.ends_at() if self._lease is not None and self._live else math.inf
 
-    def _cut_off(self) -> NoReturn:
-        """Others may have the ranks of these workers from now on, and nobody else here has ended them."""
-        _reaper.sweep()
-        self._launcher.send({"op": "broken", "why": CUT_OFF})
-        self._leave()
-
     def _obey(self) -> None:
         received = self._launcher.receive()
         if received is None:
@@ -147,7 +144,10 @@ class Spawner:
             case "job":
                 self._common = StartSpec.of(message["common"])
                 self._memories = dict(zip(message["memories"], descriptors, strict=True))
-                self._introduce()
+                me = os.getpid()
+                handle = os.pidfd_open(me)  # who holds one of this process can never hit another one
+                self._launcher.send({"op": "spawning", "spawner": me}, (handle,))
+                os.close(handle)
             case "start":
                 self._start(message, descriptors)
             case "signal":
@@ -158,13 +158,6 @@ class Spawner:
                 self._stop(message["signal"], message["grace"], message["spare"])
             case "quit":
                 self._leave()
-
-    def _introduce(self) -> None:
-        """Put this process into the launcher's hands: who holds a pidfd of it can never hit another one."""
-        me = os.getpid()
-        handle = os.pidfd_open(me)
-        self._launcher.send({"op": "spawning", "spawner": me}, (handle,))
-        os.close(handle)
 
     def _start(self, message: Message, descriptors: list[int]) -> None:
         self._round = message["round"]
@@ -231,7 +224,9 @@ class Spawner:
         elif spec.kind == "program":
             keep -= self._keep
         drop = None if self._call is None else self._own_descriptors()
-        worker = _context().Process(target=_child.run_forked, args=(spec, handed, os.getpid(), keep, drop, self._call))
+        # torch's multiprocessing is the standard one with tensors taught to it.
+        context = sys.modules.get("torch.multiprocessing", multiprocessing).get_context("fork")
+        worker = context.Process(target=_child.run_forked, args=(spec, handed, os.getpid(), keep, drop, self._call))
         sys.stdout.flush()
         worker.start()
         # The spawner reaps by itself, after the group was killed: multiprocessing must not be first.
@@ -249,20 +244,24 @@ class Spawner:
 
     def _ended(self, worker: _Live) -> None:
         self._hear()
-        self._selector.unregister(worker.handle)
         # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
         os.waitid(os.P_PIDFD, worker.handle, os.WEXITED | os.WNOWAIT)
         _signal_group(worker.pid, worker.handle, signal.SIGKILL)
-        os.close(worker.handle)
         _, status = os.waitpid(worker.pid, 0)
-        del self._live[worker.local_rank]
         code = worker.course.exitcode(os.waitstatus_to_exitcode(status))
         overdue = worker.course.exit_timeout if worker.course.overdue else None
-        message = {"op": "exited", "round": worker.round, "local_rank": worker.local_rank}
-        message |= {"pid": worker.pid, "exitcode": code, "told": worker.told, "overdue": overdue}
-        self._launcher.send(message, worker.left)
-        for descriptor in worker.left:
+        self._tell("exited", worker, worker.left, exitcode=code, told=worker.told, overdue=overdue)
+        self._forget(worker)
+
+    def _tell(self, what: str, worker: _Live, descriptors: tuple[int, ...] = (), **facts: object) -> None:
+        message = {"op": what, "round": worker.round, "local_rank": worker.local_rank, "pid": worker.pid}
+        self._launcher.send(message | facts, descriptors)
+
+    def _forget(self, worker: _Live) -> None:
+        self._selector.unregister(worker.handle)
+        for descriptor in (worker.handle, *worker.left):
             os.close(descriptor)
+        del self._live[worker.local_rank]
         if not self._live:
             self._all_ended()
 
@@ -294,9 +293,8 @@ class Spawner:
         rank = stop.stuck(looks, time.monotonic())
         if rank is None:
             return
-        worker, waited = asked[rank], time.monotonic() - stop.began
-        message = {"op": "stuck", "round": self._round, "local_rank": rank, "pid": worker.pid, "waited": waited}
-        self._launcher.send(message)
+        worker = asked[rank]
+        self._tell("stuck", worker, waited=time.monotonic() - stop.began)
         _signal_group(worker.pid, worker.handle, signal.SIGKILL)
 
     def _signal(self, worker: _Live, signum: int) -> None:
@@ -314,9 +312,7 @@ class Spawner:
         for pid, outcome, status in _exiting.notices(data):
             worker = next((each for each in self._live.values() if each.pid == pid), None)
             if worker is not None and worker.course.heard(outcome, status, time.monotonic()):
-                message = {"op": "failed", "round": worker.round, "local_rank": worker.local_rank}
-                message |= {"pid": worker.pid, "exitcode": status}
-                self._launcher.send(message, worker.left[:1])
+                self._tell("failed", worker, worker.left[:1], exitcode=status)
 
     def _look_at(self, worker: _Live) -> None:
         """Do what is due about a worker that takes its time."""
@@ -330,35 +326,20 @@ class Spawner:
                 case _exiting.Act.DUMP:
                     _reaper.send(worker.handle, _child.STACKS_SIGNAL)
                 case _exiting.Act.TELL:
-                    message = {"op": "lingers", "round": worker.round, "local_rank": worker.local_rank}
-                    message |= {"pid": worker.pid, "seconds": course.exit_timeout, "ends": course.overdue}
-                    self._launcher.send(message, worker.left[1:2])
+                    stacks = worker.left[1:2]
+                    self._tell("lingers", worker, stacks, seconds=course.exit_timeout, ends=course.overdue)
                 case _exiting.Act.TERM:
                     self._signal(worker, signal.SIGTERM)
                 case _exiting.Act.KILL:
                     _signal_group(worker.pid, worker.handle, signal.SIGKILL)
                     _reaper.send(worker.handle, signal.SIGKILL)  # it may not lead its group yet
                 case _exiting.Act.GIVE_UP:
-                    self._give_up(worker)
-
-    def _give_up(self, worker: _Live) -> None:
-        """Forget a worker that sits in uninterruptible sleep: a later sweep reaps it, if it ever ends."""
-        self._selector.unregister(worker.handle)
-        for descriptor in (worker.handle, *worker.left):
-            os.close(descriptor)
-        self._survivors.append(worker.pid)
-        del self._live[worker.local_rank]
-        if not self._live:
-            self._all_ended()
+                    # It is in uninterruptible sleep: a later sweep reaps it, if it ever ends.
+                    self._survivors.append(worker.pid)
+                    self._forget(worker)
 
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
         self._launcher.send({"op": "store", "round": self._round, "why": why, "pid": pid, "exitcode": exitcode})
-
-
-def _context() -> Any:
-    """torch's multiprocessing where torch is loaded; it is the standard one with tensors taught to it."""
-    library = sys.modules.get("torch.multiprocessing", multiprocessing)
-    return library.get_context("fork")
 
 
 def _signal_group(leader: int, handle: int, signum: int) -> None:

@@ -50,30 +50,26 @@ class StoreHost:
             return  # the round ended in the very moment
         self._selector.unregister(listener)
         self._listener = None
-        me = os.getpid()
-        words = -1
+        me, pid, words = os.getpid(), 0, -1
         try:
             words = os.memfd_create("store")
             pid = os.fork()
             if pid == 0:
                 _host(listener, me, words, self._keep)
-            self._watch(pid, words)
+            self._handle = os.pidfd_open(pid)
         except OSError as error:
+            if pid:
+                os.kill(pid, signal.SIGKILL)  # a child that was not reaped: it is nobody else
+                os.waitpid(pid, 0)
             if words >= 0:
                 os.close(words)
-            self._told(f"{_NAME} cannot be started: {error}{_fix(error)}", 0, 1)
+            fix = FEW_PROCESSES if error.errno == errno.EAGAIN else ""
+            self._told(f"{_NAME} cannot be started: {error}{fix}", 0, 1)
+        else:
+            self._pid, self._words = pid, words
+            self._selector.register(self._handle, selectors.EVENT_READ, self._ended)
         finally:
             os.close(listener)
-
-    def _watch(self, pid: int, words: int) -> None:
-        try:
-            self._handle = os.pidfd_open(pid)
-        except OSError:
-            os.kill(pid, signal.SIGKILL)  # a child that was not reaped: it is nobody else
-            os.waitpid(pid, 0)
-            raise
-        self._pid, self._words = pid, words
-        self._selector.register(self._handle, selectors.EVENT_READ, self._ended)
 
     def _ended(self) -> None:
         handle, words = self._handle, self._words
@@ -104,10 +100,6 @@ class StoreHost:
         os.close(self._words)
         self._handle = None
         return os.waitstatus_to_exitcode(status)
-
-
-def _fix(error: OSError) -> str:
-    return FEW_PROCESSES if error.errno == errno.EAGAIN else ""
 
 
 def _signal_name(number: int) -> str:

@@ -633,7 +633,7 @@ def test_contact_that_is_lost_while_workers_stop_is_heard_of_before_they_are_rep
     end = RoundEnd(0, "rank 3 failed", True)
     agent, _ = assigned([NODES, None, end, LOST, Final(True, "all succeeded")], [HEALTHY] * 9)
     known: list[bool] = []
-    agent._failures = lambda: known.append(agent._fenced) or {}  # type: ignore[method-assign, func-returns-value]
+    agent._failures = lambda: known.append(agent._state.lost) or {}  # type: ignore[method-assign, func-returns-value]
 
     run(agent)
 

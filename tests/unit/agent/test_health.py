@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, strategies as st
 
-from elasticlib.agent import _health, _health_page
+from elasticlib.agent import _health
 from elasticlib.elastic.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
 from elasticlib.errors import ConfigError, StartError
 
@@ -179,7 +179,7 @@ def test_a_crowd_that_never_asks_holds_few_descriptors_and_keeps_nobody_from_an_
 def test_a_client_has_a_limit_for_its_whole_question_however_it_drips(
     make: Make, crowd: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_health, "REQUEST_LIMIT", 0.3)
+    monkeypatch.setattr(_health, "_REQUEST_LIMIT", 0.3)
     server, began = make(lambda: int(time.time())), time.monotonic()
     join(crowd, server, 1)
     crowd[0].settimeout(0.02)
@@ -240,7 +240,7 @@ def test_a_callback_that_hangs_does_not_keep_the_server_from_being_stopped(
 @example(b"GET / HTTP/1.1\n\n")
 @example(b"x" * 20000)
 def test_whatever_is_said_gets_one_answer_or_none_yet(said: bytes) -> None:
-    answers = [_health_page.page(given, lambda: (200, {})) for given in (said, said + b"\r\n\r\n")]
+    answers = [_health._page(given, lambda: (200, {})) for given in (said, said + b"\r\n\r\n")]
 
     assert answers[1] is not None
     assert all(each is None or each.startswith(b"HTTP/1.0 ") for each in answers)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from elasticlib import records
 from elasticlib._programs import Process
@@ -374,7 +375,7 @@ def test_a_signal_before_there_is_a_spawner_starts_nobody(make: Make, monkeypatc
 def test_workers_that_were_killed_because_contact_was_lost_have_not_failed(make: Make) -> None:
     agent = make()
     note(agent, lost=Lost("the fork server process ended unexpectedly", StartError("gone")))
-    agent._fenced = True
+    agent._state = evolve(agent._state, lost=True)
 
     assert agent._failures() == {}
 
