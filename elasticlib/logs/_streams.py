@@ -11,13 +11,12 @@ import logging
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 
 from attrs import define, field
 
 from elasticlib.errors import ConfigError, LogDirError
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.logs._filters import LineFilter
+from elasticlib.logs._console import LineFilter
 from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import LogsDest, LogsSpecs, Std
@@ -158,15 +157,12 @@ def follow(tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: 
     """
     duplicates.check(dest)
     seen: set[str] = set()
-    with ExitStack() as held:
-        for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
-            copy = duplicates.open(std, dest)
-            if copy is not None:
-                held.enter_context(copy)
-            for rank, path in files.items():
-                if path in seen:
-                    continue
-                if not os.path.isfile(path):
-                    raise ConfigError(f"tee_{_NAMES[std]}s[{rank}]={path!r} is not the file of a worker's stream")
-                seen.add(path)
-                tee.follow(path, prefixes[rank], std, copy=copy)
+    for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
+        copy = duplicates.open(std, dest)
+        for rank, path in files.items():
+            if path in seen:
+                continue
+            if not os.path.isfile(path):
+                raise ConfigError(f"tee_{_NAMES[std]}s[{rank}]={path!r} is not the file of a worker's stream")
+            seen.add(path)
+            tee.follow(path, prefixes[rank], std, copy=copy)
