@@ -2,7 +2,8 @@
 Temporary log folders that failed launches have left: the newest are kept, the others go one by one, the oldest first.
 
 Rules of this file: a folder goes only if it is ours by its mark, no file in it is younger than a day, and the program
-that made it has certainly ended; what cannot be told, or not be deleted, stays. Nothing here is ever raised.
+that made it has certainly ended; what cannot be told, or not be deleted, stays. No error is ever raised, but by
+`remove_if_empty`.
 """
 
 from __future__ import annotations
@@ -37,13 +38,23 @@ def mark(folder: str) -> None:
         return
 
 
-def unmark_if_empty(folder: str) -> None:
-    """Take the mark of *folder* away where nothing else is left in it, so that it can go."""
+def remove_if_empty(folder: str) -> None:
+    """Delete *folder* where nothing but its mark is left in it; raises OSError where it stays."""
+    if os.listdir(folder) == [MARK]:
+        os.unlink(os.path.join(folder, MARK))
+    os.rmdir(folder)
+
+
+def holds_something(folder: str) -> bool:
+    """Whether a file in *folder* holds anything, or may: it, or a folder, cannot be looked at."""
     try:
-        if os.listdir(folder) == [MARK]:
-            os.unlink(os.path.join(folder, MARK))
+        files = (os.path.join(place, name) for place, _, names in os.walk(folder, onerror=_refuse) for name in names)
+        mark = os.path.join(folder, MARK)
+        return any(os.lstat(path).st_size for path in files if path != mark)
+    except FileNotFoundError as error:
+        return bool(error.filename != folder)  # unless all of it is gone
     except OSError:
-        return
+        return True
 
 
 def one_more(parent: str, prefix: str) -> None:
@@ -68,7 +79,7 @@ def sweep(parent: str, prefix: str) -> None:
     for _, path in marked:
         if surplus <= 0:
             return
-        if _may_go(path):
+        if _has_ended(path) and time.time() - _last_change(path) >= YOUNGEST:
             shutil.rmtree(path, ignore_errors=True)
             surplus -= 1
 
@@ -81,10 +92,6 @@ def _marked_at(folder: str) -> Iterator[float]:
         return
     if stat.S_ISDIR(here.st_mode) and stat.S_ISREG(there.st_mode) and {here.st_uid, there.st_uid} == {os.geteuid()}:
         yield there.st_mtime
-
-
-def _may_go(folder: str) -> bool:
-    return _has_ended(folder) and time.time() - _last_change(folder) >= YOUNGEST
 
 
 def _last_change(folder: str) -> float:
