@@ -14,6 +14,9 @@ import select
 import signal as _signal
 import stat
 import time
+from typing import ClassVar
+
+from attrs import define
 
 from elasticlib.errors import TimerError, TimerServerError
 from elasticlib.timer._requests import TimerClient
@@ -25,23 +28,20 @@ _PAUSE = 0.1
 """Seconds between two tries to find the server."""
 
 
+@define(init=False, unsafe_hash=True, repr=False)
 class FileTimerRequest(TimerRequest):
     """A request as it goes through the pipe; *signal* is what the worker is to be killed with, 0 for nothing."""
 
-    __slots__ = ("signal", "version")
+    version: ClassVar[int] = VERSION
+    signal: int
 
     def __init__(self, worker_pid: int, scope_id: str, expiration_time: float, signal: int = 0) -> None:
-        super().__init__(worker_pid, scope_id, expiration_time)
-        self.version = VERSION
-        self.signal = signal
+        self.__attrs_init__(worker_pid, scope_id, expiration_time, signal)
 
     @property
     def worker_pid(self) -> int:
         """The process whose timer it is."""
         return int(self.worker_id)
-
-    def _facts(self) -> tuple[object, ...]:
-        return (*super()._facts(), self.signal)
 
     def to_json(self) -> str:
         """The request as it is sent, without the end of the line."""

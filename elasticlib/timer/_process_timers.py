@@ -1,5 +1,5 @@
 """
-The processes that have timers, held so that a number which the kernel gives away again never hits another one.
+Timers of processes, which are held so that a number which the kernel gives away again never hits another one.
 
 Rules of this file: only what was alive when its timer began is signalled, and never this process, nor a group, nor
 init: whoever may write to a timer server must not end its launcher with it.
@@ -11,25 +11,45 @@ import contextlib
 import errno
 import logging
 import os
-import select
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import Generic
 
-from elasticlib._wire import room_for
+from elasticlib._wire import room_for, wait_readable
+from elasticlib.timer._timer_table import R, TimerTable
 
 _log = logging.getLogger("elasticlib")
 
 
-class WatchedProcesses:
-    """Processes by id; not for use by two threads at once."""
+class ProcessTimers(Generic[R]):
+    """What timer servers know of their processes; not for use by two threads at once."""
 
     def __init__(self) -> None:
+        self._timer_table: TimerTable[R] = TimerTable()
         self._handles: dict[int, int | None] = {}
         """Process descriptors; None where the kernel gave none, and the process was there: it cannot be signalled."""
         self._refused: set[int] = set()
         """Processes that could not be signalled, which has been said."""
 
-    def watch(self, pid: int) -> None:
+    def register_timers(self, timer_requests: Iterable[R]) -> None:
+        """Begin timers, and end those whose requests have a negative deadline."""
+        requests = list(timer_requests)
+        self._timer_table.register(requests)
+        for request in requests:
+            if request.expiration_time >= 0:
+                self._hold(request.worker_id)
+        self._hold_only(self._timer_table.workers())
+
+    def clear_timers(self, worker_ids: set[int]) -> None:
+        """Forget all timers of these processes."""
+        self._timer_table.clear(worker_ids)
+        self._hold_only(self._timer_table.workers())
+
+    def get_expired_timers(self, deadline: float) -> dict[int, list[R]]:
+        """By process id, the timers that expire at *deadline* (seconds since the epoch) or earlier."""
+        return self._timer_table.expired(deadline)
+
+    def _hold(self, pid: int) -> None:
         """Hold the process that now has the number *pid*, if there is one."""
         if pid in self._handles or pid <= 1:
             return
@@ -40,22 +60,12 @@ class WatchedProcesses:
             if error.errno != errno.ESRCH:
                 self._handles[pid] = None
 
-    def gone(self, pids: Collection[int]) -> set[int]:
-        """Those of *pids* whose processes have ended."""
-        found = set()
-        for pid in pids:
-            handle = self._handles.get(pid)
-            if handle is None:
-                ended = pid not in self._handles or not is_running(pid)
-            else:
-                poll = select.poll()
-                poll.register(handle, select.POLLIN)
-                ended = bool(poll.poll(0))
-            if ended:
-                found.add(pid)
-        return found
+    def _has_ended(self, pid: int) -> bool:
+        if (handle := self._handles.get(pid)) is not None:
+            return bool(wait_readable([handle], 0))
+        return pid not in self._handles or not is_running(pid)
 
-    def kill(self, pid: int, signum: int) -> bool:
+    def _kill(self, pid: int, signum: int) -> bool:
         """Send *signum*; whether that is settled: it was sent, or there is no such process to send it to."""
         if pid == os.getpid():
             _log.error("a timer of the timer server's own process %d expired; it does not end itself", pid)
@@ -77,8 +87,7 @@ class WatchedProcesses:
             return False
         return True
 
-    def keep_only(self, pids: Collection[int]) -> None:
-        """Let go of all others."""
+    def _hold_only(self, pids: Collection[int]) -> None:
         self._refused.intersection_update(pids)
         for pid in self._handles.keys() - set(pids):
             handle = self._handles.pop(pid)
