@@ -49,14 +49,12 @@ def _write_bytes(buffer: Any, block: bytes) -> None:
     rest = memoryview(block)
     while rest:
         try:
-            taken = buffer.write(rest)
+            taken = buffer.write(rest) or 0  # None: a raw stream (python -u) that is full says so in this way
         except BlockingIOError as full:
             taken = full.characters_written
-            _wait_until_writable(buffer)
-        if taken is None:  # a raw stream (python -u) that is full says so in this way
-            _wait_until_writable(buffer)
-            taken = 0
         rest = rest[taken:]
+        if rest:
+            _wait_until_writable(buffer)
     while True:
         try:
             return buffer.flush()  # type: ignore[no-any-return]

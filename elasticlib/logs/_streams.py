@@ -7,6 +7,7 @@ before a worker of the round is started; a path that several streams share is fo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -134,18 +135,13 @@ def prepare(dest: LogsDest) -> None:
 def full_folders(dest: LogsDest) -> list[str]:
     """Of each file system without room where *dest* has stream files, one folder: lines may be missing there."""
     folders = {os.path.dirname(path) or "." for path in {*dest.stdouts.values(), *dest.stderrs.values()}}
-    devices = ((_full_device(folder), folder) for folder in sorted(folders, reverse=True))
-    return sorted({device: folder for device, folder in devices if device is not None}.values())
-
-
-def _full_device(folder: str) -> int | None:
-    """The device that *folder* is on, if no space is left on it; None: there is some, or the folder was taken away."""
-    try:
-        facts = os.statvfs(folder)
-        is_full = facts.f_blocks > 0 and (facts.f_bfree if os.geteuid() == 0 else facts.f_bavail) == 0
-        return os.stat(folder).st_dev if is_full else None
-    except OSError:
-        return None
+    full: dict[int, str] = {}
+    for folder in sorted(folders, reverse=True):
+        with contextlib.suppress(OSError):  # the folder was taken away
+            facts = os.statvfs(folder)
+            if facts.f_blocks > 0 and (facts.f_bfree if os.geteuid() == 0 else facts.f_bavail) == 0:
+                full[os.stat(folder).st_dev] = folder
+    return sorted(full.values())
 
 
 def follow(tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: Duplicates) -> None:

@@ -84,19 +84,16 @@ class FileTimerClient(TimerClient):
                 f"the request for timer {request.scope_id[:80]!r}... has {len(line)} bytes, but a pipe takes only "
                 f"{select.PIPE_BUF} at once: give the scope a shorter name"
             )
-        last: OSError | None = None
-        for attempt in range(_TRIES):
-            if attempt:
-                time.sleep(_PAUSE)  # the server may be about to start, or to read
+        for left in range(_TRIES - 1, -1, -1):
             try:
-                self._write(line)
-                return
+                return self._write(line)
             except OSError as error:
-                last = error
-        raise TimerServerError(
-            f"no timer server reads {self._file_path!r} ({last}): start it before its clients, as "
-            "TORCHELASTIC_ENABLE_FILE_TIMER=1 does"
-        ) from last
+                if not left:
+                    raise TimerServerError(
+                        f"no timer server reads {self._file_path!r} ({error}): start it before its clients, as "
+                        "TORCHELASTIC_ENABLE_FILE_TIMER=1 does"
+                    ) from error
+            time.sleep(_PAUSE)  # the server may be about to start, or to read
 
     def _write(self, line: bytes) -> None:
         # To open it for writing, without waiting, fails as long as nobody reads.

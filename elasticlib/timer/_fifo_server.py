@@ -22,9 +22,9 @@ from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, TimerError
 from elasticlib.timer._expired import log_debug_info_for_expired_timers
 from elasticlib.timer._fifo_client import VERSION, FileTimerRequest
-from elasticlib.timer._process_timers import ProcessTimers, is_running
-from elasticlib.timer._server import checked_interval
+from elasticlib.timer._server import ProcessTimers, checked_interval
 from elasticlib.timer._timer_table import is_deadline, patience
+from elasticlib.utils.process_state import read_proc_state
 
 _log = logging.getLogger("elasticlib")
 _PIECE = 65536
@@ -128,7 +128,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
     @staticmethod
     def is_process_running(pid: int) -> bool:
         """Whether there is a process *pid*."""
-        return is_running(pid)
+        return read_proc_state(pid) is not None
 
     def clear_timers(self, worker_pids: set[int]) -> None:
         """Forget all timers of these processes, and of those that have ended."""

@@ -14,9 +14,8 @@ import weakref
 from typing import Any
 
 from elasticlib._wire import wait_readable
-from elasticlib.timer._process_timers import ProcessTimers
 from elasticlib.timer._requests import RequestQueue, TimerClient
-from elasticlib.timer._server import TimerServer
+from elasticlib.timer._server import ProcessTimers, TimerServer
 from elasticlib.timer._timer_table import TimerRequest
 
 
