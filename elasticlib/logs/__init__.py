@@ -14,7 +14,7 @@ import copy
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from elasticlib._folders import is_own, make_private
 from elasticlib.errors import LogDirError
@@ -27,10 +27,6 @@ __all__ = ["DefaultLogsSpecs"]
 
 _ROOM = 4096
 """Bytes for which a folder of streams must have room: the least that file systems give."""
-
-
-def _each(asked: Std | Mapping[int, Std]) -> Iterable[Std]:
-    return asked.values() if isinstance(asked, Mapping) else (asked,)
 
 
 class DefaultLogsSpecs(LogsSpecs):
@@ -133,7 +129,8 @@ class DefaultLogsSpecs(LogsSpecs):
             return
         try:
             self._make_run_folder(run_id)
-            if any(std != Std.NONE for asked in (self._redirects, self._tee) for std in _each(asked)):
+            asked = (self._redirects, self._tee)
+            if any(any(each.values()) if isinstance(each, Mapping) else each for each in asked):
                 with tempfile.TemporaryFile(dir=self._run_folder, buffering=0) as probe:
                     probe.write(bytes(_ROOM))
         except (OSError, ValueError) as error:

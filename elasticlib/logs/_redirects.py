@@ -17,8 +17,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from elasticlib.errors import ConfigError
 
-__all__ = ["get_libc", "get_std_cm", "redirect", "redirect_stderr", "redirect_stdout"]
-
 _NUMBERS = {"stdout": 1, "stderr": 2}
 
 

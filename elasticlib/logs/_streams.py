@@ -65,18 +65,6 @@ class Duplicates:
         return LineFilter(dest.filtered_stdout if std == Std.OUT else dest.filtered_stderr, words)
 
 
-def reify(specs: LogsSpecs, envs: Mapping[int, dict[str, str]]) -> LogsDest:
-    """
-    The destinations of a round; what *specs* writes into *envs*, {local rank: environment}, is for the workers.
-
-    Each worker's ``TORCHELASTIC_ERROR_FILE`` is there afterwards, empty when it has none.
-    """
-    dest = settled(specs.reify(envs))
-    for rank, env in envs.items():
-        env[ERROR_FILE] = env.get(ERROR_FILE) or dest.error_files.get(rank, "")
-    return dest
-
-
 def make_ready(specs: LogsSpecs, run_id: str) -> None:
     """Have *specs* make the folder of the run, where it is of our own kind; raises `LogDirError`."""
     if isinstance(specs, DefaultLogsSpecs) and type(specs).reify is DefaultLogsSpecs.reify:
@@ -91,11 +79,17 @@ class Rounds:
     _folders: list[str] = field(factory=list, init=False)
 
     def reify(self, envs: Mapping[int, dict[str, str]]) -> LogsDest:
-        """As the function of this name does."""
+        """
+        The destinations of a round; what `specs` writes into *envs*, {local rank: environment}, is for the workers.
+
+        Each worker's ``TORCHELASTIC_ERROR_FILE`` is there afterwards, empty when it has none.
+        """
         former = self._made()
-        dest = reify(self.specs, envs)
+        dest = settled(self.specs.reify(envs))
         if (folder := self._made()) != former:
             self._folders.append(folder)
+        for rank, env in envs.items():
+            env[ERROR_FILE] = env.get(ERROR_FILE) or dest.error_files.get(rank, "")
         return dest
 
     def make_ready(self, run_id: str) -> None:

@@ -17,8 +17,6 @@ from typing import TextIO
 from attrs import define
 from typing_extensions import Self
 
-__all__ = ["TailLog", "tail_logfile"]
-
 logger = logging.getLogger(__name__)
 
 _BLOCK = 1 << 18

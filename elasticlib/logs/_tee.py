@@ -24,7 +24,7 @@ from collections.abc import Iterable
 
 from attrs import define, field
 
-from elasticlib._clock import Clock, monotonic
+from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
 from elasticlib.logs._console import LineFilter, Sink
 from elasticlib.logs._lines import LineAssembler
@@ -113,12 +113,11 @@ class Tee:
     happens where no notice is to be had.
     """
 
-    def __init__(self, out: Sink, err: Sink, *, notify: bool = True, clock: Clock = monotonic) -> None:
+    def __init__(self, out: Sink, err: Sink, *, notify: bool = True) -> None:
         self.broken: dict[Std, Exception] = {}
         """The sinks that failed, with what they raised."""
         self._sinks = {Std.OUT: out, Std.ERR: err}
         self._notify = notify
-        self._clock = clock
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._finished = False
@@ -163,8 +162,8 @@ class Tee:
             streams = [self._followed.pop(path) for path in paths if path in self._followed]
             for stream in streams:
                 self._mark_end(stream)
-        deadline = None if timeout is None else self._clock() + timeout
-        return all(s.done.wait(None if deadline is None else max(0.0, deadline - self._clock())) for s in streams)
+        deadline = None if timeout is None else monotonic() + timeout
+        return all(s.done.wait(None if deadline is None else max(0.0, deadline - monotonic())) for s in streams)
 
     def finish(self, timeout: float | None = None) -> bool:
         """
@@ -239,7 +238,7 @@ class Tee:
         """Milliseconds until there is something to do unasked; None when only a notice can say so."""
         if self._ready or self._queue:
             return 0
-        waits = [stream.lines.due - self._clock() for stream in self._streams if stream.lines.due is not None]
+        waits = [stream.lines.due - monotonic() for stream in self._streams if stream.lines.due is not None]
         if any(stream.polled for stream in self._streams):
             waits.append(self._pause)
         # Rounded up: a wake-up before the due time would spin until it.
@@ -259,7 +258,7 @@ class Tee:
         """One block of each stream that has any, then one write per sink."""
         if not self._ready and all(stream.lines.due is None for stream in self._streams):
             return
-        now = self._clock()
+        now = monotonic()
         blocks: dict[Std, list[bytes]] = {Std.OUT: [], Std.ERR: []}
         ended, still, found = [], set(), False
         for stream in self._ready:

@@ -173,12 +173,10 @@ class ProcessTimers(Generic[R]):
         if pid == os.getpid():
             _log.error("a timer of the timer server's own process %d expired; it does not end itself", pid)
             return True
-        if pid not in self._handles:
-            _log.info("process %d, whose timer expired, had ended", pid)
-            return True
-        handle = self._handles[pid]
         try:
-            if handle is None:  # its number may be another's by now
+            if pid not in self._handles:
+                raise ProcessLookupError
+            if (handle := self._handles[pid]) is None:  # its number may be another's by now
                 raise OSError(errno.EBADF, "no descriptor could be had of it when its timer began")
             signal.pidfd_send_signal(handle, signum)
         except ProcessLookupError:

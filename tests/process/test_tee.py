@@ -400,7 +400,8 @@ def test_after_a_fault_the_next_round_is_copied_again_and_the_fault_is_logged_on
 def test_a_fault_at_the_end_of_a_file_holds_nobody_up(
     tee: Tee, console: Console, tmp_path: Path, hits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close, refused = os.close, []
+    close = os.close
+    refused: list[int] = []
 
     def fails(fd: int) -> None:
         if fd in descriptors:
