@@ -8,12 +8,12 @@ that made it has certainly ended; what cannot be told, or not be deleted, stays.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
 from typing import Any
 
 MARK = ".elasticlib"
@@ -30,12 +30,10 @@ _looked: dict[str, float] = {}
 
 def mark(folder: str) -> None:
     """Say in *folder* that this program made it; a folder that cannot be marked stays for ever."""
-    try:
+    with contextlib.suppress(OSError):
         handle = os.open(os.path.join(folder, MARK), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(handle, "w") as file:
             json.dump({"v": 1, **_program(os.getpid())}, file)
-    except OSError:
-        return
 
 
 def remove_if_empty(folder: str) -> None:
@@ -66,32 +64,22 @@ def one_more(parent: str, prefix: str) -> None:
 
 
 def sweep(parent: str, prefix: str) -> None:
-    """Delete the oldest of the marked folders in *parent*, as far as there are more than `KEPT`."""
-    try:
-        with os.scandir(parent) as entries:
-            named = [entry.path for entry in entries if entry.name.startswith(prefix)]
-    except OSError:
-        return
-    if len(named) <= KEPT:
-        return
-    marked = sorted((at, path) for path in named for at in _marked_at(path))
+    """Delete the oldest of this user's marked folders in *parent*, as far as there are more than `KEPT`."""
+    named: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        named = [entry.path for entry in entries if entry.name.startswith(prefix)]
+    marked = []
+    for path in named:
+        with contextlib.suppress(OSError):
+            here, there = os.lstat(path), os.lstat(os.path.join(path, MARK))
+            is_own = {here.st_uid, there.st_uid} == {os.geteuid()}
+            if is_own and stat.S_ISDIR(here.st_mode) and stat.S_ISREG(there.st_mode):
+                marked.append((there.st_mtime, path))
     surplus = len(marked) - KEPT
-    for _, path in marked:
-        if surplus <= 0:
-            return
-        if _has_ended(path) and time.time() - _last_change(path) >= YOUNGEST:
+    for _, path in sorted(marked):
+        if surplus > 0 and _has_ended(path) and time.time() - _last_change(path) >= YOUNGEST:
             shutil.rmtree(path, ignore_errors=True)
             surplus -= 1
-
-
-def _marked_at(folder: str) -> Iterator[float]:
-    """When *folder* was marked; nothing for what is not a marked folder of this user's."""
-    try:
-        here, there = os.lstat(folder), os.lstat(os.path.join(folder, MARK))
-    except OSError:
-        return
-    if stat.S_ISDIR(here.st_mode) and stat.S_ISREG(there.st_mode) and {here.st_uid, there.st_uid} == {os.geteuid()}:
-        yield there.st_mtime
 
 
 def _last_change(folder: str) -> float:
@@ -137,15 +125,12 @@ def _program(pid: int) -> dict[str, Any]:
 
 
 def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+    return ""
 
 
 def _link(path: str) -> str:
-    try:
+    with contextlib.suppress(OSError):
         return os.readlink(path)
-    except OSError:
-        return ""
+    return ""

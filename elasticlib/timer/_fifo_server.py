@@ -140,16 +140,13 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         while not self._stopping:
             once = self._once
             try:
-                if not once:
-                    wait_readable(
-                        [self._pipe, self._wake], patience(self._timer_table, time.time(), self._max_interval)
-                    )
+                # No wait is long once it is to end: nobody takes away what wakes it then.
+                wait_readable([self._pipe, self._wake], patience(self._timer_table, time.time(), self._max_interval))
                 if not self._stopping:
                     self._turn(to_the_end=once)
             except Exception:
                 _log.exception("a check of the watchdog failed")
-                if not once:
-                    wait_readable([self._wake], min(1.0, self._max_interval))  # most likely the next one fails too
+                wait_readable([self._wake], min(1.0, self._max_interval))  # most likely the next one fails too
             if once:
                 return
             self._progress = time.time()
