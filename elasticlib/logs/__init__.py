@@ -177,12 +177,10 @@ class DefaultLogsSpecs(LogsSpecs):
         self._make_run_folder(env.get("TORCHELASTIC_RUN_ID", ""))
         for name in attempt_names(env.get("TORCHELASTIC_RESTART_COUNT", "0")):
             folder = os.path.join(self._run_folder, name)
-            try:
+            with contextlib.suppress(FileExistsError):
                 os.mkdir(folder)
-            except FileExistsError:
-                continue
-            self._round_folder = folder
-            return folder
+                self._round_folder = folder
+                return folder
         raise AssertionError("attempt_names does not end")
 
     def remove_if_temporary(self, only_if_empty: bool = False) -> None:

@@ -7,6 +7,7 @@ CPU; what a mode may do without (a virtual machine often hides its caches) is le
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -98,8 +99,6 @@ def _list(path: str) -> frozenset[int] | None:
 
 
 def _read(path: str) -> str | None:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return None
+    with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+        return file.read().strip()
+    return None

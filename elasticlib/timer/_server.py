@@ -104,10 +104,8 @@ class TimerServer(abc.ABC):
             if said is not None:
                 _log.warning("%s: %s", type(self).__name__, said)
         self.register_timers(sound)
-        reaped = {
-            worker for worker, timers in self.get_expired_timers(time.time()).items() if self._is_reaped(worker, timers)
-        }
-        self.clear_timers(reaped)
+        expired = self.get_expired_timers(time.time())
+        self.clear_timers({worker for worker, timers in expired.items() if self._is_reaped(worker, timers)})
 
     def _is_reaped(self, worker: Any, timers: Sequence[TimerRequest]) -> bool:
         scopes = ", ".join(timer.scope_id for timer in timers)
