@@ -14,7 +14,7 @@ import copy
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from elasticlib._folders import is_own, make_private
 from elasticlib.errors import LogDirError
@@ -27,14 +27,6 @@ __all__ = ["DefaultLogsSpecs"]
 
 _ROOM = 4096
 """Bytes for which a folder of streams must have room: the least that file systems give."""
-
-
-def _reraise(error: OSError) -> None:
-    raise error
-
-
-def _each(asked: Std | Mapping[int, Std]) -> Iterable[Std]:
-    return asked.values() if isinstance(asked, Mapping) else (asked,)
 
 
 class DefaultLogsSpecs(LogsSpecs):
@@ -114,23 +106,16 @@ class DefaultLogsSpecs(LogsSpecs):
         launch folder. With `os.devnull` each error file is ``""``. Raises `LogDirError`.
         """
         shared = envs[min(envs)] if envs else {}
-        folder = None
-        if self._root_log_dir != os.devnull:
-            try:
-                folder = self._make_attempt(
-                    shared.get("TORCHELASTIC_RUN_ID", ""), shared.get("TORCHELASTIC_RESTART_COUNT", "0")
-                )
-            except (OSError, ValueError) as error:
-                raise self._refusal(error) from error
-        dest = destinations(folder, len(envs), self._redirects, self._tee, self._local_ranks_filter)
         try:
+            folder = None if self._root_log_dir == os.devnull else self._make_attempt(shared)
+            dest = destinations(folder, len(envs), self._redirects, self._tee, self._local_ranks_filter)
             for path in dest.error_files.values():
                 if path:
                     os.mkdir(os.path.dirname(path))
             for path in (*dest.stdouts.values(), *dest.stderrs.values()):
                 if path != os.devnull:
                     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise self._refusal(error) from error
         return dest
 
@@ -144,7 +129,8 @@ class DefaultLogsSpecs(LogsSpecs):
             return
         try:
             self._make_run_folder(run_id)
-            if any(std != Std.NONE for asked in (self._redirects, self._tee) for std in _each(asked)):
+            asked = (self._redirects, self._tee)
+            if any(any(each.values()) if isinstance(each, Mapping) else each for each in asked):
                 with tempfile.TemporaryFile(dir=self._run_folder, buffering=0) as probe:
                     probe.write(bytes(_ROOM))
         except (OSError, ValueError) as error:
@@ -153,52 +139,49 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def forget_unused(self) -> None:
         """Delete the launch folder that `make_ready` made, unless there is something in it by now."""
-        if not self._run_folder or self._round_folder:
-            return
+        if self._run_folder and not self._round_folder:
+            self._remove_if_empty(self._run_folder)
+
+    def _remove_if_empty(self, run_folder: str) -> None:
+        base = os.path.dirname(run_folder)
         with contextlib.suppress(OSError):
-            os.rmdir(self._run_folder)
-            self._run_folder = ""
+            os.rmdir(run_folder)
+            if run_folder == self._run_folder:
+                self._run_folder = ""
             if self._root_log_dir is None:
-                _leftovers.unmark_if_empty(self._base)
-                os.rmdir(self._base)
-                self._forget_folders()
+                _leftovers.remove_if_empty(base)
+                if base == self._base:
+                    self._forget_folders()
 
     def _refusal(self, error: Exception) -> LogDirError:
         return LogDirError(f"log_dir={self._root_log_dir!r} cannot be used: {error}; give another log_dir")
 
     def _make_run_folder(self, run_id: str) -> None:
-        if not self._base:
-            if self._root_log_dir is None:
-                self._begin_temporary()
-            else:
-                base = os.path.abspath(self._root_log_dir)
-                os.makedirs(base, exist_ok=True)
-                self._base = base
-        # A cleaner of /tmp may have taken them since the last round; that must not end the job.
-        make_private(self._base)
+        if self._base:
+            # A cleaner of /tmp may have taken them since the last round; that must not end the job.
+            make_private(self._base)
+        elif self._root_log_dir is not None:
+            base = os.path.abspath(self._root_log_dir)
+            os.makedirs(base, exist_ok=True)
+            self._base = base
         if self._root_log_dir is None:
-            if not is_own(self._base):  # somebody was quicker: what is written there would be theirs
-                self._begin_temporary()
+            if not self._base or not is_own(self._base):  # somebody was quicker: what is written there would be theirs
+                self._base, self._run_folder = tempfile.mkdtemp(prefix=TEMPORARY_BASE), ""
             _leftovers.mark(self._base)
         if not self._run_folder or run_id != self._run_id:
             self._run_folder = tempfile.mkdtemp(prefix=run_folder_prefix(run_id), dir=self._base)
             self._run_id, self._round_folder = run_id, ""
         make_private(self._run_folder)
 
-    def _make_attempt(self, run_id: str, restart_count: str) -> str:
-        self._make_run_folder(run_id)
-        for name in attempt_names(restart_count):
+    def _make_attempt(self, env: Mapping[str, str]) -> str:
+        self._make_run_folder(env.get("TORCHELASTIC_RUN_ID", ""))
+        for name in attempt_names(env.get("TORCHELASTIC_RESTART_COUNT", "0")):
             folder = os.path.join(self._run_folder, name)
-            try:
+            with contextlib.suppress(FileExistsError):
                 os.mkdir(folder)
-            except FileExistsError:
-                continue
-            self._round_folder = folder
-            return folder
+                self._round_folder = folder
+                return folder
         raise AssertionError("attempt_names does not end")
-
-    def _begin_temporary(self) -> None:
-        self._base, self._run_folder = tempfile.mkdtemp(prefix=TEMPORARY_BASE), ""
 
     def remove_if_temporary(self, only_if_empty: bool = False) -> None:
         """
@@ -208,7 +191,7 @@ class DefaultLogsSpecs(LogsSpecs):
         """
         if not self._base or self._root_log_dir is not None:
             return
-        if only_if_empty and self._holds_something():
+        if only_if_empty and _leftovers.holds_something(self._base):
             _leftovers.one_more(os.path.dirname(self._base), TEMPORARY_BASE)
             return
         shutil.rmtree(self._base, ignore_errors=True)
@@ -221,28 +204,7 @@ class DefaultLogsSpecs(LogsSpecs):
     def remove_round(self, folder: str) -> None:
         """Delete *folder*, a `temporary_round`, and the folders around it unless other rounds' logs are there."""
         shutil.rmtree(folder, ignore_errors=True)
-        run_folder = os.path.dirname(folder)
-        base = os.path.dirname(run_folder)
-        try:
-            os.rmdir(run_folder)
-            _leftovers.unmark_if_empty(base)
-            os.rmdir(base)
-        except OSError:
-            return
-        if base == self._base:
-            self._forget_folders()
-
-    def _holds_something(self) -> bool:
-        """Whether there is anything to keep. Raises nothing: it is asked while the job's own error is on its way."""
-        walk = os.walk(self._base, onerror=_reraise)
-        try:
-            files = (os.path.join(folder, name) for folder, _, names in walk for name in names)
-            mark = os.path.join(self._base, _leftovers.MARK)
-            return any(os.lstat(path).st_size for path in files if path != mark)
-        except FileNotFoundError as error:
-            return bool(error.filename != self._base)  # unless all of it is gone
-        except OSError:
-            return True
+        self._remove_if_empty(os.path.dirname(folder))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DefaultLogsSpecs):

@@ -2,17 +2,18 @@
 Temporary log folders that failed launches have left: the newest are kept, the others go one by one, the oldest first.
 
 Rules of this file: a folder goes only if it is ours by its mark, no file in it is younger than a day, and the program
-that made it has certainly ended; what cannot be told, or not be deleted, stays. Nothing here is ever raised.
+that made it has certainly ended; what cannot be told, or not be deleted, stays. No error is ever raised, but by
+`remove_if_empty`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
 from typing import Any
 
 MARK = ".elasticlib"
@@ -29,21 +30,29 @@ _looked: dict[str, float] = {}
 
 def mark(folder: str) -> None:
     """Say in *folder* that this program made it; a folder that cannot be marked stays for ever."""
-    try:
+    with contextlib.suppress(OSError):
         handle = os.open(os.path.join(folder, MARK), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(handle, "w") as file:
             json.dump({"v": 1, **_program(os.getpid())}, file)
-    except OSError:
-        return
 
 
-def unmark_if_empty(folder: str) -> None:
-    """Take the mark of *folder* away where nothing else is left in it, so that it can go."""
+def remove_if_empty(folder: str) -> None:
+    """Delete *folder* where nothing but its mark is left in it; raises OSError where it stays."""
+    if os.listdir(folder) == [MARK]:
+        os.unlink(os.path.join(folder, MARK))
+    os.rmdir(folder)
+
+
+def holds_something(folder: str) -> bool:
+    """Whether a file in *folder* holds anything, or may: it, or a folder, cannot be looked at."""
     try:
-        if os.listdir(folder) == [MARK]:
-            os.unlink(os.path.join(folder, MARK))
+        files = (os.path.join(place, name) for place, _, names in os.walk(folder, onerror=_refuse) for name in names)
+        mark = os.path.join(folder, MARK)
+        return any(os.lstat(path).st_size for path in files if path != mark)
+    except FileNotFoundError as error:
+        return bool(error.filename != folder)  # unless all of it is gone
     except OSError:
-        return
+        return True
 
 
 def one_more(parent: str, prefix: str) -> None:
@@ -55,36 +64,22 @@ def one_more(parent: str, prefix: str) -> None:
 
 
 def sweep(parent: str, prefix: str) -> None:
-    """Delete the oldest of the marked folders in *parent*, as far as there are more than `KEPT`."""
-    try:
-        with os.scandir(parent) as entries:
-            named = [entry.path for entry in entries if entry.name.startswith(prefix)]
-    except OSError:
-        return
-    if len(named) <= KEPT:
-        return
-    marked = sorted((at, path) for path in named for at in _marked_at(path))
+    """Delete the oldest of this user's marked folders in *parent*, as far as there are more than `KEPT`."""
+    named: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        named = [entry.path for entry in entries if entry.name.startswith(prefix)]
+    marked = []
+    for path in named:
+        with contextlib.suppress(OSError):
+            here, there = os.lstat(path), os.lstat(os.path.join(path, MARK))
+            is_own = {here.st_uid, there.st_uid} == {os.geteuid()}
+            if is_own and stat.S_ISDIR(here.st_mode) and stat.S_ISREG(there.st_mode):
+                marked.append((there.st_mtime, path))
     surplus = len(marked) - KEPT
-    for _, path in marked:
-        if surplus <= 0:
-            return
-        if _may_go(path):
+    for _, path in sorted(marked):
+        if surplus > 0 and _has_ended(path) and time.time() - _last_change(path) >= YOUNGEST:
             shutil.rmtree(path, ignore_errors=True)
             surplus -= 1
-
-
-def _marked_at(folder: str) -> Iterator[float]:
-    """When *folder* was marked; nothing for what is not a marked folder of this user's."""
-    try:
-        here, there = os.lstat(folder), os.lstat(os.path.join(folder, MARK))
-    except OSError:
-        return
-    if stat.S_ISDIR(here.st_mode) and stat.S_ISREG(there.st_mode) and {here.st_uid, there.st_uid} == {os.geteuid()}:
-        yield there.st_mtime
-
-
-def _may_go(folder: str) -> bool:
-    return _has_ended(folder) and time.time() - _last_change(folder) >= YOUNGEST
 
 
 def _last_change(folder: str) -> float:
@@ -130,15 +125,12 @@ def _program(pid: int) -> dict[str, Any]:
 
 
 def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+    return ""
 
 
 def _link(path: str) -> str:
-    try:
+    with contextlib.suppress(OSError):
         return os.readlink(path)
-    except OSError:
-        return ""
+    return ""

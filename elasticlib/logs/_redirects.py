@@ -17,8 +17,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from elasticlib.errors import ConfigError
 
-__all__ = ["get_libc", "get_std_cm", "redirect", "redirect_stderr", "redirect_stdout"]
-
 _NUMBERS = {"stdout": 1, "stderr": 2}
 
 
@@ -40,21 +38,16 @@ def redirect(std: str, to_file: str) -> Iterator[None]:
     if std not in _NUMBERS:
         raise ConfigError(f"standard stream {std!r} is unknown: give one of {', '.join(_NUMBERS)}")
     number = _descriptor(std)
-    file = os.open(to_file, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
+    with contextlib.ExitStack() as afterwards:
+        file = os.open(to_file, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        afterwards.callback(os.close, file)
         former = os.dup(number)
-        try:
-            _flush(std)
-            os.dup2(file, number)
-            try:
-                yield
-            finally:
-                _flush(std)
-                os.dup2(former, number)
-        finally:
-            os.close(former)
-    finally:
-        os.close(file)
+        afterwards.callback(os.close, former)
+        _flush(std)
+        os.dup2(file, number)
+        afterwards.callback(os.dup2, former, number)
+        afterwards.callback(_flush, std)
+        yield
 
 
 def _descriptor(std: str) -> int:

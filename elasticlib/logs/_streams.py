@@ -7,17 +7,17 @@ before a worker of the round is started; a path that several streams share is fo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 
 from attrs import define, field
 
 from elasticlib.errors import ConfigError, LogDirError
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.logs._filters import LineFilter
+from elasticlib.logs._console import LineFilter
 from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import LogsDest, LogsSpecs, Std
@@ -65,18 +65,6 @@ class Duplicates:
         return LineFilter(dest.filtered_stdout if std == Std.OUT else dest.filtered_stderr, words)
 
 
-def reify(specs: LogsSpecs, envs: Mapping[int, dict[str, str]]) -> LogsDest:
-    """
-    The destinations of a round; what *specs* writes into *envs*, {local rank: environment}, is for the workers.
-
-    Each worker's ``TORCHELASTIC_ERROR_FILE`` is there afterwards, empty when it has none.
-    """
-    dest = settled(specs.reify(envs))
-    for rank, env in envs.items():
-        env[ERROR_FILE] = env.get(ERROR_FILE) or dest.error_files.get(rank, "")
-    return dest
-
-
 def make_ready(specs: LogsSpecs, run_id: str) -> None:
     """Have *specs* make the folder of the run, where it is of our own kind; raises `LogDirError`."""
     if isinstance(specs, DefaultLogsSpecs) and type(specs).reify is DefaultLogsSpecs.reify:
@@ -91,11 +79,17 @@ class Rounds:
     _folders: list[str] = field(factory=list, init=False)
 
     def reify(self, envs: Mapping[int, dict[str, str]]) -> LogsDest:
-        """As the function of this name does."""
+        """
+        The destinations of a round; what `specs` writes into *envs*, {local rank: environment}, is for the workers.
+
+        Each worker's ``TORCHELASTIC_ERROR_FILE`` is there afterwards, empty when it has none.
+        """
         former = self._made()
-        dest = reify(self.specs, envs)
+        dest = settled(self.specs.reify(envs))
         if (folder := self._made()) != former:
             self._folders.append(folder)
+        for rank, env in envs.items():
+            env[ERROR_FILE] = env.get(ERROR_FILE) or dest.error_files.get(rank, "")
         return dest
 
     def make_ready(self, run_id: str) -> None:
@@ -135,18 +129,13 @@ def prepare(dest: LogsDest) -> None:
 def full_folders(dest: LogsDest) -> list[str]:
     """Of each file system without room where *dest* has stream files, one folder: lines may be missing there."""
     folders = {os.path.dirname(path) or "." for path in {*dest.stdouts.values(), *dest.stderrs.values()}}
-    devices = ((_full_device(folder), folder) for folder in sorted(folders, reverse=True))
-    return sorted({device: folder for device, folder in devices if device is not None}.values())
-
-
-def _full_device(folder: str) -> int | None:
-    """The device that *folder* is on, if no space is left on it; None: there is some, or the folder was taken away."""
-    try:
-        facts = os.statvfs(folder)
-        is_full = facts.f_blocks > 0 and (facts.f_bfree if os.geteuid() == 0 else facts.f_bavail) == 0
-        return os.stat(folder).st_dev if is_full else None
-    except OSError:
-        return None
+    full: dict[int, str] = {}
+    for folder in sorted(folders, reverse=True):
+        with contextlib.suppress(OSError):  # the folder was taken away
+            facts = os.statvfs(folder)
+            if facts.f_blocks > 0 and (facts.f_bfree if os.geteuid() == 0 else facts.f_bavail) == 0:
+                full[os.stat(folder).st_dev] = folder
+    return sorted(full.values())
 
 
 def follow(tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: Duplicates) -> None:
@@ -158,15 +147,12 @@ def follow(tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: 
     """
     duplicates.check(dest)
     seen: set[str] = set()
-    with ExitStack() as held:
-        for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
-            copy = duplicates.open(std, dest)
-            if copy is not None:
-                held.enter_context(copy)
-            for rank, path in files.items():
-                if path in seen:
-                    continue
-                if not os.path.isfile(path):
-                    raise ConfigError(f"tee_{_NAMES[std]}s[{rank}]={path!r} is not the file of a worker's stream")
-                seen.add(path)
-                tee.follow(path, prefixes[rank], std, copy=copy)
+    for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
+        copy = duplicates.open(std, dest)
+        for rank, path in files.items():
+            if path in seen:
+                continue
+            if not os.path.isfile(path):
+                raise ConfigError(f"tee_{_NAMES[std]}s[{rank}]={path!r} is not the file of a worker's stream")
+            seen.add(path)
+            tee.follow(path, prefixes[rank], std, copy=copy)

@@ -14,28 +14,27 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
+from attrs import define
 from typing_extensions import Self
-
-__all__ = ["TailLog", "tail_logfile"]
 
 logger = logging.getLogger(__name__)
 
 _BLOCK = 1 << 18
 
 
+@define
 class _Follower:
-    """One file on its way to *dst*."""
+    """One file on its way to a text stream."""
 
-    def __init__(self, header: str, file: str, dst: TextIO, wanted: Callable[[str], bool] | None) -> None:
-        self._header = header
-        self._file = file
-        self._dst = dst
-        self._wanted = wanted
-        self._position = 0
-        self._open = b""
-        """The beginning of a line whose end is not written yet."""
+    _header: str
+    _file: str
+    _dst: TextIO
+    _wanted: Callable[[str], bool] | None
+    _position: int = 0
+    _open: bytes = b""
+    """The beginning of a line whose end is not written yet."""
 
-    def copy(self, *, last: bool) -> None:
+    def copy(self, last: bool) -> None:
         """Copy the lines that are there; with *last* also one that has no end."""
         try:
             file = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
@@ -77,11 +76,14 @@ def tail_logfile(
     newline and says whether it is copied; without one all are (torch copies none). A last line without end gets one.
     (torch: ``torch.distributed.elastic.multiprocessing.tail_log.tail_logfile``)
     """
-    follower = _Follower(header, file, dst, log_line_filter)
+    _copy_until(finished, interval_sec, _Follower(header, file, dst, log_line_filter).copy)
+
+
+def _copy_until(finished: threading.Event, interval: float, copy: Callable[[bool], None]) -> None:
     while not finished.is_set():
-        follower.copy(last=False)
-        finished.wait(interval_sec)
-    follower.copy(last=True)  # what was written before the end was called
+        copy(False)
+        finished.wait(interval)
+    copy(True)  # what was written before the end was called
 
 
 class TailLog:
@@ -115,20 +117,15 @@ class TailLog:
     def start(self) -> Self:
         """Begin; returns this object."""
         if self._followers and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"TailLog_{self._name}", daemon=True)
+            work = (self._finished, self._interval, self._copy)
+            self._thread = threading.Thread(target=_copy_until, args=work, name=f"TailLog_{self._name}", daemon=True)
             self._thread.start()
         return self
 
-    def _run(self) -> None:
-        while not self._finished.is_set():
-            self._copy(last=False)
-            self._finished.wait(self._interval)
-        self._copy(last=True)
-
-    def _copy(self, *, last: bool) -> None:
+    def _copy(self, last: bool) -> None:
         for number, follower in list(self._followers.items()):
             try:
-                follower.copy(last=last)
+                follower.copy(last)
             except Exception:
                 logger.exception("the copying of log file %s%s ended early", self._name, number)
                 del self._followers[number]

@@ -11,10 +11,12 @@ of our own ends the thread and what it followed, is logged once, and the next fi
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import select
 import signal
+import struct
 import threading
 import time
 from collections import deque
@@ -22,11 +24,9 @@ from collections.abc import Iterable
 
 from attrs import define, field
 
-from elasticlib._clock import Clock, monotonic
+from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
-from elasticlib.logs._console import Sink
-from elasticlib.logs._filters import LineFilter
-from elasticlib.logs._inotify import Inotify
+from elasticlib.logs._console import LineFilter, Sink
 from elasticlib.logs._lines import LineAssembler
 from elasticlib.spec import Std
 
@@ -38,6 +38,52 @@ _FIRST_BLOCK = 64 * 1024  # below the size from which malloc maps and unmaps mem
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 _BURST = 0.001
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+_IN_MODIFY = 0x2
+_IN_ONESHOT = 0x80000000
+_EVENT = struct.Struct("iIII")
+
+
+@define
+class _Inotify:
+    """
+    Watches on files, by way of ctypes because Python has no binding; `fd` is readable when one of them was written.
+
+    A watch ends with its first notice: a notice per write costs the *writer* nearly as much as a short write itself,
+    so it pays for one per look of ours, not for each.
+    """
+
+    _libc: ctypes.CDLL
+    fd: int
+
+    @classmethod
+    def open(cls) -> _Inotify | None:
+        """A new set of watches; None where the system has none, or none left for this user."""
+        try:
+            libc = ctypes.CDLL(None)
+            fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, AttributeError):
+            return None
+        return cls(libc, fd) if fd >= 0 else None
+
+    def add(self, fd: int) -> int | None:
+        """Watch for the next write to the file behind descriptor *fd*; returns the watch, None if it cannot be had."""
+        # Through the descriptor: its path may already name another file.
+        path = f"/proc/self/fd/{fd}".encode()
+        watch = int(self._libc.inotify_add_watch(self.fd, path, ctypes.c_uint32(_IN_MODIFY | _IN_ONESHOT)))
+        return watch if watch >= 0 else None
+
+    def remove(self, watch: int) -> None:
+        """End a watch that has given no notice."""
+        self._libc.inotify_rm_watch(self.fd, watch)
+
+    def written(self) -> set[int]:
+        """The watches whose files were written since the last call; -1 stands for "events were lost, look at all"."""
+        try:
+            events = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return set()
+        # A watch on a file, unlike one on a folder, has no name after the fixed part of its events.
+        return {watch for watch, *_ in _EVENT.iter_unpack(events)}
 
 
 @define(eq=False)
@@ -67,20 +113,19 @@ class Tee:
     happens where no notice is to be had.
     """
 
-    def __init__(self, out: Sink, err: Sink, *, notify: bool = True, clock: Clock = monotonic) -> None:
+    def __init__(self, out: Sink, err: Sink, *, notify: bool = True) -> None:
         self.broken: dict[Std, Exception] = {}
         """The sinks that failed, with what they raised."""
         self._sinks = {Std.OUT: out, Std.ERR: err}
         self._notify = notify
-        self._clock = clock
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._finished = False
         self._followed: dict[str, _Stream] = {}
-        # From here on: the thread's own, except for the queue and the writing end of the pipe.
+        # From here on: the thread's own, except for the queue and what wakes the thread.
         self._queue: deque[_Stream] = deque()
-        self._wake_read = self._wake_write = -1
-        self._inotify: Inotify | None = None
+        self._wake = -1
+        self._inotify: _Inotify | None = None
         self._streams: set[_Stream] = set()
         self._watched: dict[int, _Stream] = {}
         self._ready: set[_Stream] = set()
@@ -102,8 +147,7 @@ class Tee:
             if self._thread is None:
                 self._thread = self._start()
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            held = None if copy is None else copy.hold()
-            stream = _Stream(fd, std, prefix, LineAssembler(prefix), held)
+            stream = _Stream(fd, std, prefix, LineAssembler(prefix), copy)
             self._followed[path] = stream
             self._hand_over(stream)
 
@@ -118,7 +162,8 @@ class Tee:
             streams = [self._followed.pop(path) for path in paths if path in self._followed]
             for stream in streams:
                 self._mark_end(stream)
-        return self._wait(streams, timeout)
+        deadline = None if timeout is None else monotonic() + timeout
+        return all(s.done.wait(None if deadline is None else max(0.0, deadline - monotonic())) for s in streams)
 
     def finish(self, timeout: float | None = None) -> bool:
         """
@@ -134,7 +179,7 @@ class Tee:
             already, self._finished = self._finished, True
             thread = self._thread
             if thread is not None and not already:
-                self._wake()
+                os.eventfd_write(self._wake, 1)
         if thread is None:
             return True
         thread.join(timeout)
@@ -145,30 +190,18 @@ class Tee:
         stream.end = os.fstat(stream.fd).st_size
         self._hand_over(stream)
 
-    def _wait(self, streams: Iterable[_Stream], timeout: float | None) -> bool:
-        deadline = None if timeout is None else self._clock() + timeout
-        return all(s.done.wait(None if deadline is None else max(0.0, deadline - self._clock())) for s in streams)
-
     def _hand_over(self, stream: _Stream) -> None:
         self._queue.append(stream)
-        self._wake()
-
-    def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"\0")
-        except BlockingIOError:
-            pass  # the pipe is full of wake-ups that were not read yet
+        os.eventfd_write(self._wake, 1)
 
     def _start(self) -> threading.Thread:
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._inotify = Inotify.open() if self._notify else None
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._inotify = _Inotify.open() if self._notify else None
         self._poll = select.poll()
-        self._poll.register(self._wake_read, select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
         if self._inotify is not None:
             self._poll.register(self._inotify.fd, select.POLLIN)
-        thread = threading.Thread(target=self._run, name="elasticlib-tee", daemon=True)
-        start_thread(thread)
-        return thread
+        return start_thread(threading.Thread(target=self._run, name="elasticlib-tee", daemon=True))
 
     def _run(self) -> None:
         # A signal must interrupt the main thread's wait; one that the kernel delivers here would not.
@@ -184,8 +217,8 @@ class Tee:
 
     def _await_work(self) -> None:
         for fd, _ in self._poll.poll(self._patience()):
-            if fd == self._wake_read:
-                os.read(self._wake_read, 1 << 12)
+            if fd == self._wake:
+                os.eventfd_read(self._wake)
             elif self._inotify is not None:
                 self._note(self._inotify.written())
         while self._queue:
@@ -205,7 +238,7 @@ class Tee:
         """Milliseconds until there is something to do unasked; None when only a notice can say so."""
         if self._ready or self._queue:
             return 0
-        waits = [stream.lines.due - self._clock() for stream in self._streams if stream.lines.due is not None]
+        waits = [stream.lines.due - monotonic() for stream in self._streams if stream.lines.due is not None]
         if any(stream.polled for stream in self._streams):
             waits.append(self._pause)
         # Rounded up: a wake-up before the due time would spin until it.
@@ -225,7 +258,7 @@ class Tee:
         """One block of each stream that has any, then one write per sink."""
         if not self._ready and all(stream.lines.due is None for stream in self._streams):
             return
-        now = self._clock()
+        now = monotonic()
         blocks: dict[Std, list[bytes]] = {Std.OUT: [], Std.ERR: []}
         ended, still, found = [], set(), False
         for stream in self._ready:
@@ -296,9 +329,8 @@ class Tee:
         self._streams.discard(stream)
         try:
             os.close(stream.fd)
-            if stream.copy is not None:
-                stream.copy.release()
         finally:
+            stream.copy = None
             stream.done.set()
 
     def _close(self) -> None:
@@ -313,7 +345,6 @@ class Tee:
             self._queue.clear()
             self._watched.clear()
             self._ready.clear()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+            os.close(self._wake)
             if self._inotify is not None:
-                self._inotify.close()
+                os.close(self._inotify.fd)

@@ -7,6 +7,8 @@ CPU; what a mode may do without (a virtual machine often hides its caches) is le
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -54,10 +56,9 @@ def _nodes(folder: str) -> dict[int, frozenset[int]]:
         raise BindingError(f"this machine reports no NUMA nodes: {error}") from error
     found = {}
     for name in names:
-        if match := re.fullmatch(r"node(\d+)", name):
-            cpus = _list(os.path.join(folder, name, "cpulist"))
-            if cpus is not None:
-                found[int(match[1])] = cpus
+        match = re.fullmatch(r"node(\d+)", name)
+        if match and (cpus := _list(os.path.join(folder, name, "cpulist"))) is not None:
+            found[int(match[1])] = cpus
     return found
 
 
@@ -76,12 +77,8 @@ def _package(folder: str, cpu: int) -> int | None:
 
 def _highest_cache(folder: str) -> frozenset[int] | None:
     """CPUs that share the highest level of data cache in *folder*; None where it tells of none."""
-    try:
-        names = [name for name in os.listdir(folder) if re.fullmatch(r"index\d+", name)]
-    except OSError:
-        return None
     levels: dict[int, frozenset[int]] = {}
-    for name in names:
+    for name in glob.glob("index[0-9]*", root_dir=folder):
         kind, level, shared = (_read(os.path.join(folder, name, fact)) for fact in ("type", "level", "shared_cpu_list"))
         if kind in _DATA_CACHES and level and shared:
             levels[int(level)] = parse_ranges(shared)
@@ -102,8 +99,6 @@ def _list(path: str) -> frozenset[int] | None:
 
 
 def _read(path: str) -> str | None:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return None
+    with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+        return file.read().strip()
+    return None

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 _log = logging.getLogger("elasticlib")
 
-__all__ = ["log_debug_info_for_expired_timers"]
-
 
 def log_debug_info_for_expired_timers(run_id: str, expired_timers: Mapping[int, Sequence[str]]) -> None:
     """Log which timers of the job *run_id* expired, as {process id: timers as text}; nothing for none."""

@@ -14,6 +14,9 @@ import select
 import signal as _signal
 import stat
 import time
+from typing import ClassVar
+
+from attrs import define
 
 from elasticlib.errors import TimerError, TimerServerError
 from elasticlib.timer._requests import TimerClient
@@ -25,23 +28,20 @@ _PAUSE = 0.1
 """Seconds between two tries to find the server."""
 
 
+@define(init=False, unsafe_hash=True, repr=False)
 class FileTimerRequest(TimerRequest):
     """A request as it goes through the pipe; *signal* is what the worker is to be killed with, 0 for nothing."""
 
-    __slots__ = ("signal", "version")
+    version: ClassVar[int] = VERSION
+    signal: int
 
     def __init__(self, worker_pid: int, scope_id: str, expiration_time: float, signal: int = 0) -> None:
-        super().__init__(worker_pid, scope_id, expiration_time)
-        self.version = VERSION
-        self.signal = signal
+        self.__attrs_init__(worker_pid, scope_id, expiration_time, signal)
 
     @property
     def worker_pid(self) -> int:
         """The process whose timer it is."""
         return int(self.worker_id)
-
-    def _facts(self) -> tuple[object, ...]:
-        return (*super()._facts(), self.signal)
 
     def to_json(self) -> str:
         """The request as it is sent, without the end of the line."""
@@ -84,19 +84,16 @@ class FileTimerClient(TimerClient):
                 f"the request for timer {request.scope_id[:80]!r}... has {len(line)} bytes, but a pipe takes only "
                 f"{select.PIPE_BUF} at once: give the scope a shorter name"
             )
-        last: OSError | None = None
-        for attempt in range(_TRIES):
-            if attempt:
-                time.sleep(_PAUSE)  # the server may be about to start, or to read
+        for left in range(_TRIES - 1, -1, -1):
             try:
-                self._write(line)
-                return
+                return self._write(line)
             except OSError as error:
-                last = error
-        raise TimerServerError(
-            f"no timer server reads {self._file_path!r} ({last}): start it before its clients, as "
-            "TORCHELASTIC_ENABLE_FILE_TIMER=1 does"
-        ) from last
+                if not left:
+                    raise TimerServerError(
+                        f"no timer server reads {self._file_path!r} ({error}): start it before its clients, as "
+                        "TORCHELASTIC_ENABLE_FILE_TIMER=1 does"
+                    ) from error
+            time.sleep(_PAUSE)  # the server may be about to start, or to read
 
     def _write(self, line: bytes) -> None:
         # To open it for writing, without waiting, fails as long as nobody reads.

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
@@ -22,9 +22,9 @@ from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, TimerError
 from elasticlib.timer._expired import log_debug_info_for_expired_timers
 from elasticlib.timer._fifo_client import VERSION, FileTimerRequest
-from elasticlib.timer._server import checked_interval
-from elasticlib.timer._timer_table import TimerTable, is_deadline, patience
-from elasticlib.timer._watched_processes import WatchedProcesses, is_running
+from elasticlib.timer._server import ProcessTimers, checked_interval
+from elasticlib.timer._timer_table import is_deadline, patience
+from elasticlib.utils.process_state import read_proc_state
 
 _log = logging.getLogger("elasticlib")
 _PIECE = 65536
@@ -35,7 +35,7 @@ LogEvent = Callable[[str, "FileTimerRequest | None"], None]
 """Is told of ``watchdog started``, ``watchdog stopped``, ``timer expired`` and ``kill worker process``."""
 
 
-class FileTimerServer:
+class FileTimerServer(ProcessTimers[FileTimerRequest]):
     """
     Makes the named pipe *file_path*, in place of a file that is there, and watches the timers that come through it.
 
@@ -57,13 +57,12 @@ class FileTimerServer:
         daemon: bool = True,
         log_event: LogEvent | None = None,
     ) -> None:
+        super().__init__()
         self._file_path = os.fspath(file_path)
         self._run_id = run_id
         self._max_interval = checked_interval(max_interval)
         self._daemon = daemon
         self._log_event = log_event
-        self._timer_table: TimerTable[FileTimerRequest] = TimerTable()
-        self._watched_processes = WatchedProcesses()
         self._told: set[FileTimerRequest] = set()
         """Expired timers that have been told, and still wait for their process to be signalled."""
         self._rest = b""
@@ -74,7 +73,14 @@ class FileTimerServer:
         self._open()
 
     def _open(self) -> None:
-        _make_pipe(self._file_path)
+        try:
+            if os.path.lexists(self._file_path):
+                os.unlink(self._file_path)
+            os.mkfifo(self._file_path, 0o600)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"file_path={self._file_path!r} cannot become a named pipe: {error}; give another path"
+            ) from error
         # This process writes to it too: with no other client it would read as ended for ever.
         self._pipe = -1
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -122,25 +128,11 @@ class FileTimerServer:
     @staticmethod
     def is_process_running(pid: int) -> bool:
         """Whether there is a process *pid*."""
-        return is_running(pid)
-
-    def register_timers(self, timer_requests: Iterable[FileTimerRequest]) -> None:
-        """Begin timers, and end those whose requests have a negative deadline."""
-        requests = list(timer_requests)
-        self._timer_table.register(requests)
-        for request in requests:
-            if request.expiration_time >= 0:
-                self._watched_processes.watch(request.worker_pid)
-        self._watched_processes.keep_only(self._timer_table.workers())
+        return read_proc_state(pid) is not None
 
     def clear_timers(self, worker_pids: set[int]) -> None:
         """Forget all timers of these processes, and of those that have ended."""
-        self._timer_table.clear(worker_pids | self._watched_processes.gone(self._timer_table.workers()))
-        self._watched_processes.keep_only(self._timer_table.workers())
-
-    def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
-        """By process id, the timers that expire at *deadline* (seconds since the epoch) or earlier."""
-        return self._timer_table.expired(deadline)
+        super().clear_timers(worker_pids | set(filter(self._has_ended, self._timer_table.workers())))
 
     # The thread.
 
@@ -148,16 +140,13 @@ class FileTimerServer:
         while not self._stopping:
             once = self._once
             try:
-                if not once:
-                    wait_readable(
-                        [self._pipe, self._wake], patience(self._timer_table, time.time(), self._max_interval)
-                    )
+                # No wait is long once it is to end: nobody takes away what wakes it then.
+                wait_readable([self._pipe, self._wake], patience(self._timer_table, time.time(), self._max_interval))
                 if not self._stopping:
                     self._turn(to_the_end=once)
             except Exception:
                 _log.exception("a check of the watchdog failed")
-                if not once:
-                    wait_readable([self._wake], min(1.0, self._max_interval))  # most likely the next one fails too
+                wait_readable([self._wake], min(1.0, self._max_interval))  # most likely the next one fails too
             if once:
                 return
             self._progress = time.time()
@@ -187,7 +176,7 @@ class FileTimerServer:
             # They are done with, but not the others of a process that lives on.
             self._timer_table.register(FileTimerRequest(pid, timer.scope_id, -1) for timer in timers)
             return False
-        if not self._watched_processes.kill(pid, deadly.signal):
+        if not self._kill(pid, deadly.signal):
             return False
         _log.info("process %d did not leave %s in time; it got signal %d", pid, deadly.scope_id, deadly.signal)
         self._tell("kill worker process", deadly)
@@ -233,7 +222,7 @@ class FileTimerServer:
             os.close(self._pipe)
         os.close(self._wake)
         self._pipe = self._wake = -1
-        self._watched_processes.keep_only(())
+        self._hold_only(())
 
     def _tell(self, name: str, request: FileTimerRequest | None = None) -> None:
         if self._log_event is None:
@@ -242,15 +231,6 @@ class FileTimerServer:
             self._log_event(name, request)
         except Exception:
             _log.exception("log_event failed for %r", name)
-
-
-def _make_pipe(path: str) -> None:
-    try:
-        if os.path.lexists(path):
-            os.unlink(path)
-        os.mkfifo(path, 0o600)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"file_path={path!r} cannot become a named pipe: {error}; give another path") from error
 
 
 def _read_request(line: bytes) -> FileTimerRequest:

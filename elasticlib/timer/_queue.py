@@ -11,14 +11,12 @@ import queue
 import signal
 import time
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 from elasticlib._wire import wait_readable
 from elasticlib.timer._requests import RequestQueue, TimerClient
-from elasticlib.timer._server import TimerServer
-from elasticlib.timer._timer_table import TimerRequest, TimerTable
-from elasticlib.timer._watched_processes import WatchedProcesses
+from elasticlib.timer._server import ProcessTimers, TimerServer
+from elasticlib.timer._timer_table import TimerRequest
 
 
 class LocalTimerClient(TimerClient):
@@ -74,7 +72,7 @@ class MultiprocessingRequestQueue(RequestQueue):
         return pipe.fileno() in ready
 
 
-class LocalTimerServer(TimerServer):
+class LocalTimerServer(ProcessTimers[TimerRequest], TimerServer):
     """
     Kills, with SIGKILL, each worker that did not release a timer in time. Its clients are `LocalTimerClient` s.
 
@@ -82,27 +80,8 @@ class LocalTimerServer(TimerServer):
     """
 
     def __init__(self, mp_queue: Any, max_interval: float = 60, daemon: bool = True) -> None:
-        super().__init__(MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
-        self._timer_table: TimerTable[TimerRequest] = TimerTable()
-        self._watched_processes = WatchedProcesses()
-
-    def register_timers(self, timer_requests: Iterable[TimerRequest]) -> None:
-        """Begin and end timers."""
-        requests = list(timer_requests)
-        self._timer_table.register(requests)
-        for request in requests:
-            if request.expiration_time >= 0:
-                self._watched_processes.watch(request.worker_id)
-        self._watched_processes.keep_only(self._timer_table.workers())
-
-    def clear_timers(self, worker_ids: set[int]) -> None:
-        """Forget all timers of these processes."""
-        self._timer_table.clear(worker_ids)
-        self._watched_processes.keep_only(self._timer_table.workers())
-
-    def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
-        """By process id, the timers that expire at *deadline* or earlier."""
-        return self._timer_table.expired(deadline)
+        ProcessTimers.__init__(self)
+        TimerServer.__init__(self, MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
 
     def _reap_worker(self, worker_id: int) -> bool:
-        return self._watched_processes.kill(worker_id, signal.SIGKILL)
+        return self._kill(worker_id, signal.SIGKILL)

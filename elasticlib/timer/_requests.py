@@ -73,8 +73,7 @@ def expires(
     when there is no client, `ConfigError` for an *after* that is no number. (torch:
     ``torch.distributed.elastic.timer.expires``; there, the default scope always names a line of ``contextlib``)
     """
-    given: object = after
-    if not is_deadline(given):
+    if not is_deadline(after):
         raise ConfigError(f"after={shown(after)} must be a number of seconds")
     if scope is None:
         caller = sys._getframe(1)

@@ -2,25 +2,31 @@
 The server of any kind of timer: a thread that takes requests and reaps the workers that are overdue.
 
 Rules of this file: it sleeps until a request comes or the next timer is over, and whatever a subclass raises or a
-client asks for, it goes on watching.
+client asks for, it goes on watching. Where a worker is a process, no other one is ever hit that got its number.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import errno
 import logging
 import math
+import os
+import signal
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Generic
 
 from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
 from elasticlib._untrusted import Refusals
+from elasticlib._wire import room_for, wait_readable
 from elasticlib.errors import ConfigError
 from elasticlib.timer._requests import RequestQueue
-from elasticlib.timer._timer_table import TimerRequest, is_deadline, patience
+from elasticlib.timer._timer_table import R, TimerRequest, TimerTable, is_deadline, patience
+from elasticlib.utils.process_state import read_proc_state
 
 _log = logging.getLogger("elasticlib")
 _SHORTEST = 0.001
@@ -98,10 +104,8 @@ class TimerServer(abc.ABC):
             if said is not None:
                 _log.warning("%s: %s", type(self).__name__, said)
         self.register_timers(sound)
-        reaped = {
-            worker for worker, timers in self.get_expired_timers(time.time()).items() if self._is_reaped(worker, timers)
-        }
-        self.clear_timers(reaped)
+        expired = self.get_expired_timers(time.time())
+        self.clear_timers({worker for worker, timers in expired.items() if self._is_reaped(worker, timers)})
 
     def _is_reaped(self, worker: Any, timers: Sequence[TimerRequest]) -> bool:
         scopes = ", ".join(timer.scope_id for timer in timers)
@@ -111,6 +115,84 @@ class TimerServer(abc.ABC):
         except Exception:
             _log.exception("ending worker %s failed; its timers are dropped", worker)
             return True
+
+
+class ProcessTimers(Generic[R]):
+    """
+    The timers of processes, for one thread; a process is held, since the kernel gives its number away again.
+
+    Only what was alive when its timer began is signalled, and never this process, nor a group, nor init: whoever may
+    write to a timer server must not end its launcher with it.
+    """
+
+    def __init__(self) -> None:
+        self._timer_table: TimerTable[R] = TimerTable()
+        self._handles: dict[int, int | None] = {}
+        """Process descriptors; None where the kernel gave none, and the process was there: it cannot be signalled."""
+        self._refused: set[int] = set()
+        """Processes that could not be signalled, which has been said."""
+
+    def register_timers(self, timer_requests: Iterable[R]) -> None:
+        """Begin timers, and end those whose requests have a negative deadline."""
+        requests = list(timer_requests)
+        self._timer_table.register(requests)
+        for request in requests:
+            if request.expiration_time >= 0:
+                self._hold(request.worker_id)
+        self._hold_only(self._timer_table.workers())
+
+    def clear_timers(self, worker_ids: set[int]) -> None:
+        """Forget all timers of these processes."""
+        self._timer_table.clear(worker_ids)
+        self._hold_only(self._timer_table.workers())
+
+    def get_expired_timers(self, deadline: float) -> dict[int, list[R]]:
+        """By process id, the timers that expire at *deadline* (seconds since the epoch) or earlier."""
+        return self._timer_table.expired(deadline)
+
+    def _hold(self, pid: int) -> None:
+        """Hold the process that now has the number *pid*, if there is one."""
+        if pid in self._handles or pid <= 1:
+            return
+        try:
+            with room_for(1):
+                self._handles[pid] = os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno != errno.ESRCH:
+                self._handles[pid] = None
+
+    def _has_ended(self, pid: int) -> bool:
+        if (handle := self._handles.get(pid)) is not None:
+            return bool(wait_readable([handle], 0))
+        return pid not in self._handles or read_proc_state(pid) is None
+
+    def _kill(self, pid: int, signum: int) -> bool:
+        """Send *signum*; whether that is settled: it was sent, or there is no such process to send it to."""
+        if pid == os.getpid():
+            _log.error("a timer of the timer server's own process %d expired; it does not end itself", pid)
+            return True
+        try:
+            if pid not in self._handles:
+                raise ProcessLookupError
+            if (handle := self._handles[pid]) is None:  # its number may be another's by now
+                raise OSError(errno.EBADF, "no descriptor could be had of it when its timer began")
+            signal.pidfd_send_signal(handle, signum)
+        except ProcessLookupError:
+            _log.info("process %d, whose timer expired, had ended", pid)
+        except OSError as error:
+            if pid not in self._refused:
+                self._refused.add(pid)
+                _log.error("process %d, whose timer expired, cannot be killed: %s", pid, error)
+            return False
+        return True
+
+    def _hold_only(self, pids: Collection[int]) -> None:
+        self._refused.intersection_update(pids)
+        for pid in self._handles.keys() - set(pids):
+            handle = self._handles.pop(pid)
+            if handle is not None:
+                with contextlib.suppress(OSError):
+                    os.close(handle)
 
 
 def checked_interval(value: float) -> float:

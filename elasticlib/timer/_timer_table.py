@@ -12,7 +12,10 @@ import numbers
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+from attrs import astuple, define
 
+
+@define(unsafe_hash=True, repr=False)
 class TimerRequest:
     """
     Begins the timer *scope_id* of a worker, or releases it when *expiration_time* is negative.
@@ -21,26 +24,12 @@ class TimerRequest:
     is in seconds since the epoch. (torch: ``torch.distributed.elastic.timer.TimerRequest``)
     """
 
-    __slots__ = ("expiration_time", "scope_id", "worker_id")
-
-    def __init__(self, worker_id: Any, scope_id: str, expiration_time: float) -> None:
-        self.worker_id = worker_id
-        self.scope_id = scope_id
-        self.expiration_time = expiration_time
-
-    def _facts(self) -> tuple[object, ...]:
-        return (self.worker_id, self.scope_id, self.expiration_time)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TimerRequest) or type(other) is not type(self):
-            return NotImplemented
-        return self._facts() == other._facts()
-
-    def __hash__(self) -> int:
-        return hash(self._facts())
+    worker_id: Any
+    scope_id: str
+    expiration_time: float
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}{self._facts()!r}"
+        return f"{type(self).__name__}{astuple(self, recurse=False)!r}"
 
 
 def is_deadline(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from elasticlib.errors import StartError
@@ -24,17 +25,14 @@ def get_socket_with_port() -> socket.socket:
     # IPv6 first, for IPv4 as well: what will listen there, such as torch's TCPStore, takes both.
     for family, place in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
-            holder = socket.socket(family, socket.SOCK_STREAM)
+            with contextlib.ExitStack() as unless_bound:
+                holder = unless_bound.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                if family == socket.AF_INET6:
+                    holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                holder.bind((place, 0))
+                unless_bound.pop_all()
+                return holder
         except OSError as error:
-            troubles.append(f"{place}: {error}")
-            continue
-        try:
-            if family == socket.AF_INET6:
-                holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            holder.bind((place, 0))
-            return holder
-        except OSError as error:
-            holder.close()
             troubles.append(f"{place}: {error}")
     raise StartError(f"no port is free on all addresses: {'; '.join(troubles)}")
 

@@ -45,45 +45,33 @@ def create_c10d_store(
     if server_port == -1 and (world_size > 1 or not is_server):
         who = f"world_size={world_size} callers" if world_size > 1 else "a client (is_server=False)"
         raise ConfigError(f"server_port=-1 means any port, but {who} must know it: give server_port, such as 29500")
-    from torch.distributed import DistNetworkError
+    from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
     libuv = os.environ.get("USE_LIBUV", "1") == "1" if use_libuv is None else use_libuv
     for left in range(max(retries, 1) - 1, -1, -1):
         try:
-            store = _open(is_server, server_addr, max(server_port, 0), world_size, timeout, libuv)
+            store = TCPStore(
+                server_addr,
+                max(server_port, 0),
+                world_size=world_size,
+                is_master=is_server,
+                timeout=timedelta(seconds=timeout),
+                wait_for_workers=False,
+                use_libuv=libuv,
+            )
             break
         except DistNetworkError as error:
             if server_port != -1 or not left or not any(word in str(error) for word in _TAKEN):
                 raise
     if wait_for_workers:
-        _meet(store, world_size, timeout)
+        try:
+            barrier(store, world_size, "elasticlib/members", timeout)
+        except DistStoreError as error:
+            raise RendezvousTimeoutError(
+                f"not all of the {world_size} callers connected to the store at {store.host}:{store.port} "
+                f"within {timeout:g} s"
+            ) from error
     return store
-
-
-def _open(is_server: bool, host: str, port: int, world_size: int, timeout: float, libuv: bool) -> TCPStore:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    return TCPStore(
-        host,
-        port,
-        world_size=world_size,
-        is_master=is_server,
-        timeout=timedelta(seconds=timeout),
-        wait_for_workers=False,
-        use_libuv=libuv,
-    )
-
-
-def _meet(store: TCPStore, world_size: int, timeout: float) -> None:
-    from torch.distributed import DistStoreError
-
-    try:
-        barrier(store, world_size, "elasticlib/members", timeout)
-    except DistStoreError as error:
-        raise RendezvousTimeoutError(
-            f"not all of the {world_size} callers connected to the store at {store.host}:{store.port} "
-            f"within {timeout:g} s"
-        ) from error
 
 
 __all__ = ["create_c10d_store", "get_free_port", "get_socket_with_port"]

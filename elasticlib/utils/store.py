@@ -10,6 +10,7 @@ A prefix serves one meeting only, since what was written for it stays.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -94,11 +95,10 @@ def barrier(
             late = error
     with store_timeout(store, trace_timeout):
         try:
-            missing = _missing(store, key_prefix, range(world_size), MOST_NAMED)
+            missing = list(itertools.islice(_missing(store, key_prefix, range(world_size)), MOST_NAMED))
         except RuntimeError:  # the store itself does not answer: the first error says more
             raise late from None
-    name = rank_tracing_decoder or str
-    names = ", ".join(name(each) for each in missing)
+    names = ", ".join(map(rank_tracing_decoder or str, missing))
     raise DistStoreError(
         f"rank {rank} waited {barrier_timeout:g} s at the barrier {key_prefix} "
         f"(world_size={world_size}, missing_ranks=[{names}])"
@@ -117,15 +117,16 @@ def _check_in(store: Any, world_size: int, prefix: str) -> str:
     return last
 
 
-def _missing(store: Any, prefix: str, ranks: Sequence[int], most: int) -> list[int]:
-    """Of *ranks*, the first that have not arrived, *most* of them; asks the store a few times for each."""
-    if not ranks or most <= 0 or store.check([_arrival(prefix, rank) for rank in ranks]):
-        return []
+def _missing(store: Any, prefix: str, ranks: Sequence[int]) -> Iterator[int]:
+    """Of *ranks*, those that have not arrived, in order; asks the store a few times for each that is taken."""
+    if not ranks or store.check([_arrival(prefix, rank) for rank in ranks]):
+        return
     if len(ranks) == 1:
-        return [ranks[0]]
-    middle = len(ranks) // 2
-    found = _missing(store, prefix, ranks[:middle], most)
-    return found + _missing(store, prefix, ranks[middle:], most - len(found))
+        yield ranks[0]
+    else:
+        middle = len(ranks) // 2
+        yield from _missing(store, prefix, ranks[:middle])
+        yield from _missing(store, prefix, ranks[middle:])
 
 
 __all__ = ["barrier", "get_all", "store_timeout", "synchronize"]

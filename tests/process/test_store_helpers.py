@@ -9,11 +9,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch.distributed
 from torch.distributed import DistNetworkError
 
 from elasticlib.elastic.rendezvous.etcd_store import EtcdStore
 from elasticlib.errors import ConfigError, RendezvousTimeoutError
-from elasticlib.utils import distributed
 from elasticlib.utils.data import ElasticDistributedSampler
 from elasticlib.utils.distributed import create_c10d_store, get_socket_with_port
 from elasticlib.utils.store import barrier, get_all, store_timeout, synchronize
@@ -140,14 +140,14 @@ def test_a_port_that_was_taken_meanwhile_is_worth_another_one(
     """One attempt is made however few are asked for."""
     error = DistNetworkError("The server socket has failed to listen: EADDRINUSE, message: address already in use")
     attempts: list[object] = [error] * taken
-    plain = distributed._open
+    plain: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
 
-    def opened(*args: Any) -> object:
+    def opened(*args: Any, **options: Any) -> object:
         if attempts:
             raise attempts.pop()  # type: ignore[misc]
-        return plain(*args)
+        return plain(*args, **options)
 
-    monkeypatch.setattr(distributed, "_open", opened)
+    monkeypatch.setattr(torch.distributed, "TCPStore", opened)
 
     if opens:
         assert create_c10d_store(True, "127.0.0.1", retries=retries, wait_for_workers=False).port > 0
@@ -159,11 +159,11 @@ def test_a_port_that_was_taken_meanwhile_is_worth_another_one(
 def test_another_fault_of_the_network_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    def opened(*args: Any) -> object:
+    def opened(*args: Any, **options: Any) -> object:
         asked.append(args)
         raise DistNetworkError("no route to host")
 
-    monkeypatch.setattr(distributed, "_open", opened)
+    monkeypatch.setattr(torch.distributed, "TCPStore", opened)
 
     with pytest.raises(DistNetworkError, match="no route"):
         create_c10d_store(True, "127.0.0.1", wait_for_workers=False)

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.logs._console import console_sink
-from elasticlib.logs._filters import LineFilter
+from elasticlib.logs._console import LineFilter, console_sink
 from elasticlib.logs._lines import LineAssembler
 from elasticlib.logs._tee import BLOCK, Tee
 from elasticlib.spec import Std
@@ -401,21 +400,31 @@ def test_after_a_fault_the_next_round_is_copied_again_and_the_fault_is_logged_on
 def test_a_fault_at_the_end_of_a_file_holds_nobody_up(
     tee: Tee, console: Console, tmp_path: Path, hits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(copy: LineFilter) -> None:
-        raise OSError("no such descriptor")
+    close = os.close
+    refused: list[int] = []
+
+    def fails(fd: int) -> None:
+        if fd in descriptors:
+            refused.append(fd)
+            raise OSError("no such descriptor")
+        close(fd)
 
     logs = [tmp_path / name for name in ("one.log", "two.log")]
-    with LineFilter(str(hits), ["a"]) as copy, monkeypatch.context() as patch:
+    copy = LineFilter(str(hits), ["a"])
+    with monkeypatch.context() as patch:
         for log in logs:
             log.write_bytes(b"a\n")
             tee.follow(str(log), b"", Std.OUT, copy=copy)
-        patch.setattr(LineFilter, "release", fails)
+        descriptors = {stream.fd for stream in tee._followed.values()}
+        patch.setattr(os, "close", fails)
 
         in_time = tee.drain_and_forget(map(str, logs), timeout=20)
 
         assert tee.finish(20)
-        patch.undo()
+    for fd in descriptors:
+        os.close(fd)
     assert in_time
+    assert descriptors == set(refused)
     assert set(console.text.split()) <= {b"a"}
 
 
@@ -429,10 +438,10 @@ def test_matching_lines_of_all_writers_go_to_the_second_file_and_all_lines_to_th
     tee: Tee, console: Console, tmp_path: Path, hits: Path
 ) -> None:
     paths = [tmp_path / f"{rank}.log" for rank in range(4)]
-    with LineFilter(str(hits), ["e 1234 ", "77 of"]) as copy:
-        for rank, path in enumerate(paths):
-            path.touch()
-            tee.follow(str(path), b"[w%d]:" % rank, Std.OUT, copy=copy)
+    copy = LineFilter(str(hits), ["e 1234 ", "77 of"])
+    for rank, path in enumerate(paths):
+        path.touch()
+        tee.follow(str(path), b"[w%d]:" % rank, Std.OUT, copy=copy)
 
     codes = [process.wait(120) for process in [writer(path, 10_000) for path in paths]]
     drained = tee.drain_and_forget(map(str, paths), timeout=60)
@@ -453,8 +462,8 @@ def test_a_line_longer_than_a_block_and_a_last_line_without_newline_are_matched_
     long = b"x" * (BLOCK - 2) + b"needle" + b"y" * BLOCK
     log.write_bytes(b"hay\n" + long + b"\nhay\nneedle at the end")
 
-    with LineFilter(str(hits), ["needle"]) as copy:
-        tee.follow(str(log), b"p:", Std.OUT, copy=copy)
+    copy = LineFilter(str(hits), ["needle"])
+    tee.follow(str(log), b"p:", Std.OUT, copy=copy)
     tee.finish()
 
     assert b"p:" + long + b"\np:needle at the end\n" == hits.read_bytes()
@@ -465,8 +474,8 @@ def test_matching_lines_are_kept_when_the_console_is_gone(console: Console, log:
         raise BrokenPipeError
 
     broken = Tee(gone, console)
-    with LineFilter(str(hits), ["a"]) as copy:
-        broken.follow(str(log), b"", Std.OUT, copy=copy)
+    copy = LineFilter(str(hits), ["a"])
+    broken.follow(str(log), b"", Std.OUT, copy=copy)
 
     append(log, b"a 1\n")
     until(lambda: Std.OUT in broken.broken)
@@ -480,8 +489,8 @@ def test_lines_are_in_the_second_file_before_they_are_on_the_console(
     tee: Tee, console: Console, log: Path, hits: Path
 ) -> None:
     console.gate.clear()
-    with LineFilter(str(hits), ["a"]) as copy:
-        tee.follow(str(log), b"", Std.OUT, copy=copy)
+    copy = LineFilter(str(hits), ["a"])
+    tee.follow(str(log), b"", Std.OUT, copy=copy)
 
     append(log, b"a 1\n")
 
@@ -492,10 +501,11 @@ def test_lines_are_in_the_second_file_before_they_are_on_the_console(
 def test_the_second_file_is_closed_with_the_last_stream(console: Console, tmp_path: Path, hits: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     tee = Tee(console, console)
-    with LineFilter(str(hits), ["a"]) as copy:
-        for name in ("one", "two"):
-            (tmp_path / name).touch()
-            tee.follow(str(tmp_path / name), b"", Std.OUT, copy=copy)
+    copy = LineFilter(str(hits), ["a"])
+    for name in ("one", "two"):
+        (tmp_path / name).touch()
+        tee.follow(str(tmp_path / name), b"", Std.OUT, copy=copy)
+    del copy
 
     tee.drain_and_forget([str(tmp_path / "one")], timeout=20)
     append(tmp_path / "two", b"a\n")

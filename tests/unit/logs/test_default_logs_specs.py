@@ -17,6 +17,7 @@ import pytest
 from elasticlib import logs
 from elasticlib.errors import LogDirError
 from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.logs._leftovers import holds_something
 from elasticlib.spec import Std
 
 
@@ -240,10 +241,10 @@ def test_a_folder_that_cannot_be_listed_may_hold_something(temporary: Path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", forbidden)
-        held = specs._holds_something()
+        held = holds_something(specs.root_log_dir)
 
     assert held
-    assert not specs._holds_something()
+    assert not holds_something(specs.root_log_dir)
 
 
 def test_a_temporary_folder_that_somebody_removed_is_forgotten(temporary: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from elasticlib.errors import LogDirError
-from elasticlib.logs._filters import LineFilter, matching
+from elasticlib.logs._console import LineFilter, matching
 
 PREFIX = b"[w0]:"
 texts = st.lists(st.sampled_from([b"a", b"b", b"ab", b"[", b"w0", b"\xff", b"\r", b" "])).map(b"".join)
@@ -54,16 +54,16 @@ def test_the_empty_word_is_in_every_line() -> None:
 def test_lines_of_several_blocks_stand_one_after_the_other_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "filtered"
 
-    with LineFilter(str(path), ["café", "err"]) as lines:
-        lines.copy(block("un café".encode(), b"other"), PREFIX)
-        lines.copy(block(b"error", prefix=b"[w1]:"), b"[w1]:")
+    lines = LineFilter(str(path), ["café", "err"])
+    lines.copy(block("un café".encode(), b"other"), PREFIX)
+    lines.copy(block(b"error", prefix=b"[w1]:"), b"[w1]:")
 
     assert "[w0]:un café\n[w1]:error\n" == path.read_text("utf-8")
 
 
 def test_a_filter_without_a_match_leaves_an_empty_file(tmp_path: Path) -> None:
-    with LineFilter(str(tmp_path / "filtered"), ["x"]) as lines:
-        lines.copy(block(b"a"), PREFIX)
+    lines = LineFilter(str(tmp_path / "filtered"), ["x"])
+    lines.copy(block(b"a"), PREFIX)
 
     assert b"" == (tmp_path / "filtered").read_bytes()
 
@@ -71,20 +71,20 @@ def test_a_filter_without_a_match_leaves_an_empty_file(tmp_path: Path) -> None:
 def test_what_the_file_held_stays(tmp_path: Path) -> None:
     (tmp_path / "filtered").write_bytes(b"earlier\n")
 
-    with LineFilter(str(tmp_path / "filtered"), ["a"]) as lines:
-        lines.copy(block(b"a"), PREFIX)
+    lines = LineFilter(str(tmp_path / "filtered"), ["a"])
+    lines.copy(block(b"a"), PREFIX)
 
     assert b"earlier\n[w0]:a\n" == (tmp_path / "filtered").read_bytes()
 
 
-def test_the_last_holder_closes_the_file(tmp_path: Path) -> None:
+def test_the_last_who_knows_the_filter_closes_the_file(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     lines = LineFilter(str(tmp_path / "filtered"), ["a"])
+    other = lines
 
-    lines.hold()
-    lines.release()
-    lines.copy(block(b"a"), PREFIX)
-    lines.release()
+    del lines
+    other.copy(block(b"a"), PREFIX)
+    del other
 
     assert block(b"a") == (tmp_path / "filtered").read_bytes()
     assert before == set(os.listdir("/proc/self/fd"))
@@ -96,10 +96,11 @@ def test_a_file_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_second_file_with_one_word_and_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with LineFilter("/dev/full", ["a"]) as lines:
-        with caplog.at_level(logging.WARNING):
-            lines.copy(block(b"a"), PREFIX)
-            lines.copy(block(b"a"), PREFIX)
+    lines = LineFilter("/dev/full", ["a"])
+
+    with caplog.at_level(logging.WARNING):
+        lines.copy(block(b"a"), PREFIX)
+        lines.copy(block(b"a"), PREFIX)
 
     assert lines.broken is not None
     assert 1 == len(caplog.records)

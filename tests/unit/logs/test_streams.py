@@ -13,7 +13,7 @@ import pytest
 
 from elasticlib.errors import ConfigError, LogDirError
 from elasticlib.logs._layout import settled
-from elasticlib.logs._streams import Duplicates, follow, prepare, reify
+from elasticlib.logs._streams import Duplicates, Rounds, follow, prepare
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import LogsDest, LogsSpecs, Std
 
@@ -123,7 +123,7 @@ class Writes(LogsSpecs):
 def test_what_a_specification_writes_into_the_environments_is_for_the_workers() -> None:
     envs = {rank: {"RANK": str(rank), "TORCHELASTIC_ERROR_FILE": ""} for rank in range(3)}
 
-    dest = reify(Writes(), envs)
+    dest = Rounds(Writes()).reify(envs)
 
     assert {
         0: {"RANK": "0", "TORCHELASTIC_ERROR_FILE": "/mine/error.json", "MINE": "1"},
