@@ -372,6 +372,7 @@ class TestStrangers:
         dead, second, third = (claim(word) for word in ("dead", "second", "third"))
         exchange = guest(backend, first, "b")
         assert dead.take(exchange)
+        exchange.write({ANNOUNCEMENT: b"the dead one's", COORDINATOR_HEARTBEAT: b"its last"})
         exchange.post(b"for the dead one")
         with pytest.raises(
             RendezvousConnectionError, match=r"job 'b' exists, but .*; it can be started anew in 20\.0 s"
@@ -385,6 +386,7 @@ class TestStrangers:
         second.clock = third.clock = lambda: 40.0
 
         assert second.take_over(exchange)
+        assert [None, None] == exchange.read([ANNOUNCEMENT, COORDINATOR_HEARTBEAT])
         with pytest.raises(RendezvousConnectionError, match=r"job 'b' exists"):
             third.take_over(exchange)  # it has watched that one for no time at all
         exchange.post(b"for the living one")

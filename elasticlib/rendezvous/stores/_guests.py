@@ -92,6 +92,8 @@ class Claim:
             self._silent = None
             raise RendezvousConnectionError(f"another node has just started job {self.run_id!r} anew")
         self._first = first
+        # Nobody joins the dead one any more, this node least of all, before its own coordinator has greeted.
+        exchange.delete([ANNOUNCEMENT, COORDINATOR_HEARTBEAT, CAUSE])
         self._announce(exchange)
         return True
 
