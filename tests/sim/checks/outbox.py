@@ -99,7 +99,9 @@ class OutboxChecks:
             self._heartbeats[key] = node_heartbeat
         mailbox = key.removeprefix("beat/")
         node = mailbox.rpartition("/")[0]
-        if server.logic.mailboxes(server.state).get(node) != mailbox or _outbox(server).mailbox_of(node) != mailbox:
+        outbox = _outbox(server)
+        is_awaited = node in outbox.unparted or server.logic.mailboxes(server.state).get(node) == mailbox
+        if not is_awaited or outbox.mailbox_of(node) != mailbox:
             # It was given up: what it has not read counts as never written, and it is told anew.
             for index in range(self._read(mailbox), self._told.get(mailbox, 0)):
                 self._written.pop(mailbox_key(mailbox, index), None)
