@@ -26,7 +26,7 @@ from elasticlib.agent._checks import check_health_check_server
 from elasticlib.agent._health import HealthCheckServer
 from elasticlib.agent._preparation import prepare
 from elasticlib.agent._watch import stop_health_check
-from elasticlib.errors import ChildFailedError, ConfigError, root_cause
+from elasticlib.errors import ChildFailedError, ConfigError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._streams import Duplicates, make_ready
 from elasticlib.rendezvous import Rules, _choice, open_local, open_remote
@@ -135,7 +135,9 @@ def launch_agent(
                 until_run.pop_all()  # the agent stops it when its run ends
                 result = _run(agent)
             if result.is_failed():
-                _raise_failure(agent, title, result)
+                error = ChildFailedError(title, result.failures)
+                rank, _ = error.get_first_failure()
+                raise error from agent.original_exception(rank)
             succeeded = True
         finally:
             if isinstance(logs, DefaultLogsSpecs) and isinstance(asked, DefaultLogsSpecs):
@@ -179,26 +181,15 @@ def _worker_spec(
     config: LaunchConfig, workers: int, entrypoint: Entrypoint, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> WorkerSpec:
     """The workers of this node, still without a rendezvous."""
+    shared = {each.name for each in fields(WorkerSpec)} & {each.name for each in fields(LaunchConfig)}
+    asked = {name: getattr(config, name) for name in shared}
     return WorkerSpec(
-        role=config.role,
+        **{**asked, "local_addr": config.local_addr or None},
         local_world_size=workers,
         rdzv_handler=None,
         entrypoint=entrypoint,
         args=tuple(args),
-        max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
-        local_addr=config.local_addr or None,
-        event_log_handler=config.event_log_handler,
-        numa_options=config.numa_options,
-        virtual_local_rank=config.virtual_local_rank,
-        duplicate_stdout_filters=config.duplicate_stdout_filters,
-        duplicate_stderr_filters=config.duplicate_stderr_filters,
         kwargs=dict(kwargs),
-        module=config.module,
-        no_python=config.no_python,
-        preload=config.preload,
-        worker_server=config.worker_server,
-        exit_timeout=config.exit_timeout,
     )
 
 
@@ -294,12 +285,6 @@ def _run(agent: LocalElasticAgent) -> RunResult:
         raise
     agent.conclude()
     return result
-
-
-def _raise_failure(agent: LocalElasticAgent, title: str, result: RunResult) -> None:
-    error = ChildFailedError(title, result.failures)
-    rank, _ = root_cause(result.failures)
-    raise error from agent.original_exception(rank)
 
 
 def _shutdown_timeout(config: LaunchConfig) -> float:
