@@ -36,11 +36,7 @@ class _Read(argparse.Action):
         self._row = row
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
         text = "1" if self._row.is_flag else values
         setattr(namespace, self.dest, _held(self._row, text, self._row.long))
@@ -51,11 +47,7 @@ class _PrintCompletion(argparse.Action):
     """Prints a completion script for a shell, made from the parser by the package ``shtab``, and ends the program."""
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
         try:
             import shtab  # only here: it is an optional package
