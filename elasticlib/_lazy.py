@@ -1,14 +1,15 @@
 """
-Names of a module that are imported from where they are defined when they are first used (PEP 562).
+What a module offers of others' names: imported at once, or where they are first used (PEP 562).
 
-Rules of this file: a name that was used once is the module's own from then on. Type checkers read the imports that
-stand beside it under ``TYPE_CHECKING``, each as itself: that is how a typed package says what it offers.
+Rules of this file: a name that was used once is the module's own from then on. Type checkers read the imports, each as
+itself (under ``TYPE_CHECKING`` where they are lazy): that is how a typed package says what it offers.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+import types
 from collections.abc import Callable, Mapping
 
 
@@ -34,3 +35,14 @@ def names(
         return sorted({*own, *own["__all__"]})
 
     return at_first_use, listed, sorted(where)
+
+
+def offer(module: str) -> None:
+    """
+    Make ``__all__`` of *module* of the names that it has by now.
+
+    From here, for an ``__all__`` that type checkers see but cannot read hides all names from ``import *``.
+    """
+    own = vars(sys.modules[module])
+    names = (name for name, each in own.items() if not isinstance(each, types.ModuleType))
+    own["__all__"] = sorted(name for name in names if not name.startswith("_"))

@@ -125,22 +125,10 @@ def is_unicode(value: str) -> bool:
     return True
 
 
-def text_or_none(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Text without NUL, or None."""
-    if value is not None:
-        text(instance, attribute, value)
-
-
 def yes_or_no(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{attribute.name}={value!r} must be True or False")
-
-
-def rank_or_none(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    """A rank, or None."""
-    if value is not None:
-        whole(0)(instance, attribute, value)
 
 
 def secret(_: Any, attribute: Attribute[Any], value: Any) -> None:

@@ -7,9 +7,9 @@ Options of a command line whose defaults come from the environment, for parsers 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from elasticlib.errors import ConfigError
@@ -30,8 +30,11 @@ class env(argparse.Action):  # noqa: N801 - torch's name
     def __init__(self, dest: str, default: Any = None, required: bool = False, **kwargs: Any) -> None:
         name = _variable(dest)
         text = os.environ.get(name)
-        if text is not None:
-            _check_choice(name, text, kwargs.get("type"), kwargs.get("choices"))
+        choices = kwargs.get("choices")
+        if text is not None and choices is not None:
+            with contextlib.suppress(TypeError, ValueError, argparse.ArgumentTypeError):  # which the parser tells
+                if (kwargs.get("type") or str)(text) not in choices:
+                    _log.warning("%s=%r is none of %s: taken all the same", name, text, ", ".join(map(str, choices)))
         value = default if text is None else text
         super().__init__(dest=dest, default=value, required=required and not value, **kwargs)
 
@@ -63,11 +66,7 @@ class check_env(argparse.Action):  # noqa: N801 - torch's name
         super().__init__(dest=dest, nargs=0, const=True, default=is_on, **kwargs)
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
         """Turn it on."""
         del parser, values, option_string
@@ -76,17 +75,6 @@ class check_env(argparse.Action):  # noqa: N801 - torch's name
 
 def _variable(dest: str) -> str:
     return f"PET_{dest.upper()}"
-
-
-def _check_choice(name: str, text: str, read: Any, choices: Any) -> None:
-    if choices is None:
-        return
-    try:
-        value = text if read is None else read(text)
-    except (TypeError, ValueError, argparse.ArgumentTypeError):
-        return  # the parser itself says what is wrong with it
-    if value not in choices:
-        _log.warning("%s=%r is none of %s: taken all the same", name, text, ", ".join(map(str, choices)))
 
 
 __all__ = ["check_env", "env"]

@@ -359,15 +359,14 @@ class ChildFailedError(ElasticError):
 
 
 def _record(index: int, rank: int, failure: ProcessFailure) -> str:
+    by_signal = f", {failure.signal_name()}" if failure.exitcode < 0 else ""
     facts = {
         "time": failure.timestamp_isoformat(),
         "host": failure.host,
         "rank": f"{rank} (local_rank: {failure.local_rank})",
-        "exitcode": f"{failure.exitcode} (pid: {failure.pid})",
+        "exitcode": f"{failure.exitcode} (pid: {failure.pid}{by_signal})",
         "error_file": failure.error_file,
     }
-    if failure.exitcode < 0:
-        facts["exitcode"] = f"{failure.exitcode} (pid: {failure.pid}, {failure.signal_name()})"
     trace = failure.traceback or failure.message or NOT_AVAILABLE
     if failure.traceback and failure.exitcode < 0 and not failure.exception_type:
         trace = f"{failure.message}\n{failure.traceback}"

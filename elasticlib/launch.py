@@ -2,12 +2,14 @@
 `elastic_launch` and `launch_agent`: the only place that wires a launch together.
 
 Rules of this file: everything is checked before anything is started; what the process had before the
-launch (environment, signal handlers, folder) it has after it.
+launch (environment, signal handlers, folder) it has after it. torch's own configuration is known by its name and its
+fields, and torch is not imported for it: what it holds is taken as it is, and what nothing here reads is warned of.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import logging
 import os
@@ -20,13 +22,12 @@ from typing import Any
 from attrs import evolve, fields
 
 from elasticlib import events, metrics, records
-from elasticlib._torch_config import as_launch_config
 from elasticlib.agent import LocalElasticAgent
 from elasticlib.agent._checks import check_health_check_server
 from elasticlib.agent._health import HealthCheckServer
 from elasticlib.agent._preparation import prepare
 from elasticlib.agent._watch import stop_health_check
-from elasticlib.errors import ChildFailedError, ConfigError, root_cause
+from elasticlib.errors import ChildFailedError, ConfigError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._streams import Duplicates, make_ready
 from elasticlib.rendezvous import Rules, _choice, open_local, open_remote
@@ -34,15 +35,7 @@ from elasticlib.rendezvous._choice import Choice, PlugIn, Private
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import host_name, node_name
 from elasticlib.rendezvous._options import ETCD
-from elasticlib.spec import (
-    TOKEN_VARIABLE,
-    Entrypoint,
-    LaunchConfig,
-    LogsDest,
-    LogsSpecs,
-    WorkerSpec,
-    entrypoint_name,
-)
+from elasticlib.spec import TOKEN_VARIABLE, Entrypoint, LaunchConfig, LogsDest, LogsSpecs, WorkerSpec, entrypoint_name
 from elasticlib.state import RunResult
 from elasticlib.workers import _devices
 from elasticlib.workers._fork_servers import flags_here
@@ -51,6 +44,8 @@ _log = logging.getLogger("elasticlib")
 
 TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 DEFAULT_SHUTDOWN_TIMEOUT = 30
+_OF_TORCH = frozenset(each.name for each in fields(LaunchConfig) if not each.kw_only)
+"""Fields that torch's ``LaunchConfig`` has too."""
 
 
 class elastic_launch:  # noqa: N801 - torch's name
@@ -135,7 +130,9 @@ def launch_agent(
                 until_run.pop_all()  # the agent stops it when its run ends
                 result = _run(agent)
             if result.is_failed():
-                _raise_failure(agent, title, result)
+                error = ChildFailedError(title, result.failures)
+                rank, _ = error.get_first_failure()
+                raise error from agent.original_exception(rank)
             succeeded = True
         finally:
             if isinstance(logs, DefaultLogsSpecs) and isinstance(asked, DefaultLogsSpecs):
@@ -179,26 +176,15 @@ def _worker_spec(
     config: LaunchConfig, workers: int, entrypoint: Entrypoint, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> WorkerSpec:
     """The workers of this node, still without a rendezvous."""
+    shared = {each.name for each in fields(WorkerSpec)} & {each.name for each in fields(LaunchConfig)}
+    asked = {name: getattr(config, name) for name in shared}
     return WorkerSpec(
-        role=config.role,
+        **{**asked, "local_addr": config.local_addr or None},
         local_world_size=workers,
         rdzv_handler=None,
         entrypoint=entrypoint,
         args=tuple(args),
-        max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
-        local_addr=config.local_addr or None,
-        event_log_handler=config.event_log_handler,
-        numa_options=config.numa_options,
-        virtual_local_rank=config.virtual_local_rank,
-        duplicate_stdout_filters=config.duplicate_stdout_filters,
-        duplicate_stderr_filters=config.duplicate_stderr_filters,
         kwargs=dict(kwargs),
-        module=config.module,
-        no_python=config.no_python,
-        preload=config.preload,
-        worker_server=config.worker_server,
-        exit_timeout=config.exit_timeout,
     )
 
 
@@ -296,12 +282,6 @@ def _run(agent: LocalElasticAgent) -> RunResult:
     return result
 
 
-def _raise_failure(agent: LocalElasticAgent, title: str, result: RunResult) -> None:
-    error = ChildFailedError(title, result.failures)
-    rank, _ = root_cause(result.failures)
-    raise error from agent.original_exception(rank)
-
-
 def _shutdown_timeout(config: LaunchConfig) -> float:
     if config.shutdown_timeout is not None:
         return config.shutdown_timeout
@@ -310,6 +290,44 @@ def _shutdown_timeout(config: LaunchConfig) -> float:
         return max(0, int(text))
     except ValueError:
         raise ConfigError(f"{TIMEOUT_VARIABLE}={text!r} must be whole seconds, 0 or more") from None
+
+
+def as_launch_config(value: object) -> LaunchConfig:
+    """
+    *value* where it is a `LaunchConfig`, or a new one with the fields of torch's ``LaunchConfig``.
+
+    Raises `ConfigError` for anything else, and for a value that breaks a rule. A field that is unknown here and says
+    something is named in a warning. *value* is not changed.
+    """
+    if isinstance(value, LaunchConfig):
+        return value
+    kinds = [each for each in type(value).__mro__ if each.__name__ == "LaunchConfig"]
+    kind = next(filter(dataclasses.is_dataclass, kinds), None)
+    if kind is None:
+        raise ConfigError(
+            f"config{_shown(value, like_it=bool(kinds))} is no LaunchConfig: give one, such as "
+            "elasticlib.LaunchConfig(nproc_per_node=2)"
+        )
+    given = {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
+    for each in dataclasses.fields(kind):
+        if each.name not in _OF_TORCH and not _is_default(each, given[each.name]):
+            _log.warning(
+                "%s=%r has no effect: elasticlib's LaunchConfig has no such field", each.name, given[each.name]
+            )
+    return LaunchConfig(**{name: each for name, each in given.items() if name in _OF_TORCH})
+
+
+def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(value == field.default_factory())
+    return field.default is not dataclasses.MISSING and bool(value == field.default)
+
+
+def _shown(value: object, *, like_it: bool) -> str:
+    # Anything but a plain value may hold a token, which must not end up in a log.
+    if isinstance(value, (str, int, float, type, type(None))):
+        return f"={value!r}"
+    return f", a {type(value).__qualname__}{' that is no dataclass' if like_it else ''},"
 
 
 __all__ = ["elastic_launch", "launch_agent"]

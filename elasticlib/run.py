@@ -19,13 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from elasticlib.cli._options import read_nodes, read_workers
 from elasticlib.cli._parser import PROG, Parser
 from elasticlib.cli._request import Request, by_source, request_of
-from elasticlib.errors import (
-    ChildFailedError,
-    ConfigError,
-    ElasticError,
-    RendezvousGracefulExitError,
-    SignalException,
-)
+from elasticlib.errors import ChildFailedError, ConfigError, ElasticError, RendezvousGracefulExitError, SignalException
 from elasticlib.spec import Entrypoint, LaunchConfig
 from elasticlib.utils._levels import VARIABLE, level_of
 

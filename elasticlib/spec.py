@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from attrs import Attribute, Factory, define, field, setters
+from attrs.validators import optional
 
 from elasticlib import _rules
 from elasticlib.errors import ConfigError, SpecError
@@ -213,11 +214,11 @@ class LaunchConfig(DataclassView):
     """Seconds between looks at what can only be polled; workers' ends are noticed at once."""
     start_method: StartMethod = field(default="forkserver", validator=_rules.one_of(START_METHODS))
     """``forkserver``: forked from a fork server; ``spawn``: a new interpreter each; ``fork``: from the caller."""
-    log_line_prefix_template: str | None = field(default=None, validator=_rules.text_or_none)
+    log_line_prefix_template: str | None = field(default=None, validator=optional(_rules.text))
     metrics_cfg: dict[str, str] = field(factory=dict, converter=_dictionary_or_none)
     """Where this launch's own metrics go, in place of the handler that the program has configured:
     ``{"handler": "console"}`` or ``{"handler": "null"}``. Nothing else has an effect, which is said in a warning."""
-    local_addr: str | None = field(default=None, validator=_rules.text_or_none)
+    local_addr: str | None = field(default=None, validator=optional(_rules.text))
     event_log_handler: str = field(default="null", validator=_rules.text)
     """Where events go: ``null``, ``console``, ``dynamic_rendezvous``, or a name given to `add_logging_handler`."""
     numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
@@ -248,7 +249,7 @@ class LaunchConfig(DataclassView):
     wait_for: WaitFor = field(default="quiet", validator=_rules.one_of(WAITS), kw_only=True)
     """When a round with `min_nodes` starts: after a time without newcomers (``quiet``), at once (``min``), or not
     before `max_nodes` are there or the join time is over (``max``)."""
-    node_rank: int | None = field(default=None, validator=_rules.rank_or_none, kw_only=True)
+    node_rank: int | None = field(default=None, validator=optional(_rules.whole(0)), kw_only=True)
     """Fixed place of this node, 0 to ``max_nodes - 1``, for ``rdzv_backend="static"`` alone."""
     worker_server: bool = field(default=False, kw_only=True)
     """Run torch's debug server in every worker that loads torch; ``ELASTICLIB_WORKER_SERVER_SOCKET`` there names its

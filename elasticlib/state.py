@@ -11,7 +11,7 @@ import enum
 from collections import deque
 from typing import Any
 
-from attrs import Factory, define, field
+from attrs import Factory, define, field, fields
 
 from elasticlib.errors import InvalidTransitionError, ProcessFailure
 from elasticlib.spec import WorkerSpec
@@ -57,6 +57,7 @@ _STORY = 20
 """Steps of a group that are remembered."""
 
 
+@define(eq=False, repr=False)
 class Worker:
     """
     One worker: its ranks, and in `id` its process id once it was started.
@@ -64,25 +65,15 @@ class Worker:
     (torch: ``torch.distributed.elastic.agent.server.Worker``)
     """
 
-    __slots__ = ("global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size")
-
-    def __init__(
-        self,
-        local_rank: int,
-        global_rank: int = -1,
-        role_rank: int = -1,
-        world_size: int = -1,
-        role_world_size: int = -1,
-    ) -> None:
-        self.id: Any = None
-        self.local_rank = local_rank
-        self.global_rank = global_rank
-        self.role_rank = role_rank
-        self.world_size = world_size
-        self.role_world_size = role_world_size
+    local_rank: int
+    global_rank: int = -1
+    role_rank: int = -1
+    world_size: int = -1
+    role_world_size: int = -1
+    id: Any = field(default=None, init=False)
 
     def __repr__(self) -> str:
-        facts = ", ".join(f"{name}={getattr(self, name)!r}" for name in sorted(self.__slots__))
+        facts = ", ".join(f"{name}={getattr(self, name)!r}" for name in sorted(each.name for each in fields(Worker)))
         return f"Worker({facts})"
 
 

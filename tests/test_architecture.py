@@ -28,7 +28,6 @@ LAYERS = [
     "_programs",
     "_rules",
     "spec",
-    "_torch_config",
     "state",
     "records",
     "metrics",

@@ -6,8 +6,10 @@ import ast
 import collections
 import importlib
 import inspect
+import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -66,6 +68,23 @@ def test_type_checkers_are_told_what_is_loaded_at_the_first_use(module: str) -> 
     assert offered == {name for name, _ in told}
     for name, path in told:
         assert getattr(found, name) is getattr(importlib.import_module(path.rpartition(".")[0]), name)
+
+
+def offering() -> Iterator[pathlib.Path]:
+    """Files of the modules whose names are all those that they import."""
+    for path in pathlib.Path(elasticlib.__file__).parent.rglob("*.py"):
+        if "\n_lazy.offer(" in path.read_text(encoding="utf-8"):
+            yield path
+
+
+@pytest.mark.parametrize("path", sorted(offering()), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_type_checkers_are_told_what_is_loaded_at_once(path: pathlib.Path) -> None:
+    """Each name is imported as itself, or with all others, and no list stands beside it that they could not read."""
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    names = [each for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names if each.name != "_lazy"]
+
+    assert {ast.Expr, ast.ImportFrom} == {type(node) for node in nodes}
+    assert [] == [each.name for each in names if each.name != "*" and each.asname != each.name]
 
 
 def test_torchs_names_are_exported() -> None:

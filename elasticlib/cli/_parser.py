@@ -36,11 +36,7 @@ class _Read(argparse.Action):
         self._row = row
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
         text = "1" if self._row.is_flag else values
         setattr(namespace, self.dest, _held(self._row, text, self._row.long))
@@ -51,11 +47,7 @@ class _PrintCompletion(argparse.Action):
     """Prints a completion script for a shell, made from the parser by the package ``shtab``, and ends the program."""
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
         try:
             import shtab  # only here: it is an optional package
@@ -157,9 +149,7 @@ class Parser(argparse.ArgumentParser):
         rest = list(args)
         while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
             name, equals, value = rest.pop(0).partition("=")
-            action = self._named(name)
-            if action is not None and name.startswith("--"):
-                name = name if name in action.option_strings else _full(action, name)
+            action, name = self._named(name)
             options.append(name + equals + value)
             if action is not None and not equals:
                 count = _taken(action, rest)
@@ -167,29 +157,18 @@ class Parser(argparse.ArgumentParser):
                 del rest[:count]
         return options, rest[1:] if rest and rest[0] == "--" else rest
 
-    def _named(self, name: str) -> argparse.Action | None:
-        """The one option that *name* means, whole or cut short, with dashes or underscores; None if there is none."""
+    def _named(self, name: str) -> tuple[argparse.Action | None, str]:
+        """The one option that *name* means, whole or cut short, with dashes or underscores, if any; and it in full."""
         known = self._option_string_actions
         if name in known or not name.startswith("--"):
-            return known.get(name)
+            return known.get(name), name
         dashed = name.replace("_", "-")
-        found = {
-            action.dest: action
-            for text, action in known.items()
-            if text.startswith("--") and text.replace("_", "-").startswith(dashed)
-        }
-        whole = [action for action in found.values() if dashed in _dashed(action)]
-        return whole[0] if whole else next(iter(found.values())) if len(found) == 1 else None
-
-
-def _dashed(action: argparse.Action) -> list[str]:
-    return [text.replace("_", "-") for text in action.option_strings]
-
-
-def _full(action: argparse.Action, name: str) -> str:
-    """The whole option that *name* is short for, among the spellings of *action*."""
-    dashed = name.replace("_", "-")
-    return next(text for text in action.option_strings if text.replace("_", "-").startswith(dashed))
+        spelled = {text.replace("_", "-"): text for text in known if text.startswith("--")}
+        meant = {known[text].dest: text for each, text in spelled.items() if each.startswith(dashed)}
+        if dashed not in spelled and len(meant) != 1:
+            return None, name
+        text = spelled.get(dashed) or next(iter(meant.values()))
+        return known[text], text
 
 
 def _taken(action: argparse.Action, rest: Sequence[str]) -> int:

@@ -19,29 +19,26 @@ element; ``agent_restarts`` counts those of the job; workers that a signal stopp
 ``dynamic_rendezvous`` shows its events on the console where nobody gave it a handler; a handler that fails ends no job.
 """
 
+from elasticlib import _lazy
 from elasticlib.events._destinations import (
-    add_logging_handler,
-    construct_and_record_rdzv_event,
-    get_logging_handler,
-    record,
-    record_rdzv_event,
+    add_logging_handler as add_logging_handler,
+    construct_and_record_rdzv_event as construct_and_record_rdzv_event,
+    get_logging_handler as get_logging_handler,
+    record as record,
+    record_rdzv_event as record_rdzv_event,
 )
-from elasticlib.events._event import Event, EventMetadataValue, EventSource, NodeState, RdzvEvent
-from elasticlib.events._sink import JobFacts, Standing, sinks, status_event
+from elasticlib.events._event import (
+    Event as Event,
+    EventMetadataValue as EventMetadataValue,
+    EventSource as EventSource,
+    NodeState as NodeState,
+    RdzvEvent as RdzvEvent,
+)
+from elasticlib.events._sink import (
+    JobFacts as JobFacts,
+    Standing as Standing,
+    sinks as sinks,
+    status_event as status_event,
+)
 
-__all__ = [
-    "Event",
-    "EventMetadataValue",
-    "EventSource",
-    "JobFacts",
-    "NodeState",
-    "RdzvEvent",
-    "Standing",
-    "add_logging_handler",
-    "construct_and_record_rdzv_event",
-    "get_logging_handler",
-    "record",
-    "record_rdzv_event",
-    "sinks",
-    "status_event",
-]
+_lazy.offer(__name__)

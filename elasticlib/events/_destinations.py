@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, TextIO
 
 from elasticlib.errors import ConfigError, UnknownNameError
 from elasticlib.events._event import Event, NodeState, RdzvEvent
@@ -24,14 +23,7 @@ RENDEZVOUS = "dynamic_rendezvous"
 """The destination of events about a node's way into a round."""
 
 
-# Python 3.10's class takes no parameter when the program runs.
-if TYPE_CHECKING:
-    _TextHandler = logging.StreamHandler[TextIO]
-else:
-    _TextHandler = logging.StreamHandler
-
-
-class ConsoleHandler(_TextHandler):
+class ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10's takes no parameter
     """Writes each event as a line to what ``sys.stderr`` is by then."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from elasticlib.errors import ConfigError, UnknownNameError
 
 EventMetadataValue: TypeAlias = str | int | float | bool | None
 
-E = TypeVar("E", bound=Enum)
+T = TypeVar("T")
 
 
 class EventSource(str, Enum):
@@ -57,10 +57,7 @@ class Event:
     @staticmethod
     def deserialize(data: str | Event) -> Event:
         """The event that `serialize` wrote, or *data* itself if it is one; `ConfigError` for anything else."""
-        if isinstance(data, Event):
-            return data
-        fields = _fields(data, "source")
-        return _built(Event, data, {**fields, "source": _member(EventSource, fields["source"])})
+        return data if isinstance(data, Event) else _read(Event, data, "source", EventSource)
 
 
 @dataclass
@@ -89,35 +86,23 @@ class RdzvEvent:
     @staticmethod
     def deserialize(data: str | RdzvEvent) -> RdzvEvent:
         """The event that `serialize` wrote, or *data* itself if it is one; `ConfigError` for anything else."""
-        if isinstance(data, RdzvEvent):
-            return data
-        fields = _fields(data, "node_state")
-        return _built(RdzvEvent, data, {**fields, "node_state": _member(NodeState, fields["node_state"])})
+        return data if isinstance(data, RdzvEvent) else _read(RdzvEvent, data, "node_state", NodeState)
 
 
-T = TypeVar("T")
-
-
-def _fields(data: object, key: str) -> dict[str, Any]:
+def _read(kind: type[T], data: object, key: str, members: type[Enum]) -> T:
+    """The event of that *kind* in a JSON text, where *key* names one of the *members*."""
     if not isinstance(data, str):
         raise ConfigError(f"data={data!r} is no event: give the text that serialize() returned")
     try:
-        found = json.loads(data)
+        fields = json.loads(data)
     except ValueError as error:
         raise ConfigError(f"data={data!r} is no event: it is not JSON ({error})") from error
-    if not isinstance(found, dict) or key not in found:
+    if not isinstance(fields, dict) or key not in fields:
         raise UnknownNameError(f"data={data!r} is no event: it has no {key!r}")
-    return found
-
-
-def _built(kind: type[T], data: object, fields: dict[str, Any]) -> T:
+    name = fields[key]
+    if not isinstance(name, str) or name not in members.__members__:
+        raise UnknownNameError(f"{name!r} is no {members.__name__}: it is one of {', '.join(members.__members__)}")
     try:
-        return kind(**fields)
+        return kind(**{**fields, key: members[name]})
     except TypeError as error:
         raise ConfigError(f"data={data!r} is no {kind.__name__}: {error}") from error
-
-
-def _member(kind: type[E], name: object) -> E:
-    if not isinstance(name, str) or name not in kind.__members__:
-        raise UnknownNameError(f"{name!r} is no {kind.__name__}: it is one of {', '.join(kind.__members__)}")
-    return kind[name]

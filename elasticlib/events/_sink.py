@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from attrs import evolve, frozen
 
@@ -140,32 +141,31 @@ class EventSink:
             _show(event, self._destination)
 
     def _events(self, told: records.Record) -> list[Event]:
+        if isinstance(told, records.RanksReceived):
+            self._ended = []
+            self._standing = Standing(told.group_rank, told.group_world_size, told.restart_count)
+        now = self._now()
+        event = partial(status_event, self._job, self._standing, now=now)
         match told:
-            case records.RanksReceived():
-                self._ended = []
-                self._standing = Standing(told.group_rank, told.group_world_size, told.restart_count)
-                return [self._event("RENDEZVOUS", duration=told.duration)]
-            case records.RanksMissed():
-                return [self._event("RENDEZVOUS", duration=told.duration)]
+            case records.RanksReceived() | records.RanksMissed():
+                return [event("RENDEZVOUS", duration=told.duration)]
             case records.RanksAssigned():
-                return [self._event("ASSIGN_WORKER_RANKS", duration=told.duration)]
+                return [event("ASSIGN_WORKER_RANKS", duration=told.duration)]
             case records.StateTimed():
-                return [self._event(told.state, duration=told.duration)]
+                return [event(told.state, duration=told.duration)]
             case records.WorkerStarted():
-                return [self._event("START", EventSource.WORKER, worker=told.worker)]
+                return [event("START", EventSource.WORKER, worker=told.worker)]
             case records.WorkerEnded():
-                self._ended.append(
-                    self._event(told.state, EventSource.WORKER, worker=told.worker, failure=told.failure)
-                )
+                self._ended.append(event(told.state, EventSource.WORKER, worker=told.worker, failure=told.failure))
                 return []
             case records.RunEnded():
                 return self._last(int(told.duration))
             case records.AgentSucceeded():
-                return [self._event("SUCCEEDED")]
+                return [event("SUCCEEDED")]
             case records.AgentFailed():
-                return [self._event("FAILED", raw_error=told.trace)]
+                return [event("FAILED", raw_error=told.trace)]
             case records.WatchdogReported():
-                return [watchdog_event(self._job, self._standing, told, self._now())]
+                return [watchdog_event(self._job, self._standing, told, now)]
             case _:
                 return []
 
@@ -176,27 +176,15 @@ class EventSink:
             event.metadata["total_run_time"] = seconds
         return ended
 
-    def _event(
-        self,
-        state: str,
-        source: EventSource = EventSource.AGENT,
-        *,
-        worker: records.WorkerPlace | None = None,
-        failure: ProcessFailure | None = None,
-        raw_error: str | None = None,
-        duration: float | None = None,
-    ) -> Event:
-        return status_event(
-            self._job,
-            self._standing,
-            state,
-            source,
-            worker=worker,
-            failure=failure,
-            raw_error=raw_error,
-            duration=duration,
-            now=self._now(),
-        )
+
+_RENDEZVOUS_STEPS: dict[type[records.Record], tuple[str, NodeState]] = {
+    records.RanksAwaited: ("wait_for_ranks", NodeState.INIT),
+    records.RanksReceived: ("get_ranks", NodeState.SUCCEEDED),
+    records.RanksMissed: ("wait_for_ranks", NodeState.FAILED),
+    records.RoundStarted: ("start_round", NodeState.RUNNING),
+    records.RoundEnded: ("end_round", NodeState.RUNNING),
+}
+"""What the agent did then, and where its node is."""
 
 
 class RendezvousSink:
@@ -209,29 +197,14 @@ class RendezvousSink:
 
     def __call__(self, told: records.Record) -> None:
         """Send the event of one record, if it makes one."""
-        event = self._event(told)
-        if event is not None:
-            _show(event, RENDEZVOUS)
-
-    def _event(self, told: records.Record) -> RdzvEvent | None:
-        match told:
-            case records.RanksAwaited():
-                self._rank, self._master = None, ""
-                return self._made("wait_for_ranks", NodeState.INIT, told)
-            case records.RanksReceived():
-                self._rank, self._master = told.group_rank, told.master
-                return self._made("get_ranks", NodeState.SUCCEEDED, told)
-            case records.RanksMissed():
-                return self._made("wait_for_ranks", NodeState.FAILED, told, told.trace)
-            case records.RoundStarted():
-                return self._made("start_round", NodeState.RUNNING, told)
-            case records.RoundEnded():
-                return self._made("end_round", NodeState.RUNNING, told)
-            case _:
-                return None
-
-    def _made(self, name: str, state: NodeState, told: records.Record, trace: str = "") -> RdzvEvent:
-        return RdzvEvent(
+        if type(told) not in _RENDEZVOUS_STEPS:
+            return
+        if isinstance(told, records.RanksAwaited):
+            self._rank, self._master = None, ""
+        elif isinstance(told, records.RanksReceived):
+            self._rank, self._master = told.group_rank, told.master
+        name, state = _RENDEZVOUS_STEPS[type(told)]
+        event = RdzvEvent(
             name=f"agent:{name}",
             run_id=self._job.run_id,
             message=str(told),
@@ -240,8 +213,9 @@ class RendezvousSink:
             node_state=state,
             master_endpoint=self._master,
             rank=self._rank,
-            error_trace=trace,
+            error_trace=told.trace if isinstance(told, records.RanksMissed) else "",
         )
+        _show(event, RENDEZVOUS)
 
 
 def _show(event: Event | RdzvEvent, destination: str) -> None:

@@ -1,7 +1,5 @@
 """Re-export: ``torch.distributed.launcher.api``."""
 
-from __future__ import annotations
-
 from elasticlib.launch import elastic_launch, launch_agent
 from elasticlib.spec import LaunchConfig
 

@@ -24,36 +24,22 @@ the restarts used up, 0 to 100; 100 for a failure), and at each look at the work
 of the whole job, and a local agent looks when something happened, not ten times a second.
 """
 
-from elasticlib.metrics._config import MetricsConfig, handler_of, initialize_metrics
-from elasticlib.metrics._profiling import get_elapsed_time_ms, prof, profile
-from elasticlib.metrics._sink import MetricSink
+from elasticlib import _lazy
+from elasticlib.metrics._profiling import get_elapsed_time_ms as get_elapsed_time_ms, prof as prof, profile as profile
+from elasticlib.metrics._sink import MetricSink as MetricSink
 from elasticlib.metrics._streams import (
-    ConsoleMetricHandler,
-    MetricData,
-    MetricHandler,
-    MetricStream,
-    NullMetricHandler,
-    configure,
-    getStream,
-    publish_metric,
-    put_metric,
+    ConsoleMetricHandler as ConsoleMetricHandler,
+    MetricData as MetricData,
+    MetricHandler as MetricHandler,
+    MetricsConfig as MetricsConfig,
+    MetricStream as MetricStream,
+    NullMetricHandler as NullMetricHandler,
+    configure as configure,
+    getStream as getStream,
+    handler_of as handler_of,
+    initialize_metrics as initialize_metrics,
+    publish_metric as publish_metric,
+    put_metric as put_metric,
 )
 
-__all__ = [
-    "ConsoleMetricHandler",
-    "MetricData",
-    "MetricHandler",
-    "MetricSink",
-    "MetricStream",
-    "MetricsConfig",
-    "NullMetricHandler",
-    "configure",
-    "getStream",
-    "get_elapsed_time_ms",
-    "handler_of",
-    "initialize_metrics",
-    "prof",
-    "profile",
-    "publish_metric",
-    "put_metric",
-]
+_lazy.offer(__name__)

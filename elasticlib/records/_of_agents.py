@@ -13,25 +13,24 @@ from typing import Literal
 from attrs import frozen
 
 from elasticlib.errors import ProcessFailure
+from elasticlib.records._sinks import Record
 
 FINE = 5
 """Level of what is for sinks rather than for people: below DEBUG."""
 
 
 @frozen
-class RanksAwaited:
+class RanksAwaited(Record, level=DEBUG):
     """This node asked for ranks in the next round, and waits for it."""
 
     node: str
-
-    level = DEBUG
 
     def __str__(self) -> str:
         return f"node {self.node} waits for its rank assignment"
 
 
 @frozen
-class RanksReceived:
+class RanksReceived(Record, level=DEBUG):
     """This node has a place in a round; its workers are not started yet."""
 
     round: int
@@ -44,8 +43,6 @@ class RanksReceived:
     duration: float
     """From the request to join until now."""
 
-    level = DEBUG
-
     def __str__(self) -> str:
         return (
             f"node rank {self.group_rank} of {self.group_world_size} in round {self.round} after "
@@ -54,7 +51,7 @@ class RanksReceived:
 
 
 @frozen
-class RanksMissed:
+class RanksMissed(Record, level=DEBUG):
     """This node asked for ranks and will not get any."""
 
     why: str
@@ -62,22 +59,18 @@ class RanksMissed:
     trace: str = ""
     """Traceback of the error that ended the wait, if one did."""
 
-    level = DEBUG
-
     def __str__(self) -> str:
         return f"no rank assignment after {self.duration:.3f} s: {self.why}"
 
 
 @frozen
-class RanksAssigned:
+class RanksAssigned(Record, level=DEBUG):
     """The workers of this node have their ranks, and the store of the round was found."""
 
     round: int
     ranks: tuple[int, ...]
     """Global ranks, by local rank."""
     duration: float
-
-    level = DEBUG
 
     def __str__(self) -> str:
         return f"this node has the ranks {list(self.ranks)} in round {self.round} ({self.duration:.3f} s)"
@@ -96,26 +89,22 @@ class WorkerPlace:
 
 
 @frozen
-class WorkerStarted:
+class WorkerStarted(Record, level=FINE):
     """One worker was started."""
 
     worker: WorkerPlace
-
-    level = FINE
 
     def __str__(self) -> str:
         return f"rank {self.worker.global_rank} started as {self.worker.id}"
 
 
 @frozen
-class WorkerEnded:
+class WorkerEnded(Record, level=FINE):
     """One worker is gone, and how: TERMINATED did not fail, but its round was stopped."""
 
     worker: WorkerPlace
     state: Literal["SUCCEEDED", "FAILED", "TERMINATED"]
     failure: ProcessFailure | None = None
-
-    level = FINE
 
     def __str__(self) -> str:
         why = f": {self.failure.message}" if self.failure is not None else ""
@@ -123,21 +112,19 @@ class WorkerEnded:
 
 
 @frozen
-class WorkersSeen:
+class WorkersSeen(Record, level=FINE):
     """The agent looked at its workers."""
 
     state: str
     """Name of a `WorkerState`."""
     remaining_restarts: int
 
-    level = FINE
-
     def __str__(self) -> str:
         return f"workers are {self.state}, {self.remaining_restarts} restarts are left"
 
 
 @frozen
-class StepDone:
+class StepDone(Record, level=FINE):
     """The agent went through a step of its work, or failed in it."""
 
     step: str
@@ -145,27 +132,23 @@ class StepDone:
     duration: float
     succeeded: bool
 
-    level = FINE
-
     def __str__(self) -> str:
         return f"{self.step} {'took' if self.succeeded else 'failed after'} {self.duration:.3f} s"
 
 
 @frozen
-class StateTimed:
+class StateTimed(Record, level=FINE):
     """Somebody measured how long the agent was in a state of his own naming."""
 
     state: str
     duration: float
-
-    level = FINE
 
     def __str__(self) -> str:
         return f"{self.state} took {self.duration:.3f} s"
 
 
 @frozen
-class RunEnded:
+class RunEnded(Record, level=DEBUG):
     """The agent's run is over, and nothing of it is left."""
 
     outcome: Literal["SUCCEEDED", "FAILED", "RAISED"]
@@ -175,8 +158,6 @@ class RunEnded:
     max_restarts: int
     duration: float
 
-    level = DEBUG
-
     def __str__(self) -> str:
         return (
             f"the agent's run {self.outcome} after {self.duration:.3f} s, {self.restart_count} of {self.max_restarts} "
@@ -185,22 +166,18 @@ class RunEnded:
 
 
 @frozen
-class AgentSucceeded:
+class AgentSucceeded(Record, level=FINE):
     """The agent did its work to its end, whether or not workers failed."""
-
-    level = FINE
 
     def __str__(self) -> str:
         return "the agent has done its work"
 
 
 @frozen
-class AgentFailed:
+class AgentFailed(Record, level=FINE):
     """The agent could not do its work: the nodes did not meet, a signal came."""
 
     trace: str
-
-    level = FINE
 
     def __str__(self) -> str:
         return f"the agent could not do its work: {self.trace.strip().rpartition(chr(10))[2]}"

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from attrs import frozen
 
 from elasticlib._lease import CUT_OFF
+from elasticlib.records._sinks import Record
 
 _MOST = 8
 
@@ -31,21 +32,19 @@ def _name(signum: int) -> str:
 
 
 @frozen
-class LaunchStarted:
+class LaunchStarted(Record, level=logging.INFO):
     """A launch begins on this node."""
 
     entrypoint: str
     asked: dict[str, object]
     """Value of each field of the configuration that says how it will run."""
 
-    level = logging.INFO
-
     def __str__(self) -> str:
         return f"launching {self.entrypoint}: {', '.join(f'{name}={value!r}' for name, value in self.asked.items())}"
 
 
 @frozen
-class RoundStarted:
+class RoundStarted(Record, level=logging.INFO):
     """All workers of this node were started."""
 
     round: int
@@ -59,8 +58,6 @@ class RoundStarted:
     """Process ids by local rank."""
     why: str
 
-    level = logging.INFO
-
     def __str__(self) -> str:
         return (
             f"round {self.round} started ({self.why}): node rank {self.group_rank} of {self.group_world_size}, "
@@ -70,7 +67,7 @@ class RoundStarted:
 
 
 @frozen
-class RoundEnded:
+class RoundEnded(Record):
     """The coordinator ended the round."""
 
     round: int
@@ -87,7 +84,7 @@ class RoundEnded:
 
 
 @frozen
-class WorkersStopping:
+class WorkersStopping(Record, level=logging.INFO):
     """The stop ladder begins."""
 
     round: int
@@ -96,14 +93,12 @@ class WorkersStopping:
     grace: float
     """Seconds until SIGKILL."""
 
-    level = logging.INFO
-
     def __str__(self) -> str:
         return f"stopping the workers of round {self.round} with signal {self.signum}, {self.grace:g} s: {self.why}"
 
 
 @frozen
-class StopAwaited:
+class StopAwaited(Record, level=logging.WARNING):
     """Somebody asked for the end, and waits for workers that are not gone at once."""
 
     pids: dict[int, int]
@@ -111,8 +106,6 @@ class StopAwaited:
     signum: int
     left: float
     """Seconds until SIGKILL."""
-
-    level = logging.WARNING
 
     def __str__(self) -> str:
         several = "s" if len(self.pids) > 1 else ""
@@ -124,7 +117,7 @@ class StopAwaited:
 
 
 @frozen
-class WorkerStuck:
+class WorkerStuck(Record, level=logging.WARNING):
     """A worker was killed before its time: native code kept it from the signal, and the others with it."""
 
     rank: int
@@ -132,8 +125,6 @@ class WorkerStuck:
     signum: int
     waited: float
     """Seconds since the signal was sent."""
-
-    level = logging.WARNING
 
     def __str__(self) -> str:
         return (
@@ -143,38 +134,32 @@ class WorkerStuck:
 
 
 @frozen
-class NotNeeded:
+class NotNeeded(Record, level=logging.WARNING):
     """The job ended well without this node: its workers never did their part in the round that succeeded."""
 
     node: str
     why: str
-
-    level = logging.WARNING
 
     def __str__(self) -> str:
         return f"node {self.node} was not needed, so none of its workers has a result: {self.why}"
 
 
 @frozen
-class OutcomeMissed:
+class OutcomeMissed(Record, level=logging.WARNING):
     """All workers of this node ended well, and then the job's store went: no outcome came, and none will."""
 
     node: str
     why: str
-
-    level = logging.WARNING
 
     def __str__(self) -> str:
         return f"node {self.node} ends with success, as its own workers did, without the outcome of the job: {self.why}"
 
 
 @frozen
-class WorkersSurvived:
+class WorkersSurvived(Record, level=logging.ERROR):
     """Processes that even SIGKILL did not end: they sit in a system call that cannot be interrupted."""
 
     pids: tuple[int, ...]
-
-    level = logging.ERROR
 
     def __str__(self) -> str:
         return (
@@ -184,22 +169,18 @@ class WorkersSurvived:
 
 
 @frozen
-class WorkersCutOff:
+class WorkersCutOff(Record, level=logging.ERROR):
     """The workers were killed by the launcher, as whoever does that earlier did not."""
-
-    level = logging.ERROR
 
     def __str__(self) -> str:
         return CUT_OFF
 
 
 @frozen
-class SpawnerKilled:
+class SpawnerKilled(Record, level=logging.ERROR):
     """The process that starts and stops the workers did not answer, and was killed with all of them."""
 
     seconds: float
-
-    level = logging.ERROR
 
     def __str__(self) -> str:
         return (
@@ -209,50 +190,42 @@ class SpawnerKilled:
 
 
 @frozen
-class ThreadsChosen:
+class ThreadsChosen(Record, level=logging.INFO):
     """OMP_NUM_THREADS was not set and was chosen."""
 
     threads: int
     cpus: float
     workers: int
 
-    level = logging.INFO
-
     def __str__(self) -> str:
         return f"OMP_NUM_THREADS={self.threads} in each worker: {self.cpus:g} CPUs for {self.workers} workers"
 
 
 @frozen
-class PreloadSkipped:
+class PreloadSkipped(Record, level=logging.WARNING):
     """The default preload does not work here: the workers import for themselves."""
 
     why: str
-
-    level = logging.WARNING
 
     def __str__(self) -> str:
         return f"{self.why}; until then each worker imports it by itself, which takes longer (preload=() asks for that)"
 
 
 @frozen
-class LogsKept:
+class LogsKept(Record, level=logging.INFO):
     """A job failed, and its logs stay for a look."""
 
     folder: str
-
-    level = logging.INFO
 
     def __str__(self) -> str:
         return f"logs and error files are kept in {self.folder}"
 
 
 @frozen
-class LogsCutOff:
+class LogsCutOff(Record, level=logging.WARNING):
     """The disk of a log folder was full when a round ended, so that lines may be missing there."""
 
     folder: str
-
-    level = logging.WARNING
 
     def __str__(self) -> str:
         return (
@@ -262,7 +235,7 @@ class LogsCutOff:
 
 
 @frozen
-class WatchdogReported:
+class WatchdogReported(Record):
     """The watchdog of countdown timers has something to tell."""
 
     event: str
@@ -288,21 +261,19 @@ class WatchdogReported:
 
 
 @frozen
-class WorkerAsleep:
+class WorkerAsleep(Record, level=logging.WARNING):
     """A worker was found in uninterruptible sleep (state D), and is watched from now on."""
 
     pid: int
     allowed: float
     """Seconds that this may last."""
 
-    level = logging.WARNING
-
     def __str__(self) -> str:
         return f"process {self.pid} is in uninterruptible sleep; after {self.allowed:g} s of it the job is ended"
 
 
 @frozen
-class WorkerLingers:
+class WorkerLingers(Record, level=logging.WARNING):
     """A worker's program is over, but its process has not ended in the time that it has for this."""
 
     local_rank: int
@@ -312,8 +283,6 @@ class WorkerLingers:
     """Whether it is stopped for that."""
     stacks: str
     """Those of its threads, as the fault handler writes them."""
-
-    level = logging.WARNING
 
     def __str__(self) -> str:
         what = (
@@ -326,7 +295,7 @@ class WorkerLingers:
 
 
 @frozen
-class VariableIgnored:
+class VariableIgnored(Record, level=logging.WARNING):
     """A variable of this environment has a value that is not understood, and is taken as not set."""
 
     name: str
@@ -336,14 +305,12 @@ class VariableIgnored:
     effect: str
     """What follows from its being ignored."""
 
-    level = logging.WARNING
-
     def __str__(self) -> str:
         return f"{self.name}={self.value!r} is ignored: {self.rule}; {self.effect}"
 
 
 @frozen
-class HealthCheckReported:
+class HealthCheckReported(Record):
     """The health check of the agent listens, or why it does not."""
 
     what: str
@@ -359,12 +326,10 @@ class HealthCheckReported:
 
 
 @frozen
-class WorkerServersPlaced:
+class WorkerServersPlaced(Record, level=logging.INFO):
     """Where each worker of this node offers torch's debug server once it has loaded torch."""
 
     folder: str
-
-    level = logging.INFO
 
     def __str__(self) -> str:
         return f"debug servers of the workers: Unix sockets {self.folder}/<local rank>"

@@ -46,7 +46,6 @@ ROWS = {row.long: row for rows in OPTIONS.values() for row in rows}
 NO_VARIABLES = {
     "ASSIGN_WORKER_RANKS": "a step of an agent, in events",
     "DEFAULT_PORT": "a name of a module",
-    "DEFAULT_ROLE": "a name of a module",
     "ENABLE_USER_SITE": "a name of Python's module site",
     "PYTORCH_JIT": "torch's own: a worker is warned that it sets it too late",
     "SC_CLK_TCK": "of sysconf",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import get_args, get_origin
+from typing import get_origin
 
 import pytest
 
@@ -192,6 +192,6 @@ def test_an_interrupt_in_a_sink_is_no_failure_of_it() -> None:
 def test_every_record_is_listed() -> None:
     # Python 3.10 takes an alias such as `Callable[[Record], None]` for a type.
     types = {name for name, each in vars(records).items() if isinstance(each, type) and get_origin(each) is None}
-    made = types - {"WorkerPlace"}
+    made = types - {"Record", "WorkerPlace"}
 
-    assert {each.__name__ for each in get_args(Record)} == made
+    assert {each.__name__ for each in Record.__subclasses__()} == made

@@ -1,37 +1,7 @@
 """Re-export: ``torch.distributed.elastic.metrics``."""
 
-from __future__ import annotations
+from elasticlib import _lazy
+from elasticlib.elastic.metrics.api import *  # noqa: F403 - as torch's does, with all of it
+from elasticlib.metrics import initialize_metrics as initialize_metrics
 
-from elasticlib.metrics import (
-    ConsoleMetricHandler,
-    MetricData,
-    MetricHandler,
-    MetricsConfig,
-    MetricStream,
-    NullMetricHandler,
-    configure,
-    get_elapsed_time_ms,
-    getStream,
-    initialize_metrics,
-    prof,
-    profile,
-    publish_metric,
-    put_metric,
-)
-
-__all__ = [
-    "ConsoleMetricHandler",
-    "MetricData",
-    "MetricHandler",
-    "MetricStream",
-    "MetricsConfig",
-    "NullMetricHandler",
-    "configure",
-    "getStream",
-    "get_elapsed_time_ms",
-    "initialize_metrics",
-    "prof",
-    "profile",
-    "publish_metric",
-    "put_metric",
-]
+_lazy.offer(__name__)

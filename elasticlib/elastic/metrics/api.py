@@ -1,31 +1,18 @@
 """Re-export: ``torch.distributed.elastic.metrics.api``."""
 
-from elasticlib.metrics._config import MetricsConfig
-from elasticlib.metrics._profiling import get_elapsed_time_ms, prof, profile
+from elasticlib import _lazy
+from elasticlib.metrics._profiling import get_elapsed_time_ms as get_elapsed_time_ms, prof as prof, profile as profile
 from elasticlib.metrics._streams import (
-    ConsoleMetricHandler,
-    MetricData,
-    MetricHandler,
-    MetricStream,
-    NullMetricHandler,
-    configure,
-    getStream,
-    publish_metric,
-    put_metric,
+    ConsoleMetricHandler as ConsoleMetricHandler,
+    MetricData as MetricData,
+    MetricHandler as MetricHandler,
+    MetricsConfig as MetricsConfig,
+    MetricStream as MetricStream,
+    NullMetricHandler as NullMetricHandler,
+    configure as configure,
+    getStream as getStream,
+    publish_metric as publish_metric,
+    put_metric as put_metric,
 )
 
-__all__ = [
-    "ConsoleMetricHandler",
-    "MetricData",
-    "MetricHandler",
-    "MetricStream",
-    "MetricsConfig",
-    "NullMetricHandler",
-    "configure",
-    "getStream",
-    "get_elapsed_time_ms",
-    "prof",
-    "profile",
-    "publish_metric",
-    "put_metric",
-]
+_lazy.offer(__name__)

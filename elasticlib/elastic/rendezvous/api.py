@@ -1,39 +1,24 @@
 """Re-export: ``torch.distributed.elastic.rendezvous.api``."""
 
-from __future__ import annotations
-
+from elasticlib import _lazy
 from elasticlib.errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
+    RendezvousClosedError as RendezvousClosedError,
+    RendezvousConnectionError as RendezvousConnectionError,
+    RendezvousError as RendezvousError,
+    RendezvousGracefulExitError as RendezvousGracefulExitError,
+    RendezvousStateError as RendezvousStateError,
+    RendezvousTimeoutError as RendezvousTimeoutError,
 )
 from elasticlib.rendezvous.handlers._base import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
+    RendezvousHandler as RendezvousHandler,
+    RendezvousInfo as RendezvousInfo,
+    RendezvousParameters as RendezvousParameters,
+    RendezvousStoreInfo as RendezvousStoreInfo,
 )
 from elasticlib.rendezvous.handlers._registry import (
-    RendezvousHandlerCreator,
-    RendezvousHandlerRegistry,
-    rendezvous_handler_registry,
+    RendezvousHandlerCreator as RendezvousHandlerCreator,
+    RendezvousHandlerRegistry as RendezvousHandlerRegistry,
+    rendezvous_handler_registry as rendezvous_handler_registry,
 )
 
-__all__ = [
-    "RendezvousClosedError",
-    "RendezvousConnectionError",
-    "RendezvousError",
-    "RendezvousGracefulExitError",
-    "RendezvousHandler",
-    "RendezvousHandlerCreator",
-    "RendezvousHandlerRegistry",
-    "RendezvousInfo",
-    "RendezvousParameters",
-    "RendezvousStateError",
-    "RendezvousStoreInfo",
-    "RendezvousTimeoutError",
-    "rendezvous_handler_registry",
-]
+_lazy.offer(__name__)

@@ -1,20 +1,12 @@
 """Re-export: ``torch.distributed.elastic.rendezvous.dynamic_rendezvous``."""
 
-from __future__ import annotations
-
+from elasticlib import _lazy
 from elasticlib.rendezvous.handlers._dynamic import (
-    DynamicRendezvousHandler,
-    RendezvousSettings,
-    RendezvousTimeout,
-    create_handler,
+    DynamicRendezvousHandler as DynamicRendezvousHandler,
+    RendezvousSettings as RendezvousSettings,
+    RendezvousTimeout as RendezvousTimeout,
+    create_handler as create_handler,
 )
-from elasticlib.rendezvous.stores._state_backend import RendezvousBackend, Token
+from elasticlib.rendezvous.stores._state_backend import RendezvousBackend as RendezvousBackend, Token as Token
 
-__all__ = [
-    "DynamicRendezvousHandler",
-    "RendezvousBackend",
-    "RendezvousSettings",
-    "RendezvousTimeout",
-    "Token",
-    "create_handler",
-]
+_lazy.offer(__name__)

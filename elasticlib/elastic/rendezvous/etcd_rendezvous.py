@@ -1,19 +1,12 @@
 """Re-export: ``torch.distributed.elastic.rendezvous.etcd_rendezvous``."""
 
-from __future__ import annotations
-
+from elasticlib import _lazy
 from elasticlib.rendezvous.handlers._etcd import (
-    EtcdRendezvous,
-    EtcdRendezvousHandler,
-    EtcdRendezvousRetryableFailure,
-    EtcdRendezvousRetryImmediately,
-    create_rdzv_handler,
+    EtcdRendezvous as EtcdRendezvous,
+    EtcdRendezvousHandler as EtcdRendezvousHandler,
+    EtcdRendezvousRetryableFailure as EtcdRendezvousRetryableFailure,
+    EtcdRendezvousRetryImmediately as EtcdRendezvousRetryImmediately,
+    create_rdzv_handler as create_rdzv_handler,
 )
 
-__all__ = [
-    "EtcdRendezvous",
-    "EtcdRendezvousHandler",
-    "EtcdRendezvousRetryImmediately",
-    "EtcdRendezvousRetryableFailure",
-    "create_rdzv_handler",
-]
+_lazy.offer(__name__)

@@ -1,7 +1,5 @@
 """Re-export: ``torch.distributed.elastic.rendezvous.etcd_store``. It imports torch only when the name is used."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from elasticlib import _lazy

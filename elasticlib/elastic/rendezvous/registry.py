@@ -1,7 +1,5 @@
 """Re-export: ``torch.distributed.elastic.rendezvous.registry``."""
 
-from __future__ import annotations
-
 from elasticlib.rendezvous.handlers._registry import get_rendezvous_handler
 
 __all__ = ["get_rendezvous_handler"]

@@ -1,7 +1,5 @@
 """Re-export: ``torch.distributed.elastic.rendezvous.static_tcp_rendezvous``."""
 
-from __future__ import annotations
-
 from elasticlib.rendezvous.handlers._static import StaticTCPRendezvous, create_rdzv_handler
 
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]

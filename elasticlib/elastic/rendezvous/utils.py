@@ -1,7 +1,5 @@
 """Re-export: ``torch.distributed.elastic.rendezvous.utils``."""
 
-from __future__ import annotations
-
 from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint
 
 __all__ = ["parse_rendezvous_endpoint"]

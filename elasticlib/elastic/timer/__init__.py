@@ -1,29 +1,17 @@
 """Re-export: ``torch.distributed.elastic.timer``."""
 
-from __future__ import annotations
-
+from elasticlib import _lazy
 from elasticlib.timer import (
-    FileTimerClient,
-    FileTimerRequest,
-    FileTimerServer,
-    LocalTimerClient,
-    LocalTimerServer,
-    TimerClient,
-    TimerRequest,
-    TimerServer,
-    configure,
-    expires,
+    FileTimerClient as FileTimerClient,
+    FileTimerRequest as FileTimerRequest,
+    FileTimerServer as FileTimerServer,
+    LocalTimerClient as LocalTimerClient,
+    LocalTimerServer as LocalTimerServer,
+    TimerClient as TimerClient,
+    TimerRequest as TimerRequest,
+    TimerServer as TimerServer,
+    configure as configure,
+    expires as expires,
 )
 
-__all__ = [
-    "FileTimerClient",
-    "FileTimerRequest",
-    "FileTimerServer",
-    "LocalTimerClient",
-    "LocalTimerServer",
-    "TimerClient",
-    "TimerRequest",
-    "TimerServer",
-    "configure",
-    "expires",
-]
+_lazy.offer(__name__)

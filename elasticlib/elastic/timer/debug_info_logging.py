@@ -1,7 +1,5 @@
 """Re-export: ``torch.distributed.elastic.timer.debug_info_logging``."""
 
-from __future__ import annotations
-
 from elasticlib.timer._expired import log_debug_info_for_expired_timers
 
 __all__ = ["log_debug_info_for_expired_timers"]

@@ -1,7 +1,5 @@
 """Re-export: ``torch.distributed.elastic.utils``."""
 
-from __future__ import annotations
-
 from elasticlib.utils import get_env_variable_or_raise, get_socket_with_port, macros
 
 __all__ = ["get_env_variable_or_raise", "get_socket_with_port", "macros"]

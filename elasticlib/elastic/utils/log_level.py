@@ -1,7 +1,5 @@
 """Re-export: ``torch.distributed.elastic.utils.log_level``."""
 
-from __future__ import annotations
-
 from elasticlib.utils.log_level import get_log_level
 
 __all__ = ["get_log_level"]

@@ -1,7 +1,5 @@
 """Re-export: ``torch.distributed.elastic.utils.store``."""
 
-from __future__ import annotations
-
 from elasticlib.utils.store import barrier, get_all, store_timeout, synchronize
 
 __all__ = ["barrier", "get_all", "store_timeout", "synchronize"]

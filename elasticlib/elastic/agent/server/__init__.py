@@ -1,18 +1,17 @@
 """Re-export: ``torch.distributed.elastic.agent.server``."""
 
-from elasticlib.agent._agent import ElasticAgent, SimpleElasticAgent
-from elasticlib.agent._watchdog import ENABLE as TORCHELASTIC_ENABLE_FILE_TIMER, FILE as TORCHELASTIC_TIMER_FILE
-from elasticlib.spec import WorkerSpec
-from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
+from elasticlib import _lazy
+from elasticlib.agent._agent import ElasticAgent as ElasticAgent, SimpleElasticAgent as SimpleElasticAgent
+from elasticlib.elastic.agent.server.local_elastic_agent import (
+    TORCHELASTIC_ENABLE_FILE_TIMER as TORCHELASTIC_ENABLE_FILE_TIMER,
+    TORCHELASTIC_TIMER_FILE as TORCHELASTIC_TIMER_FILE,
+)
+from elasticlib.spec import WorkerSpec as WorkerSpec
+from elasticlib.state import (
+    RunResult as RunResult,
+    Worker as Worker,
+    WorkerGroup as WorkerGroup,
+    WorkerState as WorkerState,
+)
 
-__all__ = [
-    "TORCHELASTIC_ENABLE_FILE_TIMER",
-    "TORCHELASTIC_TIMER_FILE",
-    "ElasticAgent",
-    "RunResult",
-    "SimpleElasticAgent",
-    "Worker",
-    "WorkerGroup",
-    "WorkerSpec",
-    "WorkerState",
-]
+_lazy.offer(__name__)

@@ -1,16 +1,17 @@
 """Re-export: ``torch.distributed.elastic.agent.server.api``."""
 
-from elasticlib.agent._agent import DEFAULT_ROLE, ElasticAgent, SimpleElasticAgent
-from elasticlib.spec import WorkerSpec
-from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
+from elasticlib import _lazy
+from elasticlib.agent._agent import (
+    DEFAULT_ROLE as DEFAULT_ROLE,
+    ElasticAgent as ElasticAgent,
+    SimpleElasticAgent as SimpleElasticAgent,
+)
+from elasticlib.spec import WorkerSpec as WorkerSpec
+from elasticlib.state import (
+    RunResult as RunResult,
+    Worker as Worker,
+    WorkerGroup as WorkerGroup,
+    WorkerState as WorkerState,
+)
 
-__all__ = [
-    "DEFAULT_ROLE",
-    "ElasticAgent",
-    "RunResult",
-    "SimpleElasticAgent",
-    "Worker",
-    "WorkerGroup",
-    "WorkerSpec",
-    "WorkerState",
-]
+_lazy.offer(__name__)

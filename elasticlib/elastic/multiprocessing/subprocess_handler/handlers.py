@@ -1,7 +1,5 @@
 """Re-export: ``torch.distributed.elastic.multiprocessing.subprocess_handler.handlers``."""
 
-from __future__ import annotations
-
 from elasticlib.workers._subprocess_handler import get_subprocess_handler
 
 __all__ = ["get_subprocess_handler"]

@@ -1,7 +1,5 @@
 """Re-export: ``torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler``."""
 
-from __future__ import annotations
-
 from elasticlib.workers._subprocess_handler import SubprocessHandler
 
 __all__ = ["SubprocessHandler"]

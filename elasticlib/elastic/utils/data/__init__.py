@@ -1,7 +1,5 @@
 """Re-export: ``torch.distributed.elastic.utils.data``."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from elasticlib import _lazy

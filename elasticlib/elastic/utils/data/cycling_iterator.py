@@ -1,7 +1,5 @@
 """Re-export: ``torch.distributed.elastic.utils.data.cycling_iterator``."""
 
-from __future__ import annotations
-
 from elasticlib.utils.data.cycling_iterator import CyclingIterator
 
 __all__ = ["CyclingIterator"]

@@ -4,8 +4,6 @@ Re-export: ``torch.distributed.elastic.utils.data.elastic_distributed_sampler``.
 It imports torch only when the name is used.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from elasticlib import _lazy
