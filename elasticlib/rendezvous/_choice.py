@@ -95,8 +95,7 @@ def choose(
         last = config.max_nodes - 1
         raise ConfigError(f"node_rank=None: with rdzv_backend='static' each node needs its own, from 0 to {last}")
     run_id, more = _run_id(config, fresh_id)
-    least = config.max_nodes if static else config.min_nodes
-    if least != config.min_nodes:
+    if static and config.min_nodes != config.max_nodes:
         more += (
             f"min_nodes={config.min_nodes} is ignored: with rdzv_backend='static' the number of nodes is fixed, "
             f"max_nodes={config.max_nodes} are waited for; rdzv_backend='c10d' starts with fewer",
@@ -111,7 +110,8 @@ def choose(
         node=node,
         backend=config.rdzv_backend,
         endpoint=endpoint,
-        nodes=(least, config.max_nodes),
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
         wait_for=_wait_for(config, options),
         node_rank=rank if static else index,
         token=token,

@@ -151,12 +151,3 @@ def _endpoint(client: str | V2Keys | V3Keys) -> str:
     if client.site.tls is not None:
         raise ConfigError(f"client={client.site.url}: with TLS use create_rdzv_handler, whose options name the files")
     return spell(client.site.host, client.site.port)
-
-
-__all__ = [
-    "EtcdRendezvous",
-    "EtcdRendezvousHandler",
-    "EtcdRendezvousRetryImmediately",
-    "EtcdRendezvousRetryableFailure",
-    "create_rdzv_handler",
-]

@@ -23,34 +23,40 @@ from elasticlib.spec import TOKEN_VARIABLE
 _log = logging.getLogger("elasticlib")
 
 
+def job_of(params: RendezvousParameters, backend: str, *, token: str | None = None, index: int | None = None) -> Job:
+    """What *params* ask for with that *backend*; options without effect are named in a warning."""
+    options = _options.read(backend, params.config)
+    for why in options.idle:
+        _log.warning(why)
+    return Job.of(
+        options,
+        run_id=params.run_id,
+        node=node_name(params.local_addr),
+        backend=backend,
+        endpoint=params.endpoint,
+        min_nodes=params.min_nodes,
+        max_nodes=params.max_nodes,
+        wait_for=options.wait_for or "quiet",
+        node_rank=options.rank if backend == "static" else index,
+        token=token,
+        local_addr=params.local_addr,
+    )
+
+
 def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
     """
     The handler of *params* for one of our own back ends; nothing is contacted yet.
 
     Raises `ConfigError` for whatever breaks a rule; options without effect are named in a warning.
     """
-    options = _options.read(params.backend, params.config)
-    for why in options.idle:
-        _log.warning(why)
-    fixed = params.backend == "static"
-    if fixed:
-        _check_static(params, options.rank)
-    if not params.run_id and not fixed:
+    token, index = os.environ.get(TOKEN_VARIABLE) or None, scheduler_index(os.environ)
+    job = job_of(params, params.backend, token=token, index=index)
+    if job.backend == "static":
+        _check_static(params, job.node_rank)
+    elif not params.run_id:
         raise ConfigError(f"run_id={params.run_id!r}: nodes find each other's job by its id: give the same one to all")
     if not is_unicode(params.run_id):
         raise ConfigError(f"run_id={params.run_id!r} must be text that can be written in UTF-8")
-    job = Job.of(
-        options,
-        run_id=params.run_id,
-        node=node_name(params.local_addr),
-        backend=params.backend,
-        endpoint=params.endpoint,
-        nodes=(params.max_nodes if fixed else params.min_nodes, params.max_nodes),
-        wait_for=options.wait_for or "quiet",
-        node_rank=options.rank if fixed else scheduler_index(os.environ),
-        token=os.environ.get(TOKEN_VARIABLE) or None,
-        local_addr=params.local_addr,
-    )
     return CoordinatedHandler(job)
 
 
