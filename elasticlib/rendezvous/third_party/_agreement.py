@@ -11,7 +11,8 @@ How nodes that somebody else's handler brought together agree on ranks, ends and
 
 Rules of this file: `set`, `get`, `add` and `check` are all that the store must have, and no call of it is left to
 wait for a key. The store may be the same for every round, with all that lies in it: what is read belongs to the
-nonce of this round, and a node follows the call whenever it changes.
+nonce of this round, and a node follows the call whenever it changes. A failure's time is the judge's own clock less the
+age that its node told; all nodes take the judge's word, and a node that gets none in time says what it knows itself.
 """
 
 from __future__ import annotations
@@ -20,11 +21,20 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from attrs import define, frozen
+from attrs import Factory, define, frozen
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.coordinator._ranks import assign
-from elasticlib.rendezvous.protocol._messages import Final, Join, RankAssignment, RoundEnd, Stopped, decode, encode
+from elasticlib.rendezvous.protocol._messages import (
+    FailureNote,
+    Final,
+    Join,
+    RankAssignment,
+    RoundEnd,
+    Stopped,
+    decode,
+    encode,
+)
 from elasticlib.rendezvous.third_party._contract import ThirdPartyStore
 
 T = TypeVar("T")
@@ -32,6 +42,9 @@ T = TypeVar("T")
 _ROOT = "elasticlib"
 _CALL = f"{_ROOT}/call"
 _DIGITS = 18
+PATIENCE = 45.0
+"""Seconds that a judge waits until the workers of all nodes are gone: more than a stop takes by default."""
+_GRACE = 15.0
 
 
 @frozen
@@ -192,3 +205,53 @@ def _offer(data: bytes) -> tuple[Past, Join]:
     if not isinstance(join, Join):
         raise RendezvousStateError(f"the store holds a {type(join).__name__} where the description of a node should be")
     return past, join
+
+
+@define
+class FailureCollection:
+    """One node's part in it, from when its own workers are gone."""
+
+    table: Agreement
+    judges: bool
+    why: str
+    """Why the round ended, as far as was known then."""
+    began: float
+    """Seconds of the clock whose time `outcome` is given."""
+    _causes: list[tuple[float, str, FailureNote]] = Factory(list)
+    _heard: set[int] = Factory(set)
+
+    def report_failures(self, stopped: Stopped) -> None:
+        """Tell what happened here."""
+        self._hear(self.table.rank, stopped, self.began)
+        self.table.report_failures(stopped)
+
+    def outcome(self, now: float) -> Final | None:
+        """How the job ended, once that is settled."""
+        if self.judges:
+            for rank in set(range(self.table.size)) - self._heard:
+                if (stopped := self.table.testimony(rank)) is not None:
+                    self._hear(rank, stopped, now)
+            if len(self._heard) < self.table.size and now < self.began + PATIENCE:
+                return None
+            final = self._final()
+            self.table.judge(final)
+            return final
+        if (word := self.table.outcome()) is not None:
+            return word
+        return self._final() if now >= self.began + PATIENCE + _GRACE else None
+
+    def _hear(self, rank: int, stopped: Stopped, now: float) -> None:
+        self._heard.add(rank)
+        self._causes += [(now - note.age, stopped.node, note) for note in stopped.failures]
+
+    def _final(self) -> Final:
+        if not self._causes:
+            return Final(False, self.why)
+        _, node, note = min(self._causes, key=lambda cause: (cause[2].secondary, cause[0], cause[1], cause[2].rank))
+        why = "a restart would fail again" if note.fatal else "no restart is left"
+        return Final(False, f"{describe(node, note)}; {why}", node, note)
+
+
+def describe(node: str, note: FailureNote) -> str:
+    """A failure in one line."""
+    return f"rank {note.rank} of node {node} failed: {note.message}"

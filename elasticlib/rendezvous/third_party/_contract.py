@@ -49,14 +49,10 @@ class ThirdPartyStore(Protocol):
 
 def checked(handler: Any) -> ThirdPartyHandler:
     """The same handler; raises `ConfigError` when it is none."""
-    if missing := _missing(handler):
+    if missing := [name for name in METHODS if not callable(getattr(handler, name, None))]:
         raise ConfigError(f"rdzv_handler={handler!r} is no rendezvous handler: it has no {', '.join(missing)}")
     found: ThirdPartyHandler = handler
     return found
-
-
-def _missing(candidate: object) -> list[str]:
-    return [name for name in METHODS if not callable(getattr(candidate, name, None))]
 
 
 def meaning(error: Exception, handler: object) -> Final | RendezvousError:
