@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -58,12 +58,6 @@ STALL = 1.0
 _log = logging.getLogger("elasticlib")
 
 
-class Connect(Protocol):
-    """Makes a node of a job; `SidecarClient` does, with a process that keeps the contact."""
-
-    def __call__(self, job: Job, *, stall: float | None = None) -> Talk: ...
-
-
 class CoordinatedHandler(RendezvousHandler):
     """
     One node of *job*, by torch's contract; fit for several threads, though one round is waited for at a time.
@@ -78,7 +72,9 @@ class CoordinatedHandler(RendezvousHandler):
     Raises `ConfigError` for a job that cannot work.
     """
 
-    def __init__(self, job: Job, connect: Connect = SidecarClient, check: Callable[[Job], object] = backend_of) -> None:
+    def __init__(
+        self, job: Job, connect: Callable[..., Talk] = SidecarClient, check: Callable[[Job], object] = backend_of
+    ) -> None:
         self.job = job
         check(job)  # says here and now what cannot work
         self._connect = connect
