@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
 from elasticlib._wire import wait_readable
 from elasticlib.errors import (
@@ -291,14 +290,12 @@ class CoordinatedHandler(RendezvousHandler):
 
     def _comes(self, condition: Callable[[], bool], limit: float) -> bool:
         """Whether *condition* became true within *limit* seconds; raises what ended the conversation before."""
-        deadline = monotonic() + limit
         with self._turned:
-            while not condition():
-                self._check()
-                if (left := deadline - monotonic()) <= 0 or self._final is not None:
-                    return False
-                self._turned.wait(left)
-            return True
+            self._turned.wait_for(lambda: condition() or self._error is not None or self._final is not None, limit)
+            if came := condition():
+                return came
+            self._check()
+            return False
 
     def _listen(self, member: Talk) -> None:
         while not self._closing:

@@ -127,7 +127,22 @@ class DynamicRendezvousHandler(CoordinatedHandler):
         self._settings = settings
         self._store = store
         self._holder = backend
-        super().__init__(_job(settings, backend, local_addr), self._connect_here, lambda job: None)
+        times = settings.timeout
+        job = Job(
+            run_id=settings.run_id,
+            node=node_name(local_addr),
+            backend=backend.name,
+            endpoint=type(backend).__name__,
+            min_nodes=settings.min_nodes,
+            max_nodes=settings.max_nodes,
+            token=os.environ.get(TOKEN_VARIABLE) or None,
+            local_addr=local_addr,
+            join_timeout=min(times.join.total_seconds(), LONGEST_TIME),
+            last_call=min(times.last_call.total_seconds(), LONGEST_TIME),
+            heartbeat=min(settings.silence, LONGEST_TIME),
+            close_timeout=min(times.close.total_seconds(), LONGEST_TIME),
+        )
+        super().__init__(job, self._connect_here, lambda job: None)
 
     @classmethod
     def from_backend(
@@ -251,23 +266,6 @@ def _seconds(name: str, value: object) -> timedelta:
         with suppress(ValueError, OverflowError):  # what is no number, and what lasts for ever
             return timedelta(seconds=value)
     raise ConfigError(f"{name}={value!r} must be a number of seconds above 0")
-
-
-def _job(settings: RendezvousSettings, backend: RendezvousBackend, local_addr: str | None) -> Job:
-    return Job(
-        run_id=settings.run_id,
-        node=node_name(local_addr),
-        backend=backend.name,
-        endpoint=type(backend).__name__,
-        min_nodes=settings.min_nodes,
-        max_nodes=settings.max_nodes,
-        token=os.environ.get(TOKEN_VARIABLE) or None,
-        local_addr=local_addr,
-        join_timeout=min(settings.timeout.join.total_seconds(), LONGEST_TIME),
-        last_call=min(settings.timeout.last_call.total_seconds(), LONGEST_TIME),
-        heartbeat=min(settings.silence, LONGEST_TIME),
-        close_timeout=min(settings.timeout.close.total_seconds(), LONGEST_TIME),
-    )
 
 
 def _address_beside(store: Any) -> str | None:

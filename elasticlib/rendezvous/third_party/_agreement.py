@@ -78,7 +78,7 @@ class Agreement:
             self._assigned = self._assigned or self._assign(max_restarts)
         else:
             self._follow(join, past)
-        assignment = self._read_if_there(RankAssignment, f"seat/{join.node}") if self.nonce else None
+        assignment = self.read(RankAssignment, f"seat/{join.node}") if self.nonce else None
         if assignment is None:
             return None
         if (assignment.group_rank, assignment.group_world_size) != (self.rank, self.size):
@@ -128,23 +128,15 @@ class Agreement:
 
     def ended(self) -> RoundEnd | None:
         """How the round ends; None while nobody has said that it does."""
-        return self._read_if_there(RoundEnd, "ended")
+        return self.read(RoundEnd, "ended")
 
     def report_failures(self, stopped: Stopped) -> None:
         """Say that no worker is left here, and what failed."""
         self._set(f"gone/{self.rank}", encode(stopped))
 
-    def testimony(self, rank: int) -> Stopped | None:
-        """What that node said; None while it has not."""
-        return self._read_if_there(Stopped, f"gone/{rank}")
-
     def judge(self, final: Final) -> None:
         """Say how the job ended; for the node whose `end` was the first."""
         self._set("final", encode(final))
-
-    def outcome(self) -> Final | None:
-        """How the job ended; None while that is open."""
-        return self._read_if_there(Final, "final")
 
     def count_done(self, one: int = 0) -> int:
         """How many nodes' workers ended well, *one* more with this call."""
@@ -154,7 +146,8 @@ class Agreement:
         """How many nodes know how the job ended, *one* more with this call."""
         return self._add("heard", one)
 
-    def _read_if_there(self, kind: type[T], key: str) -> T | None:
+    def read(self, kind: type[T], key: str) -> T | None:
+        """The message that is at *key* in this round; None while there is none."""
         if not self._there([key]):
             return None
         message = decode(self._get(key))
@@ -229,14 +222,14 @@ class FailureCollection:
         """How the job ended, once that is settled."""
         if self.judges:
             for rank in set(range(self.table.size)) - self._heard:
-                if (stopped := self.table.testimony(rank)) is not None:
+                if (stopped := self.table.read(Stopped, f"gone/{rank}")) is not None:
                     self._hear(rank, stopped, now)
             if len(self._heard) < self.table.size and now < self.began + PATIENCE:
                 return None
             final = self._final()
             self.table.judge(final)
             return final
-        if (word := self.table.outcome()) is not None:
+        if (word := self.table.read(Final, "final")) is not None:
             return word
         return self._final() if now >= self.began + PATIENCE + _GRACE else None
 

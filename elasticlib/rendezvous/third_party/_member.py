@@ -46,8 +46,7 @@ from elasticlib.rendezvous.protocol._messages import (
     WorkerReport,
 )
 from elasticlib.rendezvous.third_party._agreement import Agreement, FailureCollection, Past, describe
-from elasticlib.rendezvous.third_party._contract import METHODS as METHODS, checked, meaning
-from elasticlib.rendezvous.third_party._node_info import ThirdPartyNodeInfo
+from elasticlib.rendezvous.third_party._contract import METHODS as METHODS, ThirdPartyNodeInfo, checked, meaning
 
 BARRIER = 300.0
 """Seconds that a node whose workers ended well waits for the others."""
