@@ -91,6 +91,10 @@ def _one_of(*words: str) -> Callable[[Any], str]:
     return read
 
 
+def _spelled(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
 @frozen
 class Key:
     """One key: who takes it, how it is read, and what a good value is, for people."""
@@ -99,7 +103,7 @@ class Key:
     read: Callable[[Any], Any]
     rule: str
     meaning: str
-    default: str = ""
+    default: str = field(default="", converter=_spelled)
     """What counts where it is not given, for people; empty for nothing."""
 
 
@@ -132,28 +136,21 @@ KEYS: dict[str, Key] = {
         f"{JOIN_TIMEOUT:g}; static, etcd: {DEFAULT_RENDEZVOUS_TIMEOUT}",
     ),
     "timeout": Key(ALL, *_SECONDS_OR_ZERO, "older name of join_timeout"),
-    "last_call_timeout": Key(
-        ELASTIC, *_SECONDS, "time without newcomers before a round below its maximum", f"{LAST_CALL:g}"
-    ),
+    "last_call_timeout": Key(ELASTIC, *_SECONDS, "time without newcomers before a round below its maximum", LAST_CALL),
     "wait_for": Key(
         ELASTIC, _one_of(*WAITS), f"one of {', '.join(WAITS)}", "when a round with enough nodes starts", WAITS[0]
     ),
-    "heartbeat_timeout": Key(ALL, *_SILENCE, "silence after which a node is lost", f"{HEARTBEAT:g}"),
+    "heartbeat_timeout": Key(ALL, *_SILENCE, "silence after which a node is lost", HEARTBEAT),
     "keep_alive_interval": Key(
         ALL,
         *_SECONDS,
         "times keep_alive_max_attempt is that silence in torch's terms, where one of them is given",
-        f"{KEEP_ALIVE_INTERVAL:g}",
+        KEEP_ALIVE_INTERVAL,
     ),
-    "keep_alive_max_attempt": Key(ALL, _whole(1), "a whole number above 0", "see there", f"{KEEP_ALIVE_ATTEMPTS}"),
-    "reconnect_timeout": Key(
-        ALL, *_SECONDS, "for finding a store again that does not answer", f"{RECONNECT_TIMEOUT:g}"
-    ),
+    "keep_alive_max_attempt": Key(ALL, _whole(1), "a whole number above 0", "see there", KEEP_ALIVE_ATTEMPTS),
+    "reconnect_timeout": Key(ALL, *_SECONDS, "for finding a store again that does not answer", RECONNECT_TIMEOUT),
     "close_timeout": Key(
-        ALL,
-        *_SECONDS,
-        "that the node which coordinates the job waits for others to read how it ended",
-        f"{CLOSE_TIMEOUT:g}",
+        ALL, *_SECONDS, "that the node which coordinates the job waits for others to read how it ended", CLOSE_TIMEOUT
     ),
     "read_timeout": Key(
         ALL,
@@ -167,7 +164,7 @@ KEYS: dict[str, Key] = {
         C10D | STATIC,
         *_SECONDS_OR_ZERO,
         "that the store's host stays for other jobs on its endpoint when its own has ended",
-        f"{STORE_LINGER:g}",
+        STORE_LINGER,
     ),
     "store_type": Key(
         C10D, _one_of("tcp", "file"), "tcp or file", "file: the endpoint is a path, for one machine", "tcp"

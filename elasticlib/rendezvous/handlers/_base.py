@@ -9,7 +9,6 @@ but `RendezvousStoreInfo.build`, which uses the store that it is given.
 from __future__ import annotations
 
 import abc
-import contextlib
 import socket
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +16,7 @@ from attrs import define, frozen
 
 from elasticlib.errors import ConfigError, RendezvousStateError
 from elasticlib.rendezvous._options import NO, YES
+from elasticlib.utils._ports import get_free_port
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -43,7 +43,7 @@ class RendezvousStoreInfo:
         """
         if rank == 0:
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, local_addr or socket.getfqdn())
-            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or _free_port(local_addr)))
+            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or get_free_port()))
         addr, port = (
             bytes(store.get(key)) for key in (RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY)
         )
@@ -53,13 +53,6 @@ class RendezvousStoreInfo:
             raise RendezvousStateError(
                 f"the store holds {addr[:80]!r} and {port[:80]!r}, which are no address and port"
             ) from None
-
-
-def _free_port(local_addr: str | None) -> int:
-    with contextlib.suppress(OSError), socket.create_server((local_addr or "", 0)) as probe:
-        return int(probe.getsockname()[1])
-    with socket.create_server(("", 0)) as probe:  # an IPv6 address, or a name of IPv6 alone
-        return int(probe.getsockname()[1])
 
 
 @frozen

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.handlers._base import RendezvousParameters
-from elasticlib.rendezvous.handlers._own import job_of
+from elasticlib.rendezvous.handlers._registry import job_of
 from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT as DEFAULT_PORT
 from elasticlib.rendezvous.protocol._exchange import RequestRefusedError
 from elasticlib.rendezvous.stores._state_backend import RendezvousBackend, Token

@@ -19,7 +19,7 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous.handlers._base import RendezvousParameters
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
-from elasticlib.rendezvous.handlers._own import create_handler
+from elasticlib.rendezvous.handlers._registry import create_handler
 from elasticlib.rendezvous.net._endpoint import spell
 from elasticlib.rendezvous.stores._keys import component
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous._options import ETCD_PREFIX
 from elasticlib.rendezvous.handlers._base import RendezvousParameters
-from elasticlib.rendezvous.handlers._own import job_of
+from elasticlib.rendezvous.handlers._registry import job_of
 from elasticlib.rendezvous.stores._keys import KEEP, component
 from elasticlib.rendezvous.stores._state_backend import RendezvousBackend, Token
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
