@@ -71,12 +71,12 @@ class CoordinatedHandler(RendezvousHandler):
     Raises `ConfigError` for a job that cannot work.
     """
 
-    def __init__(
-        self, job: Job, connect: Callable[..., Talk] = SidecarClient, check: Callable[[Job], object] = backend_of
-    ) -> None:
+    def __init__(self, job: Job, connect: Callable[..., Talk] | None = None) -> None:
+        """*connect* makes a node of a job in place of `SidecarClient`; whoever gives it has checked the job."""
         self.job = job
-        check(job)  # says here and now what cannot work
-        self._connect = connect
+        if connect is None:
+            backend_of(job)  # says here and now what cannot work
+        self._connect = connect or SidecarClient
         self._member: Talk | None = None
         self._lent: Talk | None = None
         self._turned = threading.Condition()

@@ -142,7 +142,7 @@ class DynamicRendezvousHandler(CoordinatedHandler):
             heartbeat=min(settings.silence, LONGEST_TIME),
             close_timeout=min(times.close.total_seconds(), LONGEST_TIME),
         )
-        super().__init__(job, self._connect_here, lambda job: None)
+        super().__init__(job, self._connect_here)
 
     @classmethod
     def from_backend(

@@ -17,6 +17,7 @@ age that its node told; all nodes take the judge's word, and a node that gets no
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 _ROOT = "elasticlib"
 _CALL = f"{_ROOT}/call"
-_DIGITS = 18
+_OFFER = re.compile(rb"(-1|[0-9]{1,18}) ([0-9]{1,18}) (.*)", re.DOTALL)
 PATIENCE = 45.0
 """Seconds that a judge waits until the workers of all nodes are gone: more than a stop takes by default."""
 _GRACE = 15.0
@@ -181,20 +182,11 @@ class Agreement:
             raise RendezvousConnectionError(f"the store that the rendezvous handler gave failed: {why}") from error
 
 
-def _count(text: bytes, least: int) -> int:
-    number = int(text) if len(text) <= _DIGITS else least - 1
-    if number < least:
-        raise ValueError(f"{text[:40]!r} counts nothing")
-    return number
-
-
 def _offer(data: bytes) -> tuple[Past, Join]:
-    try:
-        number, restarts, body = data.split(b" ", 2)
-        past = Past(_count(number, -1), _count(restarts, 0))
-    except ValueError:
-        raise RendezvousStateError(f"the store holds {data[:80]!r}, which is not the description of a node") from None
-    join = decode(body)
+    if (found := _OFFER.fullmatch(data)) is None:
+        raise RendezvousStateError(f"the store holds {data[:80]!r}, which is not the description of a node")
+    past = Past(int(found[1]), int(found[2]))
+    join = decode(found[3])
     if not isinstance(join, Join):
         raise RendezvousStateError(f"the store holds a {type(join).__name__} where the description of a node should be")
     return past, join

@@ -9,7 +9,7 @@ their keys.
 from __future__ import annotations
 
 import socket
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import Factory, define
 
@@ -18,23 +18,10 @@ from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous.net._node_info import LOOPBACK, BoundNodeInfo
 from elasticlib.rendezvous.protocol._messages import Descriptor, Final
 
+if TYPE_CHECKING:
+    from elasticlib.rendezvous.handlers._base import RendezvousHandler
+
 METHODS = ("next_rendezvous", "is_closed", "set_closed", "num_nodes_waiting", "shutdown")
-
-
-class ThirdPartyHandler(Protocol):
-    """What is called of a handler; `RendezvousHandler` has it, and torch's has."""
-
-    def next_rendezvous(self) -> Any:
-        """Wait for a round: an object with ``store``, ``rank``, ``world_size`` and ``bootstrap_store_info``."""
-
-    def num_nodes_waiting(self) -> int:
-        """How many nodes wait for a new round."""
-
-    def is_closed(self) -> bool:
-        """Whether the job is over."""
-
-    def shutdown(self) -> Any:
-        """Close the job for all."""
 
 
 class ThirdPartyStore(Protocol):
@@ -53,11 +40,11 @@ class ThirdPartyStore(Protocol):
         """Whether all keys are there."""
 
 
-def checked(handler: Any) -> ThirdPartyHandler:
-    """The same handler; raises `ConfigError` when it is none."""
+def checked(handler: Any) -> RendezvousHandler:
+    """The same handler, of which no more than `METHODS` are called; raises `ConfigError` when it is none."""
     if missing := [name for name in METHODS if not callable(getattr(handler, name, None))]:
         raise ConfigError(f"rdzv_handler={handler!r} is no rendezvous handler: it has no {', '.join(missing)}")
-    found: ThirdPartyHandler = handler
+    found: RendezvousHandler = handler
     return found
 
 

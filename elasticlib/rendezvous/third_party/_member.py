@@ -247,7 +247,7 @@ class HandlerMember:
         while assignment is None and not self._closing.is_set():
             self._seeking = True
             try:
-                info = self._handler.next_rendezvous()
+                info: Any = self._handler.next_rendezvous()
             finally:
                 self._seeking = False
             if self._closing.is_set():
