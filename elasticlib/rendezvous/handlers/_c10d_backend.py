@@ -10,8 +10,6 @@ the store is found out as for any job, see `c10d`.
 from __future__ import annotations
 
 import base64
-import binascii
-import os
 import tempfile
 import time
 import uuid
@@ -120,8 +118,8 @@ def _file_store(endpoint: str) -> Any:
 
     path = endpoint
     if not path:
-        handle, path = tempfile.mkstemp(prefix="elasticlib_")
-        os.close(handle)
+        with tempfile.NamedTemporaryFile(prefix="elasticlib_", delete=False) as made:
+            path = made.name
     try:
         return FileStore(path, -1)
     except (ValueError, RuntimeError) as error:
@@ -136,5 +134,5 @@ def _read(value: bytes) -> tuple[bytes, Token] | None:
         if not dot:
             raise ValueError("its mark is missing")
         return base64.b64decode(text, validate=True), value
-    except (ValueError, binascii.Error) as error:
+    except ValueError as error:
         raise RendezvousStateError(f"the store holds {value[:80]!r}, which is no state: {error}") from error

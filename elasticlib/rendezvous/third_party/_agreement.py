@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import Factory, define, frozen
 
@@ -36,7 +36,9 @@ from elasticlib.rendezvous.protocol._messages import (
     decode,
     encode,
 )
-from elasticlib.rendezvous.third_party._contract import ThirdPartyStore
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 
@@ -64,7 +66,8 @@ class Past:
 class Agreement:
     """One node's side of it, in the round in which it has *rank* of *size*."""
 
-    store: ThirdPartyStore
+    store: Store
+    """Torch's, or anything with what of it is called here."""
     rank: int
     size: int
     guard: Callable[[Callable[[], Any]], Any]
@@ -169,7 +172,7 @@ class Agreement:
         self._store(self._key(key), value)
 
     def _store(self, key: str, value: bytes) -> None:
-        self._guarded(lambda: self.store.set(key, value))
+        self._guarded(lambda: self.store.set(key, value))  # type: ignore[arg-type]  # torch's takes bytes, too
 
     def _add(self, key: str, amount: int) -> int:
         return int(self._guarded(lambda: self.store.add(self._key(key), amount)))

@@ -9,7 +9,7 @@ their keys.
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from attrs import Factory, define
 
@@ -22,22 +22,6 @@ if TYPE_CHECKING:
     from elasticlib.rendezvous.handlers._base import RendezvousHandler
 
 METHODS = ("next_rendezvous", "is_closed", "set_closed", "num_nodes_waiting", "shutdown")
-
-
-class ThirdPartyStore(Protocol):
-    """What is asked of a handler's store; torch's stores have it."""
-
-    def set(self, key: str, value: Any, /) -> Any:
-        """Write a value."""
-
-    def get(self, key: str, /) -> bytes:
-        """The value of a key that is there."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a counter that starts at 0; the sum."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all keys are there."""
 
 
 def checked(handler: Any) -> RendezvousHandler:
