@@ -95,8 +95,7 @@ def choose(
         last = config.max_nodes - 1
         raise ConfigError(f"node_rank=None: with rdzv_backend='static' each node needs its own, from 0 to {last}")
     run_id, more = _run_id(config, fresh_id)
-    least = config.max_nodes if static else config.min_nodes
-    if least != config.min_nodes:
+    if static and config.min_nodes != config.max_nodes:
         more += (
             f"min_nodes={config.min_nodes} is ignored: with rdzv_backend='static' the number of nodes is fixed, "
             f"max_nodes={config.max_nodes} are waited for; rdzv_backend='c10d' starts with fewer",
@@ -111,7 +110,8 @@ def choose(
         node=node,
         backend=config.rdzv_backend,
         endpoint=endpoint,
-        nodes=(least, config.max_nodes),
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
         wait_for=_wait_for(config, options),
         node_rank=rank if static else index,
         token=token,
@@ -150,21 +150,20 @@ def _unused(config: LaunchConfig) -> tuple[str, ...]:
 def _private(config: LaunchConfig, options: _options.Options, fresh_id: str) -> Private | None:
     """The launch's own rendezvous, if it needs no other node's; checks the endpoint on the way."""
     backend, endpoint = config.rdzv_backend, config.rdzv_endpoint.strip()
-    run_id = config.run_id or fresh_id
+    run_id, in_file = config.run_id or fresh_id, options.store_type == "file"
+    if backend in _options.ETCD or (endpoint and in_file):
+        return None
     if not endpoint:
-        if backend in _options.ETCD:
-            return None
-        alone = options.store_type == "file" and config.min_nodes == 1
-        if config.max_nodes > 1 and not alone:
-            if backend == "static" or options.store_type == "file":
-                what = "the path of a file that all see" if options.store_type == "file" else "host:port"
-                raise ConfigError(
-                    f"rdzv_endpoint='': {config.max_nodes} nodes need a common endpoint: give the same {what} "
-                    f"on all of them, such as {'/shared/job' if options.store_type == 'file' else 'node0:29500'}"
-                )
-            return None
-        return Private(run_id, backend)
-    if backend in _options.ETCD or options.store_type == "file":
+        if config.max_nodes == 1 or (in_file and config.min_nodes == 1):
+            return Private(run_id, backend)
+        if backend == "static" or in_file:
+            what, example = "host:port", "node0:29500"
+            if in_file:
+                what, example = "the path of a file that all see", "/shared/job"
+            raise ConfigError(
+                f"rdzv_endpoint='': {config.max_nodes} nodes need a common endpoint: give the same {what} "
+                f"on all of them, such as {example}"
+            )
         return None
     _, port = parse_rendezvous_endpoint(endpoint, 29400)
     if port == 0:

@@ -6,8 +6,6 @@ Rules of this file: wiring only; whatever is opened is closed by `Rendezvous.clo
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from attrs import frozen
 from typing_extensions import Self
 
@@ -46,9 +44,7 @@ class Rendezvous:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import Factory, field, frozen
+from attrs import Factory, field, fields_dict, frozen
 
 from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
@@ -50,40 +50,22 @@ def _number(value: Any) -> float:
     return number
 
 
-def _seconds(value: Any) -> float:
-    if (number := _number(value)) <= 0:
-        raise ValueError
-    return min(number, LONGEST_TIME)
+def _seconds(is_good: Callable[[float], bool]) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        if not is_good(number := _number(value)):
+            raise ValueError
+        return min(number, LONGEST_TIME)
+
+    return read
 
 
-def _silence(value: Any) -> float:
-    if (seconds := _seconds(value)) < SHORTEST_HEARTBEAT:
-        raise ValueError
-    return seconds
+def _whole(least: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if (number := _number(value)) != int(number) or number < least:
+            raise ValueError
+        return int(number)
 
-
-def _seconds_or_zero(value: Any) -> float:
-    if (number := _number(value)) < 0:
-        raise ValueError
-    return min(number, LONGEST_TIME)
-
-
-def _whole(value: Any) -> int:
-    if (number := _number(value)) != int(number):
-        raise ValueError
-    return int(number)
-
-
-def _attempts(value: Any) -> int:
-    if (number := _whole(value)) < 1:
-        raise ValueError
-    return number
-
-
-def _rank(value: Any) -> int:
-    if (number := _whole(value)) < 0:
-        raise ValueError
-    return number
+    return read
 
 
 def _truth(value: Any) -> bool:
@@ -109,6 +91,10 @@ def _one_of(*words: str) -> Callable[[Any], str]:
     return read
 
 
+def _spelled(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
 @frozen
 class Key:
     """One key: who takes it, how it is read, and what a good value is, for people."""
@@ -117,13 +103,17 @@ class Key:
     read: Callable[[Any], Any]
     rule: str
     meaning: str
-    default: str = ""
+    default: str = field(default="", converter=_spelled)
     """What counts where it is not given, for people; empty for nothing."""
 
 
-_SECONDS = "a number of seconds above 0"
-_SILENCE = f"a number of seconds, {SHORTEST_HEARTBEAT:g} or more"
-_SECONDS_OR_ZERO = "a number of seconds, 0 or more"
+_SECONDS = (_seconds(lambda number: number > 0), "a number of seconds above 0")
+_SILENCE = (
+    _seconds(lambda number: number >= SHORTEST_HEARTBEAT),
+    f"a number of seconds, {SHORTEST_HEARTBEAT:g} or more",
+)
+_SECONDS_OR_ZERO = (_seconds(lambda number: number >= 0), "a number of seconds, 0 or more")
+_FILE = (_text, "a file's path")
 _OF_ROUNDS = {
     "join_timeout",
     *("last_call_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"),
@@ -141,54 +131,40 @@ _OF_TORCH = set[str]().union(*_READ_BY_TORCH.values())
 KEYS: dict[str, Key] = {
     "join_timeout": Key(
         ALL,
-        _seconds_or_zero,
-        _SECONDS_OR_ZERO,
+        *_SECONDS_OR_ZERO,
         "for finding the store and getting ranks",
         f"{JOIN_TIMEOUT:g}; static, etcd: {DEFAULT_RENDEZVOUS_TIMEOUT}",
     ),
-    "timeout": Key(ALL, _seconds_or_zero, _SECONDS_OR_ZERO, "older name of join_timeout"),
-    "last_call_timeout": Key(
-        ELASTIC, _seconds, _SECONDS, "time without newcomers before a round below its maximum", f"{LAST_CALL:g}"
-    ),
+    "timeout": Key(ALL, *_SECONDS_OR_ZERO, "older name of join_timeout"),
+    "last_call_timeout": Key(ELASTIC, *_SECONDS, "time without newcomers before a round below its maximum", LAST_CALL),
     "wait_for": Key(
         ELASTIC, _one_of(*WAITS), f"one of {', '.join(WAITS)}", "when a round with enough nodes starts", WAITS[0]
     ),
-    "heartbeat_timeout": Key(ALL, _silence, _SILENCE, "silence after which a node is lost", f"{HEARTBEAT:g}"),
+    "heartbeat_timeout": Key(ALL, *_SILENCE, "silence after which a node is lost", HEARTBEAT),
     "keep_alive_interval": Key(
         ALL,
-        _seconds,
-        _SECONDS,
+        *_SECONDS,
         "times keep_alive_max_attempt is that silence in torch's terms, where one of them is given",
-        f"{KEEP_ALIVE_INTERVAL:g}",
+        KEEP_ALIVE_INTERVAL,
     ),
-    "keep_alive_max_attempt": Key(ALL, _attempts, "a whole number above 0", "see there", f"{KEEP_ALIVE_ATTEMPTS}"),
-    "reconnect_timeout": Key(
-        ALL, _seconds, _SECONDS, "for finding a store again that does not answer", f"{RECONNECT_TIMEOUT:g}"
-    ),
+    "keep_alive_max_attempt": Key(ALL, _whole(1), "a whole number above 0", "see there", KEEP_ALIVE_ATTEMPTS),
+    "reconnect_timeout": Key(ALL, *_SECONDS, "for finding a store again that does not answer", RECONNECT_TIMEOUT),
     "close_timeout": Key(
-        ALL,
-        _seconds,
-        _SECONDS,
-        "that the node which coordinates the job waits for others to read how it ended",
-        f"{CLOSE_TIMEOUT:g}",
+        ALL, *_SECONDS, "that the node which coordinates the job waits for others to read how it ended", CLOSE_TIMEOUT
     ),
     "read_timeout": Key(
         ALL,
-        _seconds,
-        _SECONDS,
+        *_SECONDS,
         "limit of one attempt to reach the store",
         "5; where contact was lost 0.3 of heartbeat_timeout, from 1 to 5",
     ),
-    "cas_backoff_max_seconds": Key(
-        ELASTIC, _seconds_or_zero, _SECONDS_OR_ZERO, "torch's, without effect: no write is retried", "0"
-    ),
-    "rank": Key(STATIC, _rank, "a whole number, 0 or more", "node_rank by torch's name"),
+    "cas_backoff_max_seconds": Key(ELASTIC, *_SECONDS_OR_ZERO, "torch's, without effect: no write is retried", "0"),
+    "rank": Key(STATIC, _whole(0), "a whole number, 0 or more", "node_rank by torch's name"),
     "store_linger": Key(
         C10D | STATIC,
-        _seconds_or_zero,
-        _SECONDS_OR_ZERO,
+        *_SECONDS_OR_ZERO,
         "that the store's host stays for other jobs on its endpoint when its own has ended",
-        f"{STORE_LINGER:g}",
+        STORE_LINGER,
     ),
     "store_type": Key(
         C10D, _one_of("tcp", "file"), "tcp or file", "file: the endpoint is a path, for one machine", "tcp"
@@ -201,41 +177,45 @@ KEYS: dict[str, Key] = {
         "whoever has the endpoint's address",
     ),
     "protocol": Key(ETCD, _one_of("http", "https"), "http or https", "of etcd, http or https", "http"),
-    "ssl_cert": Key(ETCD, _text, "a file's path", "the client's certificate for etcd"),
-    "ssl_cert_key": Key(ETCD, _text, "a file's path", "its key"),
-    "ca_cert": Key(
-        ETCD, _text, "a file's path", "who signed the servers' certificates", "whom this machine's OpenSSL trusts"
-    ),
-    "cert": Key(ETCD, _text, "a file's path", "ssl_cert by another name"),
-    "key": Key(ETCD, _text, "a file's path", "ssl_cert_key by another name"),
-    "cacert": Key(ETCD, _text, "a file's path", "ca_cert by another name"),
+    "ssl_cert": Key(ETCD, *_FILE, "the client's certificate for etcd"),
+    "ssl_cert_key": Key(ETCD, *_FILE, "its key"),
+    "ca_cert": Key(ETCD, *_FILE, "who signed the servers' certificates", "whom this machine's OpenSSL trusts"),
+    "cert": Key(ETCD, *_FILE, "ssl_cert by another name"),
+    "key": Key(ETCD, *_FILE, "ssl_cert_key by another name"),
+    "cacert": Key(ETCD, *_FILE, "ca_cert by another name"),
     "etcd_prefix": Key(ETCD, _text, "text", "first part of all keys in etcd", ETCD_PREFIX),
 }
 _SAME = {"cert": "ssl_cert", "key": "ssl_cert_key", "cacert": "ca_cert"}
-_FOR_BACKENDS = frozenset(
-    {"read_timeout", "protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix"}
-)
+_FOR_BACKENDS = {"read_timeout"} | {name for name, key in KEYS.items() if key.backends == ETCD}
 """What is handed on as it is, in `Options.others`."""
-_AS_NAMED = (
-    *("join_timeout", "wait_for", "reconnect_timeout", "close_timeout", "store_linger"),
-    *("rank", "store_type", "is_host"),
-)
 
 
 @frozen(kw_only=True)
-class Options:
-    """What `rdzv_configs` says, in seconds and plain types."""
+class JobOptions:
+    """What a job goes by, in seconds and plain types."""
 
     join_timeout: float = JOIN_TIMEOUT
+    """For finding, connecting, and the first ranks together."""
     last_call: float = LAST_CALL
-    wait_for: str | None = None
     heartbeat: float = HEARTBEAT
+    """Silence after which a node is lost."""
     reconnect_timeout: float = RECONNECT_TIMEOUT
+    """For which a node that lost its store tries to find it again."""
     close_timeout: float = CLOSE_TIMEOUT
+    """For which the node that hosts the store waits for the others to read how the job ended."""
     store_linger: float = STORE_LINGER
-    rank: int | None = None
+    """For which the node that hosts the store stays for other jobs on it, once this one has ended."""
     store_type: str = "tcp"
     is_host: bool | None = None
+    """Whether this node hosts the store; None: whoever can bind the endpoint does."""
+
+
+@frozen(kw_only=True)
+class Options(JobOptions):
+    """What `rdzv_configs` says."""
+
+    wait_for: str | None = None
+    rank: int | None = None
     others: Mapping[str, Any] = field(default=Factory(dict), converter=dict)
     """What only the back end itself understands, with canonical names."""
     idle: tuple[str, ...] = ()
@@ -258,7 +238,7 @@ def read(backend: str, configs: Mapping[str, Any]) -> Options:
                 idle.append(f"rdzv_configs={{{name!r}: {value!r}}}: {why}")
     if backoff := found.pop("cas_backoff_max_seconds", 0):
         idle.append(f"rdzv_configs={{'cas_backoff_max_seconds': {backoff:g}}} has no effect: no write is retried")
-    chosen: dict[str, Any] = {name: found[name] for name in _AS_NAMED if name in found}
+    chosen: dict[str, Any] = {name: value for name, value in found.items() if name in fields_dict(Options)}
     if "last_call_timeout" in found:
         chosen["last_call"] = found["last_call_timeout"]
     if "join_timeout" not in found and "timeout" in found:

@@ -10,7 +10,7 @@ import pytest
 
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
-from elasticlib.rendezvous.handlers._in_program import ROOT, StateBackend
+from elasticlib.rendezvous.handlers._dynamic import ROOT, StateBackend
 from elasticlib.rendezvous.protocol._exchange import Exchange
 from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
 from elasticlib.rendezvous.stores._state_backend import RendezvousBackend

@@ -9,19 +9,17 @@ but `RendezvousStoreInfo.build`, which uses the store that it is given.
 from __future__ import annotations
 
 import abc
-import contextlib
 import socket
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import define, frozen
 
 from elasticlib.errors import ConfigError, RendezvousStateError
+from elasticlib.rendezvous._options import NO, YES
+from elasticlib.utils._ports import get_free_port
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
-
-_TRUE = frozenset({"1", "true", "t", "yes", "y"})
-_FALSE = frozenset({"0", "false", "f", "no", "n"})
 
 
 @define
@@ -45,7 +43,7 @@ class RendezvousStoreInfo:
         """
         if rank == 0:
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, local_addr or socket.getfqdn())
-            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or _free_port(local_addr)))
+            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or get_free_port()))
         addr, port = (
             bytes(store.get(key)) for key in (RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY)
         )
@@ -55,13 +53,6 @@ class RendezvousStoreInfo:
             raise RendezvousStateError(
                 f"the store holds {addr[:80]!r} and {port[:80]!r}, which are no address and port"
             ) from None
-
-
-def _free_port(local_addr: str | None) -> int:
-    with contextlib.suppress(OSError), socket.create_server((local_addr or "", 0)) as probe:
-        return int(probe.getsockname()[1])
-    with socket.create_server(("", 0)) as probe:  # an IPv6 address, or a name of IPv6 alone
-        return int(probe.getsockname()[1])
 
 
 @frozen
@@ -122,15 +113,13 @@ class RendezvousHandler(abc.ABC):
         """Close the job and free everything; whether that worked."""
 
 
-def check_nodes(min_nodes: object, max_nodes: object) -> None:
+def check_nodes(min_nodes: Any, max_nodes: Any) -> None:
     """Raise `ConfigError` unless a job can have so many nodes, at least and at most."""
     for name, value in (("min_nodes", min_nodes), ("max_nodes", max_nodes)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(f"{name}={value!r} must be a whole number")
         if name == "min_nodes" and value < 1:
             raise ConfigError(f"min_nodes={value} must be at least 1")
-    assert isinstance(min_nodes, int)
-    assert isinstance(max_nodes, int)
     if max_nodes < min_nodes:
         raise ConfigError(f"max_nodes={max_nodes} is below min_nodes={min_nodes}: raise max_nodes")
 
@@ -178,11 +167,9 @@ class RendezvousParameters:
         if value is None or isinstance(value, bool):
             return value
         word = str(value).strip().lower() if isinstance(value, (int, str)) else ""
-        if word in _TRUE:
-            return True
-        if word in _FALSE:
-            return False
-        raise ConfigError(f"{key}={value!r} is neither yes nor no: give 1, true, t, yes, y or 0, false, f, no, n")
+        if word not in YES | NO:
+            raise ConfigError(f"{key}={value!r} is neither yes nor no: give 1, true, t, yes, y or 0, false, f, no, n")
+        return word in YES
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """The option *key* as a whole number; else *default*."""

@@ -10,9 +10,6 @@ the store is found out as for any job, see `c10d`.
 from __future__ import annotations
 
 import base64
-import binascii
-import logging
-import os
 import tempfile
 import time
 import uuid
@@ -20,18 +17,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous import _options
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous.handlers._base import RendezvousParameters
-from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT
+from elasticlib.rendezvous.handlers._registry import job_of
+from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT as DEFAULT_PORT
 from elasticlib.rendezvous.protocol._exchange import RequestRefusedError
 from elasticlib.rendezvous.stores._state_backend import RendezvousBackend, Token
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
-
-_log = logging.getLogger("elasticlib")
 
 _READ_TIMEOUT = 60.0
 _LONGEST = 8 * 1024 * 1024
@@ -95,26 +89,9 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     Raises `ConfigError` (a ``ValueError``) for options that cannot work, `RendezvousConnectionError` when the store
     is not there in time. (torch: ``torch.distributed.elastic.rendezvous.c10d_rendezvous_backend.create_backend``)
     """
-    options = _options.read("c10d", params.config)
-    for why in options.idle:
-        _log.warning(why)
-    limit = float(options.others.get("read_timeout", _READ_TIMEOUT))
-    if options.store_type == "file":
-        store = _file_store(params.endpoint)
-    else:
-        job = Job.of(
-            options,
-            run_id=params.run_id,
-            node=node_name(params.local_addr),
-            backend="c10d",
-            endpoint=params.endpoint,
-            nodes=(params.min_nodes, params.max_nodes),
-            wait_for="quiet",
-            node_rank=None,
-            token=None,
-            local_addr=params.local_addr,
-        )
-        store = _tcp_store(job, limit)
+    job = job_of(params, "c10d")
+    limit = float(job.options.get("read_timeout", _READ_TIMEOUT))
+    store = _file_store(params.endpoint) if job.store_type == "file" else _tcp_store(job, limit)
     store.set_timeout(timedelta(seconds=limit))
     return C10dRendezvousBackend(store, params.run_id), store
 
@@ -141,8 +118,8 @@ def _file_store(endpoint: str) -> Any:
 
     path = endpoint
     if not path:
-        handle, path = tempfile.mkstemp(prefix="elasticlib_")
-        os.close(handle)
+        with tempfile.NamedTemporaryFile(prefix="elasticlib_", delete=False) as made:
+            path = made.name
     try:
         return FileStore(path, -1)
     except (ValueError, RuntimeError) as error:
@@ -157,8 +134,5 @@ def _read(value: bytes) -> tuple[bytes, Token] | None:
         if not dot:
             raise ValueError("its mark is missing")
         return base64.b64decode(text, validate=True), value
-    except (ValueError, binascii.Error) as error:
+    except ValueError as error:
         raise RendezvousStateError(f"the store holds {value[:80]!r}, which is no state: {error}") from error
-
-
-__all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]

@@ -14,11 +14,10 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
 from elasticlib._wire import wait_readable
 from elasticlib.errors import (
@@ -58,12 +57,6 @@ STALL = 1.0
 _log = logging.getLogger("elasticlib")
 
 
-class Connect(Protocol):
-    """Makes a node of a job; `SidecarClient` does, with a process that keeps the contact."""
-
-    def __call__(self, job: Job, *, stall: float | None = None) -> Talk: ...
-
-
 class CoordinatedHandler(RendezvousHandler):
     """
     One node of *job*, by torch's contract; fit for several threads, though one round is waited for at a time.
@@ -78,10 +71,12 @@ class CoordinatedHandler(RendezvousHandler):
     Raises `ConfigError` for a job that cannot work.
     """
 
-    def __init__(self, job: Job, connect: Connect = SidecarClient, check: Callable[[Job], object] = backend_of) -> None:
+    def __init__(self, job: Job, connect: Callable[..., Talk] | None = None) -> None:
+        """*connect* makes a node of a job in place of `SidecarClient`; whoever gives it has checked the job."""
         self.job = job
-        check(job)  # says here and now what cannot work
-        self._connect = connect
+        if connect is None:
+            backend_of(job)  # says here and now what cannot work
+        self._connect = connect or SidecarClient
         self._member: Talk | None = None
         self._lent: Talk | None = None
         self._turned = threading.Condition()
@@ -295,14 +290,12 @@ class CoordinatedHandler(RendezvousHandler):
 
     def _comes(self, condition: Callable[[], bool], limit: float) -> bool:
         """Whether *condition* became true within *limit* seconds; raises what ended the conversation before."""
-        deadline = monotonic() + limit
         with self._turned:
-            while not condition():
-                self._check()
-                if (left := deadline - monotonic()) <= 0 or self._final is not None:
-                    return False
-                self._turned.wait(left)
-            return True
+            self._turned.wait_for(lambda: condition() or self._error is not None or self._final is not None, limit)
+            if came := condition():
+                return came
+            self._check()
+            return False
 
     def _listen(self, member: Talk) -> None:
         while not self._closing:

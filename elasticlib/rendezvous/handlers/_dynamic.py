@@ -2,7 +2,10 @@
 The rendezvous of nodes that meet in one shared state, whatever holds it.
 
 Rules of this file: names, order of arguments and meaning are torch's; times are ``timedelta`` here, because they are
-there, and seconds everywhere below. (torch: ``torch.distributed.elastic.rendezvous.dynamic_rendezvous``)
+there, and seconds everywhere below. A back end that somebody made is an object of this program, so no process of its
+own can keep the contact: this node is silent when the program stands still, and dies with it without a goodbye.
+
+(torch: ``torch.distributed.elastic.rendezvous.dynamic_rendezvous``)
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from attrs import Attribute, evolve, field, frozen
 
@@ -30,12 +34,16 @@ from elasticlib.rendezvous._options import (
 )
 from elasticlib.rendezvous.handlers._base import RendezvousInfo, RendezvousParameters, check_nodes
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
-from elasticlib.rendezvous.handlers._in_program import connect_here
 from elasticlib.rendezvous.handlers._round_store import apart
 from elasticlib.rendezvous.net._binding import outward_address
 from elasticlib.rendezvous.net._endpoint import is_loopback
+from elasticlib.rendezvous.node._runtime import NodeRuntime
 from elasticlib.rendezvous.protocol._messages import RankAssignment
+from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
+from elasticlib.rendezvous.stores._election import Candidate
 from elasticlib.rendezvous.stores._state_backend import RendezvousBackend
+from elasticlib.rendezvous.stores._state_keys import LONGEST, SharedState, StateKeys
+from elasticlib.rendezvous.stores._state_log import StateLog
 from elasticlib.spec import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -43,10 +51,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("elasticlib")
 _HEARTBEAT = 5.0
-
-
-def _else(seconds: float, value: timedelta | None) -> timedelta:
-    return timedelta(seconds=seconds) if value is None else value
+ROOT = "/job"
+"""What all keys lie below: a state belongs to one job."""
+_LOOK, _SHORTEST_LOOK = 1 / 15, 0.25
+"""Share of the heartbeat time, and seconds at least, that may lie between two looks of a node that waits."""
 
 
 def _above_zero(_: Any, attribute: Attribute[Any], value: Any) -> None:
@@ -75,12 +83,8 @@ class RendezvousTimeout:
         heartbeat: timedelta | None = None,
     ) -> None:
         """None takes the default. Raises `ConfigError` (a ``ValueError``) for a time that is not above 0."""
-        self.__attrs_init__(
-            _else(JOIN_TIMEOUT, join),
-            _else(LAST_CALL, last_call),
-            _else(CLOSE_TIMEOUT, close),
-            _else(_HEARTBEAT, heartbeat),
-        )
+        given = ((join, JOIN_TIMEOUT), (last_call, LAST_CALL), (close, CLOSE_TIMEOUT), (heartbeat, _HEARTBEAT))
+        self.__attrs_init__(*(timedelta(seconds=default) if value is None else value for value, default in given))
 
 
 @frozen(eq=False)
@@ -123,7 +127,22 @@ class DynamicRendezvousHandler(CoordinatedHandler):
         self._settings = settings
         self._store = store
         self._holder = backend
-        super().__init__(_job(settings, backend, local_addr), self._connect_here, lambda job: None)
+        times = settings.timeout
+        job = Job(
+            run_id=settings.run_id,
+            node=node_name(local_addr),
+            backend=backend.name,
+            endpoint=type(backend).__name__,
+            min_nodes=settings.min_nodes,
+            max_nodes=settings.max_nodes,
+            token=os.environ.get(TOKEN_VARIABLE) or None,
+            local_addr=local_addr,
+            join_timeout=min(times.join.total_seconds(), LONGEST_TIME),
+            last_call=min(times.last_call.total_seconds(), LONGEST_TIME),
+            heartbeat=min(settings.silence, LONGEST_TIME),
+            close_timeout=min(times.close.total_seconds(), LONGEST_TIME),
+        )
+        super().__init__(job, self._connect_here)
 
     @classmethod
     def from_backend(
@@ -166,7 +185,9 @@ class DynamicRendezvousHandler(CoordinatedHandler):
 
     def _connect_here(self, job: Job, *, stall: float | None = None) -> Talk:
         del stall  # a program's threads stand still together
-        return connect_here(job, self._holder, _address_beside(self._store))
+        runtime = NodeRuntime(job, backend=StateBackend(self._holder, job.heartbeat, _address_beside(self._store)))
+        runtime.start()
+        return cast(Talk, _Place(runtime, job.close_timeout))
 
     def _info(self, assignment: RankAssignment) -> RendezvousInfo:
         info = super()._info(assignment)
@@ -215,7 +236,12 @@ def _check(settings: RendezvousSettings, backend: RendezvousBackend) -> None:
     check_nodes(settings.min_nodes, settings.max_nodes)
     if not isinstance(settings.timeout, RendezvousTimeout):
         raise ConfigError(f"timeout={settings.timeout!r} must be a RendezvousTimeout, or None for its defaults")
-    _check_keep_alive(settings.keep_alive_interval, settings.keep_alive_max_attempt)
+    interval, attempts = settings.keep_alive_interval, settings.keep_alive_max_attempt
+    if not isinstance(interval, timedelta) or interval <= timedelta(0):
+        spelled = str(interval) if isinstance(interval, timedelta) else repr(interval)
+        raise ConfigError(f"keep_alive_interval={spelled} must be above 0 seconds, as a timedelta")
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+        raise ConfigError(f"keep_alive_max_attempt={attempts!r} must be a whole number of at least 1")
     if _backoff(settings.cas_backoff_max_seconds):
         _log.warning("cas_backoff_max_seconds=%s has no effect: no write is retried", settings.cas_backoff_max_seconds)
     if missing := [name for name in ("name", "get_state", "set_state") if not hasattr(backend, name)]:
@@ -234,17 +260,6 @@ def _backoff(value: Any) -> float:
     return seconds
 
 
-def _check_keep_alive(interval: object, attempts: object) -> None:
-    if not isinstance(interval, timedelta) or interval <= timedelta(0):
-        raise ConfigError(f"keep_alive_interval={_spelled(interval)} must be above 0 seconds, as a timedelta")
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
-        raise ConfigError(f"keep_alive_max_attempt={attempts!r} must be a whole number of at least 1")
-
-
-def _spelled(interval: object) -> str:
-    return str(interval) if isinstance(interval, timedelta) else repr(interval)
-
-
 def _seconds(name: str, value: object) -> timedelta:
     """So many seconds; raises `ConfigError` where that is no time."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -253,26 +268,63 @@ def _seconds(name: str, value: object) -> timedelta:
     raise ConfigError(f"{name}={value!r} must be a number of seconds above 0")
 
 
-def _job(settings: RendezvousSettings, backend: RendezvousBackend, local_addr: str | None) -> Job:
-    return Job(
-        run_id=settings.run_id,
-        node=node_name(local_addr),
-        backend=backend.name,
-        endpoint=type(backend).__name__,
-        min_nodes=settings.min_nodes,
-        max_nodes=settings.max_nodes,
-        token=os.environ.get(TOKEN_VARIABLE) or None,
-        local_addr=local_addr,
-        join_timeout=min(settings.timeout.join.total_seconds(), LONGEST_TIME),
-        last_call=min(settings.timeout.last_call.total_seconds(), LONGEST_TIME),
-        heartbeat=min(settings.silence, LONGEST_TIME),
-        close_timeout=min(settings.timeout.close.total_seconds(), LONGEST_TIME),
-    )
-
-
 def _address_beside(store: Any) -> str | None:
     """Where peers reach this machine that use *store*, too: loopback where the store is there; None for loopback."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host = getattr(store, "host", None)
     return None if isinstance(host, str) and is_loopback(host) else outward_address()
+
+
+class StateBackend:
+    """Makes connections for one job in the state that *backend* holds; *address* is where peers reach this machine."""
+
+    def __init__(self, backend: RendezvousBackend, heartbeat: float, address: str | None = None) -> None:
+        self.name = backend.name
+        # A change that is seen late must not look like silence.
+        longest = min(LONGEST, max(heartbeat * _LOOK, _SHORTEST_LOOK)) if heartbeat else LONGEST
+        self._state = SharedState(backend, longest=longest)
+        self._heartbeat = heartbeat
+        self._address = address
+
+    def dial(self, timeout: float) -> CompareAndSetExchange:
+        """A connection; raises `RendezvousConnectionError` when the back end does not answer now."""
+        return CompareAndSetExchange(self.connect(timeout), ROOT)
+
+    def connect(self, timeout: float) -> StateKeys:
+        """Like `dial`, for those who need more than an exchange; *timeout* binds the back end's own calls only."""
+        del timeout  # nobody can end a call of somebody else's code; the thread that makes it is given up instead
+        self._state.read()
+        return StateKeys(self._state)
+
+    def address(self) -> str | None:
+        """Where peers reach this machine; None for this machine's loopback."""
+        return self._address
+
+    def candidate(
+        self,
+        name: str,
+        on_elected: Callable[[StateLog], None],
+        on_lost: Callable[[str], None],
+        ttl: float | None = None,
+    ) -> Candidate:
+        """One who stands for the coordination of the job; *ttl* is half the heartbeat time, and 2 s at least."""
+        seconds = max(2.0, self._heartbeat / 2) if ttl is None else ttl
+        return Candidate(self.connect, ROOT, name, seconds, on_elected, on_lost)
+
+    def close(self) -> None:
+        """Nothing: the back end is its owner's."""
+
+
+class _Place:
+    """The member of a station, closed together with it."""
+
+    def __init__(self, runtime: NodeRuntime, linger: float) -> None:
+        self._runtime = runtime
+        self._linger = linger
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime.member, name)
+
+    def close(self) -> None:
+        self._runtime.close(self._linger)

@@ -10,7 +10,7 @@ rounds, below the same prefix.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -19,7 +19,7 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous.handlers._base import RendezvousParameters
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
-from elasticlib.rendezvous.handlers._own import create_handler
+from elasticlib.rendezvous.handlers._registry import create_handler
 from elasticlib.rendezvous.net._endpoint import spell
 from elasticlib.rendezvous.stores._keys import component
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
@@ -68,6 +68,9 @@ class EtcdRendezvous:
     that needs it. Raises `ConfigError` (a ``ValueError``) for values that cannot work.
     """
 
+    job: Job
+    _place: EtcdRendezvousHandler | None = None
+
     def __init__(
         self,
         client: str | V2Keys | V3Keys,
@@ -78,24 +81,24 @@ class EtcdRendezvous:
         timeout: float,
         last_call_timeout: float,
     ) -> None:
-        options: dict[str, Any] = {
-            "etcd_prefix": prefix or "/",
-            "timeout": timeout,
-            "last_call_timeout": last_call_timeout,
-        }
-        params = RendezvousParameters("etcd", _endpoint(client), run_id, num_min_workers, num_max_workers, **options)
-        self._take(create_handler(params).job)
+        params = RendezvousParameters(
+            "etcd",
+            _endpoint(client),
+            run_id,
+            num_min_workers,
+            num_max_workers,
+            etcd_prefix=prefix or "/",
+            timeout=timeout,
+            last_call_timeout=last_call_timeout,
+        )
+        self.job = create_handler(params).job
 
     @classmethod
     def of(cls, params: RendezvousParameters) -> EtcdRendezvous:
         """That of *params*, with all the options of back end ``etcd``."""
         made = cls.__new__(cls)
-        made._take(create_handler(params).job)
+        made.job = create_handler(params).job
         return made
-
-    def _take(self, job: Job) -> None:
-        self.job = job
-        self._place: EtcdRendezvousHandler | None = None
 
     def rendezvous_barrier(self) -> tuple[int, int, int]:
         """
@@ -151,12 +154,3 @@ def _endpoint(client: str | V2Keys | V3Keys) -> str:
     if client.site.tls is not None:
         raise ConfigError(f"client={client.site.url}: with TLS use create_rdzv_handler, whose options name the files")
     return spell(client.site.host, client.site.port)
-
-
-__all__ = [
-    "EtcdRendezvous",
-    "EtcdRendezvousHandler",
-    "EtcdRendezvousRetryImmediately",
-    "EtcdRendezvousRetryableFailure",
-    "create_rdzv_handler",
-]

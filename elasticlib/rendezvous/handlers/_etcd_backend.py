@@ -8,15 +8,13 @@ Rules of this file: the token is the version that the server gave the state, so 
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import TYPE_CHECKING
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous import _options
-from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._names import node_name
+from elasticlib.rendezvous._options import ETCD_PREFIX
 from elasticlib.rendezvous.handlers._base import RendezvousParameters
+from elasticlib.rendezvous.handlers._registry import job_of
 from elasticlib.rendezvous.stores._keys import KEEP, component
 from elasticlib.rendezvous.stores._state_backend import RendezvousBackend, Token
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
@@ -25,8 +23,6 @@ from elasticlib.rendezvous.stores.etcd._v3 import V3Keys
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
-
-_log = logging.getLogger("elasticlib")
 
 STATE_PREFIX = "/torch/elastic/rendezvous"
 STORE_PREFIX = "/torch/elastic/store"
@@ -50,7 +46,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise ConfigError(f"ttl={ttl!r} must be a number of seconds above 0; None for {KEEP}")
         self._client = client.lasting(seconds)
-        prefix = (key_prefix or _options.ETCD_PREFIX).strip("/")
+        prefix = (key_prefix or ETCD_PREFIX).strip("/")
         self._folder = f"/{prefix}/state_{component(run_id)}".replace("//", "/")
         self._path = f"{self._folder}/state"
 
@@ -89,21 +85,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     from elasticlib.rendezvous.handlers._etcd_store import EtcdStore
 
     backend = params.backend if params.backend.startswith("etcd") else "etcd"
-    options = _options.read(backend, params.config)
-    for why in options.idle:
-        _log.warning(why)
-    job = Job.of(
-        options,
-        run_id=params.run_id,
-        node=node_name(params.local_addr),
-        backend=backend,
-        endpoint=params.endpoint,
-        nodes=(params.min_nodes, params.max_nodes),
-        wait_for="quiet",
-        node_rank=None,
-        token=None,
-        local_addr=params.local_addr,
-    )
-    keys = EtcdBackend(job).connect(float(options.others.get("read_timeout", _READ_TIMEOUT)))
+    job = job_of(params, backend)
+    keys = EtcdBackend(job).connect(float(job.options.get("read_timeout", _READ_TIMEOUT)))
     assert isinstance(keys, (V2Keys, V3Keys))
     return EtcdRendezvousBackend(keys, params.run_id, STATE_PREFIX), EtcdStore(keys, STORE_PREFIX)

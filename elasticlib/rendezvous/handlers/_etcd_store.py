@@ -23,7 +23,7 @@ class EtcdStore(Store):
     """Keys and values below *prefix*. (torch: ``torch.distributed.elastic.rendezvous.etcd_store.EtcdStore``)"""
 
     timeout: datetime.timedelta
-    """How long `get` and `wait` wait; torch's part of the store keeps it."""
+    """How long `get` and `wait` wait, as `set_timeout` said: torch's part of the store keeps it."""
 
     def __init__(self, etcd_client: Keys, etcd_store_prefix: str, timeout: datetime.timedelta | None = None) -> None:
         """*timeout*: how long `get` and `wait` wait for a key."""
@@ -58,10 +58,6 @@ class EtcdStore(Store):
         """Whether all keys are there now."""
         items, _ = self.client.read([self._path(key) for key in keys])
         return None not in items
-
-    def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """How long `get` and `wait` wait from now on; ``timeout`` says it."""
-        super().set_timeout(timeout)  # torch's part has it, and so do stores that are built upon this one
 
     def _path(self, key: str) -> str:
         return f"{self.prefix}/{component(key)}"

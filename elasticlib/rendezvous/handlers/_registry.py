@@ -1,8 +1,9 @@
 """
 Which handler a back end's name stands for: our own, those that a program registers, those of plug-ins.
 
-Rules of this file: a plug-in is looked up when a handler is first made or asked for, never at import; one that
-is broken costs one warning that names it, and nothing else.
+Rules of this file: what is wrong with the parameters of our own is said here, by their names; nothing is contacted. A
+plug-in is looked up when a handler is first made or asked for, never at import; one that is broken costs one warning
+that names it, and nothing else.
 
 (torch: ``torch.distributed.elastic.rendezvous.registry``)
 """
@@ -11,13 +12,21 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
+from elasticlib._rules import is_unicode
 from elasticlib.errors import ConfigError
+from elasticlib.rendezvous import _options
+from elasticlib.rendezvous._choice import scheduler_index
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous.handlers._base import RendezvousHandler, RendezvousParameters
-from elasticlib.rendezvous.handlers._own import create_handler
+from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
+from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint
+from elasticlib.spec import TOKEN_VARIABLE
 
 RendezvousHandlerCreator: TypeAlias = Callable[[RendezvousParameters], RendezvousHandler]
 
@@ -25,7 +34,53 @@ PLUGINS = "torchrun.handlers"
 """Group of entry points; each is called without arguments and returns a `RendezvousHandlerCreator`."""
 BUILT_IN = ("c10d", "static", "etcd", "etcd-v2", "etcd-v3")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("elasticlib")
+
+
+def job_of(params: RendezvousParameters, backend: str, *, token: str | None = None, index: int | None = None) -> Job:
+    """What *params* ask for with that *backend*; options without effect are named in a warning."""
+    options = _options.read(backend, params.config)
+    for why in options.idle:
+        _log.warning(why)
+    return Job.of(
+        options,
+        run_id=params.run_id,
+        node=node_name(params.local_addr),
+        backend=backend,
+        endpoint=params.endpoint,
+        min_nodes=params.min_nodes,
+        max_nodes=params.max_nodes,
+        wait_for=options.wait_for or "quiet",
+        node_rank=options.rank if backend == "static" else index,
+        token=token,
+        local_addr=params.local_addr,
+    )
+
+
+def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
+    """
+    The handler of *params* for one of our own back ends; nothing is contacted yet.
+
+    Raises `ConfigError` for whatever breaks a rule; options without effect are named in a warning.
+    """
+    token, index = os.environ.get(TOKEN_VARIABLE) or None, scheduler_index(os.environ)
+    job = job_of(params, params.backend, token=token, index=index)
+    if job.backend == "static":
+        _check_static(params, job.node_rank)
+    elif not params.run_id:
+        raise ConfigError(f"run_id={params.run_id!r}: nodes find each other's job by its id: give the same one to all")
+    if not is_unicode(params.run_id):
+        raise ConfigError(f"run_id={params.run_id!r} must be text that can be written in UTF-8")
+    return CoordinatedHandler(job)
+
+
+def _check_static(params: RendezvousParameters, rank: int | None) -> None:
+    if rank is None or not 0 <= rank < params.max_nodes:
+        last = params.max_nodes - 1
+        raise ConfigError(f"rank={rank}: with rdzv_backend='static' each node needs its own, from 0 to {last}")
+    ports = {parse_rendezvous_endpoint(params.endpoint, default)[1] for default in (1, 2)}
+    if not params.endpoint.strip() or len(ports) > 1 or ports == {0}:
+        raise ConfigError(f"endpoint={params.endpoint!r}: rdzv_backend='static' needs host:port, such as node0:29500")
 
 
 class RendezvousHandlerRegistry:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from elasticlib.errors import RendezvousConnectionError
@@ -26,34 +26,13 @@ _PROBE = 1.0
 
 def serve(listener: socket.socket, address: str) -> Store:
     """A store on *listener*, which becomes its own; it ends with the last reference to it."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    port = listener.getsockname()[1]
-    with _as_connection_error(address, port):
-        return TCPStore(
-            address,
-            port,
-            is_master=True,
-            timeout=datetime.timedelta(seconds=PATIENCE),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+    return _store(address, listener.getsockname()[1], listener.detach())
 
 
 def reach(addresses: Sequence[str], port: int) -> tuple[Store, str]:
     """The store at the first of *addresses* that answers, and which one that was."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
     address = first_reachable(addresses, port)
-    with _as_connection_error(address, port):
-        store = TCPStore(
-            address,
-            port,
-            is_master=False,
-            timeout=datetime.timedelta(seconds=PATIENCE),
-            wait_for_workers=False,
-        )
-    return store, address
+    return _store(address, port), address
 
 
 def apart(store: Store, run_id: str, round: int) -> Store:
@@ -71,10 +50,16 @@ def first_reachable(addresses: Sequence[str], port: int) -> str:
     return addresses[0]
 
 
-@contextlib.contextmanager
-def _as_connection_error(address: str, port: int) -> Iterator[None]:
+def _store(address: str, port: int, listener: int | None = None) -> Store:
+    """The store there: served on the descriptor *listener* where that is given, else reached."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    limit = datetime.timedelta(seconds=PATIENCE)
+    hosts = listener is not None
     try:
-        yield
+        return TCPStore(
+            address, port, is_master=hosts, timeout=limit, wait_for_workers=False, master_listen_fd=listener
+        )
     except RuntimeError as error:  # torch's store errors are
         why = str(error).splitlines()[0]
         raise RendezvousConnectionError(

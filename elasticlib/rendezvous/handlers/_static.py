@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from elasticlib.rendezvous.handlers._base import RendezvousParameters
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
-from elasticlib.rendezvous.handlers._own import create_handler
+from elasticlib.rendezvous.handlers._registry import create_handler
 from elasticlib.rendezvous.net._endpoint import spell
 
 

@@ -18,19 +18,18 @@ import resource
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
-from attrs import Factory, define, field
+from attrs import define, field
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib._lease import Lease
-from elasticlib._programs import CHANNEL_FD, wake_with_parent
+from elasticlib._programs import CHANNEL_FD, Process, wake_with_parent
 from elasticlib._times import soonest
 from elasticlib._wire import Channel, HasDescriptor, Message, wait_readable
 from elasticlib.errors import ElasticError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._membership import STAYS, Talk
+from elasticlib.rendezvous._membership import STAYS
 from elasticlib.rendezvous.protocol._messages import (
     Close,
     ContactLost,
@@ -47,69 +46,14 @@ from elasticlib.rendezvous.protocol._messages import (
 )
 from elasticlib.rendezvous.sidecar._watch import SILENCE, SidecarWatch
 
+if TYPE_CHECKING:
+    from elasticlib.rendezvous.node._runtime import NodeRuntime
+
 _DEATH_LIMIT = 5
 """Seconds from the launcher's death until this process is gone, come what may."""
 _OWN_END = 1.0
 """Seconds that a dead launcher's workers get to end by themselves: their reaper sees to it."""
 _GOODBYE = 1.0
-
-
-class Assigned(Talk, Protocol):
-    """A member that can be kept from beating, and knows when workers must be dead."""
-
-    def hold(self, held: bool) -> None:
-        """Let this node's heartbeats rest, or take them up again."""
-
-    def kill_in(self) -> float | None:
-        """Seconds until workers that still run here must be killed; None: no need that can be foreseen."""
-
-
-class NodeService(Protocol):
-    """What this process keeps for its node: a `NodeRuntime`."""
-
-    def prepare(self) -> None:
-        """Import what takes long; nothing is contacted."""
-
-    def start(self) -> None:
-        """Begin to seek the job; there is a `member` from then on."""
-
-    @property
-    def member(self) -> Assigned: ...
-
-    def witness(self, why: str, workers_gone: bool) -> None:
-        """The agent is dead: say so in its place."""
-
-    def close(self, linger: float) -> None:
-        """Part from the job."""
-
-
-@define
-class Guarded:
-    """The process whose death ends all workers of this node."""
-
-    handle: int | None = None
-    """pidfd"""
-
-    def hold(self, handle: int) -> None:
-        """Guard the process of the pidfd *handle*, which is this object's from now on."""
-        self.forget()
-        self.handle = handle
-
-    def kill(self) -> None:
-        """Have all workers die now."""
-        if self.handle is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
-
-    def outlast(self, limit: float) -> bool:
-        """Whether it is gone, after *limit* seconds at most."""
-        return self.handle is not None and bool(wait_readable([self.handle], limit))
-
-    def forget(self) -> None:
-        """Guard nothing."""
-        if self.handle is not None:
-            os.close(self.handle)
-            self.handle = None
 
 
 class LogLines(logging.Handler):
@@ -144,7 +88,7 @@ class Bridge:
     """Carries words between the launcher's *channel* and the node's *share* until one of them is done."""
 
     channel: Channel
-    share: NodeService
+    share: NodeRuntime
     heartbeat: float
     lines: LogLines
     launcher: int
@@ -152,7 +96,8 @@ class Bridge:
     lease: Lease
     """For others who can end the workers, in case this process is stopped."""
     clock: Clock = monotonic
-    guarded: Guarded = Factory(Guarded)
+    guarded: Process | None = None
+    """The process whose death ends all workers of this node."""
     vigil: SidecarWatch = field(init=False)
     stall: float = SILENCE
     _broken: bool = False
@@ -190,7 +135,7 @@ class Bridge:
         self._pass_on()
         self._judge()  # what was passed on may say that contact is lost, and workers have no time left
         if self.vigil.due:
-            self.guarded.kill()
+            self.kill()
         return None
 
     def patience(self) -> float | None:
@@ -207,7 +152,12 @@ class Bridge:
 
     def outlast(self, limit: float) -> bool:
         """Whether no worker is left, after *limit* seconds at most."""
-        return not self.vigil.running or self.guarded.outlast(limit)
+        return not self.vigil.running or (self.guarded is not None and self.guarded.ends(limit))
+
+    def kill(self) -> None:
+        """Have all workers die now."""
+        if self.guarded is not None:
+            self.guarded.send(signal.SIGKILL)
 
     # From the launcher.
 
@@ -219,7 +169,9 @@ class Bridge:
                 self.vigil = self.vigil.joins(message["generation"])
                 member.join(message["slots"], message["role"])
             case "guard":
-                self.guarded.hold(*descriptors)
+                if self.guarded is not None:
+                    self.guarded.close()
+                self.guarded = Process(-1, *descriptors)
             case "report":
                 report = from_plain(message["report"])
                 assert isinstance(report, Failed | Stopped | Succeeded | Leave | Close)
@@ -292,13 +244,7 @@ def told(error: Exception) -> Message:
     return {"op": "error", "kind": "", "text": f"the sidecar failed: {type(error).__name__}: {error}"}
 
 
-def _open(job: Job) -> NodeService:
-    from elasticlib.rendezvous.node._runtime import NodeRuntime
-
-    return NodeRuntime(job)
-
-
-def main(make: Callable[[Job], NodeService] = _open) -> NoReturn:
+def main() -> NoReturn:
     """Be the sidecar of the parent, whose channel is descriptor `CHANNEL_FD`."""
     parent = os.getppid()
     # What a scheduler sends to every process of the job is for the launcher, which then parts in order.
@@ -317,11 +263,13 @@ def main(make: Callable[[Job], NodeService] = _open) -> NoReturn:
         job = Job(**first[0]["job"])
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a store has a connection of each node's
+        from elasticlib.rendezvous.node._runtime import NodeRuntime
+
         lines = LogLines()
         logger = logging.getLogger("elasticlib")
         logger.setLevel(logging.INFO)
         logger.addHandler(lines)
-        share = make(job)
+        share = NodeRuntime(job)
         # Before the first word: loading a library keeps all threads here from running, and the launcher allows a
         # process that has not begun more time than one that falls silent.
         share.prepare()
@@ -364,7 +312,7 @@ def _bear_witness(bridge: Bridge) -> None:
     signal.alarm(_DEATH_LIMIT)
     gone = bridge.outlast(_OWN_END)
     if not gone:
-        bridge.guarded.kill()
+        bridge.kill()
         gone = bridge.outlast(_OWN_END)
     bridge.share.witness("its agent died", gone)
     bridge.share.close(_GOODBYE)

@@ -92,13 +92,12 @@ class SidecarClient:
         self, job: Job, *, stall: float | None = None, program: str = _PROGRAM, clock: Clock = monotonic
     ) -> None:
         self.node = job.node
-        self._run_id = job.run_id
+        self._job = job
         self.final: Final | None = None
         """How this node's part in the job ended, once `take` has told it."""
-        self._heartbeat = job.heartbeat
-        self._parting = job.close_timeout
         self._clock = clock
         self._owner = os.getpid()
+        self._birth_limit = job.join_timeout or _BIRTH
         self._answer_limit = (FENCE - INTERVAL / 2 + (stall or 0.0)) * job.heartbeat
         """Seconds within which the process answers, though this program stood still meanwhile. Shorter than what it
         allows its store: its last heartbeat may be as old as the interval between two when it falls silent."""
@@ -110,7 +109,6 @@ class SidecarClient:
         self._mute = False
         """Whether the process was found to be silent, and the agent was told."""
         self._mute_since = 0.0
-        self._reconnect_limit = job.reconnect_timeout
         self._gone = False
         self._closed = False
         self._stays = False
@@ -119,36 +117,27 @@ class SidecarClient:
         # The thread that sends must not wait for ever for a process that was stopped.
         ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_LIMIT, 0))
         self._link = Link(ours)
-        path = json.dumps([os.path.abspath(folder) for folder in sys.path if folder])
-        try:
-            self._child = spawn([sys.executable, "-c", program, path], _environment(), theirs.fileno())
-        except BaseException:
-            self._link.close()
-            raise
-        finally:
-            theirs.close()
-        self._heard = self._born = clock()
         self._tell_after = _TELL_EVERY
         self._begun = False
         """Whether the process has said anything: its imports take a while."""
-        self._birth_limit = job.join_timeout or _BIRTH
         self._turned = threading.Condition()
-        first = {"op": "job", "job": job.plain(), "stillness": stall}
-        self._lease = Lease()
-        self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque(
-            [(written(first), (os.dup(self._lease.fileno()),))]
-        )
-        """With descriptors that are closed when they are sent."""
         self._sending = True
         """Whether the thread has something in hand: what comes then must wait for its turn."""
-        self._sender = threading.Thread(target=self._send_all, name="elasticlib-rendezvous", daemon=True)
-        try:
+        path = json.dumps([os.path.abspath(folder) for folder in sys.path if folder])
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._link.close)
+            with contextlib.closing(theirs):
+                self._child = spawn([sys.executable, "-c", program, path], _environment(), theirs.fileno())
+            undo.callback(self._child.wait, 0.0)
+            self._heard = self._born = clock()
+            self._lease = Lease()
+            undo.callback(self._lease.close)
+            first = written({"op": "job", "job": job.plain(), "stillness": stall})
+            self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque([(first, (os.dup(self._lease.fileno()),))])
+            """With descriptors that are closed when they are sent."""
+            self._sender = threading.Thread(target=self._send_all, name="elasticlib-rendezvous", daemon=True)
             start_thread(self._sender)
-        except BaseException:
-            self._link.close()
-            self._lease.close()
-            self._child.wait(0.0)
-            raise
+            undo.pop_all()
 
     # Reports.
 
@@ -167,7 +156,7 @@ class SidecarClient:
         """Give a pidfd, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
         with room_for(1):
             self._say({"op": "guard"}, os.dup(handle))
-        return self._lease if self._heartbeat else None
+        return self._lease if self._job.heartbeat else None
 
     def _say(self, message: Message, *descriptors: int) -> None:
         if self._closed:
@@ -181,7 +170,7 @@ class SidecarClient:
                 self._send(body, descriptors)  # at once: this launcher may be stopped before its thread runs again
 
     def _send_all(self) -> None:
-        interval = min(1.0, ALIVE * self._heartbeat) if self._heartbeat else None
+        interval = min(1.0, ALIVE * self._job.heartbeat) if self._job.heartbeat else None
         while True:
             with self._turned:
                 self._sending = False
@@ -260,14 +249,14 @@ class SidecarClient:
         if self._gone or self._error is not None:
             return None
         if self._mute:
-            return self._mute_since + self._reconnect_limit
+            return self._mute_since + self._job.reconnect_timeout
         if not self._begun:
             return self._heard + self._birth_limit
-        return self._heard + self._answer_limit if self._heartbeat else None
+        return self._heard + self._answer_limit if self._job.heartbeat else None
 
     def _note_silence(self) -> list[Word]:
         if self._mute:
-            why = f"its sidecar has not answered for {self._reconnect_limit:g} s more"
+            why = f"its sidecar has not answered for {self._job.reconnect_timeout:g} s more"
             self._error = RendezvousConnectionError(f"node {self.node}: contact with the job was lost, and {why}")
             return []
         self._mute, self._mute_since = True, self._clock()
@@ -282,11 +271,11 @@ class SidecarClient:
         if self._begun or self._gone or self._error is not None or waited < self._tell_after:
             return
         self._tell_after = 2 * waited
-        what = f"node {self.node} has waited {waited:.0f} s for job {self._run_id!r}"
+        what = f"node {self.node} has waited {waited:.0f} s for job {self._job.run_id!r}"
         _log.warning("%s: %s; %.0f s left", what, _IMPORTING, self._birth_limit - waited)
 
     def _cut_off(self, why: str) -> ContactLost:
-        return ContactLost(f"contact with the job is lost: {why}", GRACE * self._heartbeat)
+        return ContactLost(f"contact with the job is lost: {why}", GRACE * self._job.heartbeat)
 
     def _lose_process(self, words: list[Word]) -> None:
         self._gone = True
@@ -345,7 +334,7 @@ class SidecarClient:
             self._turned.notify()
         try:
             if not self._gone:
-                self._see_it_end(self._parting + _ENDING if parts else _ENDING)
+                self._see_it_end(self._job.close_timeout + _ENDING if parts else _ENDING)
         except BaseException as error:  # the operator does not want to wait
             self._child.wait(0.0)
             if not (self._stays and isinstance(error, KeyboardInterrupt)):

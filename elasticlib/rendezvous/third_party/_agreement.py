@@ -11,27 +11,43 @@ How nodes that somebody else's handler brought together agree on ranks, ends and
 
 Rules of this file: `set`, `get`, `add` and `check` are all that the store must have, and no call of it is left to
 wait for a key. The store may be the same for every round, with all that lies in it: what is read belongs to the
-nonce of this round, and a node follows the call whenever it changes.
+nonce of this round, and a node follows the call whenever it changes. A failure's time is the judge's own clock less the
+age that its node told; all nodes take the judge's word, and a node that gets none in time says what it knows itself.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import define, frozen
+from attrs import Factory, define, frozen
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.coordinator._ranks import assign
-from elasticlib.rendezvous.protocol._messages import Final, Join, RankAssignment, RoundEnd, Stopped, decode, encode
-from elasticlib.rendezvous.third_party._contract import ThirdPartyStore
+from elasticlib.rendezvous.protocol._messages import (
+    FailureNote,
+    Final,
+    Join,
+    RankAssignment,
+    RoundEnd,
+    Stopped,
+    decode,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 
 _ROOT = "elasticlib"
 _CALL = f"{_ROOT}/call"
-_DIGITS = 18
+_OFFER = re.compile(rb"(-1|[0-9]{1,18}) ([0-9]{1,18}) (.*)", re.DOTALL)
+PATIENCE = 45.0
+"""Seconds that a judge waits until the workers of all nodes are gone: more than a stop takes by default."""
+_GRACE = 15.0
 
 
 @frozen
@@ -50,7 +66,8 @@ class Past:
 class Agreement:
     """One node's side of it, in the round in which it has *rank* of *size*."""
 
-    store: ThirdPartyStore
+    store: Store
+    """Torch's, or anything with what of it is called here."""
     rank: int
     size: int
     guard: Callable[[Callable[[], Any]], Any]
@@ -65,7 +82,7 @@ class Agreement:
             self._assigned = self._assigned or self._assign(max_restarts)
         else:
             self._follow(join, past)
-        assignment = self._read_if_there(RankAssignment, f"seat/{join.node}") if self.nonce else None
+        assignment = self.read(RankAssignment, f"seat/{join.node}") if self.nonce else None
         if assignment is None:
             return None
         if (assignment.group_rank, assignment.group_world_size) != (self.rank, self.size):
@@ -115,23 +132,15 @@ class Agreement:
 
     def ended(self) -> RoundEnd | None:
         """How the round ends; None while nobody has said that it does."""
-        return self._read_if_there(RoundEnd, "ended")
+        return self.read(RoundEnd, "ended")
 
     def report_failures(self, stopped: Stopped) -> None:
         """Say that no worker is left here, and what failed."""
         self._set(f"gone/{self.rank}", encode(stopped))
 
-    def testimony(self, rank: int) -> Stopped | None:
-        """What that node said; None while it has not."""
-        return self._read_if_there(Stopped, f"gone/{rank}")
-
     def judge(self, final: Final) -> None:
         """Say how the job ended; for the node whose `end` was the first."""
         self._set("final", encode(final))
-
-    def outcome(self) -> Final | None:
-        """How the job ended; None while that is open."""
-        return self._read_if_there(Final, "final")
 
     def count_done(self, one: int = 0) -> int:
         """How many nodes' workers ended well, *one* more with this call."""
@@ -141,7 +150,8 @@ class Agreement:
         """How many nodes know how the job ended, *one* more with this call."""
         return self._add("heard", one)
 
-    def _read_if_there(self, kind: type[T], key: str) -> T | None:
+    def read(self, kind: type[T], key: str) -> T | None:
+        """The message that is at *key* in this round; None while there is none."""
         if not self._there([key]):
             return None
         message = decode(self._get(key))
@@ -162,7 +172,7 @@ class Agreement:
         self._store(self._key(key), value)
 
     def _store(self, key: str, value: bytes) -> None:
-        self._guarded(lambda: self.store.set(key, value))
+        self._guarded(lambda: self.store.set(key, value))  # type: ignore[arg-type]  # torch's takes bytes, too
 
     def _add(self, key: str, amount: int) -> int:
         return int(self._guarded(lambda: self.store.add(self._key(key), amount)))
@@ -175,20 +185,61 @@ class Agreement:
             raise RendezvousConnectionError(f"the store that the rendezvous handler gave failed: {why}") from error
 
 
-def _count(text: bytes, least: int) -> int:
-    number = int(text) if len(text) <= _DIGITS else least - 1
-    if number < least:
-        raise ValueError(f"{text[:40]!r} counts nothing")
-    return number
-
-
 def _offer(data: bytes) -> tuple[Past, Join]:
-    try:
-        number, restarts, body = data.split(b" ", 2)
-        past = Past(_count(number, -1), _count(restarts, 0))
-    except ValueError:
-        raise RendezvousStateError(f"the store holds {data[:80]!r}, which is not the description of a node") from None
-    join = decode(body)
+    if (found := _OFFER.fullmatch(data)) is None:
+        raise RendezvousStateError(f"the store holds {data[:80]!r}, which is not the description of a node")
+    past = Past(int(found[1]), int(found[2]))
+    join = decode(found[3])
     if not isinstance(join, Join):
         raise RendezvousStateError(f"the store holds a {type(join).__name__} where the description of a node should be")
     return past, join
+
+
+@define
+class FailureCollection:
+    """One node's part in it, from when its own workers are gone."""
+
+    table: Agreement
+    judges: bool
+    why: str
+    """Why the round ended, as far as was known then."""
+    began: float
+    """Seconds of the clock whose time `outcome` is given."""
+    _causes: list[tuple[float, str, FailureNote]] = Factory(list)
+    _heard: set[int] = Factory(set)
+
+    def report_failures(self, stopped: Stopped) -> None:
+        """Tell what happened here."""
+        self._hear(self.table.rank, stopped, self.began)
+        self.table.report_failures(stopped)
+
+    def outcome(self, now: float) -> Final | None:
+        """How the job ended, once that is settled."""
+        if self.judges:
+            for rank in set(range(self.table.size)) - self._heard:
+                if (stopped := self.table.read(Stopped, f"gone/{rank}")) is not None:
+                    self._hear(rank, stopped, now)
+            if len(self._heard) < self.table.size and now < self.began + PATIENCE:
+                return None
+            final = self._final()
+            self.table.judge(final)
+            return final
+        if (word := self.table.read(Final, "final")) is not None:
+            return word
+        return self._final() if now >= self.began + PATIENCE + _GRACE else None
+
+    def _hear(self, rank: int, stopped: Stopped, now: float) -> None:
+        self._heard.add(rank)
+        self._causes += [(now - note.age, stopped.node, note) for note in stopped.failures]
+
+    def _final(self) -> Final:
+        if not self._causes:
+            return Final(False, self.why)
+        _, node, note = min(self._causes, key=lambda cause: (cause[2].secondary, cause[0], cause[1], cause[2].rank))
+        why = "a restart would fail again" if note.fatal else "no restart is left"
+        return Final(False, f"{describe(node, note)}; {why}", node, note)
+
+
+def describe(node: str, note: FailureNote) -> str:
+    """A failure in one line."""
+    return f"rank {note.rank} of node {node} failed: {note.message}"

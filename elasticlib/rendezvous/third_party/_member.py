@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib._programs import start_thread
@@ -32,6 +32,7 @@ from elasticlib.errors import (
 )
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._names import node_name
+from elasticlib.rendezvous.node._session_events import Close, Seek
 from elasticlib.rendezvous.protocol._messages import (
     Failed,
     FailureNote,
@@ -44,10 +45,8 @@ from elasticlib.rendezvous.protocol._messages import (
     Succeeded,
     WorkerReport,
 )
-from elasticlib.rendezvous.third_party._agreement import Agreement, Past
-from elasticlib.rendezvous.third_party._contract import METHODS as METHODS, checked, meaning
-from elasticlib.rendezvous.third_party._failure_collection import FailureCollection, describe
-from elasticlib.rendezvous.third_party._node_info import ThirdPartyNodeInfo
+from elasticlib.rendezvous.third_party._agreement import Agreement, FailureCollection, Past, describe
+from elasticlib.rendezvous.third_party._contract import METHODS as METHODS, ThirdPartyNodeInfo, checked, meaning
 
 BARRIER = 300.0
 """Seconds that a node whose workers ended well waits for the others."""
@@ -61,18 +60,7 @@ _SHORTEST = 0.002
 _log = logging.getLogger("elasticlib")
 
 
-@frozen
-class _Seek:
-    slots: int
-    role: str
-
-
-@frozen
-class _Close:
-    pass
-
-
-_Order: TypeAlias = _Seek | WorkerReport | _Close
+_Order: TypeAlias = Seek | WorkerReport | Close
 
 
 class _Phase(enum.Enum):
@@ -136,7 +124,7 @@ class HandlerMember:
 
     def join(self, slots: int, role: str) -> None:
         """Ask for ranks in the next round. No worker of this node may run any more."""
-        self._ask(_Seek(slots, role))
+        self._ask(Seek(slots, role))
 
     def post(self, report: WorkerReport) -> None:
         """Say how the workers are, or that this node goes; then the job stays open for a successor."""
@@ -187,7 +175,7 @@ class HandlerMember:
             if self._closing.is_set():
                 return
             self._closing.set()
-        self._orders.put(_Close())
+        self._orders.put(Close())
         # Nobody can call a handler back from next_rendezvous.
         self._thread.join(0.0 if self._seeking else _PARTING)
         self._offer.drop()
@@ -203,7 +191,7 @@ class HandlerMember:
     # The thread.
 
     def _work(self) -> None:
-        while not isinstance(order := self._next_order(), _Close):
+        while not isinstance(order := self._next_order(), Close):
             if self._phase is _Phase.OVER:
                 continue
             try:
@@ -227,7 +215,7 @@ class HandlerMember:
         match order:
             case None:
                 self._look()
-            case _Seek(slots, role):
+            case Seek(slots, role):
                 self._seek(slots, role)
             case Failed(round=number, failures=notes) if self._runs(number):
                 self._end(self._word_on(number, notes), spent=1)
@@ -259,7 +247,7 @@ class HandlerMember:
         while assignment is None and not self._closing.is_set():
             self._seeking = True
             try:
-                info = self._handler.next_rendezvous()
+                info: Any = self._handler.next_rendezvous()
             finally:
                 self._seeking = False
             if self._closing.is_set():

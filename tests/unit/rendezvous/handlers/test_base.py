@@ -31,7 +31,7 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Membership, Talk, Word
 from elasticlib.rendezvous.handlers import _round_store
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
-from elasticlib.rendezvous.handlers._own import create_handler
+from elasticlib.rendezvous.handlers._registry import create_handler
 from elasticlib.rendezvous.handlers._static import StaticTCPRendezvous, create_rdzv_handler
 from elasticlib.rendezvous.net._node_info import BoundNodeInfo
 from elasticlib.rendezvous.node._client import NodeClient

@@ -14,7 +14,7 @@ import pytest
 from elasticlib._wire import wait_readable
 from elasticlib.errors import RendezvousClosedError, RendezvousError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.handlers._in_program import StateBackend
+from elasticlib.rendezvous.handlers._dynamic import StateBackend
 from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.node import _client, _coordinator_host, _runtime
 from elasticlib.rendezvous.node._client import NodeClient

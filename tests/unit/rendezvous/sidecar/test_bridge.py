@@ -192,7 +192,8 @@ class Desk:
         for pid in self.sleepers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        self.bridge.guarded.forget()
+        if self.bridge.guarded is not None:
+            self.bridge.guarded.close()
         for number in (self.bridge.launcher, self.member.ready, self.lines.fileno()):
             os.close(number)
         self.launcher.close()
@@ -585,7 +586,8 @@ def test_a_node_that_lost_contact_leaves_the_next_wish_to_its_agent(desk: Desk) 
 def test_a_spawner_that_has_ended_already_is_no_error(desk: Desk) -> None:
     run_workers(desk)
     os.kill(desk.spawner, signal.SIGKILL)
-    wait_readable([desk.bridge.guarded.handle or -1], LIMIT)
+    assert desk.bridge.guarded is not None
+    wait_readable([desk.bridge.guarded], LIMIT)
     desk.member.kill_after = -1.0
 
     desk.step()
@@ -600,6 +602,6 @@ def test_workers_count_as_gone_only_when_their_spawner_is(desk: Desk) -> None:
     assigned = bridge.outlast(0.0)
     desk.guard(desk.spawner)
     running = bridge.outlast(0.0)
-    bridge.guarded.kill()
+    bridge.kill()
 
     assert (before, assigned, running, bridge.outlast(LIMIT)) == (True, False, False, True)

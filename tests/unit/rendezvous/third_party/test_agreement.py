@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.protocol._messages import Descriptor, Join, RankAssignment, encode
+from elasticlib.rendezvous.protocol._messages import Descriptor, Final, Join, RankAssignment, Stopped, encode
 from elasticlib.rendezvous.third_party._agreement import Agreement, Past
 from tests.unit.untrusted import spoiled, strange
 
@@ -50,5 +50,9 @@ def test_what_is_no_message_is_refused(data: bytes, key: str) -> None:
     store.set(f"elasticlib/nonce/{key}", data)
 
     with pytest.raises(RendezvousStateError):
-        read = {"ended": table.ended, "final": table.outcome, "gone/0": lambda: table.testimony(0)}
+        read = {
+            "ended": table.ended,
+            "final": lambda: table.read(Final, "final"),
+            "gone/0": lambda: table.read(Stopped, "gone/0"),
+        }
         read.get(key, lambda: table.meet(JOIN, Past(), 3))()
