@@ -339,7 +339,7 @@ def test_what_a_slow_store_has_wait_is_written_again_as_long_after_it_came_about
     assert ["succeeded", "succeeded"] == kinds(cluster)
 
 
-def test_who_takes_over_after_the_end_tells_a_node_on_from_what_is_written_down_whatever_its_old_heartbeat_says() -> (
+def test_who_takes_over_after_the_end_goes_on_telling_a_node_whatever_its_old_heartbeat_says() -> (
     None
 ):
     rules = Rules(2, 4, 2, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="min")
