@@ -8,7 +8,6 @@ end is made, before anything waits. Nobody hosts anything: the servers are there
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 from elasticlib.errors import ConfigError, RendezvousConnectionError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._options import ETCD_PREFIX
+from elasticlib.rendezvous.net._binding import address_towards
 from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint
 from elasticlib.rendezvous.net._resolver import resolve
 from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
@@ -81,7 +81,7 @@ class EtcdBackend:
                 except RendezvousConnectionError as error:
                     troubles.append(str(error))
                     continue
-                self._address = _own_address(address.family, address.place(port))
+                self._address = address_towards(address)
                 self._endpoints = [(host, port), *endpoints[:number], *endpoints[number + 1 :]]
                 return keys
         raise RendezvousConnectionError("etcd cannot be reached: " + "; ".join(dict.fromkeys(troubles)))
@@ -185,12 +185,3 @@ def _tls(options: Any) -> ssl.SSLContext | None:
             pair = f"ssl_cert={files['ssl_cert']!r} and ssl_cert_key={files['ssl_cert_key']!r}"
             raise ConfigError(f"{pair} are no certificate and key of it: {error}") from error
     return context
-
-
-def _own_address(family: int, place: tuple[Any, ...]) -> str | None:
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting it sends nothing
-        try:
-            probe.connect(place)
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
