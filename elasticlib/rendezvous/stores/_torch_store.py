@@ -3,6 +3,11 @@ An exchange over a store of torch: TCPStore, or FileStore on one machine.
 
 Rules of this file: every call is one round trip or a few, and what it wrote is acknowledged when it returns. torch's
 exceptions end here. What strangers write under our keys is passed on as bytes, or is a `RendezvousStateError`.
+
+The inbox is a counter and numbered entries, for these stores know no queues: a poster takes the next number from the
+counter, then writes the entry under it. A number without an entry is a poster on its way, paused, or dead; it holds up
+nobody else's entries. A poster's own entries stay in order, since it takes a number only after its last entry was
+written.
 """
 
 from __future__ import annotations
@@ -16,12 +21,11 @@ from datetime import timedelta
 from typing import Protocol
 from urllib.parse import quote
 
-from attrs import define, evolve, field
+from attrs import Factory, define, evolve, field
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous.protocol._exchange import Posted, RequestRefusedError, parts
-from elasticlib.rendezvous.stores._counted_inbox import LATE, CountedInbox
+from elasticlib.rendezvous.protocol._exchange import Exchange, Posted, RequestRefusedError, parts
 from elasticlib.rendezvous.stores._file_store import LATEST, SOONEST
 
 ROOT = "elasticlib/"
@@ -34,6 +38,12 @@ CLAIMANT = "claimant"
 """Who coordinates the job: a word of that process's own."""
 TOGETHER = 1000
 """Keys in one request."""
+LATE = 60.0
+"""Seconds that a number without an entry is looked after; a poster that took longer must not rely on its entry."""
+SHORTEST, LONGEST = 0.01, 1.0
+"""Bounds, in seconds, of the pause between two looks at missing entries."""
+MOST = 100_000
+"""Numbers that may be new at once: more were not given out by posters."""
 LONGEST_WAIT = 3600.0
 _BYTES = 128 * 1024
 """Of values in one request that writes several: TCPStore's time for a request grows with the square of its length."""
@@ -60,8 +70,8 @@ class Store(Protocol):
 
 
 @define(eq=False)
-class StoreExchange:
-    """The contract is that of `Exchange`."""
+class StoreExchange(Exchange):
+    """One connection, for the keys of one job."""
 
     store: Store | None
     """The connection; None once it is closed or lost."""
@@ -75,12 +85,11 @@ class StoreExchange:
     _clock: Clock = field(default=monotonic, kw_only=True)
     first: int = field(default=1, kw_only=True)
     """Number of the first inbox entry that is received: earlier ones were for somebody else."""
-    _inbox: CountedInbox = field(init=False)
+    _next: int = field(init=False, default=Factory(lambda self: self.first, takes_self=True))
+    _missing: dict[int, float] = field(init=False, factory=dict)
+    """Numbers below `_next` whose entries were not there, and since when."""
     _nothing: bytes = field(init=False, factory=lambda: secrets.token_bytes(16))
     """Stands for an absent key; nobody can write it on purpose."""
-
-    def __attrs_post_init__(self) -> None:
-        self._inbox = CountedInbox(self._count, self._entries, self._wait_for_entry, clock=self._clock, next=self.first)
 
     def add(self, key: str, n: int) -> int:
         """Add *n* to a counter that starts at 0 and return the sum."""
@@ -88,7 +97,6 @@ class StoreExchange:
             return store.add(self.full_key(key), n)
 
     def post(self, data: bytes) -> None:
-        """Append an entry to the inbox."""
         self._check({"inbox": data})
         began = self._clock()
         self.append("inbox", data)
@@ -108,15 +116,41 @@ class StoreExchange:
         return True
 
     def receive(self, timeout: float | None) -> Sequence[Posted]:
-        """Entries that this connection has not received yet, oldest first."""
-        return self._inbox.receive(timeout)
+        deadline = None if timeout is None else self._clock() + timeout
+        while True:
+            entries = self._gather()
+            left = None if deadline is None else deadline - self._clock()
+            if entries or (left is not None and left <= 0):
+                return entries
+            self.wait(f"inbox/{self._next}", self._pause(left))
+
+    def _gather(self) -> list[Posted]:
+        count = self.count("inbox")
+        if not self._next - 1 <= count < self._next + MOST or len(self._missing) > MOST:
+            raise RendezvousStateError(f"the inbox counter was overwritten: it holds {count} after {self._next - 1}")
+        numbers = [*self._missing, *range(self._next, count + 1)]
+        self._next = count + 1
+        now = self._clock()
+        entries = []
+        for number, data in zip(numbers, self.read([f"inbox/{number}" for number in numbers]), strict=True):
+            if data is not None:
+                self._missing.pop(number, None)
+                entries.append(Posted(number, data))
+            elif now - self._missing.setdefault(number, now) > LATE:
+                del self._missing[number]
+        return entries
+
+    def _pause(self, left: float | None) -> float | None:
+        if not self._missing:
+            return left
+        age = self._clock() - max(self._missing.values())
+        pause = min(max(age, SHORTEST), LONGEST)
+        return pause if left is None else min(pause, left)
 
     def discard(self, entries: Sequence[Posted]) -> None:
-        """Forget entries that were received."""
         self.delete([f"inbox/{entry.number}" for entry in entries])
 
     def write(self, values: Mapping[str, bytes]) -> None:
-        """Write all values, wake all who wait for their keys."""
         self._check(values)
         last = ""
         with self._speaking() as store:
@@ -128,14 +162,12 @@ class StoreExchange:
                 store.check([last])  # requests of a connection are served in order
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The value of each key; None for an absent one."""
         full = [self.full_key(key) for key in keys]
         with self._speaking() as store:
             parts = (self._read(store, full[start : start + TOGETHER]) for start in range(0, len(full), TOGETHER))
             return [value for part in parts for value in part]
 
     def wait(self, key: str, timeout: float | None) -> bool:
-        """Block until the key is there; whether it was within *timeout* seconds."""
         deadline = None if timeout is None else self._clock() + timeout
         with self._speaking() as store:
             while True:
@@ -146,13 +178,11 @@ class StoreExchange:
                     return True
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Forget the keys."""
         with self._speaking() as store:
             for key in keys:
                 store.delete_key(self.full_key(key))
 
     def clear_foreign(self) -> None:
-        """Delete every key that is not of elasticlib."""
         with self._speaking() as store:
             for key in self._list(store):
                 if not key.startswith(ROOT):
@@ -200,7 +230,6 @@ class StoreExchange:
         return StoreExchange(self.store, self._open, run_id, self.where, self.served_run, clock=self._clock)
 
     def clone(self) -> StoreExchange:
-        """Another connection to the same store."""
         return evolve(self, store=self._open())
 
     def close(self) -> None:
@@ -267,12 +296,3 @@ class StoreExchange:
         except DistStoreError:
             return False
         return True
-
-    def _count(self) -> int:
-        return self.count("inbox")
-
-    def _entries(self, numbers: Sequence[int]) -> list[bytes | None]:
-        return self.read([f"inbox/{number}" for number in numbers])
-
-    def _wait_for_entry(self, number: int, timeout: float | None) -> bool:
-        return self.wait(f"inbox/{number}", timeout)
