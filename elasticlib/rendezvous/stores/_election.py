@@ -13,7 +13,9 @@ import logging
 import threading
 import zlib
 from collections.abc import Callable
+from typing import cast
 
+from attrs import Factory, define, field
 from typing_extensions import assert_never
 
 from elasticlib._clock import Clock, monotonic
@@ -35,19 +37,19 @@ _PACK_FROM = 64 * 1024
 _UNPACK_TO = 256 * 1024 * 1024
 
 
+@define(eq=False)
 class Term:
     """One holder's time in office, as the holder itself sees it; for all of its threads."""
 
-    def __init__(self, hold: Hold, until: float, clock: Clock) -> None:
-        self.hold = hold
-        self.until = until
-        """When it ends, unless it is renewed."""
-        self.why = ""
-        """What ended it."""
-        self.last = False
-        """Whether no other term of anybody is to follow: the job is over."""
-        self._clock = clock
-        self._over = threading.Event()
+    hold: Hold
+    until: float
+    """When it ends, unless it is renewed."""
+    _clock: Clock
+    why: str = ""
+    """What ended it."""
+    last: bool = False
+    """Whether no other term of anybody is to follow: the job is over."""
+    _over: threading.Event = Factory(threading.Event)
 
     def end(self, why: str) -> None:
         """It is over; the first reason counts."""
@@ -71,16 +73,15 @@ class Term:
             raise LeadershipLost(f"this node no longer coordinates: {self.why}")
 
 
-class CompareAndSetStateLog:
-    """The contract is that of `StateLog`."""
+@define(eq=False)
+class CompareAndSetStateLog(StateLog):
+    """One key, written for as long as the term lasts."""
 
-    def __init__(self, connect: Callable[[float], Keys], keys: Keys, root: str, term: Term) -> None:
-        self._connect = connect
-        self._keys = keys
-        self._root = root
-        self._state = f"{root}/state"
-        self._term = term
-        self._version = 0
+    _connect: Callable[[float], Keys]
+    _keys: Keys
+    _root: str
+    _term: Term
+    _version: int = 0
 
     def load(self) -> bytes | None:
         """What the last coordinator saved; written anew, so that its own version is out of date."""
@@ -94,11 +95,9 @@ class CompareAndSetStateLog:
                 if not data and announcement is not None:
                     raise RendezvousStateError("the coordinator's state was deleted from the store by another writer")
                 return _unpack(data) if data else None
-            if not self._keys.holds(self._term.hold):
-                self._lose()
+            self._check_hold()
 
     def save(self, data: bytes) -> None:
-        """Replace what was saved."""
         packed = _pack(data)
         self._term.check()
         try:
@@ -111,44 +110,44 @@ class CompareAndSetStateLog:
             self._version = version
 
     def exchange(self) -> CompareAndSetExchange:
-        """A new connection, for as long as the term lasts; the state log itself goes on with the same server."""
         self._term.check()
-        keys = self._connect(self._term.left())  # the former server may be gone, where there are several
-        self._keys.close()
-        self._keys = keys
-        return CompareAndSetExchange(keys.clone(), self._root, self._term.hold, self._term.check)
+        self._reconnect(self._term.left())  # the former server may be gone, where there are several
+        return CompareAndSetExchange(self._keys.clone(), self._root, self._term.hold, self._term.check)
 
     def purge(self) -> None:
-        """Delete all keys of the job."""
         self._term.check()
-        if not self._keys.holds(self._term.hold):
-            self._lose()
+        self._check_hold()
         self._keys.clear(self._root, self._term.hold)
         self._term.last = True
         self._term.end("the job's keys were deleted")
 
     def lose(self, why: str) -> None:
-        """The store turned something down: somebody else may coordinate, or nobody does."""
         self._term.end(why)
 
     def close(self) -> None:
-        """Give the connection up."""
         self._keys.close()
+
+    @property
+    def _state(self) -> str:
+        return f"{self._root}/state"
+
+    def _reconnect(self, limit: float) -> None:
+        keys = self._connect(limit)
+        self._keys.close()
+        self._keys = keys
 
     def _settle(self, packed: bytes, error: RendezvousConnectionError) -> int | None:
         """Nobody knows whether the last write arrived: look, and write again, while the term lasts."""
         while (left := self._term.left()) > 0:
             try:
-                keys = self._connect(left)
-                self._keys.close()
-                self._keys = keys
-                (item,), _ = keys.read([self._state])
+                self._reconnect(left)
+                (item,), _ = self._keys.read([self._state])
                 # In this order: a successor has the key before it touches the state.
-                if not keys.holds(self._term.hold):
+                if not self._keys.holds(self._term.hold):
                     return None
                 if item is not None and item.version != self._version:
                     return item.version if item.data == packed else None
-                return keys.swap(self._state, packed, self._version, self._term.hold)
+                return self._keys.swap(self._state, packed, self._version, self._term.hold)
             except RendezvousConnectionError as again:
                 error = again
             self._term.wait(PAUSE)
@@ -157,16 +156,17 @@ class CompareAndSetStateLog:
     def _blame(self) -> None:
         """The state is not as we left it: a successor wrote it, or a stranger, after whom we can still write."""
         (item,), _ = self._keys.read([self._state])
-        if not self._keys.holds(self._term.hold):
-            self._lose()
+        self._check_hold()
         self._version = 0 if item is None else item.version
         raise RendezvousStateError("the coordinator's state in the store was changed by another writer")
 
-    def _lose(self) -> None:
-        self.lose("another node coordinates now")
-        self._term.check()
+    def _check_hold(self) -> None:
+        if not self._keys.holds(self._term.hold):
+            self.lose("another node coordinates now")
+            self._term.check()
 
 
+@define(eq=False)
 class Candidate:
     """
     Stands for election in a thread of its own, again and again, until `close`.
@@ -176,30 +176,25 @@ class Candidate:
     from that thread, and the key is renewed only between calls: they must be quick.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[float], Keys],
-        root: str,
-        name: str,
-        ttl: float,
-        on_elected: Callable[[StateLog], None],
-        on_lost: Callable[[str], None],
-        clock: Clock = monotonic,
-    ) -> None:
-        """*connect* makes a connection within so many seconds; *ttl*: seconds until a silent holder is replaced."""
-        self._connect = connect
-        self._root = root
-        self._leader = f"{root}/leader"
-        self._name = name
-        self._on_elected = on_elected
-        self._on_lost = on_lost
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._candidacy, self._first = events.Candidacy.begin(ttl, clock())
-        self._keys: Keys | None = None
-        self._term: Term | None = None
-        self._thread = threading.Thread(target=self._work, name="elasticlib-candidate", daemon=True)
+    _connect: Callable[[float], Keys]
+    """Makes a connection within so many seconds."""
+    _root: str
+    _name: str
+    _ttl: float
+    """Seconds until a silent holder is replaced."""
+    _on_elected: Callable[[StateLog], None]
+    _on_lost: Callable[[str], None]
+    _clock: Clock = monotonic
+    _lock: threading.Lock = field(init=False, factory=threading.Lock)
+    _closing: threading.Event = field(init=False, factory=threading.Event)
+    _keys: Keys | None = field(init=False, default=None)
+    _term: Term | None = field(init=False, default=None)
+    _candidacy: events.Candidacy = field(init=False)
+    _thread: threading.Thread = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._candidacy, actions = events.Candidacy.begin(self._ttl, self._clock())
+        self._thread = threading.Thread(target=self._work, args=(actions,), name="elasticlib-candidate", daemon=True)
 
     def start(self) -> None:
         """Begin; once."""
@@ -208,8 +203,7 @@ class Candidate:
     def close(self, timeout: float = 2.0) -> None:
         """Stand no more; resign at once if in office. Returns when that is done, after *timeout* seconds at most."""
         for action in self._step(events.Close()):
-            assert isinstance(action, events.Interrupt)
-            self._interrupt()
+            self._do(action)
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
@@ -221,8 +215,7 @@ class Candidate:
             elif self._keys is not None:
                 self._keys.interrupt()
 
-    def _work(self) -> None:
-        actions = self._first
+    def _work(self, actions: tuple[events.Action, ...]) -> None:
         try:
             while actions:
                 actions = self._step(self._perform(actions))
@@ -257,6 +250,7 @@ class Candidate:
         return came
 
     def _do(self, action: events.Action) -> events.Event | None:
+        keys, leader = cast(Keys, self._keys), f"{self._root}/leader"  # what needs a connection comes after `Connected`
         match action:
             case events.Rest(seconds):
                 return self._rest(seconds)
@@ -266,25 +260,20 @@ class Candidate:
                     self._on_lost(why)
             case Log(level, text):
                 _log.log(logging.getLevelName(level.upper()), text)
-            case events.Interrupt() | events.Stop():
+            case events.Interrupt():
+                self._interrupt()
+            case events.Stop():
                 pass
             case events.Connect(limit):
                 return self._reach(limit)
-            case _:
-                assert self._keys is not None
-                return self._ask(self._keys, action)
-        return None
-
-    def _ask(self, keys: Keys, action: events.Asked) -> events.Event | None:
-        match action:
             case events.Look():
-                (held,), version = keys.read([self._leader])
+                (held,), version = keys.read([leader])
                 return events.Found(version, held is not None)
             case events.Await(version, seconds):
-                keys.changed(self._leader, version, seconds)
+                keys.changed(leader, version, seconds)
                 return events.Changed()
             case events.Acquire(ttl):
-                return events.Acquired(keys.seize(self._leader, self._name, ttl))
+                return events.Acquired(keys.seize(leader, self._name, ttl))
             case events.Elect(hold):
                 return self._elect(keys, hold)
             case events.Renew(hold):
