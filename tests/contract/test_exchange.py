@@ -280,7 +280,7 @@ class TestMemoryExchange(ExchangeContract):
         exchange = MemoryExchange()
         exchange.wait("key", 0.0)
 
-        assert not exchange._shelf.waiters
+        assert not exchange._shelf.changed._waiters  # type: ignore[attr-defined]
 
 
 class StoreContract(ExchangeContract):

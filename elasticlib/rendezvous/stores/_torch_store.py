@@ -91,11 +91,6 @@ class StoreExchange(Exchange):
     _nothing: bytes = field(init=False, factory=lambda: secrets.token_bytes(16))
     """Stands for an absent key; nobody can write it on purpose."""
 
-    def add(self, key: str, n: int) -> int:
-        """Add *n* to a counter that starts at 0 and return the sum."""
-        with self._speaking() as store:
-            return store.add(self.full_key(key), n)
-
     def post(self, data: bytes) -> None:
         self._check({"inbox": data})
         began = self._clock()
