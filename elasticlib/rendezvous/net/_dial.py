@@ -71,8 +71,11 @@ class Limited(Generic[T]):
     _hanging: list[Future[T]] = Factory(list)
     """Attempts that nobody waits for any more, oldest first."""
 
-    def run(self, call: Callable[[], T], timeout: float) -> T:
-        """What *call* returns or raises; raises `TimeoutError` when that takes more than *timeout* seconds."""
+    def run(self, call: Callable[[], T], timeout: float, silence: str) -> T:
+        """
+        What *call* returns or raises; when that takes more than *timeout* seconds, it raises
+        `RendezvousConnectionError`, which says *silence*.
+        """
         with self._lock:
             self._hanging = [each for each in self._hanging if not each.done() or each.exception() is None]
             mine = self._hanging.pop() if len(self._hanging) >= LEFT_BEHIND else _begin(call)
@@ -82,7 +85,7 @@ class Limited(Generic[T]):
                 self._hanging.append(mine)
                 late = [each for each in self._hanging if each.done() and each.exception() is None]
                 if not late:
-                    raise TimeoutError
+                    raise RendezvousConnectionError(silence)
                 mine = late[-1]
                 self._hanging.remove(mine)
         return mine.result()

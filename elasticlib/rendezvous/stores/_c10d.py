@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 from attrs import Factory, define, field
@@ -32,7 +33,7 @@ from elasticlib.rendezvous.net._binding import (
     listen,
     outward_address,
 )
-from elasticlib.rendezvous.net._dial import Answer, Limited, RefusedError, probe
+from elasticlib.rendezvous.net._dial import Answer, Limited, probe
 from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS, Address, resolve
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
@@ -303,54 +304,42 @@ class C10dBackend:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         here, self.port = listener.getsockname()[:2]
-        self._inner = Address(listener.family, here)
+        inner = Address(listener.family, here)
         if here in ("::", "0.0.0.0"):
             known = [each for each in addresses if not is_loopback(each.host) and is_here(each)]
-            self._inner = known[0] if known else Address(socket.AF_INET, "127.0.0.1")
-        where, word, run_id = self._inner.host, self._word, self.job.run_id
+            inner = known[0] if known else Address(socket.AF_INET, "127.0.0.1")
+        word, run_id = self._word, self.job.run_id
 
         def start() -> Any:
             with listener:
-                server = _server(TCPStore, where, self.port, listener)
+                server = _server(TCPStore, inner.host, self.port, listener)
             server.set(SERVER, word)
             server.set(SERVES, run_id)
             server.check([SERVES])
             return server
 
-        try:
-            self._server = Limited[Any]().run(start, START)
-        except TimeoutError as error:
-            self._inner = None
-            why = f"a name server of this machine is silent, and RES_OPTIONS={QUIET_LOOKUPS} is not set"
-            raise RendezvousConnectionError(
-                f"the store at {self.endpoint} did not start in {START:.0f} s: {why}"
-            ) from error
+        why = f"a name server of this machine is silent, and RES_OPTIONS={QUIET_LOOKUPS} is not set"
+        silence = f"the store at {self.endpoint} did not start in {START:.0f} s: {why}"
+        self._server = Limited[Any]().run(start, START, silence)
+        self._inner = inner
 
     def _talk(self, answer: Answer, deadline: float) -> StoreExchange:
         host, port, where = answer.address.host, self.port, spell(self.host, self.port)
-
         limit = max(deadline - time.monotonic(), 0.1)
 
-        def connect(timeout: float) -> Store:
-            return _client(host, port, where, timeout)
-
         def clone() -> Store:
-            try:
-                return Limited[Store]().run(lambda: connect(CLONE), CLONE)
-            except TimeoutError as error:
-                raise RendezvousConnectionError(f"the store at {where} does not answer any more") from error
+            silence = f"the store at {where} does not answer any more"
+            return Limited[Store]().run(lambda: _client(host, port, where, CLONE), CLONE, silence)
 
         def talk() -> StoreExchange:
-            exchange = StoreExchange(connect(limit), clone, self.job.run_id, where)
+            exchange = StoreExchange(_client(host, port, where, limit), clone, self.job.run_id, where)
             announced = exchange.root(SERVES, ANNOUNCED)
             exchange.served_run = None if announced is None else announced.decode(errors="replace")
             return exchange
 
-        try:
-            return self._attempts.setdefault((host, port), Limited()).run(talk, limit)
-        except TimeoutError as error:
-            why = "another program listens there, or the store's process is stopped"
-            raise RendezvousConnectionError(f"{where} ({host}) answers, but is no store: {why}") from error
+        why = "another program listens there, or the store's process is stopped"
+        silence = f"{where} ({host}) answers, but is no store: {why}"
+        return self._attempts.setdefault((host, port), Limited()).run(talk, limit, silence)
 
     def _open_file(self) -> StoreExchange:
         if self._path is None:
@@ -364,20 +353,15 @@ class C10dBackend:
 
 def _server(make: Any, host: str, port: int, listener: socket.socket) -> Any:
     """A TCPStore that serves on *listener* and owns it from then on."""
-    facts = {
-        "world_size": None,
-        "is_master": True,
-        "timeout": timedelta(seconds=10),
-        "wait_for_workers": False,
-    }
-    handle = os.dup(listener.fileno())
+    limit, handle = timedelta(seconds=10), os.dup(listener.fileno())
+    start = partial(make, host, port, None, True, limit, wait_for_workers=False, master_listen_fd=handle)
     try:
         try:
-            return make(host, port, master_listen_fd=handle, use_libuv=True, **facts)
+            return start(use_libuv=True)
         except RuntimeError as error:
             if "libuv" not in str(error):
                 raise
-            return make(host, port, master_listen_fd=handle, use_libuv=False, **facts)
+            return start(use_libuv=False)
     except RuntimeError as error:
         raise RendezvousConnectionError(f"the store at {spell(host, port)} did not start: {error}") from error
 
@@ -393,6 +377,3 @@ def _client(host: str, port: int, where: str, limit: float) -> Store:
         raise RendezvousConnectionError(f"{where} ({host}) answers, but is no store: {what}") from error
     store.set_timeout(STORE_LIMIT)
     return cast(Store, store)
-
-
-__all__ = ["DEFAULT_PORT", "C10dBackend", "RefusedError"]

@@ -27,7 +27,7 @@ class PolledFileStore:
 
     path: str
     _store: Any
-    _identity: tuple[int, int]
+    _file: os.stat_result
 
     @classmethod
     def open(cls, path: str) -> PolledFileStore:
@@ -35,23 +35,19 @@ class PolledFileStore:
         from torch.distributed import FileStore  # type: ignore[attr-defined]
 
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            file = os.stat(path)
         except OSError as error:
             why = os.strerror(error.errno or 0)
             raise ConfigError(f"rdzv_endpoint={path!r} is no file that this user can write: {why}") from error
-        try:
-            facts = os.fstat(handle)
-        finally:
-            os.close(handle)
         store = FileStore(path, -1)
         store.set_timeout(timedelta(seconds=1))
-        return cls(path, store, (facts.st_dev, facts.st_ino))
+        return cls(path, store, file)
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("set", "add", "check", "compare_set", "delete_key", "multi_get", "multi_set"):
             raise AttributeError(name)
-        facts = os.stat(self.path)
-        if (facts.st_dev, facts.st_ino) != self._identity:
+        if not os.path.samestat(os.stat(self.path), self._file):
             raise OSError(errno.ESTALE, "the file was replaced", self.path)
         return getattr(self._store, name)
 

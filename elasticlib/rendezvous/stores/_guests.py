@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, field
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
@@ -197,18 +197,15 @@ def forget(exchange: StoreExchange) -> None:
     exchange.delete([ANNOUNCEMENT, COORDINATOR_HEARTBEAT, CAUSE, "inbox", CLAIMANT])
 
 
-@frozen
+@define
 class _Guest:
     run_id: str
     heartbeat: float
-
-
-@define
-class _Seen:
-    guest: _Guest
-    heartbeat: bytes | None
+    """Seconds."""
     since: float
-    """When the coordinator's heartbeat was found to be that."""
+    """When the coordinator's last heartbeat was found."""
+    last: bytes | None = None
+    """That heartbeat."""
 
 
 @define(eq=False)
@@ -217,7 +214,7 @@ class Guests:
 
     _exchange: StoreExchange
     _clock: Clock = monotonic
-    _known: dict[int, _Seen] = Factory(dict)
+    _known: dict[int, _Guest] = Factory(dict)
     """Those that live, or may, by the number of their announcement."""
 
     def living(self) -> list[str]:
@@ -229,9 +226,9 @@ class Guests:
         while True:
             announced, more = self._look()
             living = set()
-            for number, seen in sorted(self._known.items()):
-                if self._lives(seen, number in announced):
-                    living.add(seen.guest.run_id)
+            for number, guest in sorted(self._known.items()):
+                if self._lives(guest, number in announced):
+                    living.add(guest.run_id)
                 else:
                     del self._known[number]
                     if number in announced:  # if it only stood still, it announces itself again
@@ -248,13 +245,13 @@ class Guests:
         new = [number for number in numbers if number not in self._known]
         for start in range(0, len(new), MOST):
             for number, data in self._entries(new[start : start + MOST]).items():
-                guest = _read(data)
+                guest = _read(data, self._clock())
                 if guest is None or not self._exchange.of(guest.run_id).takes(COORDINATOR_HEARTBEAT):
                     self._remove(number)
                 elif len(self._known) == MOST:
                     return set(known), True
                 else:
-                    self._known[number] = _Seen(guest, None, self._clock())
+                    self._known[number] = guest
                     known[number] = data
         return set(known), False
 
@@ -269,14 +266,14 @@ class Guests:
     def _remove(self, number: int) -> None:
         self._ask(_NOBODY, lambda store: store.delete([f"{_FOLDER}/{number}"]))
 
-    def _lives(self, seen: _Seen, announced: bool) -> bool:
-        found = self._ask(seen.guest.run_id, lambda store: store.read([COORDINATOR_HEARTBEAT]))
+    def _lives(self, guest: _Guest, announced: bool) -> bool:
+        found = self._ask(guest.run_id, lambda store: store.read([COORDINATOR_HEARTBEAT]))
         if found is not None:
             if found == [None] and not announced:
                 return False  # it has ended, and said so
-            if found != [seen.heartbeat]:
-                [seen.heartbeat], seen.since = found, self._clock()
-        return self._clock() < seen.since + SILENT * seen.guest.heartbeat
+            if found != [guest.last]:
+                [guest.last], guest.since = found, self._clock()
+        return self._clock() < guest.since + SILENT * guest.heartbeat
 
     def _ask(self, run_id: str, what: Callable[[StoreExchange], _Answer]) -> _Answer | None:
         """What the store says to a question of that job; None where it ends the connection for it."""
@@ -309,14 +306,14 @@ def _numbers(store: StoreExchange) -> list[int]:
         return [*range(1, MOST + 1), *range(max(MOST, last - MOST) + 1, last + 1)]
 
 
-def _read(data: bytes | None) -> _Guest | None:
+def _read(data: bytes, now: float) -> _Guest | None:
     """The guest that announced itself so; None for what is no announcement."""
     try:
-        body: Any = json.loads(data or b"")
+        body: Any = json.loads(data)
         run_id, heartbeat = body["run_id"], body["heartbeat"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if not isinstance(run_id, str) or type(heartbeat) not in (int, float) or not 0 < heartbeat <= _LONGEST:
         return None
     # No id of a job holds half of a character, and no key could.
-    return None if not run_id or _HALF.search(run_id) else _Guest(run_id, heartbeat)
+    return None if not run_id or _HALF.search(run_id) else _Guest(run_id, heartbeat, now)

@@ -29,6 +29,8 @@ from elasticlib.rendezvous.stores.etcd._v3 import Keeper, V3Keys
 
 DEFAULT_PORT = 2379
 NAMES = ("etcd", "etcd-v2", "etcd-v3")
+_TLS_FILES = {"ssl_cert": "cert", "ssl_cert_key": "key", "ca_cert": "cacert"}
+"""Options that name files, and what else they are called."""
 _NO_V2 = "its v2 API is off; start etcd with --enable-v2 (up to 3.5), or use rdzv_backend='etcd-v3'"
 
 
@@ -156,32 +158,30 @@ def _limit(job: Job) -> float:
 
 
 def _tls(options: Any) -> ssl.SSLContext | None:
-    files = {
-        name: options.get(name, options.get(other))
-        for name, other in (("ssl_cert", "cert"), ("ssl_cert_key", "key"), ("ca_cert", "cacert"))
-    }
+    named = {name: options.get(name, options.get(other)) for name, other in _TLS_FILES.items()}
+    files = {name: path for name, path in named.items() if path is not None}
     for name, path in files.items():
-        if path is not None and not os.path.isfile(path):
+        if not os.path.isfile(path):
             raise ConfigError(f"{name}={path!r}: there is no such file")
     protocol = options.get("protocol", "http")
     if protocol not in ("http", "https"):
         raise ConfigError(f"protocol={protocol!r} must be http or https")
-    given = [name for name, path in files.items() if path is not None]
     if protocol == "http":
-        if given:
-            raise ConfigError(f"{given[0]} is given, but protocol is http: add protocol=https")
+        if files:
+            raise ConfigError(f"{next(iter(files))} is given, but protocol is http: add protocol=https")
         return None
-    if files["ssl_cert_key"] and not files["ssl_cert"]:
-        raise ConfigError(f"ssl_cert_key={files['ssl_cert_key']!r} is given without ssl_cert")
+    cert, key, ca = map(files.get, _TLS_FILES)
+    if key and not cert:
+        raise ConfigError(f"ssl_cert_key={key!r} is given without ssl_cert")
     try:
-        context = ssl.create_default_context(cafile=files["ca_cert"])
+        context = ssl.create_default_context(cafile=ca)
     except (ssl.SSLError, OSError) as error:
-        raise ConfigError(f"ca_cert={files['ca_cert']!r} holds no certificate: {error}") from error
-    if files["ssl_cert"]:
+        raise ConfigError(f"ca_cert={ca!r} holds no certificate: {error}") from error
+    if cert:
         try:
             # Without a password's prompt: nobody is there to answer it.
-            context.load_cert_chain(files["ssl_cert"], files["ssl_cert_key"], password="")
+            context.load_cert_chain(cert, key, password="")
         except (ssl.SSLError, OSError) as error:
-            pair = f"ssl_cert={files['ssl_cert']!r} and ssl_cert_key={files['ssl_cert_key']!r}"
-            raise ConfigError(f"{pair} are no certificate and key of it: {error}") from error
+            why = f"ssl_cert={cert!r} and ssl_cert_key={key!r} are no certificate and key of it: {error}"
+            raise ConfigError(why) from error
     return context

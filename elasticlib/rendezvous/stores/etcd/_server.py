@@ -178,8 +178,5 @@ def _has_v2(program: str) -> bool:
 
 
 def _free_ports() -> tuple[int, int]:
-    with contextlib.ExitStack() as stack:
-        socks = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for sock in socks:
-            sock.bind((_HOST, 0))
-        return socks[0].getsockname()[1], socks[1].getsockname()[1]
+    with socket.create_server((_HOST, 0)) as one, socket.create_server((_HOST, 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]
