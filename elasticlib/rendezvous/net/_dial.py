@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar
 
-from attrs import Factory, define, frozen
+from attrs import Factory, define
 
 from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousConnectionError
@@ -36,24 +36,18 @@ class RefusedError(RendezvousConnectionError):
     """You get it when the machine is there and nobody listens at the port, at any address of the host."""
 
 
-@frozen
-class Answer:
-    """Who answered."""
+def probe(host: str, port: int, addresses: Sequence[Address], timeout: float) -> tuple[Address, str]:
+    """
+    The first of the addresses that accepts a connection, and this machine's own by which it did.
 
-    address: Address
-    """Numeric address of the other side."""
-    local: str
-    """Address by which this machine reached it."""
-
-
-def probe(host: str, port: int, addresses: Sequence[Address], timeout: float) -> Answer:
-    """The first of the addresses that accepts a connection; raises `RendezvousConnectionError` saying why none."""
+    Raises `RendezvousConnectionError` saying why none does.
+    """
     deadline = time.monotonic() + timeout
     whys, refused = [], 0
     for index, address in enumerate(addresses):
         limit = max(deadline - time.monotonic(), 0.05) / (len(addresses) - index)
         try:
-            return Answer(address, _connect(address, port, limit))
+            return address, _connect(address, port, limit)
         except OSError as error:
             refused += isinstance(error, ConnectionRefusedError)
             whys.append(f"{address.host}: {_explain(error, limit)}")

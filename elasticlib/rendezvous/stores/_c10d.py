@@ -15,14 +15,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
 from attrs import Factory, define, field
 
-from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
+from elasticlib.errors import ConfigError, RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.net._binding import (
     ANYWHERE,
@@ -33,7 +33,7 @@ from elasticlib.rendezvous.net._binding import (
     listen,
     outward_address,
 )
-from elasticlib.rendezvous.net._dial import Answer, Limited, probe
+from elasticlib.rendezvous.net._dial import Limited, probe
 from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS, Address, resolve
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
@@ -69,9 +69,8 @@ class C10dBackend:
     """How one node reaches the store of its job, or hosts it."""
 
     job: Job
-    name: str = field(init=False)
-    host: str = field(init=False)
-    port: int = field(init=False)
+    host: str = field(init=False, default="localhost")
+    port: int = field(init=False, default=0)
     _path: str | None = field(init=False, default=None)
     """The FileStore's file."""
     _temporary: bool = field(init=False, default=False)
@@ -87,11 +86,10 @@ class C10dBackend:
     _claim: Claim = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.name = self.job.backend
         own = [sign()] if self.job.store_type == "file" else []
         word = b" ".join([*own, secrets.token_hex(16).encode()])
-        self._claim = Claim(self.job.run_id, self.job.heartbeat, word, self._key)
-        self.host, self.port = "localhost", 0
+        key = key_of(self.job.token) if self.job.token else None
+        self._claim = Claim(self.job.run_id, self.job.heartbeat, word, key)
         if self.job.store_type == "file":
             if not self.job.endpoint and self.job.max_nodes > 1:
                 why = "store_type='file' needs the path of a file that all nodes see"
@@ -159,13 +157,10 @@ class C10dBackend:
         deadline = time.monotonic() + timeout
         if self.port == 0:
             raise ConfigError(f"rdzv_endpoint={self.job.endpoint!r} has port 0: no other node could find the store")
-        if self._inner is not None:
-            answer = probe(self.host, self.port, [self._inner], timeout)
-        else:
-            addresses = resolve(self.host, self.port, timeout)
-            answer = probe(self.host, self.port, addresses, deadline - time.monotonic())
-        exchange = self._talk(answer, deadline)
-        self._local = answer.local
+        addresses = resolve(self.host, self.port, timeout) if self._inner is None else [self._inner]
+        address, local = probe(self.host, self.port, addresses, deadline - time.monotonic())
+        exchange = self._talk(address, deadline)
+        self._local = local
         return exchange
 
     def address(self) -> str | None:
@@ -194,7 +189,8 @@ class C10dBackend:
             return self._claim.take(exchange) or self._claim.take_over(exchange)
         claimant = exchange.replace(CLAIMANT, b"", self._claim.word)
         if claimant != self._claim.word and is_stale(claimant):
-            raise exchange.store.ended()
+            why = f"the process that coordinated the job in {self._path} is gone"
+            raise RendezvousClosedError(f"{why}: remove that file, or name another one")
         return claimant == self._claim.word
 
     def coordinating(self, exchange: Exchange) -> Exchange:
@@ -237,10 +233,6 @@ class C10dBackend:
                 os.unlink(self._path)
 
     @property
-    def _key(self) -> bytes | None:
-        return key_of(self.job.token) if self.job.token else None
-
-    @property
     def _must_host(self) -> bool | None:
         if self.job.is_host is None and self.job.backend == "static":
             return self.job.node_rank == 0
@@ -267,12 +259,10 @@ class C10dBackend:
         """Name of the node that hosts this very job at the endpoint; None where that cannot be found out."""
         limit = time.monotonic() + GREETING
         with suppress(RendezvousConnectionError, RendezvousStateError):
-            exchange = self._talk(probe(self.host, self.port, addresses, GREETING), limit)
-            try:
+            address, _ = probe(self.host, self.port, addresses, GREETING)
+            with closing(self._talk(address, limit)) as exchange:
                 [data] = exchange.read([ANNOUNCEMENT])
-            finally:
-                exchange.close()
-            announcement = greeting_of(data, self.job.run_id, self._key)
+            announcement = greeting_of(data, self.job.run_id, self._claim.key)
             return announcement.host if announcement is not None else None
         return None
 
@@ -285,9 +275,9 @@ class C10dBackend:
         self._start(bound, [])
         limit = min(time.monotonic() + 3.0, deadline)
         with suppress(RendezvousConnectionError):
-            found = self._talk(probe(self.host, self.port, addresses, limit - time.monotonic()), limit)
-            word = found.root(SERVER, 1.0)
-            found.close()
+            address, _ = probe(self.host, self.port, addresses, limit - time.monotonic())
+            with closing(self._talk(address, limit)) as exchange:
+                word = exchange.root(SERVER, 1.0)
             if word == self._word.encode():
                 return
         self.close()
@@ -323,8 +313,8 @@ class C10dBackend:
         self._server = Limited[Any]().run(start, START, silence)
         self._inner = inner
 
-    def _talk(self, answer: Answer, deadline: float) -> StoreExchange:
-        host, port, where = answer.address.host, self.port, spell(self.host, self.port)
+    def _talk(self, address: Address, deadline: float) -> StoreExchange:
+        host, port, where = address.host, self.port, spell(self.host, self.port)
         limit = max(deadline - time.monotonic(), 0.1)
 
         def clone() -> Store:

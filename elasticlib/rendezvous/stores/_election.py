@@ -67,14 +67,6 @@ class Candidate:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    def _interrupt(self) -> None:
-        with self._lock:
-            self._closing.set()
-            if self._term is not None:
-                self._term.end("it resigned")
-            elif self._keys is not None:
-                self._keys.interrupt()
-
     def _work(self, actions: tuple[events.Action, ...]) -> None:
         try:
             while actions:
@@ -121,7 +113,12 @@ class Candidate:
             case Log(level, text):
                 _log.log(logging.getLevelName(level.upper()), text)
             case events.Interrupt():
-                self._interrupt()
+                with self._lock:
+                    self._closing.set()
+                    if self._term is not None:
+                        self._term.end("it resigned")
+                    elif self._keys is not None:
+                        self._keys.interrupt()
             case events.Stop():
                 pass
             case events.Connect(limit):

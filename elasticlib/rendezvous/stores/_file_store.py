@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import define
 
-from elasticlib.errors import ConfigError, RendezvousClosedError
+from elasticlib.errors import ConfigError
 
 SOONEST, LATEST = 0.001, 0.02
 """Bounds, in seconds, of the pause between two looks at a key that is waited for."""
@@ -67,12 +67,6 @@ class PolledFileStore:
                 raise DistStoreError("wait timeout")
             time.sleep(min(pause, left))
             pause = min(2 * pause, LATEST)
-
-    def ended(self) -> RendezvousClosedError:
-        """What to raise for a file that holds an ended job."""
-        return RendezvousClosedError(
-            f"the process that coordinated the job in {self.path} is gone: remove that file, or name another one"
-        )
 
 
 def sign() -> bytes:

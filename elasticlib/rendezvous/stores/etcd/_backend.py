@@ -53,10 +53,6 @@ class EtcdBackend:
         self._address: str | None = None
         self._keeper = Keeper()
 
-    def serve(self, deadline: float) -> bool:
-        """False: a job never hosts etcd."""
-        return False
-
     def dial(self, timeout: float) -> CompareAndSetExchange:
         """
         One attempt to reach one of the servers, within about *timeout* seconds.
