@@ -114,12 +114,10 @@ def _listen(address: Address, port: int) -> socket.socket:
 
 def is_here(address: Address) -> bool:
     """Whether this machine has the address."""
-    try:
-        with socket.socket(address.family, socket.SOCK_STREAM) as probe:
-            probe.bind(address.place(0))
-    except OSError:
-        return False
-    return True
+    with suppress(OSError), socket.socket(address.family, socket.SOCK_STREAM) as probe:
+        probe.bind(address.place(0))
+        return True
+    return False
 
 
 def _order(address: Address) -> tuple[int, int]:

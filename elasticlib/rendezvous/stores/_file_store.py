@@ -9,16 +9,29 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from attrs import define
 
+from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import ConfigError
 
 SOONEST, LATEST = 0.001, 0.02
-"""Bounds, in seconds, of the pause between two looks at a key that is waited for."""
+"""Bounds, in seconds, of the pause between two looks at what is waited for."""
+
+
+def poll(is_so: Callable[[], bool], limit: float, clock: Clock = monotonic) -> bool:
+    """Ask again and again, the more seldom the longer it takes; whether it was so within *limit* seconds."""
+    deadline, pause = clock() + limit, SOONEST
+    while not is_so():
+        if (left := deadline - clock()) <= 0:
+            return False
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, LATEST)
+    return True
 
 
 @define(eq=False)
@@ -59,14 +72,8 @@ class PolledFileStore:
         """Return once the keys are there; raises torch's DistStoreError when they are not in time."""
         from torch.distributed import DistStoreError
 
-        deadline = time.monotonic() + timeout.total_seconds()
-        pause = SOONEST
-        while not self.check(keys):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise DistStoreError("wait timeout")
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, LATEST)
+        if not poll(lambda: self.check(keys), timeout.total_seconds()):
+            raise DistStoreError("wait timeout")
 
 
 def sign() -> bytes:

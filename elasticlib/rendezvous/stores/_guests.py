@@ -8,14 +8,14 @@ guest lives while its coordinator's heartbeat changes, whatever it says: that ma
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from attrs import Factory, define, field
 
+from elasticlib import _untrusted
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, CAUSE, COORDINATOR_HEARTBEAT
@@ -34,7 +34,6 @@ _ANSWER = 1.0
 """Seconds that a coordinator which lives takes to answer at most, unless it is very busy: then it is asked again."""
 _LOOK = 0.25
 """Seconds between two looks at whether guests still live."""
-_HALF = re.compile("[\ud800-\udfff]")
 _LONGEST = 1e6
 """Seconds that a guest may call its heartbeat time at most."""
 
@@ -50,12 +49,8 @@ class LeaderExchange(StoreExchange):
     written again: a stranger's scribble on it costs a wait, and another coordinator one an end.
     """
 
-    claim: bytes = field(kw_only=True)
-    """What stands as the job's `CLAIMANT` while it is this node's."""
-    key: bytes | None = field(default=None, kw_only=True)
-    hosts: bool = field(default=False, kw_only=True)
-    """Whether this node hosts the store: nobody can have begun and ended the job without it."""
-    again: Mapping[str, bytes] = field(factory=dict, kw_only=True)
+    claim: Claim = field(kw_only=True)
+    again: Mapping[str, bytes] = field(kw_only=True)
     """What else tells of the coordinator, by its place in the store: written anew with each greeting."""
     _greeted: bytes | None = field(init=False, default=None)
     """Our greeting, once it was written."""
@@ -76,9 +71,10 @@ class LeaderExchange(StoreExchange):
 
     def _hold_claim(self) -> None:
         [claimant] = self.read([CLAIMANT])
-        if claimant == self.claim:
+        word = self.claim.word
+        if claimant == word:
             return
-        if not self._may_claim(claimant) or self.replace(CLAIMANT, claimant or b"", self.claim) != self.claim:
+        if not self._may_claim(claimant) or self.replace(CLAIMANT, claimant or b"", word) != word:
             raise LeadershipLost(f"job {self._run_id!r} was counted as dead, and started anew by another node")
 
     def _may_claim(self, claimant: bytes | None) -> bool:
@@ -86,7 +82,8 @@ class LeaderExchange(StoreExchange):
         if self._greeted is None:
             return claimant is None
         [announcement] = self.read([ANNOUNCEMENT])
-        return announcement == self._greeted or (announcement is None and self.hosts)
+        # Nobody can have begun and ended the job without the node that hosts the store.
+        return announcement == self._greeted or (announcement is None and SERVES in self.again)
 
     def _look_for_rival(self) -> None:
         """
@@ -94,9 +91,9 @@ class LeaderExchange(StoreExchange):
         coordinates goes on with its heartbeat. Of two the one that sees that first stops, before it writes again.
         """
         data, heartbeat = self.read([ANNOUNCEMENT, COORDINATOR_HEARTBEAT])
-        if data == self._greeted or (announcement := greeting_of(data, self._run_id, self.key)) is None:
+        if data == self._greeted or (announcement := greeting_of(data, self._run_id, self.claim.key)) is None:
             return
-        self._rival, lives = self._rival.then(announcement, heartbeat, self.key)
+        self._rival, lives = self._rival.then(announcement, heartbeat, self.claim.key)
         if lives:
             raise LeadershipLost(f"node {announcement.host} coordinates it as well")
 
@@ -162,7 +159,7 @@ class Claim:
         again = {SERVES: self.run_id.encode()} if hosts else {}
         if self._number is not None:
             again[exchange.of(_NOBODY).full_key(f"{_FOLDER}/{self._number}")] = self._announcement()
-        return LeaderExchange(*facts, claim=self.word, key=self.key, again=again, hosts=hosts, first=self._first)
+        return LeaderExchange(*facts, claim=self, again=again, first=self._first)
 
     def give_up(self, exchange: StoreExchange) -> None:
         """The job is over, and its id is free for the next one."""
@@ -309,11 +306,10 @@ def _numbers(store: StoreExchange) -> list[int]:
 def _read(data: bytes, now: float) -> _Guest | None:
     """The guest that announced itself so; None for what is no announcement."""
     try:
-        body: Any = json.loads(data)
-        run_id, heartbeat = body["run_id"], body["heartbeat"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        body = _untrusted.parse(data)
+        run_id = _untrusted.exactly(body["run_id"], str)
+        run_id.encode()  # no id of a job holds half of a character, and no key could
+        guest = _Guest(run_id, _untrusted.seconds(body["heartbeat"], 0.0, _LONGEST), now)
+    except (ValueError, KeyError, TypeError):
         return None
-    if not isinstance(run_id, str) or type(heartbeat) not in (int, float) or not 0 < heartbeat <= _LONGEST:
-        return None
-    # No id of a job holds half of a character, and no key could.
-    return None if not run_id or _HALF.search(run_id) else _Guest(run_id, heartbeat, now)
+    return guest if guest.run_id and guest.heartbeat else None

@@ -53,7 +53,8 @@ class SharedState:
     _token: Token | None = field(init=False, default=None)
     _document: Document = field(init=False, factory=Document)
     _looked: float = field(init=False, default=-float("inf"))
-    _sightings: dict[str, tuple[Item, Held, float]] = field(init=False, factory=dict)
+    _sightings: dict[tuple[Item, Held], float] = field(init=False, factory=dict)
+    """What is held, and since when it stands so."""
     _shown: tuple[bytes | None, frozenset[str]] = field(init=False, default=(None, frozenset()))
     _views: int = field(init=False, default=0)
     _still: dict[tuple[str, bool], tuple[object, float]] = field(init=False, factory=dict)
@@ -130,20 +131,13 @@ class SharedState:
             with self.turned:
                 self.turned.notify_all()
         self._token = token
-        self._sight()
-
-    def _sight(self) -> None:
-        now = self.clock()
-        seen = {}
-        for path, held in self._document.held.items():
-            item = self._document.items[path]
-            last = self._sightings.get(path)
-            seen[path] = last if last is not None and last[:2] == (item, held) else (item, held, now)
-        self._sightings = seen
+        now, items = self.clock(), self._document.items
+        held = ((items[path], each) for path, each in self._document.held.items())
+        self._sightings = {each: self._sightings.get(each, now) for each in held}
 
     def _present(self) -> Document:
         now = self.clock()
-        gone = frozenset(path for path, (_, held, since) in self._sightings.items() if now - since > held.ttl)
+        gone = frozenset(item.path for (item, held), since in self._sightings.items() if now - since > held.ttl)
         if self._shown != (self._data, gone):
             self._shown = (self._data, gone)
             self._views += 1

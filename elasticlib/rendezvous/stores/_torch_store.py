@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -26,7 +25,7 @@ from attrs import Factory, define, evolve, field
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.protocol._exchange import Exchange, Posted, RequestRefusedError, parts
-from elasticlib.rendezvous.stores._file_store import LATEST, SOONEST
+from elasticlib.rendezvous.stores._file_store import poll
 
 ROOT = "elasticlib/"
 """What all our keys start with; workers that share the store use others."""
@@ -101,14 +100,8 @@ class StoreExchange(Exchange):
 
     def answers(self, limit: float) -> bool:
         """Whether somebody receives and discards an entry of the inbox within *limit* seconds."""
-        began = self._clock()
-        number, pause = self.append("inbox", b""), SOONEST
-        while self.read([f"inbox/{number}"]) != [None]:
-            if (left := began + limit - self._clock()) <= 0:
-                return False
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, LATEST)
-        return True
+        number = self.append("inbox", b"")
+        return poll(lambda: self.read([f"inbox/{number}"]) == [None], limit, self._clock)
 
     def receive(self, timeout: float | None) -> Sequence[Posted]:
         deadline = None if timeout is None else self._clock() + timeout
@@ -147,14 +140,13 @@ class StoreExchange(Exchange):
 
     def write(self, values: Mapping[str, bytes]) -> None:
         self._check(values)
-        last = ""
+        keys: list[str] = []
         with self._speaking() as store:
             for part in parts(values, TOGETHER, _BYTES):
                 keys = [self.full_key(key) for key, _ in part]
                 store.multi_set(keys, [data for _, data in part])
-                last = keys[-1]
-            if last:
-                store.check([last])  # requests of a connection are served in order
+            if keys:
+                store.check(keys[-1:])  # requests of a connection are served in order
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         full = [self.full_key(key) for key in keys]

@@ -45,11 +45,17 @@ class EtcdBackend:
             raise ConfigError(f"rdzv_backend={job.backend!r} is none of {', '.join(NAMES)}")
         self.name = job.backend
         self._heartbeat = job.heartbeat
-        self._endpoints = _endpoints(job.endpoint)
+        endpoints = (parse_rendezvous_endpoint(part, DEFAULT_PORT) for part in job.endpoint.split(","))
+        self._endpoints = list(dict.fromkeys(endpoints))
+        if any(port == 0 for _, port in self._endpoints):
+            raise ConfigError(f"rdzv_endpoint={job.endpoint!r}: port 0 is no server's; etcd's own is {DEFAULT_PORT}")
         self._tls = _tls(job.options)
         self.prefix = str(job.options.get("etcd_prefix", ETCD_PREFIX)).strip("/")
         self._root = f"/{self.prefix}/job_{component(job.run_id)}".replace("//", "/")
-        self._limit = _limit(job)
+        self._limit = float(job.options.get("read_timeout", 60.0))
+        """Seconds that one call may take: a silent server is to be noticed well before this node is thought lost."""
+        if job.heartbeat:
+            self._limit = min(self._limit, max(2.0, job.heartbeat / 2))
         self._address: str | None = None
         self._keeper = Keeper()
 
@@ -137,20 +143,6 @@ class EtcdBackend:
             spoken = ".".join(map(str, version))
             raise ConfigError(f"{line.site.url} is etcd {spoken}, whose v3 API this cannot use: 3.3 or later is needed")
         return V3Keys(line, "/v3" if version >= (3, 4) else "/v3beta", self._keeper)
-
-
-def _endpoints(text: str) -> list[tuple[str, int]]:
-    endpoints = [parse_rendezvous_endpoint(part, DEFAULT_PORT) for part in text.split(",")]
-    for _, port in endpoints:
-        if port == 0:
-            raise ConfigError(f"rdzv_endpoint={text!r}: port 0 is no server's; etcd's own is {DEFAULT_PORT}")
-    return list(dict.fromkeys(endpoints))
-
-
-def _limit(job: Job) -> float:
-    """Seconds that one call may take: a silent server is to be noticed well before this node is thought lost."""
-    asked = float(job.options.get("read_timeout", 60.0))
-    return min(asked, max(2.0, job.heartbeat / 2)) if job.heartbeat else asked
 
 
 def _tls(options: Any) -> ssl.SSLContext | None:
