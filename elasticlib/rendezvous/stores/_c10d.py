@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from attrs import Factory, define, field
@@ -84,8 +85,14 @@ class C10dBackend:
     """When this node, which must host the store, first found somebody else in its place."""
     _attempts: dict[tuple[str, int], Limited[StoreExchange]] = field(init=False, default=Factory(dict))
     _claim: Claim = field(init=False)
+    _must_host: bool | None = field(init=False)
+    _reason: str = field(init=False)
+    """Why this node must host the store, as the user put it."""
 
     def __attrs_post_init__(self) -> None:
+        static = self.job.backend == "static"
+        self._must_host = self.job.node_rank == 0 if static and self.job.is_host is None else self.job.is_host
+        self._reason = "node_rank=0" if static else "is_host=1"
         own = [sign()] if self.job.store_type == "file" else []
         word = b" ".join([*own, secrets.token_hex(16).encode()])
         key = key_of(self.job.token) if self.job.token else None
@@ -158,10 +165,7 @@ class C10dBackend:
         if self.port == 0:
             raise ConfigError(f"rdzv_endpoint={self.job.endpoint!r} has port 0: no other node could find the store")
         addresses = resolve(self.host, self.port, timeout) if self._inner is None else [self._inner]
-        address, local = probe(self.host, self.port, addresses, deadline - time.monotonic())
-        exchange = self._talk(address, deadline)
-        self._local = local
-        return exchange
+        return self._talk(addresses, deadline - time.monotonic())
 
     def address(self) -> str | None:
         """After a dial: address of this machine that peers should use; None where that is not known."""
@@ -201,8 +205,7 @@ class C10dBackend:
     def forget_job(self) -> None:
         """Make the job's id free for the next one, now that this one is over for all, in a store that outlives it."""
         if self.job.store_type == "file" and self._path:
-            with suppress(FileNotFoundError):
-                os.unlink(self._path)
+            Path(self._path).unlink(missing_ok=True)
         elif self._server is None:
             with suppress(RendezvousConnectionError):
                 self._claim.give_up(self._dial_store(_FORGETTING))
@@ -229,19 +232,7 @@ class C10dBackend:
         """End the server, if there is one; may come twice."""
         self._server = self._inner = None
         if self._temporary and self._path:
-            with suppress(FileNotFoundError):
-                os.unlink(self._path)
-
-    @property
-    def _must_host(self) -> bool | None:
-        if self.job.is_host is None and self.job.backend == "static":
-            return self.job.node_rank == 0
-        return self.job.is_host
-
-    @property
-    def _reason(self) -> str:
-        """Why this node must host the store, as the user put it."""
-        return "node_rank=0" if self.job.backend == "static" else "is_host=1"
+            Path(self._path).unlink(missing_ok=True)
 
     def _taken(self, bound: Taken, addresses: list[Address]) -> RendezvousConnectionError | ConfigError:
         """The error for a node that must host and cannot: final once a predecessor of this node would be gone."""
@@ -257,10 +248,8 @@ class C10dBackend:
 
     def _present_host(self, addresses: list[Address]) -> str | None:
         """Name of the node that hosts this very job at the endpoint; None where that cannot be found out."""
-        limit = time.monotonic() + GREETING
         with suppress(RendezvousConnectionError, RendezvousStateError):
-            address, _ = probe(self.host, self.port, addresses, GREETING)
-            with closing(self._talk(address, limit)) as exchange:
+            with closing(self._talk(addresses, GREETING)) as exchange:
                 [data] = exchange.read([ANNOUNCEMENT])
             announcement = greeting_of(data, self.job.run_id, self._claim.key)
             return announcement.host if announcement is not None else None
@@ -273,10 +262,8 @@ class C10dBackend:
         if isinstance(bound, Elsewhere) or self.port == 0:
             raise ConfigError(f"{self._reason}, but {elsewhere.why}")
         self._start(bound, [])
-        limit = min(time.monotonic() + 3.0, deadline)
         with suppress(RendezvousConnectionError):
-            address, _ = probe(self.host, self.port, addresses, limit - time.monotonic())
-            with closing(self._talk(address, limit)) as exchange:
+            with closing(self._talk(addresses, min(3.0, deadline - time.monotonic()))) as exchange:
                 word = exchange.root(SERVER, 1.0)
             if word == self._word.encode():
                 return
@@ -287,8 +274,6 @@ class C10dBackend:
         )
 
     def _start(self, listener: socket.socket, addresses: list[Address]) -> None:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
         with suppress(ValueError, OSError):
@@ -302,7 +287,7 @@ class C10dBackend:
 
         def start() -> Any:
             with listener:
-                server = _server(TCPStore, inner.host, self.port, listener)
+                server = _server(inner.host, self.port, listener)
             server.set(SERVER, word)
             server.set(SERVES, run_id)
             server.check([SERVES])
@@ -313,7 +298,9 @@ class C10dBackend:
         self._server = Limited[Any]().run(start, START, silence)
         self._inner = inner
 
-    def _talk(self, address: Address, deadline: float) -> StoreExchange:
+    def _talk(self, addresses: list[Address], timeout: float) -> StoreExchange:
+        deadline = time.monotonic() + timeout
+        address, local = probe(self.host, self.port, addresses, timeout)
         host, port, where = address.host, self.port, spell(self.host, self.port)
         limit = max(deadline - time.monotonic(), 0.1)
 
@@ -329,7 +316,9 @@ class C10dBackend:
 
         why = "another program listens there, or the store's process is stopped"
         silence = f"{where} ({host}) answers, but is no store: {why}"
-        return self._attempts.setdefault((host, port), Limited()).run(talk, limit, silence)
+        exchange = self._attempts.setdefault((host, port), Limited()).run(talk, limit, silence)
+        self._local = local
+        return exchange
 
     def _open_file(self) -> StoreExchange:
         if self._path is None:
@@ -341,10 +330,12 @@ class C10dBackend:
         return StoreExchange(PolledFileStore.open(path), lambda: PolledFileStore.open(path), self.job.run_id, path)
 
 
-def _server(make: Any, host: str, port: int, listener: socket.socket) -> Any:
+def _server(host: str, port: int, listener: socket.socket) -> Any:
     """A TCPStore that serves on *listener* and owns it from then on."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
     limit, handle = timedelta(seconds=10), os.dup(listener.fileno())
-    start = partial(make, host, port, None, True, limit, wait_for_workers=False, master_listen_fd=handle)
+    start = partial(TCPStore, host, port, None, True, limit, wait_for_workers=False, master_listen_fd=handle)
     try:
         try:
             return start(use_libuv=True)
