@@ -37,11 +37,7 @@ class RefusedError(RendezvousConnectionError):
 
 
 def probe(host: str, port: int, addresses: Sequence[Address], timeout: float) -> tuple[Address, str]:
-    """
-    The first of the addresses that accepts a connection, and this machine's own by which it did.
-
-    Raises `RendezvousConnectionError` saying why none does.
-    """
+    """The first address that accepts a connection, and this machine's own then; an error says why none does."""
     deadline = time.monotonic() + timeout
     whys, refused = [], 0
     for index, address in enumerate(addresses):
@@ -66,10 +62,7 @@ class Limited(Generic[T]):
     """Attempts that nobody waits for any more, oldest first."""
 
     def run(self, call: Callable[[], T], timeout: float, silence: str) -> T:
-        """
-        What *call* returns or raises; when that takes more than *timeout* seconds, it raises
-        `RendezvousConnectionError`, which says *silence*.
-        """
+        """What *call* returns or raises; after *timeout* seconds a `RendezvousConnectionError` that says *silence*."""
         with self._lock:
             self._hanging = [each for each in self._hanging if not each.done() or each.exception() is None]
             mine = self._hanging.pop() if len(self._hanging) >= LEFT_BEHIND else _begin(call)

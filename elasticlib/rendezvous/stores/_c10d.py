@@ -156,9 +156,15 @@ class C10dBackend:
     def dial(self, timeout: float) -> Exchange:
         """One attempt to reach the store, for about *timeout* s; `RendezvousConnectionError` says what was wrong."""
         self.prepare()
-        if self.job.store_type == "file":
-            return self._open_file()
-        return self._dial_store(timeout)
+        if self.job.store_type != "file":
+            return self._dial_store(timeout)
+        if self._path is None:
+            handle, self._path = tempfile.mkstemp(prefix="elasticlib_")
+            os.close(handle)
+            self._temporary = True
+        path = self._path
+        self._local = "127.0.0.1"
+        return StoreExchange(PolledFileStore.open(path), lambda: PolledFileStore.open(path), self.job.run_id, path)
 
     def _dial_store(self, timeout: float) -> StoreExchange:
         deadline = time.monotonic() + timeout
@@ -319,15 +325,6 @@ class C10dBackend:
         exchange = self._attempts.setdefault((host, port), Limited()).run(talk, limit, silence)
         self._local = local
         return exchange
-
-    def _open_file(self) -> StoreExchange:
-        if self._path is None:
-            handle, self._path = tempfile.mkstemp(prefix="elasticlib_")
-            os.close(handle)
-            self._temporary = True
-        path = self._path
-        self._local = "127.0.0.1"
-        return StoreExchange(PolledFileStore.open(path), lambda: PolledFileStore.open(path), self.job.run_id, path)
 
 
 def _server(host: str, port: int, listener: socket.socket) -> Any:

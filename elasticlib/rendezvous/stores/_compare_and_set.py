@@ -17,10 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import define, evolve, field
 
 from elasticlib.rendezvous.protocol._exchange import Exchange, Posted
+from elasticlib.rendezvous.stores._candidacy import SLICE
 from elasticlib.rendezvous.stores._keys import Hold, Item, Keys, component
-
-SLICE = 20.0
-"""Seconds after which a wait looks again by itself."""
 
 
 def key_path(root: str, key: str) -> str:
@@ -67,10 +65,10 @@ class CompareAndSetExchange(Exchange):
         self._check()
         self._found = None
         if values:
-            self._keys.write({self._path(key): data for key, data in values.items()}, self._hold)
+            self._keys.write({key_path(self._root, key): data for key, data in values.items()}, self._hold)
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        paths, found = [self._path(key) for key in keys], self._found
+        paths, found = [key_path(self._root, key) for key in keys], self._found
         self._found = None
         if found is not None and [found[0]] == paths:  # who waits for a key reads it next: one request for both
             return [found[1]]
@@ -78,7 +76,7 @@ class CompareAndSetExchange(Exchange):
         return [None if item is None else item.data for item in items]
 
     def wait(self, key: str, timeout: float | None) -> bool:
-        path, self._found = self._path(key), None
+        path, self._found = key_path(self._root, key), None
 
         def look() -> int | None:
             (item,), version = self._keys.read([path])
@@ -91,7 +89,7 @@ class CompareAndSetExchange(Exchange):
         self._check()
         self._found = None
         if keys:
-            self._keys.delete([self._path(key) for key in keys], self._hold)
+            self._keys.delete([key_path(self._root, key) for key in keys], self._hold)
 
     def clear_foreign(self) -> None:
         """Nothing: workers never share etcd."""
@@ -101,9 +99,6 @@ class CompareAndSetExchange(Exchange):
 
     def close(self) -> None:
         self._keys.close()
-
-    def _path(self, key: str) -> str:
-        return key_path(self._root, key)
 
     def _await(self, look: Callable[[], int | None], path: str, timeout: float | None, folder: bool) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -70,8 +70,7 @@ class LeaderExchange(StoreExchange):
         self._greeted = announcement or self._greeted
 
     def _hold_claim(self) -> None:
-        [claimant] = self.read([CLAIMANT])
-        word = self.claim.word
+        [claimant], word = self.read([CLAIMANT]), self.claim.word
         if claimant == word:
             return
         if not self._may_claim(claimant) or self.replace(CLAIMANT, claimant or b"", word) != word:

@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 class SharedState:
     """The state as all connections of this program see it; each call may block for as long as *backend* does."""
 
-    _backend: RendezvousBackend
+    backend: RendezvousBackend
     clock: Clock = monotonic
     longest: float = LONGEST
     """Seconds of the pause between two looks where nothing has come for long."""
@@ -58,11 +58,6 @@ class SharedState:
     _shown: tuple[bytes | None, frozenset[str]] = field(init=False, default=(None, frozenset()))
     _views: int = field(init=False, default=0)
     _still: dict[tuple[str, bool], tuple[object, float]] = field(init=False, factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The back end's name."""
-        return self._backend.name
 
     def read(self, max_age: float = 0.0) -> tuple[Document, int]:
         """
@@ -110,12 +105,12 @@ class SharedState:
 
     def _look(self) -> None:
         asked = self.clock()
-        self._take(_asked(self._backend.get_state))
+        self._take(_asked(self.backend.get_state))
         self._looked = asked
 
     def _write(self, document: Document) -> bool:
         data = document.encode()
-        reply = _asked(lambda: self._backend.set_state(data, self._token))
+        reply = _asked(lambda: self.backend.set_state(data, self._token))
         self._take(None if reply is None else reply[:2])
         return reply is not None and reply[2]
 
@@ -125,7 +120,9 @@ class SharedState:
             document = Document() if data is None else decode_document(data)
             if document.rev < self._document.rev:
                 # A copy that lags behind catches up; where somebody put an old state back, contact stays lost.
-                what = f"the state in {self.name} went back from revision {self._document.rev} to {document.rev}"
+                what = (
+                    f"the state in {self.backend.name} went back from revision {self._document.rev} to {document.rev}"
+                )
                 raise RendezvousConnectionError(f"{what}: it is an old one")
             self._document, self._data = document, data
             with self.turned:
@@ -155,7 +152,7 @@ class StateKeys(Keys):
     @property
     def _state(self) -> SharedState:
         if self._closed:
-            raise RendezvousConnectionError(f"the connection to the state in {self._all.name} is closed")
+            raise RendezvousConnectionError(f"the connection to the state in {self._all.backend.name} is closed")
         return self._all
 
     def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:

@@ -76,6 +76,7 @@ class StateLog:
     _root: str
     _term: Term
     _version: int = 0
+    _state: str = Factory(lambda self: f"{self._root}/state", takes_self=True)
 
     def load(self) -> bytes | None:
         """
@@ -133,10 +134,6 @@ class StateLog:
     def close(self) -> None:
         """Give the connection up; may come twice. The term of office goes on."""
         self._keys.close()
-
-    @property
-    def _state(self) -> str:
-        return f"{self._root}/state"
 
     def _reconnect(self, limit: float) -> None:
         keys = self._connect(limit)
