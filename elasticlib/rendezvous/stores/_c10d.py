@@ -40,9 +40,17 @@ from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS, Address, resolve
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
 from elasticlib.rendezvous.protocol._messages import key_of
 from elasticlib.rendezvous.protocol._reading import greeting_of
-from elasticlib.rendezvous.stores._file_store import PolledFileStore, is_stale, sign
 from elasticlib.rendezvous.stores._guests import Claim, Guests, forget, wait_for_guests
-from elasticlib.rendezvous.stores._torch_store import CLAIMANT, SERVER, SERVES, Store, StoreExchange
+from elasticlib.rendezvous.stores._torch_store import (
+    CLAIMANT,
+    SERVER,
+    SERVES,
+    PolledFileStore,
+    Store,
+    StoreExchange,
+    is_stale,
+    sign,
+)
 
 LOOK_UP = 10.0
 """Seconds that the host's name may take to look up when it is to be decided who hosts the store."""

@@ -4,6 +4,8 @@ An exchange over a store of torch: TCPStore, or FileStore on one machine.
 Rules of this file: every call is one round trip or a few, and what it wrote is acknowledged when it returns. torch's
 exceptions end here. What strangers write under our keys is passed on as bytes, or is a `RendezvousStateError`.
 
+The nodes of a job in a FileStore are processes of one machine, so a process id means something there.
+
 The inbox is a counter and numbered entries, for these stores know no queues: a poster takes the next number from the
 counter, then writes the entry under it. A number without an entry is a poster on its way, paused, or dead; it holds up
 nobody else's entries. A poster's own entries stay in order, since it takes a number only after its last entry was
@@ -12,20 +14,23 @@ written.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from attrs import Factory, define, evolve, field
 
 from elasticlib._clock import Clock, monotonic
-from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
+from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.protocol._exchange import Exchange, Posted, RequestRefusedError, parts
-from elasticlib.rendezvous.stores._file_store import poll
 
 ROOT = "elasticlib/"
 """What all our keys start with; workers that share the store use others."""
@@ -37,6 +42,8 @@ CLAIMANT = "claimant"
 """Who coordinates the job: a word of that process's own."""
 TOGETHER = 1000
 """Keys in one request."""
+SOONEST, LATEST = 0.001, 0.02
+"""Bounds, in seconds, of the pause between two looks at what a store cannot tell of."""
 LATE = 60.0
 """Seconds that a number without an entry is looked after; a poster that took longer must not rely on its entry."""
 SHORTEST, LONGEST = 0.01, 1.0
@@ -283,3 +290,83 @@ class StoreExchange(Exchange):
         except DistStoreError:
             return False
         return True
+
+
+def poll(is_so: Callable[[], bool], limit: float, clock: Clock = monotonic) -> bool:
+    """Ask again and again, the more seldom the longer it takes; whether it was so within *limit* seconds."""
+    deadline, pause = clock() + limit, SOONEST
+    while not is_so():
+        if (left := deadline - clock()) <= 0:
+            return False
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, LATEST)
+    return True
+
+
+@define(eq=False)
+class PolledFileStore:
+    """A FileStore that can wait for milliseconds, and notices when its file was taken away."""
+
+    path: str
+    _store: Any
+    _file: os.stat_result
+
+    @classmethod
+    def open(cls, path: str) -> PolledFileStore:
+        """The store in the file at *path*, which is made if need be; raises `ConfigError` where that cannot be."""
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            file = os.stat(path)
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+            raise ConfigError(f"rdzv_endpoint={path!r} is no file that this user can write: {why}") from error
+        store = FileStore(path, -1)
+        store.set_timeout(timedelta(seconds=1))
+        return cls(path, store, file)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("set", "add", "check", "compare_set", "delete_key", "multi_get", "multi_set"):
+            raise AttributeError(name)
+        if not os.path.samestat(os.stat(self.path), self._file):
+            raise OSError(errno.ESTALE, "the file was replaced", self.path)
+        return getattr(self._store, name)
+
+    def list_keys(self) -> list[str]:
+        """No keys: no worker uses this store."""
+        return []
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Return once the keys are there; raises torch's DistStoreError when they are not in time."""
+        from torch.distributed import DistStoreError
+
+        if not poll(lambda: self.check(keys), timeout.total_seconds()):
+            raise DistStoreError("wait timeout")
+
+
+def sign() -> bytes:
+    """Text by which `is_stale` tells whether this process lives."""
+    return f"{_namespace()} {os.getpid()} {_born(os.getpid())}".encode()
+
+
+def is_stale(signature: bytes) -> bool:
+    """Whether the process that signed is gone for sure."""
+    try:
+        namespace, pid, born, *_ = signature.decode().split()
+        return namespace == _namespace() and _born(int(pid)) != born
+    except ValueError:
+        return False
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/self/ns/pid")
+
+
+def _born(pid: int) -> str:
+    """Start time of a process, in clock ticks; empty when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
