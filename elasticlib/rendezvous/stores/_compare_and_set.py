@@ -43,13 +43,8 @@ class CompareAndSetExchange(Exchange):
         self._keys.append(f"{self._root}/inbox", data)
 
     def receive(self, timeout: float | None) -> Sequence[Posted]:
-        inbox, found = f"{self._root}/inbox", list[Item]()
-
-        def look() -> int | None:
-            found[:], version = self._keys.entries(inbox, self._received)
-            return None if found else version
-
-        self._await(look, inbox, timeout, folder=True)
+        inbox = f"{self._root}/inbox"
+        found = self._await(lambda: self._keys.entries(inbox, self._received), inbox, timeout, folder=True)
         for item in found:
             self._received = item.born
             self._paths[item.born] = item.path
@@ -77,13 +72,9 @@ class CompareAndSetExchange(Exchange):
 
     def wait(self, key: str, timeout: float | None) -> bool:
         path, self._found = key_path(self._root, key), None
-
-        def look() -> int | None:
-            (item,), version = self._keys.read([path])
-            self._found = None if item is None else (path, item.data)
-            return None if item is not None else version
-
-        return self._await(look, path, timeout, folder=False)
+        found = self._await(lambda: self._keys.read([path]), path, timeout, folder=False)
+        self._found = (path, found[0].data) if found else None
+        return bool(found)
 
     def delete(self, keys: Sequence[str]) -> None:
         self._check()
@@ -100,11 +91,14 @@ class CompareAndSetExchange(Exchange):
     def close(self) -> None:
         self._keys.close()
 
-    def _await(self, look: Callable[[], int | None], path: str, timeout: float | None, folder: bool) -> bool:
+    def _await(
+        self, look: Callable[[], tuple[Sequence[Item | None], int]], path: str, timeout: float | None, folder: bool
+    ) -> list[Item]:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (version := look()) is not None:
+        while True:
+            items, version = look()
+            found = [item for item in items if item is not None]
             left = SLICE if deadline is None else min(SLICE, deadline - time.monotonic())
-            if left <= 0:
-                return False
+            if found or left <= 0:
+                return found
             self._keys.changed(path, version, left, folder)
-        return True

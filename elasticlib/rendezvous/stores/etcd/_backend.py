@@ -69,19 +69,22 @@ class EtcdBackend:
 
     def connect(self, timeout: float) -> Keys:
         """Like `dial`, for those who need more than an exchange."""
-        deadline = time.monotonic() + timeout
-        troubles = []
+        deadline, troubles = time.monotonic() + timeout, []
+
+        def share(parts: int) -> float:
+            return max((deadline - time.monotonic()) / parts, 0.1)
+
         endpoints = self._endpoints
         for number, (host, port) in enumerate(endpoints):
             try:
-                addresses = resolve(host, port, self._share(deadline, len(endpoints) - number))
+                addresses = resolve(host, port, share(len(endpoints) - number))
             except RendezvousConnectionError as error:
                 troubles.append(str(error))
                 continue
             for index, address in enumerate(addresses):
-                share = self._share(deadline, len(endpoints) - number + len(addresses) - index - 1)
+                limit = share(len(endpoints) - number + len(addresses) - index - 1)
                 try:
-                    keys = self._speak(Site(host, port, address.host, self._tls), share)
+                    keys = self._speak(Site(host, port, address.host, self._tls), limit)
                 except RendezvousConnectionError as error:
                     troubles.append(str(error))
                     continue
@@ -108,15 +111,10 @@ class EtcdBackend:
     def close(self) -> None:
         """Nothing: connections are closed by those who have them."""
 
-    @staticmethod
-    def _share(deadline: float, parts: int) -> float:
-        return max((deadline - time.monotonic()) / parts, 0.1)
-
     def _speak(self, site: Site, limit: float) -> Keys:
         line = Line(site, limit)
         try:
-            version = self._version(line)
-            keys = self._keys(line, version)
+            keys = self._keys(line)
             keys.keep(self._root)
             line.limit = self._limit
             return keys
@@ -124,15 +122,13 @@ class EtcdBackend:
             line.close()
             raise
 
-    def _version(self, line: Line) -> tuple[int, ...]:
+    def _keys(self, line: Line) -> Keys:
         reply = line.call("GET", "/version").json()
         try:
-            return tuple(int(part) for part in reply["etcdserver"].split(".")[:2])
+            version = tuple(int(part) for part in reply["etcdserver"].split(".")[:2])
         except (KeyError, AttributeError, ValueError):
             why = f"{line.site.url} answers, but is no etcd: it says {str(reply)[:80]}"
             raise RendezvousConnectionError(why) from None
-
-    def _keys(self, line: Line, version: tuple[int, ...]) -> Keys:
         if self.name != "etcd-v3":
             answer = line.call("GET", "/v2/keys/")
             if answer.data.lstrip().startswith(b"{"):
