@@ -207,8 +207,8 @@ class C10dBackend:
             return self._claim.take(exchange) or self._claim.take_over(exchange)
         claimant = exchange.replace(CLAIMANT, b"", self._claim.word)
         if claimant != self._claim.word and is_stale(claimant):
-            why = f"the process that coordinated the job in {self._path} is gone"
-            raise RendezvousClosedError(f"{why}: remove that file, or name another one")
+            why = f"the process that coordinated the job in {self._path} is gone: remove that file, or name another one"
+            raise RendezvousClosedError(why)
         return claimant == self._claim.word
 
     def coordinating(self, exchange: Exchange) -> Exchange:
