@@ -23,6 +23,8 @@ from elasticlib.rendezvous.net._resolver import Address
 
 BACKLOG = 4096
 ANYWHERE = (Address(socket.AF_INET6, "::"), Address(socket.AF_INET, "0.0.0.0"))
+_FAR = (Address(socket.AF_INET, "192.0.2.1"), Address(socket.AF_INET6, "2001:db8::1"))
+"""Addresses that are kept for documentation: no machine has them."""
 _ABSENT = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL, errno.ENODEV})
 
 
@@ -85,10 +87,14 @@ def listen(addresses: Sequence[Address], port: int) -> socket.socket | Elsewhere
 
 def outward_address() -> str | None:
     """Address of this machine on its way to the rest of the world; None without a default route."""
-    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((far, 9))  # for a datagram socket that only picks a route
-            return str(probe.getsockname()[0])
+    return next(filter(None, map(address_towards, _FAR)), None)
+
+
+def address_towards(far: Address) -> str | None:
+    """Address of this machine on its way to that one; None without a route."""
+    with suppress(OSError), socket.socket(far.family, socket.SOCK_DGRAM) as probe:
+        probe.connect(far.place(9))  # for a datagram socket that only picks a route
+        return str(probe.getsockname()[0])
     return None
 
 
@@ -108,12 +114,10 @@ def _listen(address: Address, port: int) -> socket.socket:
 
 def is_here(address: Address) -> bool:
     """Whether this machine has the address."""
-    try:
-        with socket.socket(address.family, socket.SOCK_STREAM) as probe:
-            probe.bind(address.place(0))
-    except OSError:
-        return False
-    return True
+    with suppress(OSError), socket.socket(address.family, socket.SOCK_STREAM) as probe:
+        probe.bind(address.place(0))
+        return True
+    return False
 
 
 def _order(address: Address) -> tuple[int, int]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import atexit
 import errno
 import os
-import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar
 
-from attrs import Factory, define, frozen
+from attrs import Factory, define
 
 from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousConnectionError
@@ -36,27 +36,17 @@ class RefusedError(RendezvousConnectionError):
     """You get it when the machine is there and nobody listens at the port, at any address of the host."""
 
 
-@frozen
-class Answer:
-    """Who answered."""
-
-    address: Address
-    """Numeric address of the other side."""
-    local: str
-    """Address by which this machine reached it."""
-
-
-def probe(host: str, port: int, addresses: Sequence[Address], timeout: float) -> Answer:
-    """The first of the addresses that accepts a connection; raises `RendezvousConnectionError` saying why none."""
+def probe(host: str, port: int, addresses: Sequence[Address], timeout: float) -> tuple[Address, str]:
+    """The first address that accepts a connection, and this machine's own then; an error says why none does."""
     deadline = time.monotonic() + timeout
     whys, refused = [], 0
     for index, address in enumerate(addresses):
         limit = max(deadline - time.monotonic(), 0.05) / (len(addresses) - index)
-        code, local = _connect(address, port, limit)
-        if code == 0:
-            return Answer(address, local)
-        refused += code == errno.ECONNREFUSED
-        whys.append(f"{address.host}: {_explain(code, limit)}")
+        try:
+            return address, _connect(address, port, limit)
+        except OSError as error:
+            refused += isinstance(error, ConnectionRefusedError)
+            whys.append(f"{address.host}: {_explain(error, limit)}")
     if any(is_loopback(address.host) for address in addresses) and not is_loopback(host):
         whys.append(f"{host} resolves to this machine itself here: check its /etc/hosts")
     kind = RefusedError if refused == len(addresses) else RendezvousConnectionError
@@ -68,84 +58,67 @@ class Limited(Generic[T]):
     """Runs what cannot be interrupted; what did not end in time goes on, and is used when it ends well later."""
 
     _lock: threading.Lock = Factory(threading.Lock)
-    _hanging: list[_Attempt[T]] = Factory(list)
+    _hanging: list[Future[T]] = Factory(list)
     """Attempts that nobody waits for any more, oldest first."""
 
-    def run(self, call: Callable[[], T], timeout: float) -> T:
-        """What *call* returns or raises; raises `TimeoutError` when that takes more than *timeout* seconds."""
+    def run(self, call: Callable[[], T], timeout: float, silence: str) -> T:
+        """What *call* returns or raises; after *timeout* seconds a `RendezvousConnectionError` that says *silence*."""
         with self._lock:
-            self._hanging = [each for each in self._hanging if each.error is None]
-            mine = self._hanging.pop() if len(self._hanging) >= LEFT_BEHIND else _Attempt(call)
-        mine.done.wait(timeout)
+            self._hanging = [each for each in self._hanging if not each.done() or each.exception() is None]
+            mine = self._hanging.pop() if len(self._hanging) >= LEFT_BEHIND else _begin(call)
+        wait([mine], timeout)
         with self._lock:
-            if not mine.done.is_set():
+            if not mine.done():
                 self._hanging.append(mine)
-                late = [each for each in self._hanging if each.done.is_set() and each.error is None]
+                late = [each for each in self._hanging if each.done() and each.exception() is None]
                 if not late:
-                    raise TimeoutError
+                    raise RendezvousConnectionError(silence)
                 mine = late[-1]
                 self._hanging.remove(mine)
-        if mine.error is not None:
-            raise mine.error
-        return mine.result.pop()
+        return mine.result()
 
 
-@define(eq=False)
-class _Attempt(Generic[T]):
-    call: Callable[[], T]
-    done: threading.Event = Factory(threading.Event)
-    error: BaseException | None = None
-    result: list[T] = Factory(list)
+_unfinished: set[Future[Any]] = set()
 
-    def __attrs_post_init__(self) -> None:
-        _unfinished.add(self)
-        start_thread(threading.Thread(target=self._run, name="elasticlib-dial", daemon=True))
 
-    def _run(self) -> None:
+def _begin(call: Callable[[], T]) -> Future[T]:
+    attempt = Future[T]()
+
+    def run() -> None:
         try:
-            self.result.append(self.call())
+            attempt.set_result(call())
         except BaseException as error:
-            self.error = error
-        self.done.set()
-        _unfinished.discard(self)
+            attempt.set_exception(error)
+        _unfinished.discard(attempt)
 
-
-_unfinished: set[_Attempt[Any]] = set()
+    _unfinished.add(attempt)
+    start_thread(threading.Thread(target=run, name="elasticlib-dial", daemon=True))
+    return attempt
 
 
 @atexit.register
 def _let_attempts_end() -> None:
     # A thread that comes back from C++ while the interpreter ends aborts the process. Most attempts end soon;
     # the others hang in the kernel, and will not come back in that moment.
-    deadline = time.monotonic() + AT_EXIT
-    for attempt in list(_unfinished):
-        attempt.done.wait(max(0.0, deadline - time.monotonic()))
+    wait(list(_unfinished), AT_EXIT)
 
 
-def _connect(address: Address, port: int, limit: float) -> tuple[int, str]:
-    """(0, local address), or (errno, '')."""
-    try:
-        with socket.socket(address.family, socket.SOCK_STREAM) as sock:
-            sock.setblocking(False)
-            code = sock.connect_ex(address.place(port))
-            if code == errno.EINPROGRESS:
-                poll = select.poll()
-                poll.register(sock, select.POLLOUT)
-                if not poll.poll(limit * 1000):
-                    return errno.ETIMEDOUT, ""
-                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code == 0 and sock.getsockname() == sock.getpeername():
-                return errno.ECONNREFUSED, ""  # the kernel connected a free port to itself
-            return code, str(sock.getsockname()[0]) if code == 0 else ""
-    except OSError as error:
-        return error.errno or errno.EINVAL, ""
+def _connect(address: Address, port: int, limit: float) -> str:
+    """The local address of a connection that is closed again."""
+    with socket.socket(address.family, socket.SOCK_STREAM) as sock:
+        sock.settimeout(limit)
+        sock.connect(address.place(port))
+        if sock.getsockname() == sock.getpeername():
+            raise ConnectionRefusedError  # the kernel connected a free port to itself
+        return str(sock.getsockname()[0])
 
 
-def _explain(code: int, limit: float) -> str:
-    if code == errno.ECONNREFUSED:
+def _explain(error: OSError, limit: float) -> str:
+    if isinstance(error, ConnectionRefusedError):
         return "refused, no process listens there (yet)"
-    if code == errno.ETIMEDOUT:
+    if isinstance(error, TimeoutError):
         return f"no answer within {limit:.1f} s, the machine is down or a firewall filters the port"
-    if code in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
-        return f"no route to it ({os.strerror(code).lower()})"
-    return os.strerror(code).lower()
+    why = os.strerror(error.errno or errno.EINVAL).lower()
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
+        return f"no route to it ({why})"
+    return why

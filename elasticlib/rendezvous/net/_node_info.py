@@ -42,7 +42,8 @@ class BoundNodeInfo:
 
     def describe(self, slots: int, role: str) -> Descriptor:
         """Bind a socket for the next round and say where it is."""
-        self._drop()
+        if (unused := self.listener()) is not None:
+            unused.close()
         with room_for(4):  # a caller whose own files fill its limit goes on to the next round all the same
             first = self.address()
             self._listener, others = _listen(first, self.port)
@@ -53,11 +54,6 @@ class BoundNodeInfo:
         """The socket that was bound last, once."""
         listener, self._listener = self._listener, None
         return listener
-
-    def _drop(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
 
 
 @frozen

@@ -67,13 +67,11 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=max(timeout, 0.1)
         )
-    except subprocess.TimeoutExpired as error:
-        why = f"name not found: {host!r}: the name server did not answer within {timeout:.1f} s"
-        raise RendezvousConnectionError(why) from error
-    except OSError as error:
-        raise RendezvousConnectionError(f"name not found: {host!r}: no process can be started: {error}") from error
-    try:
         answer = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        answer = f"the name server did not answer within {timeout:.1f} s"
+    except OSError as error:
+        answer = f"no process can be started: {error}"
     except ValueError:
         answer = f"the look-up ended with exit status {done.returncode}"
     if isinstance(answer, str):

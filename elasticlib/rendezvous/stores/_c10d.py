@@ -15,13 +15,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from attrs import Factory, define, field
 
-from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
+from elasticlib.errors import ConfigError, RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.net._binding import (
     ANYWHERE,
@@ -32,15 +34,23 @@ from elasticlib.rendezvous.net._binding import (
     listen,
     outward_address,
 )
-from elasticlib.rendezvous.net._dial import Answer, Limited, RefusedError, probe
+from elasticlib.rendezvous.net._dial import Limited, probe
 from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS, Address, resolve
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
 from elasticlib.rendezvous.protocol._messages import key_of
 from elasticlib.rendezvous.protocol._reading import greeting_of
-from elasticlib.rendezvous.stores._file_store import PolledFileStore, is_stale, sign
 from elasticlib.rendezvous.stores._guests import Claim, Guests, forget, wait_for_guests
-from elasticlib.rendezvous.stores._torch_store import CLAIMANT, SERVER, SERVES, Store, StoreExchange
+from elasticlib.rendezvous.stores._torch_store import (
+    CLAIMANT,
+    SERVER,
+    SERVES,
+    PolledFileStore,
+    Store,
+    StoreExchange,
+    is_stale,
+    sign,
+)
 
 LOOK_UP = 10.0
 """Seconds that the host's name may take to look up when it is to be decided who hosts the store."""
@@ -68,9 +78,8 @@ class C10dBackend:
     """How one node reaches the store of its job, or hosts it."""
 
     job: Job
-    name: str = field(init=False)
-    host: str = field(init=False)
-    port: int = field(init=False)
+    host: str = field(init=False, default="localhost")
+    port: int = field(init=False, default=0)
     _path: str | None = field(init=False, default=None)
     """The FileStore's file."""
     _temporary: bool = field(init=False, default=False)
@@ -84,13 +93,18 @@ class C10dBackend:
     """When this node, which must host the store, first found somebody else in its place."""
     _attempts: dict[tuple[str, int], Limited[StoreExchange]] = field(init=False, default=Factory(dict))
     _claim: Claim = field(init=False)
+    _must_host: bool | None = field(init=False)
+    _reason: str = field(init=False)
+    """Why this node must host the store, as the user put it."""
 
     def __attrs_post_init__(self) -> None:
-        self.name = self.job.backend
+        static = self.job.backend == "static"
+        self._must_host = self.job.node_rank == 0 if static and self.job.is_host is None else self.job.is_host
+        self._reason = "node_rank=0" if static else "is_host=1"
         own = [sign()] if self.job.store_type == "file" else []
         word = b" ".join([*own, secrets.token_hex(16).encode()])
-        self._claim = Claim(self.job.run_id, self.job.heartbeat, word, self._key)
-        self.host, self.port = "localhost", 0
+        key = key_of(self.job.token) if self.job.token else None
+        self._claim = Claim(self.job.run_id, self.job.heartbeat, word, key)
         if self.job.store_type == "file":
             if not self.job.endpoint and self.job.max_nodes > 1:
                 why = "store_type='file' needs the path of a file that all nodes see"
@@ -150,22 +164,22 @@ class C10dBackend:
     def dial(self, timeout: float) -> Exchange:
         """One attempt to reach the store, for about *timeout* s; `RendezvousConnectionError` says what was wrong."""
         self.prepare()
-        if self.job.store_type == "file":
-            return self._open_file()
-        return self._dial_store(timeout)
+        if self.job.store_type != "file":
+            return self._dial_store(timeout)
+        if self._path is None:
+            handle, self._path = tempfile.mkstemp(prefix="elasticlib_")
+            os.close(handle)
+            self._temporary = True
+        path = self._path
+        self._local = "127.0.0.1"
+        return StoreExchange(PolledFileStore.open(path), lambda: PolledFileStore.open(path), self.job.run_id, path)
 
     def _dial_store(self, timeout: float) -> StoreExchange:
         deadline = time.monotonic() + timeout
         if self.port == 0:
             raise ConfigError(f"rdzv_endpoint={self.job.endpoint!r} has port 0: no other node could find the store")
-        if self._inner is not None:
-            answer = probe(self.host, self.port, [self._inner], timeout)
-        else:
-            addresses = resolve(self.host, self.port, timeout)
-            answer = probe(self.host, self.port, addresses, deadline - time.monotonic())
-        exchange = self._talk(answer, deadline)
-        self._local = answer.local
-        return exchange
+        addresses = resolve(self.host, self.port, timeout) if self._inner is None else [self._inner]
+        return self._talk(addresses, deadline - time.monotonic())
 
     def address(self) -> str | None:
         """After a dial: address of this machine that peers should use; None where that is not known."""
@@ -193,7 +207,8 @@ class C10dBackend:
             return self._claim.take(exchange) or self._claim.take_over(exchange)
         claimant = exchange.replace(CLAIMANT, b"", self._claim.word)
         if claimant != self._claim.word and is_stale(claimant):
-            raise exchange.store.ended()
+            why = f"the process that coordinated the job in {self._path} is gone: remove that file, or name another one"
+            raise RendezvousClosedError(why)
         return claimant == self._claim.word
 
     def coordinating(self, exchange: Exchange) -> Exchange:
@@ -204,8 +219,7 @@ class C10dBackend:
     def forget_job(self) -> None:
         """Make the job's id free for the next one, now that this one is over for all, in a store that outlives it."""
         if self.job.store_type == "file" and self._path:
-            with suppress(FileNotFoundError):
-                os.unlink(self._path)
+            Path(self._path).unlink(missing_ok=True)
         elif self._server is None:
             with suppress(RendezvousConnectionError):
                 self._claim.give_up(self._dial_store(_FORGETTING))
@@ -232,23 +246,7 @@ class C10dBackend:
         """End the server, if there is one; may come twice."""
         self._server = self._inner = None
         if self._temporary and self._path:
-            with suppress(FileNotFoundError):
-                os.unlink(self._path)
-
-    @property
-    def _key(self) -> bytes | None:
-        return key_of(self.job.token) if self.job.token else None
-
-    @property
-    def _must_host(self) -> bool | None:
-        if self.job.is_host is None and self.job.backend == "static":
-            return self.job.node_rank == 0
-        return self.job.is_host
-
-    @property
-    def _reason(self) -> str:
-        """Why this node must host the store, as the user put it."""
-        return "node_rank=0" if self.job.backend == "static" else "is_host=1"
+            Path(self._path).unlink(missing_ok=True)
 
     def _taken(self, bound: Taken, addresses: list[Address]) -> RendezvousConnectionError | ConfigError:
         """The error for a node that must host and cannot: final once a predecessor of this node would be gone."""
@@ -264,14 +262,10 @@ class C10dBackend:
 
     def _present_host(self, addresses: list[Address]) -> str | None:
         """Name of the node that hosts this very job at the endpoint; None where that cannot be found out."""
-        limit = time.monotonic() + GREETING
         with suppress(RendezvousConnectionError, RendezvousStateError):
-            exchange = self._talk(probe(self.host, self.port, addresses, GREETING), limit)
-            try:
+            with closing(self._talk(addresses, GREETING)) as exchange:
                 [data] = exchange.read([ANNOUNCEMENT])
-            finally:
-                exchange.close()
-            announcement = greeting_of(data, self.job.run_id, self._key)
+            announcement = greeting_of(data, self.job.run_id, self._claim.key)
             return announcement.host if announcement is not None else None
         return None
 
@@ -282,11 +276,9 @@ class C10dBackend:
         if isinstance(bound, Elsewhere) or self.port == 0:
             raise ConfigError(f"{self._reason}, but {elsewhere.why}")
         self._start(bound, [])
-        limit = min(time.monotonic() + 3.0, deadline)
         with suppress(RendezvousConnectionError):
-            found = self._talk(probe(self.host, self.port, addresses, limit - time.monotonic()), limit)
-            word = found.root(SERVER, 1.0)
-            found.close()
+            with closing(self._talk(addresses, min(3.0, deadline - time.monotonic()))) as exchange:
+                word = exchange.root(SERVER, 1.0)
             if word == self._word.encode():
                 return
         self.close()
@@ -296,88 +288,66 @@ class C10dBackend:
         )
 
     def _start(self, listener: socket.socket, addresses: list[Address]) -> None:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         here, self.port = listener.getsockname()[:2]
-        self._inner = Address(listener.family, here)
+        inner = Address(listener.family, here)
         if here in ("::", "0.0.0.0"):
             known = [each for each in addresses if not is_loopback(each.host) and is_here(each)]
-            self._inner = known[0] if known else Address(socket.AF_INET, "127.0.0.1")
-        where, word, run_id = self._inner.host, self._word, self.job.run_id
+            inner = known[0] if known else Address(socket.AF_INET, "127.0.0.1")
+        word, run_id = self._word, self.job.run_id
 
         def start() -> Any:
             with listener:
-                server = _server(TCPStore, where, self.port, listener)
+                server = _server(inner.host, self.port, listener)
             server.set(SERVER, word)
             server.set(SERVES, run_id)
             server.check([SERVES])
             return server
 
-        try:
-            self._server = Limited[Any]().run(start, START)
-        except TimeoutError as error:
-            self._inner = None
-            why = f"a name server of this machine is silent, and RES_OPTIONS={QUIET_LOOKUPS} is not set"
-            raise RendezvousConnectionError(
-                f"the store at {self.endpoint} did not start in {START:.0f} s: {why}"
-            ) from error
+        why = f"a name server of this machine is silent, and RES_OPTIONS={QUIET_LOOKUPS} is not set"
+        silence = f"the store at {self.endpoint} did not start in {START:.0f} s: {why}"
+        self._server = Limited[Any]().run(start, START, silence)
+        self._inner = inner
 
-    def _talk(self, answer: Answer, deadline: float) -> StoreExchange:
-        host, port, where = answer.address.host, self.port, spell(self.host, self.port)
-
+    def _talk(self, addresses: list[Address], timeout: float) -> StoreExchange:
+        deadline = time.monotonic() + timeout
+        address, local = probe(self.host, self.port, addresses, timeout)
+        host, port, where = address.host, self.port, spell(self.host, self.port)
         limit = max(deadline - time.monotonic(), 0.1)
 
-        def connect(timeout: float) -> Store:
-            return _client(host, port, where, timeout)
-
         def clone() -> Store:
-            try:
-                return Limited[Store]().run(lambda: connect(CLONE), CLONE)
-            except TimeoutError as error:
-                raise RendezvousConnectionError(f"the store at {where} does not answer any more") from error
+            silence = f"the store at {where} does not answer any more"
+            return Limited[Store]().run(lambda: _client(host, port, where, CLONE), CLONE, silence)
 
         def talk() -> StoreExchange:
-            exchange = StoreExchange(connect(limit), clone, self.job.run_id, where)
+            exchange = StoreExchange(_client(host, port, where, limit), clone, self.job.run_id, where)
             announced = exchange.root(SERVES, ANNOUNCED)
             exchange.served_run = None if announced is None else announced.decode(errors="replace")
             return exchange
 
-        try:
-            return self._attempts.setdefault((host, port), Limited()).run(talk, limit)
-        except TimeoutError as error:
-            why = "another program listens there, or the store's process is stopped"
-            raise RendezvousConnectionError(f"{where} ({host}) answers, but is no store: {why}") from error
-
-    def _open_file(self) -> StoreExchange:
-        if self._path is None:
-            handle, self._path = tempfile.mkstemp(prefix="elasticlib_")
-            os.close(handle)
-            self._temporary = True
-        path = self._path
-        self._local = "127.0.0.1"
-        return StoreExchange(PolledFileStore.open(path), lambda: PolledFileStore.open(path), self.job.run_id, path)
+        why = "another program listens there, or the store's process is stopped"
+        silence = f"{where} ({host}) answers, but is no store: {why}"
+        exchange = self._attempts.setdefault((host, port), Limited()).run(talk, limit, silence)
+        self._local = local
+        return exchange
 
 
-def _server(make: Any, host: str, port: int, listener: socket.socket) -> Any:
+def _server(host: str, port: int, listener: socket.socket) -> Any:
     """A TCPStore that serves on *listener* and owns it from then on."""
-    facts = {
-        "world_size": None,
-        "is_master": True,
-        "timeout": timedelta(seconds=10),
-        "wait_for_workers": False,
-    }
-    handle = os.dup(listener.fileno())
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    limit, handle = timedelta(seconds=10), os.dup(listener.fileno())
+    start = partial(TCPStore, host, port, None, True, limit, wait_for_workers=False, master_listen_fd=handle)
     try:
         try:
-            return make(host, port, master_listen_fd=handle, use_libuv=True, **facts)
+            return start(use_libuv=True)
         except RuntimeError as error:
             if "libuv" not in str(error):
                 raise
-            return make(host, port, master_listen_fd=handle, use_libuv=False, **facts)
+            return start(use_libuv=False)
     except RuntimeError as error:
         raise RendezvousConnectionError(f"the store at {spell(host, port)} did not start: {error}") from error
 
@@ -393,6 +363,3 @@ def _client(host: str, port: int, where: str, limit: float) -> Store:
         raise RendezvousConnectionError(f"{where} ({host}) answers, but is no store: {what}") from error
     store.set_timeout(STORE_LIMIT)
     return cast(Store, store)
-
-
-__all__ = ["DEFAULT_PORT", "C10dBackend", "RefusedError"]

@@ -25,7 +25,7 @@ from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.stores._keys import KEEP, Hold
 
 SLICE = 20.0
-"""Seconds after which one who waits for the office looks again by itself."""
+"""Seconds after which a wait looks again by itself."""
 PAUSE = 0.2
 """Seconds between two attempts to reach a store that is away."""
 _RENEWALS = 3

@@ -2,8 +2,6 @@
 Who coordinates a job on etcd: the holder of one key, which goes when its holder falls silent.
 
 Rules of this file: a thread performs what a `Candidacy` asks for and tells it what came of that; it decides nothing.
-What a holder saves also needs the store's consent: a holder that was paused past its term, and knows nothing of it,
-changes nothing. Whoever is told so ends the term, which others may not know to be over.
 """
 
 from __future__ import annotations
@@ -11,162 +9,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import zlib
 from collections.abc import Callable
+from typing import cast
 
+from attrs import define, field
 from typing_extensions import assert_never
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib._programs import start_thread
-from elasticlib.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT
+from elasticlib.errors import RendezvousConnectionError, RendezvousError
 from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.stores import _candidacy as events
-from elasticlib.rendezvous.stores._candidacy import PAUSE
-from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange, key_path
 from elasticlib.rendezvous.stores._keys import Hold, Keys
-from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
+from elasticlib.rendezvous.stores._state_log import StateLog, Term
 
 _log = logging.getLogger(__name__)
 
-_PACKED = b"zlib:"
-_PACK_FROM = 64 * 1024
-"""Bytes. Of 10,000 nodes with names of 70 characters the state has 3.4 MB, and 0.9 MB packed; etcd takes 1.5 MB."""
-_UNPACK_TO = 256 * 1024 * 1024
 
-
-class Term:
-    """One holder's time in office, as the holder itself sees it; for all of its threads."""
-
-    def __init__(self, hold: Hold, until: float, clock: Clock) -> None:
-        self.hold = hold
-        self.until = until
-        """When it ends, unless it is renewed."""
-        self.why = ""
-        """What ended it."""
-        self.last = False
-        """Whether no other term of anybody is to follow: the job is over."""
-        self._clock = clock
-        self._over = threading.Event()
-
-    def end(self, why: str) -> None:
-        """It is over; the first reason counts."""
-        if not self._over.is_set():
-            self.why = why
-            self._over.set()
-
-    def wait(self, timeout: float) -> bool:
-        """Whether it is over, after *timeout* seconds at most."""
-        return self._over.wait(timeout)
-
-    def left(self) -> float:
-        """Seconds until it is over, unless renewed."""
-        if not self._over.is_set() and self._clock() >= self.until:
-            self.end(f"the lease was not renewed for {self.hold.ttl:.3g} s")
-        return 0.0 if self._over.is_set() else self.until - self._clock()
-
-    def check(self) -> None:
-        """Raise `LeadershipLost` if it is over."""
-        if self.left() <= 0:
-            raise LeadershipLost(f"this node no longer coordinates: {self.why}")
-
-
-class CompareAndSetStateLog:
-    """The contract is that of `StateLog`."""
-
-    def __init__(self, connect: Callable[[float], Keys], keys: Keys, root: str, term: Term) -> None:
-        self._connect = connect
-        self._keys = keys
-        self._root = root
-        self._state = f"{root}/state"
-        self._term = term
-        self._version = 0
-
-    def load(self) -> bytes | None:
-        """What the last coordinator saved; written anew, so that its own version is out of date."""
-        while True:
-            self._term.check()
-            (item, announcement), _ = self._keys.read([self._state, key_path(self._root, ANNOUNCEMENT)])
-            data = b"" if item is None else item.data
-            version = self._keys.swap(self._state, data, 0 if item is None else item.version, self._term.hold)
-            if version is not None:
-                self._version = version
-                if not data and announcement is not None:
-                    raise RendezvousStateError("the coordinator's state was deleted from the store by another writer")
-                return _unpack(data) if data else None
-            if not self._keys.holds(self._term.hold):
-                self._lose()
-
-    def save(self, data: bytes) -> None:
-        """Replace what was saved."""
-        packed = _pack(data)
-        self._term.check()
-        try:
-            version = self._keys.swap(self._state, packed, self._version, self._term.hold)
-        except RendezvousConnectionError as error:
-            version = self._settle(packed, error)
-        if version is None:
-            self._blame()
-        else:
-            self._version = version
-
-    def exchange(self) -> CompareAndSetExchange:
-        """A new connection, for as long as the term lasts; the state log itself goes on with the same server."""
-        self._term.check()
-        keys = self._connect(self._term.left())  # the former server may be gone, where there are several
-        self._keys.close()
-        self._keys = keys
-        return CompareAndSetExchange(keys.clone(), self._root, self._term.hold, self._term.check)
-
-    def purge(self) -> None:
-        """Delete all keys of the job."""
-        self._term.check()
-        if not self._keys.holds(self._term.hold):
-            self._lose()
-        self._keys.clear(self._root, self._term.hold)
-        self._term.last = True
-        self._term.end("the job's keys were deleted")
-
-    def lose(self, why: str) -> None:
-        """The store turned something down: somebody else may coordinate, or nobody does."""
-        self._term.end(why)
-
-    def close(self) -> None:
-        """Give the connection up."""
-        self._keys.close()
-
-    def _settle(self, packed: bytes, error: RendezvousConnectionError) -> int | None:
-        """Nobody knows whether the last write arrived: look, and write again, while the term lasts."""
-        while (left := self._term.left()) > 0:
-            try:
-                keys = self._connect(left)
-                self._keys.close()
-                self._keys = keys
-                (item,), _ = keys.read([self._state])
-                # In this order: a successor has the key before it touches the state.
-                if not keys.holds(self._term.hold):
-                    return None
-                if item is not None and item.version != self._version:
-                    return item.version if item.data == packed else None
-                return keys.swap(self._state, packed, self._version, self._term.hold)
-            except RendezvousConnectionError as again:
-                error = again
-            self._term.wait(PAUSE)
-        raise LeadershipLost(f"this node no longer coordinates: {error}") from error
-
-    def _blame(self) -> None:
-        """The state is not as we left it: a successor wrote it, or a stranger, after whom we can still write."""
-        (item,), _ = self._keys.read([self._state])
-        if not self._keys.holds(self._term.hold):
-            self._lose()
-        self._version = 0 if item is None else item.version
-        raise RendezvousStateError("the coordinator's state in the store was changed by another writer")
-
-    def _lose(self) -> None:
-        self.lose("another node coordinates now")
-        self._term.check()
-
-
+@define(eq=False)
 class Candidate:
     """
     Stands for election in a thread of its own, again and again, until `close`.
@@ -176,30 +36,25 @@ class Candidate:
     from that thread, and the key is renewed only between calls: they must be quick.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[float], Keys],
-        root: str,
-        name: str,
-        ttl: float,
-        on_elected: Callable[[StateLog], None],
-        on_lost: Callable[[str], None],
-        clock: Clock = monotonic,
-    ) -> None:
-        """*connect* makes a connection within so many seconds; *ttl*: seconds until a silent holder is replaced."""
-        self._connect = connect
-        self._root = root
-        self._leader = f"{root}/leader"
-        self._name = name
-        self._on_elected = on_elected
-        self._on_lost = on_lost
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._candidacy, self._first = events.Candidacy.begin(ttl, clock())
-        self._keys: Keys | None = None
-        self._term: Term | None = None
-        self._thread = threading.Thread(target=self._work, name="elasticlib-candidate", daemon=True)
+    _connect: Callable[[float], Keys]
+    """Makes a connection within so many seconds."""
+    _root: str
+    _name: str
+    _ttl: float
+    """Seconds until a silent holder is replaced."""
+    _on_elected: Callable[[StateLog], None]
+    _on_lost: Callable[[str], None]
+    _clock: Clock = monotonic
+    _lock: threading.Lock = field(init=False, factory=threading.Lock)
+    _closing: threading.Event = field(init=False, factory=threading.Event)
+    _keys: Keys | None = field(init=False, default=None)
+    _term: Term | None = field(init=False, default=None)
+    _candidacy: events.Candidacy = field(init=False)
+    _thread: threading.Thread = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._candidacy, actions = events.Candidacy.begin(self._ttl, self._clock())
+        self._thread = threading.Thread(target=self._work, args=(actions,), name="elasticlib-candidate", daemon=True)
 
     def start(self) -> None:
         """Begin; once."""
@@ -208,21 +63,11 @@ class Candidate:
     def close(self, timeout: float = 2.0) -> None:
         """Stand no more; resign at once if in office. Returns when that is done, after *timeout* seconds at most."""
         for action in self._step(events.Close()):
-            assert isinstance(action, events.Interrupt)
-            self._interrupt()
+            self._do(action)
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    def _interrupt(self) -> None:
-        with self._lock:
-            self._closing.set()
-            if self._term is not None:
-                self._term.end("it resigned")
-            elif self._keys is not None:
-                self._keys.interrupt()
-
-    def _work(self) -> None:
-        actions = self._first
+    def _work(self, actions: tuple[events.Action, ...]) -> None:
         try:
             while actions:
                 actions = self._step(self._perform(actions))
@@ -257,6 +102,7 @@ class Candidate:
         return came
 
     def _do(self, action: events.Action) -> events.Event | None:
+        keys, leader = cast(Keys, self._keys), f"{self._root}/leader"  # what needs a connection comes after `Connected`
         match action:
             case events.Rest(seconds):
                 return self._rest(seconds)
@@ -266,25 +112,25 @@ class Candidate:
                     self._on_lost(why)
             case Log(level, text):
                 _log.log(logging.getLevelName(level.upper()), text)
-            case events.Interrupt() | events.Stop():
+            case events.Interrupt():
+                with self._lock:
+                    self._closing.set()
+                    if self._term is not None:
+                        self._term.end("it resigned")
+                    elif self._keys is not None:
+                        self._keys.interrupt()
+            case events.Stop():
                 pass
             case events.Connect(limit):
                 return self._reach(limit)
-            case _:
-                assert self._keys is not None
-                return self._ask(self._keys, action)
-        return None
-
-    def _ask(self, keys: Keys, action: events.Asked) -> events.Event | None:
-        match action:
             case events.Look():
-                (held,), version = keys.read([self._leader])
+                (held,), version = keys.read([leader])
                 return events.Found(version, held is not None)
             case events.Await(version, seconds):
-                keys.changed(self._leader, version, seconds)
+                keys.changed(leader, version, seconds)
                 return events.Changed()
             case events.Acquire(ttl):
-                return events.Acquired(keys.seize(self._leader, self._name, ttl))
+                return events.Acquired(keys.seize(leader, self._name, ttl))
             case events.Elect(hold):
                 return self._elect(keys, hold)
             case events.Renew(hold):
@@ -315,7 +161,7 @@ class Candidate:
                 term.end("it resigned")
         try:
             if term.left() > 0:
-                self._on_elected(CompareAndSetStateLog(self._connect, keys.clone(), self._root, term))
+                self._on_elected(StateLog(self._connect, keys.clone(), self._root, term))
         except RendezvousError as error:
             self._end_term(str(error))
             return events.Declined(str(error))
@@ -337,20 +183,3 @@ class Candidate:
             return why
         term.end(why)
         return term.why
-
-
-def _pack(data: bytes) -> bytes:
-    return _PACKED + zlib.compress(data, 1) if len(data) > _PACK_FROM or data.startswith(_PACKED) else data
-
-
-def _unpack(data: bytes) -> bytes:
-    if not data.startswith(_PACKED):
-        return data
-    unpacker = zlib.decompressobj()
-    try:
-        plain = unpacker.decompress(data.removeprefix(_PACKED), _UNPACK_TO)
-    except zlib.error as error:
-        raise RendezvousStateError(f"the coordinator's state in the store was destroyed: {error}") from error
-    if not unpacker.eof:
-        raise RendezvousStateError("the coordinator's state in the store was destroyed: it has no end")
-    return plain

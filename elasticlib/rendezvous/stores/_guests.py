@@ -8,19 +8,19 @@ guest lives while its coordinator's heartbeat changes, whatever it says: that ma
 from __future__ import annotations
 
 import json
-import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, field
 
+from elasticlib import _untrusted
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, CAUSE, COORDINATOR_HEARTBEAT
 from elasticlib.rendezvous.protocol._reading import LastHeartbeat, greeting_of
-from elasticlib.rendezvous.stores._leader_exchange import LeaderExchange
+from elasticlib.rendezvous.stores._state_log import LeadershipLost
 from elasticlib.rendezvous.stores._torch_store import CLAIMANT, SERVES, StoreExchange
 
 SILENT = 2.0
@@ -34,11 +34,67 @@ _ANSWER = 1.0
 """Seconds that a coordinator which lives takes to answer at most, unless it is very busy: then it is asked again."""
 _LOOK = 0.25
 """Seconds between two looks at whether guests still live."""
-_HALF = re.compile("[\ud800-\udfff]")
 _LONGEST = 1e6
 """Seconds that a guest may call its heartbeat time at most."""
 
 _Answer = TypeVar("_Answer")
+
+
+@define(eq=False)
+class LeaderExchange(StoreExchange):
+    """
+    By which one node writes as its job's coordinator: `write` raises `LeadershipLost` once another one coordinates it.
+
+    Who does is what a greeting says that is of this job, signed where there is a token. What bears no signature is
+    written again: a stranger's scribble on it costs a wait, and another coordinator one an end.
+    """
+
+    claim: Claim = field(kw_only=True)
+    again: Mapping[str, bytes] = field(kw_only=True)
+    """What else tells of the coordinator, by its place in the store: written anew with each greeting."""
+    _greeted: bytes | None = field(init=False, default=None)
+    """Our greeting, once it was written."""
+    _rival: LastHeartbeat = field(init=False, factory=LastHeartbeat)
+    """Of another coordinator of the job."""
+
+    def write(self, values: Mapping[str, bytes]) -> None:
+        announcement = values.get(ANNOUNCEMENT)
+        if announcement is not None:
+            self._look_for_rival()
+        self._hold_claim()
+        if announcement is not None:
+            with self._speaking() as store:
+                for key, data in self.again.items():
+                    store.set(key, data)  # what is written next is acknowledged after it
+        super().write(values)
+        self._greeted = announcement or self._greeted
+
+    def _hold_claim(self) -> None:
+        [claimant], word = self.read([CLAIMANT]), self.claim.word
+        if claimant == word:
+            return
+        if not self._may_claim(claimant) or self.replace(CLAIMANT, claimant or b"", word) != word:
+            raise LeadershipLost(f"job {self._run_id!r} was counted as dead, and started anew by another node")
+
+    def _may_claim(self, claimant: bytes | None) -> bool:
+        """Whether the claim is not there because of a stranger: a node that begins the job anew greets at once."""
+        if self._greeted is None:
+            return claimant is None
+        [announcement] = self.read([ANNOUNCEMENT])
+        # Nobody can have begun and ended the job without the node that hosts the store.
+        return announcement == self._greeted or (announcement is None and SERVES in self.again)
+
+    def _look_for_rival(self) -> None:
+        """
+        An older greeting may be written again by anybody, and the one of a dead coordinator stands there: whoever
+        coordinates goes on with its heartbeat. Of two the one that sees that first stops, before it writes again.
+        """
+        data, heartbeat = self.read([ANNOUNCEMENT, COORDINATOR_HEARTBEAT])
+        if data == self._greeted or (announcement := greeting_of(data, self._run_id, self.claim.key)) is None:
+            return
+        self._rival, lives = self._rival.then(announcement, heartbeat, self.claim.key)
+        if lives:
+            raise LeadershipLost(f"node {announcement.host} coordinates it as well")
 
 
 @define(eq=False)
@@ -104,7 +160,7 @@ class Claim:
         again = {SERVES: self.run_id.encode()} if hosts else {}
         if self._number is not None:
             again[exchange.of(_NOBODY).full_key(f"{_FOLDER}/{self._number}")] = self._announcement()
-        return LeaderExchange(*facts, claim=self.word, key=self.key, again=again, hosts=hosts, first=self._first)
+        return LeaderExchange(*facts, claim=self, again=again, first=self._first)
 
     def give_up(self, exchange: StoreExchange) -> None:
         """The job is over, and its id is free for the next one."""
@@ -139,18 +195,15 @@ def forget(exchange: StoreExchange) -> None:
     exchange.delete([ANNOUNCEMENT, COORDINATOR_HEARTBEAT, CAUSE, "inbox", CLAIMANT])
 
 
-@frozen
+@define
 class _Guest:
     run_id: str
     heartbeat: float
-
-
-@define
-class _Seen:
-    guest: _Guest
-    heartbeat: bytes | None
+    """Seconds."""
     since: float
-    """When the coordinator's heartbeat was found to be that."""
+    """When the coordinator's last heartbeat was found."""
+    last: bytes | None = None
+    """That heartbeat."""
 
 
 @define(eq=False)
@@ -159,7 +212,7 @@ class Guests:
 
     _exchange: StoreExchange
     _clock: Clock = monotonic
-    _known: dict[int, _Seen] = Factory(dict)
+    _known: dict[int, _Guest] = Factory(dict)
     """Those that live, or may, by the number of their announcement."""
 
     def living(self) -> list[str]:
@@ -171,9 +224,9 @@ class Guests:
         while True:
             announced, more = self._look()
             living = set()
-            for number, seen in sorted(self._known.items()):
-                if self._lives(seen, number in announced):
-                    living.add(seen.guest.run_id)
+            for number, guest in sorted(self._known.items()):
+                if self._lives(guest, number in announced):
+                    living.add(guest.run_id)
                 else:
                     del self._known[number]
                     if number in announced:  # if it only stood still, it announces itself again
@@ -190,13 +243,13 @@ class Guests:
         new = [number for number in numbers if number not in self._known]
         for start in range(0, len(new), MOST):
             for number, data in self._entries(new[start : start + MOST]).items():
-                guest = _read(data)
+                guest = _read(data, self._clock())
                 if guest is None or not self._exchange.of(guest.run_id).takes(COORDINATOR_HEARTBEAT):
                     self._remove(number)
                 elif len(self._known) == MOST:
                     return set(known), True
                 else:
-                    self._known[number] = _Seen(guest, None, self._clock())
+                    self._known[number] = guest
                     known[number] = data
         return set(known), False
 
@@ -211,14 +264,14 @@ class Guests:
     def _remove(self, number: int) -> None:
         self._ask(_NOBODY, lambda store: store.delete([f"{_FOLDER}/{number}"]))
 
-    def _lives(self, seen: _Seen, announced: bool) -> bool:
-        found = self._ask(seen.guest.run_id, lambda store: store.read([COORDINATOR_HEARTBEAT]))
+    def _lives(self, guest: _Guest, announced: bool) -> bool:
+        found = self._ask(guest.run_id, lambda store: store.read([COORDINATOR_HEARTBEAT]))
         if found is not None:
             if found == [None] and not announced:
                 return False  # it has ended, and said so
-            if found != [seen.heartbeat]:
-                [seen.heartbeat], seen.since = found, self._clock()
-        return self._clock() < seen.since + SILENT * seen.guest.heartbeat
+            if found != [guest.last]:
+                [guest.last], guest.since = found, self._clock()
+        return self._clock() < guest.since + SILENT * guest.heartbeat
 
     def _ask(self, run_id: str, what: Callable[[StoreExchange], _Answer]) -> _Answer | None:
         """What the store says to a question of that job; None where it ends the connection for it."""
@@ -251,14 +304,13 @@ def _numbers(store: StoreExchange) -> list[int]:
         return [*range(1, MOST + 1), *range(max(MOST, last - MOST) + 1, last + 1)]
 
 
-def _read(data: bytes | None) -> _Guest | None:
+def _read(data: bytes, now: float) -> _Guest | None:
     """The guest that announced itself so; None for what is no announcement."""
     try:
-        body: Any = json.loads(data or b"")
-        run_id, heartbeat = body["run_id"], body["heartbeat"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        body = _untrusted.parse(data)
+        run_id = _untrusted.exactly(body["run_id"], str)
+        run_id.encode()  # no id of a job holds half of a character, and no key could
+        guest = _Guest(run_id, _untrusted.seconds(body["heartbeat"], 0.0, _LONGEST), now)
+    except (ValueError, KeyError, TypeError):
         return None
-    if not isinstance(run_id, str) or type(heartbeat) not in (int, float) or not 0 < heartbeat <= _LONGEST:
-        return None
-    # No id of a job holds half of a character, and no key could.
-    return None if not run_id or _HALF.search(run_id) else _Guest(run_id, heartbeat)
+    return guest if guest.run_id and guest.heartbeat else None

@@ -16,9 +16,11 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from attrs import define, field
+
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousError
-from elasticlib.rendezvous.stores._keys import Hold, Item
+from elasticlib.rendezvous.stores._keys import Hold, Item, Keys
 from elasticlib.rendezvous.stores._state_backend import RendezvousBackend, Token
 from elasticlib.rendezvous.stores._state_document import Document, Held, decode_document
 from elasticlib.rendezvous.stores._state_log import LeadershipLost
@@ -36,26 +38,26 @@ _COLLISIONS = 6
 _T = TypeVar("_T")
 
 
+@define(eq=False)
 class SharedState:
     """The state as all connections of this program see it; each call may block for as long as *backend* does."""
 
-    def __init__(self, backend: RendezvousBackend, clock: Clock = monotonic, longest: float = LONGEST) -> None:
-        """*longest*: seconds of the pause between two looks where nothing has come for long."""
-        self.clock = clock
-        self.longest = longest
-        self.name = backend.name
-        self.turned = threading.Condition()
-        """Told of every change that this program makes or sees."""
-        self._backend = backend
-        self._lock = threading.Lock()
-        self._data: bytes | None = None
-        self._token: Token | None = None
-        self._document = Document()
-        self._looked = -float("inf")
-        self._sightings: dict[str, tuple[Item, Held, float]] = {}
-        self._shown: tuple[bytes | None, frozenset[str]] = (None, frozenset())
-        self._views = 0
-        self._still: dict[tuple[str, bool], tuple[object, float]] = {}
+    backend: RendezvousBackend
+    clock: Clock = monotonic
+    longest: float = LONGEST
+    """Seconds of the pause between two looks where nothing has come for long."""
+    turned: threading.Condition = field(init=False, factory=threading.Condition)
+    """Told of every change that this program makes or sees."""
+    _lock: threading.Lock = field(init=False, factory=threading.Lock)
+    _data: bytes | None = field(init=False, default=None)
+    _token: Token | None = field(init=False, default=None)
+    _document: Document = field(init=False, factory=Document)
+    _looked: float = field(init=False, default=-float("inf"))
+    _sightings: dict[tuple[Item, Held], float] = field(init=False, factory=dict)
+    """What is held, and since when it stands so."""
+    _shown: tuple[bytes | None, frozenset[str]] = field(init=False, default=(None, frozenset()))
+    _views: int = field(init=False, default=0)
+    _still: dict[tuple[str, bool], tuple[object, float]] = field(init=False, factory=dict)
 
     def read(self, max_age: float = 0.0) -> tuple[Document, int]:
         """
@@ -83,32 +85,32 @@ class SharedState:
                 del self._still[next(iter(self._still))]
         return min(max(now - since, SHORTEST), self.longest)
 
-    def change(self, step: Callable[[Document], tuple[Document, _T]]) -> _T:
+    def change(self, step: Callable[[Document], Document | None]) -> Document | None:
         """
-        Write what *step* makes of the present state, and return what it says besides.
+        Write what *step* makes of the present state, and return that; None where *step* makes nothing of it.
 
-        It is called again when another node was faster. What it raises is raised, and nothing is written.
+        It is called again when another node was faster.
         """
         with self._lock:
             collisions = 0
             self._look()
             while True:
                 before = self._present()
-                after, answer = step(before)
-                if after is before or self._write(after):
-                    return answer
+                after = step(before)
+                if after is None or after is before or self._write(after):
+                    return after
                 collisions = min(collisions + 1, _COLLISIONS)
                 with self.turned:
                     self.turned.wait(random.uniform(0.0, _COLLISION * 2**collisions))
 
     def _look(self) -> None:
         asked = self.clock()
-        self._take(_asked(self._backend.get_state))
+        self._take(_asked(self.backend.get_state))
         self._looked = asked
 
     def _write(self, document: Document) -> bool:
         data = document.encode()
-        reply = _asked(lambda: self._backend.set_state(data, self._token))
+        reply = _asked(lambda: self.backend.set_state(data, self._token))
         self._take(None if reply is None else reply[:2])
         return reply is not None and reply[2]
 
@@ -118,43 +120,39 @@ class SharedState:
             document = Document() if data is None else decode_document(data)
             if document.rev < self._document.rev:
                 # A copy that lags behind catches up; where somebody put an old state back, contact stays lost.
-                what = f"the state in {self.name} went back from revision {self._document.rev} to {document.rev}"
+                what = (
+                    f"the state in {self.backend.name} went back from revision {self._document.rev} to {document.rev}"
+                )
                 raise RendezvousConnectionError(f"{what}: it is an old one")
             self._document, self._data = document, data
             with self.turned:
                 self.turned.notify_all()
         self._token = token
-        self._sight()
-
-    def _sight(self) -> None:
-        now = self.clock()
-        seen = {}
-        for path, held in self._document.held.items():
-            item = self._document.items[path]
-            last = self._sightings.get(path)
-            seen[path] = last if last is not None and last[:2] == (item, held) else (item, held, now)
-        self._sightings = seen
+        now, items = self.clock(), self._document.items
+        held = ((items[path], each) for path, each in self._document.held.items())
+        self._sightings = {each: self._sightings.get(each, now) for each in held}
 
     def _present(self) -> Document:
         now = self.clock()
-        gone = frozenset(path for path, (_, held, since) in self._sightings.items() if now - since > held.ttl)
+        gone = frozenset(item.path for (item, held), since in self._sightings.items() if now - since > held.ttl)
         if self._shown != (self._data, gone):
             self._shown = (self._data, gone)
             self._views += 1
         return self._document.hiding(gone) if gone else self._document
 
 
-class StateKeys:
+@define(eq=False)
+class StateKeys(Keys):
     """`Keys` in a `SharedState`; a hold is checked in the same write, always."""
 
-    def __init__(self, state: SharedState) -> None:
-        self._all = state
-        self._interrupted = self._closed = False
+    _all: SharedState
+    _interrupted: bool = field(init=False, default=False)
+    _closed: bool = field(init=False, default=False)
 
     @property
     def _state(self) -> SharedState:
         if self._closed:
-            raise RendezvousConnectionError(f"the connection to the state in {self._all.name} is closed")
+            raise RendezvousConnectionError(f"the connection to the state in {self._all.backend.name} is closed")
         return self._all
 
     def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
@@ -162,11 +160,10 @@ class StateKeys:
         return [document.items.get(path) for path in paths], view
 
     def write(self, values: Mapping[str, bytes], hold: Hold | None = None) -> None:
-        self._state.change(lambda document: (_held_by(document, hold).put(values), None))
+        self._change(hold, lambda document: document.put(values))
 
     def append(self, folder: str, data: bytes) -> None:
-        path = f"{folder}/{uuid.uuid4().hex}"
-        self._state.change(lambda document: (document.put({path: data}), None))
+        self.write({f"{folder}/{uuid.uuid4().hex}": data})
 
     def entries(self, folder: str, after: int) -> tuple[list[Item], int]:
         document, view = self._state.read()
@@ -174,20 +171,19 @@ class StateKeys:
         return sorted((item for item in found if item.born > after), key=lambda item: item.born), view
 
     def swap(self, path: str, data: bytes, version: int, hold: Hold | None = None) -> int | None:
-        def step(document: Document) -> tuple[Document, int | None]:
+        def step(document: Document) -> Document | None:
             item = document.items.get(path)
-            if (0 if item is None else item.version) != version or not _is_held(document, hold):
-                return document, None
-            after = document.put({path: data})
-            return after, after.rev
+            same = (0 if item is None else item.version) == version
+            return document.put({path: data}) if same and _is_held(document, hold) else None
 
-        return self._state.change(step)
+        after = self._state.change(step)
+        return None if after is None else after.rev
 
     def delete(self, paths: Sequence[str], hold: Hold | None = None) -> None:
-        self._state.change(lambda document: (_held_by(document, hold).without(set(paths)), None))
+        self._change(hold, lambda document: document.without(set(paths)))
 
     def clear(self, folder: str, hold: Hold | None = None) -> None:
-        self._state.change(lambda document: (_held_by(document, hold).without(document.below(folder)), None))
+        self._change(hold, lambda document: document.without(document.below(folder)))
 
     def changed(self, path: str, since: int, timeout: float, folder: bool = False) -> None:
         state = self._state
@@ -208,29 +204,19 @@ class StateKeys:
     def seize(self, path: str, name: str, ttl: float) -> Hold | None:
         token = f"{name}/{uuid.uuid4().hex[:8]}"
 
-        def step(document: Document) -> tuple[Document, Hold | None]:
-            if path in document.items:
-                return document, None
-            after = document.hold(path, token.encode(), ttl)
-            return after, Hold(path, token, after.rev, 0, ttl)
-
-        return self._state.change(step)
+        after = self._state.change(
+            lambda document: None if path in document.items else document.hold(path, token.encode(), ttl)
+        )
+        return None if after is None else Hold(path, token, after.rev, 0, ttl)
 
     def renew(self, hold: Hold) -> bool:
-        def step(document: Document) -> tuple[Document, bool]:
-            ours = _is_held(document, hold)
-            return (document.renew(hold.path) if ours else document), ours
-
-        return self._state.change(step)
+        return self._change_held(hold, lambda document: document.renew(hold.path))
 
     def holds(self, hold: Hold) -> bool:
         return _is_held(self._state.read()[0], hold)
 
     def release(self, hold: Hold) -> None:
-        def step(document: Document) -> tuple[Document, None]:
-            return (document.without({hold.path}) if _is_held(document, hold) else document), None
-
-        self._state.change(step)
+        self._change_held(hold, lambda document: document.without({hold.path}))
 
     def keep(self, folder: str) -> None:
         """Nothing: the state stays for as long as its back end keeps it."""
@@ -247,6 +233,14 @@ class StateKeys:
         self._closed = True
         self.interrupt()
 
+    def _change_held(self, hold: Hold | None, step: Callable[[Document], Document]) -> bool:
+        """Whether that was done, as the hold is still ours."""
+        return self._state.change(lambda document: step(document) if _is_held(document, hold) else None) is not None
+
+    def _change(self, hold: Hold | None, step: Callable[[Document], Document]) -> None:
+        if not self._change_held(hold, step):
+            raise LeadershipLost("another node coordinates now")
+
 
 def _part(document: Document, path: str, folder: bool) -> object:
     """What somebody sees who looks at the key, or at the keys in the folder."""
@@ -261,12 +255,6 @@ def _is_held(document: Document, hold: Hold | None) -> bool:
         return True
     item = document.items.get(hold.path)
     return item is not None and item.data == hold.token.encode()
-
-
-def _held_by(document: Document, hold: Hold | None) -> Document:
-    if not _is_held(document, hold):
-        raise LeadershipLost("another node coordinates now")
-    return document
 
 
 def _asked(call: Callable[[], _T]) -> _T:

@@ -3,26 +3,34 @@ An exchange over a store of torch: TCPStore, or FileStore on one machine.
 
 Rules of this file: every call is one round trip or a few, and what it wrote is acknowledged when it returns. torch's
 exceptions end here. What strangers write under our keys is passed on as bytes, or is a `RendezvousStateError`.
+
+The nodes of a job in a FileStore are processes of one machine, so a process id means something there.
+
+The inbox is a counter and numbered entries, for these stores know no queues: a poster takes the next number from the
+counter, then writes the entry under it. A number without an entry is a poster on its way, paused, or dead; it holds up
+nobody else's entries. A poster's own entries stay in order, since it takes a number only after its last entry was
+written.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import quote
 
-from attrs import define, evolve, field
+from attrs import Factory, define, evolve, field
 
 from elasticlib._clock import Clock, monotonic
-from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous.protocol._exchange import Posted, RequestRefusedError, parts
-from elasticlib.rendezvous.stores._counted_inbox import LATE, CountedInbox
-from elasticlib.rendezvous.stores._file_store import LATEST, SOONEST
+from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous.protocol._exchange import Exchange, Posted, RequestRefusedError, parts
 
 ROOT = "elasticlib/"
 """What all our keys start with; workers that share the store use others."""
@@ -34,6 +42,14 @@ CLAIMANT = "claimant"
 """Who coordinates the job: a word of that process's own."""
 TOGETHER = 1000
 """Keys in one request."""
+SOONEST, LATEST = 0.001, 0.02
+"""Bounds, in seconds, of the pause between two looks at what a store cannot tell of."""
+LATE = 60.0
+"""Seconds that a number without an entry is looked after; a poster that took longer must not rely on its entry."""
+SHORTEST, LONGEST = 0.01, 1.0
+"""Bounds, in seconds, of the pause between two looks at missing entries."""
+MOST = 100_000
+"""Numbers that may be new at once: more were not given out by posters."""
 LONGEST_WAIT = 3600.0
 _BYTES = 128 * 1024
 """Of values in one request that writes several: TCPStore's time for a request grows with the square of its length."""
@@ -60,8 +76,8 @@ class Store(Protocol):
 
 
 @define(eq=False)
-class StoreExchange:
-    """The contract is that of `Exchange`."""
+class StoreExchange(Exchange):
+    """One connection, for the keys of one job."""
 
     store: Store | None
     """The connection; None once it is closed or lost."""
@@ -75,20 +91,13 @@ class StoreExchange:
     _clock: Clock = field(default=monotonic, kw_only=True)
     first: int = field(default=1, kw_only=True)
     """Number of the first inbox entry that is received: earlier ones were for somebody else."""
-    _inbox: CountedInbox = field(init=False)
+    _next: int = field(init=False, default=Factory(lambda self: self.first, takes_self=True))
+    _missing: dict[int, float] = field(init=False, factory=dict)
+    """Numbers below `_next` whose entries were not there, and since when."""
     _nothing: bytes = field(init=False, factory=lambda: secrets.token_bytes(16))
     """Stands for an absent key; nobody can write it on purpose."""
 
-    def __attrs_post_init__(self) -> None:
-        self._inbox = CountedInbox(self._count, self._entries, self._wait_for_entry, clock=self._clock, next=self.first)
-
-    def add(self, key: str, n: int) -> int:
-        """Add *n* to a counter that starts at 0 and return the sum."""
-        with self._speaking() as store:
-            return store.add(self.full_key(key), n)
-
     def post(self, data: bytes) -> None:
-        """Append an entry to the inbox."""
         self._check({"inbox": data})
         began = self._clock()
         self.append("inbox", data)
@@ -98,44 +107,61 @@ class StoreExchange:
 
     def answers(self, limit: float) -> bool:
         """Whether somebody receives and discards an entry of the inbox within *limit* seconds."""
-        began = self._clock()
-        number, pause = self.append("inbox", b""), SOONEST
-        while self.read([f"inbox/{number}"]) != [None]:
-            if (left := began + limit - self._clock()) <= 0:
-                return False
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, LATEST)
-        return True
+        number = self.append("inbox", b"")
+        return poll(lambda: self.read([f"inbox/{number}"]) == [None], limit, self._clock)
 
     def receive(self, timeout: float | None) -> Sequence[Posted]:
-        """Entries that this connection has not received yet, oldest first."""
-        return self._inbox.receive(timeout)
+        deadline = None if timeout is None else self._clock() + timeout
+        while True:
+            entries = self._gather()
+            left = None if deadline is None else deadline - self._clock()
+            if entries or (left is not None and left <= 0):
+                return entries
+            self.wait(f"inbox/{self._next}", self._pause(left))
+
+    def _gather(self) -> list[Posted]:
+        count = self.count("inbox")
+        if not self._next - 1 <= count < self._next + MOST or len(self._missing) > MOST:
+            raise RendezvousStateError(f"the inbox counter was overwritten: it holds {count} after {self._next - 1}")
+        numbers = [*self._missing, *range(self._next, count + 1)]
+        self._next = count + 1
+        now = self._clock()
+        entries = []
+        for number, data in zip(numbers, self.read([f"inbox/{number}" for number in numbers]), strict=True):
+            if data is not None:
+                self._missing.pop(number, None)
+                entries.append(Posted(number, data))
+            elif now - self._missing.setdefault(number, now) > LATE:
+                del self._missing[number]
+        return entries
+
+    def _pause(self, left: float | None) -> float | None:
+        if not self._missing:
+            return left
+        age = self._clock() - max(self._missing.values())
+        pause = min(max(age, SHORTEST), LONGEST)
+        return pause if left is None else min(pause, left)
 
     def discard(self, entries: Sequence[Posted]) -> None:
-        """Forget entries that were received."""
         self.delete([f"inbox/{entry.number}" for entry in entries])
 
     def write(self, values: Mapping[str, bytes]) -> None:
-        """Write all values, wake all who wait for their keys."""
         self._check(values)
-        last = ""
+        keys: list[str] = []
         with self._speaking() as store:
             for part in parts(values, TOGETHER, _BYTES):
                 keys = [self.full_key(key) for key, _ in part]
                 store.multi_set(keys, [data for _, data in part])
-                last = keys[-1]
-            if last:
-                store.check([last])  # requests of a connection are served in order
+            if keys:
+                store.check(keys[-1:])  # requests of a connection are served in order
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The value of each key; None for an absent one."""
         full = [self.full_key(key) for key in keys]
         with self._speaking() as store:
             parts = (self._read(store, full[start : start + TOGETHER]) for start in range(0, len(full), TOGETHER))
             return [value for part in parts for value in part]
 
     def wait(self, key: str, timeout: float | None) -> bool:
-        """Block until the key is there; whether it was within *timeout* seconds."""
         deadline = None if timeout is None else self._clock() + timeout
         with self._speaking() as store:
             while True:
@@ -146,13 +172,11 @@ class StoreExchange:
                     return True
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Forget the keys."""
         with self._speaking() as store:
             for key in keys:
                 store.delete_key(self.full_key(key))
 
     def clear_foreign(self) -> None:
-        """Delete every key that is not of elasticlib."""
         with self._speaking() as store:
             for key in self._list(store):
                 if not key.startswith(ROOT):
@@ -200,7 +224,6 @@ class StoreExchange:
         return StoreExchange(self.store, self._open, run_id, self.where, self.served_run, clock=self._clock)
 
     def clone(self) -> StoreExchange:
-        """Another connection to the same store."""
         return evolve(self, store=self._open())
 
     def close(self) -> None:
@@ -268,11 +291,82 @@ class StoreExchange:
             return False
         return True
 
-    def _count(self) -> int:
-        return self.count("inbox")
 
-    def _entries(self, numbers: Sequence[int]) -> list[bytes | None]:
-        return self.read([f"inbox/{number}" for number in numbers])
+def poll(is_so: Callable[[], bool], limit: float, clock: Clock = monotonic) -> bool:
+    """Ask again and again, the more seldom the longer it takes; whether it was so within *limit* seconds."""
+    deadline, pause = clock() + limit, SOONEST
+    while not is_so():
+        if (left := deadline - clock()) <= 0:
+            return False
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, LATEST)
+    return True
 
-    def _wait_for_entry(self, number: int, timeout: float | None) -> bool:
-        return self.wait(f"inbox/{number}", timeout)
+
+@define(eq=False)
+class PolledFileStore:
+    """A FileStore that can wait for milliseconds, and notices when its file was taken away."""
+
+    path: str
+    _store: Any
+    _file: os.stat_result
+
+    @classmethod
+    def open(cls, path: str) -> PolledFileStore:
+        """The store in the file at *path*, which is made if need be; raises `ConfigError` where that cannot be."""
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            file = os.stat(path)
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+            raise ConfigError(f"rdzv_endpoint={path!r} is no file that this user can write: {why}") from error
+        store = FileStore(path, -1)
+        store.set_timeout(timedelta(seconds=1))
+        return cls(path, store, file)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("set", "add", "check", "compare_set", "delete_key", "multi_get", "multi_set"):
+            raise AttributeError(name)
+        if not os.path.samestat(os.stat(self.path), self._file):
+            raise OSError(errno.ESTALE, "the file was replaced", self.path)
+        return getattr(self._store, name)
+
+    def list_keys(self) -> list[str]:
+        """No keys: no worker uses this store."""
+        return []
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Return once the keys are there; raises torch's DistStoreError when they are not in time."""
+        from torch.distributed import DistStoreError
+
+        if not poll(lambda: self.check(keys), timeout.total_seconds()):
+            raise DistStoreError("wait timeout")
+
+
+def sign() -> bytes:
+    """Text by which `is_stale` tells whether this process lives."""
+    return f"{_namespace()} {os.getpid()} {_born(os.getpid())}".encode()
+
+
+def is_stale(signature: bytes) -> bool:
+    """Whether the process that signed is gone for sure."""
+    try:
+        namespace, pid, born, *_ = signature.decode().split()
+        return namespace == _namespace() and _born(int(pid)) != born
+    except ValueError:
+        return False
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/self/ns/pid")
+
+
+def _born(pid: int) -> str:
+    """Start time of a process, in clock ticks; empty when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

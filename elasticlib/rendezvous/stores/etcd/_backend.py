@@ -8,7 +8,6 @@ end is made, before anything waits. Nobody hosts anything: the servers are there
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 from elasticlib.errors import ConfigError, RendezvousConnectionError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._options import ETCD_PREFIX
+from elasticlib.rendezvous.net._binding import address_towards
 from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint
 from elasticlib.rendezvous.net._resolver import resolve
 from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
@@ -29,6 +29,8 @@ from elasticlib.rendezvous.stores.etcd._v3 import Keeper, V3Keys
 
 DEFAULT_PORT = 2379
 NAMES = ("etcd", "etcd-v2", "etcd-v3")
+_TLS_FILES = {"ssl_cert": "cert", "ssl_cert_key": "key", "ca_cert": "cacert"}
+"""Options that name files, and what else they are called."""
 _NO_V2 = "its v2 API is off; start etcd with --enable-v2 (up to 3.5), or use rdzv_backend='etcd-v3'"
 
 
@@ -43,17 +45,19 @@ class EtcdBackend:
             raise ConfigError(f"rdzv_backend={job.backend!r} is none of {', '.join(NAMES)}")
         self.name = job.backend
         self._heartbeat = job.heartbeat
-        self._endpoints = _endpoints(job.endpoint)
+        endpoints = (parse_rendezvous_endpoint(part, DEFAULT_PORT) for part in job.endpoint.split(","))
+        self._endpoints = list(dict.fromkeys(endpoints))
+        if any(port == 0 for _, port in self._endpoints):
+            raise ConfigError(f"rdzv_endpoint={job.endpoint!r}: port 0 is no server's; etcd's own is {DEFAULT_PORT}")
         self._tls = _tls(job.options)
         self.prefix = str(job.options.get("etcd_prefix", ETCD_PREFIX)).strip("/")
         self._root = f"/{self.prefix}/job_{component(job.run_id)}".replace("//", "/")
-        self._limit = _limit(job)
+        self._limit = float(job.options.get("read_timeout", 60.0))
+        """Seconds that one call may take: a silent server is to be noticed well before this node is thought lost."""
+        if job.heartbeat:
+            self._limit = min(self._limit, max(2.0, job.heartbeat / 2))
         self._address: str | None = None
         self._keeper = Keeper()
-
-    def serve(self, deadline: float) -> bool:
-        """False: a job never hosts etcd."""
-        return False
 
     def dial(self, timeout: float) -> CompareAndSetExchange:
         """
@@ -65,23 +69,26 @@ class EtcdBackend:
 
     def connect(self, timeout: float) -> Keys:
         """Like `dial`, for those who need more than an exchange."""
-        deadline = time.monotonic() + timeout
-        troubles = []
+        deadline, troubles = time.monotonic() + timeout, []
+
+        def share(parts: int) -> float:
+            return max((deadline - time.monotonic()) / parts, 0.1)
+
         endpoints = self._endpoints
         for number, (host, port) in enumerate(endpoints):
             try:
-                addresses = resolve(host, port, self._share(deadline, len(endpoints) - number))
+                addresses = resolve(host, port, share(len(endpoints) - number))
             except RendezvousConnectionError as error:
                 troubles.append(str(error))
                 continue
             for index, address in enumerate(addresses):
-                share = self._share(deadline, len(endpoints) - number + len(addresses) - index - 1)
+                limit = share(len(endpoints) - number + len(addresses) - index - 1)
                 try:
-                    keys = self._speak(Site(host, port, address.host, self._tls), share)
+                    keys = self._speak(Site(host, port, address.host, self._tls), limit)
                 except RendezvousConnectionError as error:
                     troubles.append(str(error))
                     continue
-                self._address = _own_address(address.family, address.place(port))
+                self._address = address_towards(address)
                 self._endpoints = [(host, port), *endpoints[:number], *endpoints[number + 1 :]]
                 return keys
         raise RendezvousConnectionError("etcd cannot be reached: " + "; ".join(dict.fromkeys(troubles)))
@@ -104,15 +111,10 @@ class EtcdBackend:
     def close(self) -> None:
         """Nothing: connections are closed by those who have them."""
 
-    @staticmethod
-    def _share(deadline: float, parts: int) -> float:
-        return max((deadline - time.monotonic()) / parts, 0.1)
-
     def _speak(self, site: Site, limit: float) -> Keys:
         line = Line(site, limit)
         try:
-            version = self._version(line)
-            keys = self._keys(line, version)
+            keys = self._keys(line)
             keys.keep(self._root)
             line.limit = self._limit
             return keys
@@ -120,15 +122,13 @@ class EtcdBackend:
             line.close()
             raise
 
-    def _version(self, line: Line) -> tuple[int, ...]:
+    def _keys(self, line: Line) -> Keys:
         reply = line.call("GET", "/version").json()
         try:
-            return tuple(int(part) for part in reply["etcdserver"].split(".")[:2])
+            version = tuple(int(part) for part in reply["etcdserver"].split(".")[:2])
         except (KeyError, AttributeError, ValueError):
             why = f"{line.site.url} answers, but is no etcd: it says {str(reply)[:80]}"
             raise RendezvousConnectionError(why) from None
-
-    def _keys(self, line: Line, version: tuple[int, ...]) -> Keys:
         if self.name != "etcd-v3":
             answer = line.call("GET", "/v2/keys/")
             if answer.data.lstrip().startswith(b"{"):
@@ -141,56 +141,31 @@ class EtcdBackend:
         return V3Keys(line, "/v3" if version >= (3, 4) else "/v3beta", self._keeper)
 
 
-def _endpoints(text: str) -> list[tuple[str, int]]:
-    endpoints = [parse_rendezvous_endpoint(part, DEFAULT_PORT) for part in text.split(",")]
-    for _, port in endpoints:
-        if port == 0:
-            raise ConfigError(f"rdzv_endpoint={text!r}: port 0 is no server's; etcd's own is {DEFAULT_PORT}")
-    return list(dict.fromkeys(endpoints))
-
-
-def _limit(job: Job) -> float:
-    """Seconds that one call may take: a silent server is to be noticed well before this node is thought lost."""
-    asked = float(job.options.get("read_timeout", 60.0))
-    return min(asked, max(2.0, job.heartbeat / 2)) if job.heartbeat else asked
-
-
 def _tls(options: Any) -> ssl.SSLContext | None:
-    files = {
-        name: options.get(name, options.get(other))
-        for name, other in (("ssl_cert", "cert"), ("ssl_cert_key", "key"), ("ca_cert", "cacert"))
-    }
+    named = {name: options.get(name, options.get(other)) for name, other in _TLS_FILES.items()}
+    files = {name: path for name, path in named.items() if path is not None}
     for name, path in files.items():
-        if path is not None and not os.path.isfile(path):
+        if not os.path.isfile(path):
             raise ConfigError(f"{name}={path!r}: there is no such file")
     protocol = options.get("protocol", "http")
     if protocol not in ("http", "https"):
         raise ConfigError(f"protocol={protocol!r} must be http or https")
-    given = [name for name, path in files.items() if path is not None]
     if protocol == "http":
-        if given:
-            raise ConfigError(f"{given[0]} is given, but protocol is http: add protocol=https")
+        if files:
+            raise ConfigError(f"{next(iter(files))} is given, but protocol is http: add protocol=https")
         return None
-    if files["ssl_cert_key"] and not files["ssl_cert"]:
-        raise ConfigError(f"ssl_cert_key={files['ssl_cert_key']!r} is given without ssl_cert")
+    cert, key, ca = map(files.get, _TLS_FILES)
+    if key and not cert:
+        raise ConfigError(f"ssl_cert_key={key!r} is given without ssl_cert")
     try:
-        context = ssl.create_default_context(cafile=files["ca_cert"])
+        context = ssl.create_default_context(cafile=ca)
     except (ssl.SSLError, OSError) as error:
-        raise ConfigError(f"ca_cert={files['ca_cert']!r} holds no certificate: {error}") from error
-    if files["ssl_cert"]:
+        raise ConfigError(f"ca_cert={ca!r} holds no certificate: {error}") from error
+    if cert:
         try:
             # Without a password's prompt: nobody is there to answer it.
-            context.load_cert_chain(files["ssl_cert"], files["ssl_cert_key"], password="")
+            context.load_cert_chain(cert, key, password="")
         except (ssl.SSLError, OSError) as error:
-            pair = f"ssl_cert={files['ssl_cert']!r} and ssl_cert_key={files['ssl_cert_key']!r}"
-            raise ConfigError(f"{pair} are no certificate and key of it: {error}") from error
+            why = f"ssl_cert={cert!r} and ssl_cert_key={key!r} are no certificate and key of it: {error}"
+            raise ConfigError(why) from error
     return context
-
-
-def _own_address(family: int, place: tuple[Any, ...]) -> str | None:
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting it sends nothing
-        try:
-            probe.connect(place)
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])

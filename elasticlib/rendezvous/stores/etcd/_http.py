@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, define, evolve, frozen
+from typing_extensions import Self
 
 from elasticlib._wire import wait_readable
 from elasticlib.errors import RendezvousConnectionError
+from elasticlib.rendezvous.stores._keys import Keys
 
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 _GONE = (OSError, ValueError, http.client.HTTPException)
@@ -70,17 +72,17 @@ class Answer:
         return body
 
 
+@define(eq=False)
 class Line:
     """One thread's way to a server; calls share one connection."""
 
-    def __init__(self, site: Site, limit: float) -> None:
-        self.site = site
-        self.limit = limit
-        """Seconds that one call may take, unless it says otherwise."""
-        self._kept: http.client.HTTPConnection | None = None
-        self._lock = threading.Lock()
-        self._waiting: socket.socket | None = None
-        self._closed = False
+    site: Site
+    limit: float
+    """Seconds that one call may take, unless it says otherwise."""
+    _kept: http.client.HTTPConnection | None = None
+    _lock: threading.Lock = Factory(threading.Lock)
+    _waiting: socket.socket | None = None
+    _closed: bool = False
 
     def call(self, method: str, path: str, body: str = "", content: str = "application/json") -> Answer:
         """Send a request, return the answer, whatever its status; raises `RendezvousConnectionError`."""
@@ -94,7 +96,7 @@ class Line:
             return answer
         except _GONE as error:
             self._drop()
-            raise self._explained(error, self.limit) from error
+            raise RendezvousConnectionError(_explain(self.site, error, self.limit)) from error
 
     def listen(
         self, method: str, path: str, body: str, timeout: float, is_news: Callable[[bytes], bool]
@@ -109,16 +111,15 @@ class Line:
         try:
             connection = _open(self.site, self.limit)
         except _GONE as error:
-            raise self._explained(error, self.limit) from error
+            raise RendezvousConnectionError(_explain(self.site, error, self.limit)) from error
         sock = connection.sock
-        with contextlib.ExitStack() as stack:
-            stack.callback(connection.close)
-            stack.callback(self._end_wait)
-            if not self._begin_wait(sock):
-                return None
-            try:
-                sock.settimeout(timeout)
-                response = stack.enter_context(_send(connection, method, path, body, "application/json"))
+        try:
+            with self._lock:
+                if self._closed:
+                    return None
+                self._waiting = sock
+            sock.settimeout(timeout)
+            with _send(connection, method, path, body, "application/json") as response:
                 while (left := deadline - time.monotonic()) > 0:
                     sock.settimeout(left)
                     line = response.readline() if response.status == http.client.OK else response.read()
@@ -126,13 +127,21 @@ class Line:
                         return None
                     if response.status != http.client.OK or is_news(line):
                         return Answer(self.site.url, response.status, response.headers, line)
+            return None
+        except TimeoutError:
+            return None
+        except _GONE as error:
+            if self._closed:
                 return None
-            except TimeoutError:
-                return None
-            except _GONE as error:
-                if self._closed:
-                    return None
-                raise self._explained(error, timeout) from error
+            raise RendezvousConnectionError(_explain(self.site, error, timeout)) from error
+        finally:
+            with self._lock:
+                self._waiting = None
+            connection.close()
+
+    def clone(self) -> Line:
+        """Another way to the server."""
+        return Line(self.site, self.limit)
 
     def interrupt(self) -> None:
         """End the wait that goes on in another thread, and every later one. Never blocks."""
@@ -150,16 +159,6 @@ class Line:
     def __del__(self) -> None:
         self._drop()
 
-    def _begin_wait(self, sock: socket.socket) -> bool:
-        with self._lock:
-            if not self._closed:
-                self._waiting = sock
-            return not self._closed
-
-    def _end_wait(self) -> None:
-        with self._lock:
-            self._waiting = None
-
     def _connection(self) -> http.client.HTTPConnection:
         if self._closed:
             raise ConnectionAbortedError("this connection was closed")
@@ -174,8 +173,26 @@ class Line:
         if kept is not None:
             kept.close()
 
-    def _explained(self, error: Exception, limit: float) -> RendezvousConnectionError:
-        return RendezvousConnectionError(_explain(self.site, error, limit))
+
+@define(eq=False)
+class LineKeys(Keys):
+    """What is the same by both APIs."""
+
+    _line: Line
+
+    @property
+    def site(self) -> Site:
+        """Where the server is."""
+        return self._line.site
+
+    def clone(self) -> Self:
+        return evolve(self, line=self._line.clone())
+
+    def interrupt(self) -> None:
+        self._line.interrupt()
+
+    def close(self) -> None:
+        self._line.close()
 
 
 def _open(site: Site, limit: float) -> http.client.HTTPConnection:

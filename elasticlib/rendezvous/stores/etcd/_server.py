@@ -70,7 +70,6 @@ class EtcdServer:
         self._v2 = v2
         self._port = -1
         self._process: subprocess.Popen[bytes] | None = None
-        self._leash = -1
         self._dir = ""
 
     def __enter__(self) -> EtcdServer:
@@ -104,11 +103,8 @@ class EtcdServer:
     def stop(self) -> None:
         """End the server and delete its temporary folder; may come twice."""
         process, self._process = self._process, None
-        if self._leash >= 0:
-            os.close(self._leash)
-            self._leash = -1
         if process is not None:
-            process.wait()
+            process.communicate()  # which ends its leash first
         if self._dir and self._given_dir is None:
             shutil.rmtree(self._dir, ignore_errors=True)
         self._dir = ""
@@ -143,18 +139,13 @@ class EtcdServer:
             *("--initial-cluster", f"{name}={peers}"),
             *(("--enable-v2",) if self._v2 and _has_v2(program) else ()),
         ]
-        held, self._leash = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", _keeper.__file__, str(held), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL if stderr is None else stderr,
-                pass_fds=(held,),
-                start_new_session=True,
-            )
-        finally:
-            os.close(held)
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", _keeper.__file__, "0", *command],
+            stdin=subprocess.PIPE,  # the leash: it ends with this program
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL if stderr is None else stderr,
+            start_new_session=True,
+        )
         while self._process.poll() is None:
             if self._answers():
                 return ""
@@ -178,8 +169,5 @@ def _has_v2(program: str) -> bool:
 
 
 def _free_ports() -> tuple[int, int]:
-    with contextlib.ExitStack() as stack:
-        socks = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for sock in socks:
-            sock.bind((_HOST, 0))
-        return socks[0].getsockname()[1], socks[1].getsockname()[1]
+    with socket.create_server((_HOST, 0)) as one, socket.create_server((_HOST, 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]

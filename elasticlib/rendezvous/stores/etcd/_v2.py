@@ -15,11 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from attrs import define
+
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.protocol._exchange import RequestRefusedError
 from elasticlib.rendezvous.stores._keys import KEEP, RAISE, Hold, Item
 from elasticlib.rendezvous.stores._state_log import LeadershipLost
-from elasticlib.rendezvous.stores.etcd._http import Answer, Line, Site
+from elasticlib.rendezvous.stores.etcd._http import Answer, LineKeys
 
 _NOT_FOUND = 100
 _COMPARE_FAILED = 101
@@ -33,25 +35,19 @@ _TOO_LARGE = "too large"
 _BASE64 = "base64:"
 
 
-class V2Keys:
+@define(eq=False)
+class V2Keys(LineKeys):
     """
     `Keys` by the v2 API, whose writes can check one key only, the one that is written: for a hold, one look before
     must do, and `swap` is safe by the version alone.
     """
 
-    def __init__(self, line: Line, seconds: float = KEEP) -> None:
-        """*seconds*: how long a folder stays after `keep`."""
-        self._line = line
-        self._seconds = seconds
-
-    @property
-    def site(self) -> Site:
-        """Where the server is."""
-        return self._line.site
+    _seconds: float = KEEP
+    """How long a folder stays after `keep`."""
 
     def lasting(self, seconds: float) -> V2Keys:
         """Another connection, which keeps folders for so long."""
-        return V2Keys(Line(self._line.site, self._line.limit), seconds)
+        return V2Keys(self._line.clone(), seconds)
 
     def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
         items: list[Item | None] = []
@@ -124,15 +120,6 @@ class V2Keys:
         reply, _ = self._call("PUT", folder, fields, {"prevExist": "true"}, fine=(_NOT_FOUND,))
         if "node" not in reply:
             self._call("PUT", folder, fields, {"prevExist": "false"}, fine=(_EXISTS,))
-
-    def clone(self) -> V2Keys:
-        return V2Keys(Line(self._line.site, self._line.limit), self._seconds)
-
-    def interrupt(self) -> None:
-        self._line.interrupt()
-
-    def close(self) -> None:
-        self._line.close()
 
     def _check(self, hold: Hold | None) -> None:
         if hold is not None and not self.holds(hold):

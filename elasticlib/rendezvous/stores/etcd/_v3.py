@@ -22,7 +22,7 @@ from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.protocol._exchange import RequestRefusedError, parts
 from elasticlib.rendezvous.stores._keys import KEEP, RAISE, Hold, Item
 from elasticlib.rendezvous.stores._state_log import LeadershipLost
-from elasticlib.rendezvous.stores.etcd._http import Line, Site
+from elasticlib.rendezvous.stores.etcd._http import LineKeys
 
 _NOT_FOUND = 5
 _OPERATIONS = 120
@@ -47,22 +47,16 @@ class Keeper:
     """Without renewal, after which the lease ends and its keys go."""
 
 
-class V3Keys:
+@define(eq=False)
+class V3Keys(LineKeys):
     """`Keys` by the v3 API."""
 
-    def __init__(self, line: Line, root: str = "/v3", keeper: Keeper | None = None) -> None:
-        self._line = line
-        self._root = root
-        self._keeper = keeper or Keeper()
-
-    @property
-    def site(self) -> Site:
-        """Where the server is."""
-        return self._line.site
+    _root: str = "/v3"
+    _keeper: Keeper = Factory(Keeper)
 
     def lasting(self, seconds: float) -> V3Keys:
         """Another connection, whose keys stay for so long after its last writing, or two thirds of that at least."""
-        return V3Keys(Line(self._line.site, self._line.limit), self._root, Keeper(seconds=seconds))
+        return V3Keys(self._line.clone(), self._root, Keeper(seconds=seconds))
 
     def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
         if len(paths) == 1:  # most often, and cheaper for both than a transaction
@@ -81,10 +75,9 @@ class V3Keys:
         return items, min(versions, default=0)
 
     def write(self, values: Mapping[str, bytes], hold: Hold | None = None) -> None:
-        lease = str(self._lease())
+        lease = self._lease()
         for part in parts(values, _OPERATIONS, _BYTES):
-            puts = [{"request_put": {"key": _b64(key), "value": _b64(data), "lease": lease}} for key, data in part]
-            self._commit(puts, hold)
+            self._commit([_put(key, data, lease) for key, data in part], hold)
 
     def append(self, folder: str, data: bytes) -> None:
         self.write({f"{folder}/{uuid.uuid4().hex}": data, _bell(folder): b""})
@@ -95,8 +88,8 @@ class V3Keys:
         return [_item(kv) for kv in reply.get("kvs", ())], _version(reply)
 
     def swap(self, path: str, data: bytes, version: int, hold: Hold | None = None) -> int | None:
-        put = {"request_put": {"key": _b64(path), "value": _b64(data), "lease": str(self._lease())}}
         unchanged = {"key": _b64(path), "target": "MOD", "result": "EQUAL", "mod_revision": str(version)}
+        put = _put(path, data, self._lease())
         reply = self._call("/kv/txn", {"compare": [unchanged, *_still(hold)], "success": [put]})
         return _version(reply) if reply.get("succeeded") else None
 
@@ -123,9 +116,8 @@ class V3Keys:
         granted = self._call("/lease/grant", {"TTL": str(math.ceil(ttl))})
         lease = int(granted["ID"])
         token = f"{name}/{uuid.uuid4().hex[:8]}"
-        put = {"request_put": {"key": _b64(path), "value": _b64(token.encode()), "lease": str(lease)}}
-        absent = {"key": _b64(path), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
-        reply = self._call("/kv/txn", {"compare": [absent], "success": [put]})
+        put = _put(path, token.encode(), lease)
+        reply = self._call("/kv/txn", {"compare": [_born(path, 0)], "success": [put]})
         hold = Hold(path, token, _version(reply), lease, float(granted["TTL"]))
         if reply.get("succeeded"):
             return hold
@@ -146,15 +138,6 @@ class V3Keys:
     def keep(self, folder: str) -> None:
         del folder  # keys hang on the lease that they were written with
         self._lease()
-
-    def clone(self) -> V3Keys:
-        return V3Keys(Line(self._line.site, self._line.limit), self._root, self._keeper)
-
-    def interrupt(self) -> None:
-        self._line.interrupt()
-
-    def close(self) -> None:
-        self._line.close()
 
     def _lease(self) -> int:
         keeper = self._keeper
@@ -210,9 +193,15 @@ def _folder(folder: str) -> dict[str, str]:
 
 
 def _still(hold: Hold | None) -> list[dict[str, str]]:
-    if hold is None:
-        return []
-    return [{"key": _b64(hold.path), "target": "CREATE", "result": "EQUAL", "create_revision": str(hold.born)}]
+    return [] if hold is None else [_born(hold.path, hold.born)]
+
+
+def _born(path: str, version: int) -> dict[str, str]:
+    return {"key": _b64(path), "target": "CREATE", "result": "EQUAL", "create_revision": str(version)}
+
+
+def _put(path: str, data: bytes, lease: int) -> dict[str, Any]:
+    return {"request_put": {"key": _b64(path), "value": _b64(data), "lease": str(lease)}}
 
 
 def _version(reply: dict[str, Any]) -> int:

@@ -114,10 +114,6 @@ def test_the_address_is_unknown_before_a_server_answered() -> None:
     assert backend().address() is None
 
 
-def test_nobody_hosts_etcd() -> None:
-    assert not backend().serve(0.0)
-
-
 @given(st.text(), st.text())
 def test_different_names_are_different_parts_of_a_path(one: str, other: str) -> None:
     assert (one == other) == (component(one) == component(other))
