@@ -339,9 +339,7 @@ def test_what_a_slow_store_has_wait_is_written_again_as_long_after_it_came_about
     assert ["succeeded", "succeeded"] == kinds(cluster)
 
 
-def test_who_takes_over_after_the_end_goes_on_telling_a_node_whatever_its_old_heartbeat_says() -> (
-    None
-):
+def test_who_takes_over_after_the_end_goes_on_telling_a_node_whatever_its_old_heartbeat_says() -> None:
     rules = Rules(2, 4, 2, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="min")
     tampers = Tamper(0.152, 60.0, seed=661361, acts=(6, 16, 22, 30, 98)), Tamper(23.25, 60.0, seed=535487, acts=(1,))
     plan = FaultPlan((Skew(1, 60.0, drift=-0.01), Slow(3, 57.125, 35.25, delay=2.0), *tampers))
