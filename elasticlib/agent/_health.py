@@ -58,14 +58,18 @@ class HealthCheckServer:
     def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
             raise ConfigError(f"port={port!r} must be a whole number from 0 (any free port) to 65535")
-        self.alive_callback = alive_callback
-        """What is asked for the agent's last progress."""
+        self._alive_callback = alive_callback
         self._timeout = timeout
         self.port = port
         """Where it listens."""
         self._wake: int | None = None
         """Ends the thread that listens, while there is one."""
         self._thread: threading.Thread | None = None
+
+    @property
+    def alive_callback(self) -> Callable[[], int]:
+        """What is asked for the agent's last progress."""
+        return self._alive_callback
 
     def start(self) -> None:
         """Begin to listen. Raises ``OSError`` when the port is in use or may not be used."""
@@ -135,7 +139,7 @@ class HealthCheckServer:
 
     def _answer(self) -> tuple[int, dict[str, object]]:
         try:
-            last = int(self.alive_callback())
+            last = int(self._alive_callback())
         except Exception as error:
             return 503, {"alive": False, "error": f"{type(error).__name__}: {error}", "timeout": self._timeout}
         alive = time.time() - last <= self._timeout

@@ -51,7 +51,8 @@ SLEEPER = """
 import json, os, sys
 import {elastic}.utils.process_state as process_state
 
-process_state.read_proc_state = lambda pid: "D"  # every process is stuck; nobody can be made so
+home = sys.modules[process_state.read_proc_state.__module__]
+home.read_proc_state = lambda pid: "D"  # every process is stuck; nobody can be made so
 
 from {elastic}.agent.server import WorkerSpec
 from {elastic}.agent.server.local_elastic_agent import LocalElasticAgent
