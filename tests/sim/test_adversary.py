@@ -348,6 +348,14 @@ def test_who_takes_over_after_the_end_goes_on_telling_a_node_whatever_its_old_he
     assert ["lost", "lost", "lost"] == kinds(cluster)
 
 
+def test_who_has_read_the_end_is_told_it_once_more_where_he_has_it_ask_for_ranks() -> None:
+    """Its heartbeats are still there: it may be back, and not have read it."""
+    rules = Rules(1, 3, 0, last_call=30.0, join_timeout=20.0, heartbeat=10.0)
+    tamper = Tamper(0.095, 5.0, seed=756136, where=("leader", "state", "inbox"), acts=(8,))
+    plan = FaultPlan((Flap(0, 0.167, 33.0, after=0.1), Kill(2, 0.141), tamper))
+    CheckedCluster(rules, 3, plan, "fixed", seed=636, work=20.0, token=TOKEN).run()
+
+
 def forge_greetings(patch: pytest.MonkeyPatch, heartbeat: float, until: float) -> None:
     """All that the coordinator writes from a while after its start to *until*."""
     sound = Store.put
