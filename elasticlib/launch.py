@@ -334,7 +334,7 @@ __all__ = ["elastic_launch", "launch_agent"]
 
 
 def __getattr__(name: str) -> object:
-    """torch's module of this name is a command, which lives on a floor above this one."""
+    """torch's module of this name is a command, whose code is in a layer above this one."""
     if name in ("launch", "main", "parse_args"):
         return getattr(importlib.import_module("elasticlib.cli._legacy"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -91,7 +91,7 @@ def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint
     (config, entry point, arguments) for ``elastic_launch(config, entry_point)(*arguments)``.
 
     torch's function of this name gives the interpreter as entry point, with ``-u`` and the script among the
-    arguments; here the script is the entry point, so that workers come from the warm template. Raises `ConfigError`.
+    arguments; here the script is the entry point, so that workers come from the fork server. Raises `ConfigError`.
     (torch: ``torch.distributed.run.config_from_args``)
     """
     from elasticlib.workers._devices import workers_per_node
@@ -152,8 +152,9 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     Run a command line to its end.
 
-    For the program's own, by default, it leaves by SystemExit with status 1 when workers failed or a signal stopped
-    the job, and with 2 when the call is wrong, with the reason on stderr. With *args* it raises what `elastic_launch`
+    For the program's own, by default, it leaves by SystemExit with status 1 when workers failed, a signal stopped the
+    job or its nodes lost each other, 2 when the call is wrong, and 0 when the job succeeded without this node, with the
+    reason on stderr. With *args* it raises what `elastic_launch`
     raises, and SystemExit only as argparse does. (torch: ``torch.distributed.run.main``)
     """
     carry_out(lambda: launch(parse_args(args), os.environ), whole_program=args is None)

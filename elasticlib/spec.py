@@ -207,7 +207,12 @@ class LaunchConfig(DataclassView):
         validator=_rules.whole(-math.inf),
         on_setattr=[setters.convert, setters.validate, _into_configs],
     )
-    """Seconds; -1 takes ``rdzv_configs["timeout"]``, else 900."""
+    """
+    Seconds until enough nodes have joined; -1 takes ``rdzv_configs["timeout"]``, else 900 for static and etcd.
+
+    c10d, etcd-v2 and etcd-v3 have 600 unless another number is given here (900 counts as none: torch's launches always
+    say it) or ``rdzv_configs["join_timeout"]`` says so.
+    """
     max_restarts: int = field(default=3, converter=_rules.number, validator=_rules.whole(0))
     """Restarts of the whole group that worker failures may use up, counted over the whole job."""
     monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_rules.positive)
@@ -215,6 +220,7 @@ class LaunchConfig(DataclassView):
     start_method: StartMethod = field(default="forkserver", validator=_rules.one_of(START_METHODS))
     """``forkserver``: forked from a fork server; ``spawn``: a new interpreter each; ``fork``: from the caller."""
     log_line_prefix_template: str | None = field(default=None, validator=optional(_rules.text))
+    """What stands before each line of a stream that is tee'd; None: ``[${role_name}${local_rank}]:``."""
     metrics_cfg: dict[str, str] = field(factory=dict, converter=_dictionary_or_none)
     """Where this launch's own metrics go, in place of the handler that the program has configured:
     ``{"handler": "console"}`` or ``{"handler": "null"}``. Nothing else has an effect, which is said in a warning."""

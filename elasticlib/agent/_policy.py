@@ -4,12 +4,13 @@ What one agent does about its group of workers. PURE: ``step(state, event) -> (s
 Rules of this file: no clock, no I/O. Events are what happened, actions are what the shell must do now,
 in order. The coordinator decides about rounds; this decides about the node's own workers:
 
-    JOINING --seated--> RUNNING --failed / ended / signal / contact lost--> STOPPING --gone--> JOINING or WAITING
+    JOINING --ranks assigned--> RUNNING --failed / ended / signal / contact lost--> STOPPING
+    STOPPING --gone--> JOINING or WAITING
     RUNNING --succeeded--> WAITING --final--> DONE
                            WAITING --ended / contact lost--> JOINING --final--> DONE
 
 Results are those of the last round that began here, and count if the job's success is that round's: whoever asked
-for another seat meanwhile, and got none, still has them.
+for ranks again meanwhile, and got none, still has them.
 """
 
 from __future__ import annotations

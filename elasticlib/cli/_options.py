@@ -190,7 +190,8 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("--tee", "streams that go to files and to the console, as above", "0", Std.from_str, ("-t",), "STD"),
         Option(
             "--log-line-prefix-template",
-            "what stands before tee'd lines; ${role_name}, ${local_rank}, ${rank} and ${hostname} are filled in",
+            "what stands before each line of a stream given to --tee; "
+            "${role_name}, ${local_rank}, ${rank} and ${hostname} are filled in",
             "",
             metavar="TEXT",
             unset="TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else [${role_name}${local_rank}]:",

@@ -317,7 +317,7 @@ class StateBackend:
 
 
 class _Place:
-    """The member of a station, closed together with it."""
+    """The client of a runtime, closed together with it."""
 
     def __init__(self, runtime: NodeRuntime, linger: float) -> None:
         self._runtime = runtime

@@ -2,7 +2,7 @@
 The store of one round, for a program that calls its handler itself: hosted by group rank 0, reached by all.
 
 Rules of this file: a socket that is bound already is served, never a port that was free a moment ago; torch is
-imported here only, when the first round is seated.
+imported here only, when the first round begins.
 """
 
 from __future__ import annotations
