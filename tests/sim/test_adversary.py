@@ -356,6 +356,12 @@ def test_who_has_read_the_end_is_told_it_once_more_where_he_has_it_ask_for_ranks
     CheckedCluster(rules, 3, plan, "fixed", seed=636, work=20.0, token=TOKEN).run()
 
 
+def test_who_is_heard_again_after_its_loss_is_told_again_for_as_long_as_any_that_goes() -> None:
+    pauses = Pause(2, 0.251, 36.5, what="agent"), Pause(2, 0.24, 17.25)
+    rules = Rules(3, 4, 3, last_call=2.0, join_timeout=60.0, heartbeat=10.0)
+    CheckedCluster(rules, 3, FaultPlan(pauses), "fixed", seed=241, work=20.0, token=TOKEN).run()
+
+
 def forge_greetings(patch: pytest.MonkeyPatch, heartbeat: float, until: float) -> None:
     """All that the coordinator writes from a while after its start to *until*."""
     sound = Store.put

@@ -65,7 +65,7 @@ class OutboxChecks:
         self._turned_at = self._turned_at if isinstance(event, Heard) else now
         if isinstance(event, Heard):
             for key, data in zip(self._asked, event.found, strict=True):
-                self._hear(key, data, before)
+                self._hear(key, data, before, now)
         if isinstance(event, Broke):  # how far it came with that is not known
             self._written.clear()
         if isinstance(event, Unsaved):  # what was to follow was not done
@@ -87,7 +87,7 @@ class OutboxChecks:
             self._forgets(before, server)
         self._keeps(server)
 
-    def _hear(self, key: str, data: bytes | None, server: Server) -> None:
+    def _hear(self, key: str, data: bytes | None, server: Server, now: float) -> None:
         try:
             node_heartbeat = decode(data or b"", server.key, key_place(server.run_id, server.nonce, key))
         except RendezvousStateError:
@@ -107,6 +107,7 @@ class OutboxChecks:
             for index in range(self._read(mailbox), self._told.get(mailbox, 0)):
                 self._written.pop(mailbox_key(mailbox, index), None)
             self._told[mailbox] = self._read(mailbox)
+            self._here[node] = now
 
     def _read(self, mailbox: str) -> int:
         node_heartbeat = self._heartbeats.get(heartbeat_key(mailbox))
