@@ -77,7 +77,7 @@ class Raising:
     """
 
     def __init__(self, signums: tuple[signal.Signals, ...], what: str) -> None:
-        self._signums = signums
+        self.signums = signums
         self._what = what
         self._former: _Former = {}
         self._removed = False
@@ -85,7 +85,7 @@ class Raising:
     def install(self) -> None:
         """Set the handlers, if this is the main thread."""
         if threading.current_thread() is threading.main_thread():
-            self._former = _install(self._signums, self._on_signal)
+            self._former = _install(self.signums, self._on_signal)
 
     def remove(self) -> None:
         """

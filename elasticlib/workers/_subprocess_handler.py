@@ -1,21 +1,23 @@
 """
-One program in a session of its own, for callers who look after it themselves.
+One program in a session of its own, for callers who look after it themselves; and a process of a set in its shape.
 
-Rules of this file: it starts one process and signals its group; waiting is the caller's, through `proc`. Sets of
-workers do not come from here: they end with their launcher, which such a process does not.
+Rules of this file: a handler starts one process and signals its group; waiting is the caller's, through `proc`. Sets of
+workers do not come from here: they end with their launcher, which such a process does not. What a view knows of a
+process of theirs it asks the set.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from subprocess import Popen
 
-from elasticlib.numa.binding import NumaOptions, _maybe_wrap_command_args_with_numa_binding as _bound
-from elasticlib.workers._environment import without_secrets
+from attrs import frozen
 
-__all__ = ["SubprocessHandler"]
+from elasticlib.numa._apply import wrap_command
+from elasticlib.numa._options import NumaOptions
+from elasticlib.workers._environment import without_secrets
 
 
 class SubprocessHandler:
@@ -39,7 +41,7 @@ class SubprocessHandler:
         numa_options: NumaOptions | None = None,
     ) -> None:
         self.local_rank_id = local_rank_id
-        command = _bound((entrypoint, *map(str, args)), device_index=local_rank_id, numa_options=numa_options)
+        command = wrap_command((entrypoint, *map(str, args)), device_index=local_rank_id, numa_options=numa_options)
         files: list[int] = []
         try:
             for path in (stdout, stderr):
@@ -82,3 +84,31 @@ def get_subprocess_handler(
 ) -> SubprocessHandler:
     """Start a program; see `SubprocessHandler`. (torch: ``...multiprocessing.subprocess_handler``)"""
     return SubprocessHandler(entrypoint, args, env, stdout, stderr, local_rank_id, numa_options)
+
+
+@frozen
+class ProcessOfSet:
+    """What of a ``subprocess.Popen`` holds for a process of a set: its `pid`, and how it ended."""
+
+    pid: int
+    poll: Callable[[], int | None]
+    """The exit status, ``-n`` for signal ``n``; None while the process runs."""
+
+    @property
+    def returncode(self) -> int | None:
+        """As `poll`."""
+        return self.poll()
+
+
+@frozen
+class ProcessView:
+    """One process of a `SubprocessContext`, in the shape of a `SubprocessHandler`."""
+
+    local_rank_id: int
+    proc: ProcessOfSet
+    _signal: Callable[[int], None]
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """Send *death_sig* (SIGTERM) to the process and all that it started; nothing once it has ended."""
+        if self.proc.poll() is None:
+            self._signal(signal.SIGTERM if death_sig is None else death_sig)
