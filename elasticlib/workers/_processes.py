@@ -27,7 +27,7 @@ from elasticlib.logs._console import console_sink
 from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import DEFAULT_PRELOAD, LogsDest
-from elasticlib.workers import _failure, _left, _machine, _plan, _reaper
+from elasticlib.workers import _failure, _machine, _plan, _reaper
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
 from elasticlib.workers._launch_events import Exit, Failed, Lingers, Lost, Stopped, StoreGone, Stuck
@@ -364,15 +364,15 @@ class Processes:
                 found[rank_base + rank] = ProcessFailure(
                     rank, self.pids.get(rank, 0), -signal.SIGKILL, "", message=self.lost.why, rank=rank_base + rank
                 )
-        if self._store is not None and (rank_left := _left.blamed(self._ends(), self._count)) is not None:
-            found[rank_base + rank_left] = _left.lost_store(
+        if self._store is not None and (rank_left := _failure.blamed(self._ends(), self._count)) is not None:
+            found[rank_base + rank_left] = _failure.lost_store(
                 self._store, rank_left, rank_base, kills, self._store_gone_at
             )
         return found
 
     def cut_short(self) -> dict[int, ProcessFailure]:
         """The workers that `stop` ended before they were done, by local rank, or that were not seen to end."""
-        return _left.cut_short(self.exits, self.pids, self._count)
+        return _failure.cut_short(self.exits, self.pids, self._count)
 
     def _failure(self, end: Exit, rank_base: int, kills: int) -> ProcessFailure:
         rank = end.local_rank
@@ -382,7 +382,7 @@ class Processes:
     def original_exception(self, rank: int) -> BaseException | None:
         """The exception that ended worker *rank* in this round, where it can be rebuilt."""
         end = self._ends().get(rank)
-        if self._store is not None and rank == _left.blamed(self._ends(), self._count):
+        if self._store is not None and rank == _failure.blamed(self._ends(), self._count):
             return StartError(self._store.why)
         if end is None:
             return self.lost.cause if self.lost is not None else None
@@ -390,4 +390,4 @@ class Processes:
 
     def return_values(self, rank_base: int = 0) -> dict[int, Any]:
         """What the workers returned, by local rank plus *rank_base*; None from programs. Raises `PicklingError`."""
-        return _left.return_values(self.exits, self._count, rank_base)
+        return _failure.return_values(self.exits, self._count, rank_base)

@@ -38,7 +38,7 @@ from attrs import evolve
 
 from elasticlib._programs import close_all_but
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _ending, _exiting, _randomness, _report, _results, _serving, _tail, _threads
+from elasticlib.workers.child import _ending, _exiting, _randomness, _report, _results, _serving, _threads
 from elasticlib.workers.child._record import with_file
 from elasticlib.workers.child._start_spec import Handed, StartSpec, from_both
 
@@ -206,7 +206,7 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
     faulthandler.enable(file=handed.faults, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file=handed.faults, all_threads=True)
     _report.has_the_stacks_of_crashes = True
-    _tail.install(handed.tail)
+    _report.note_stderr(handed.tail)
     if spec.server is not None:
         _serving.when_torch_comes(spec.server)
     kind = spec.kind

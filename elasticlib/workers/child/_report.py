@@ -1,5 +1,5 @@
 """
-What a worker leaves behind: its return value or its exception, in memory that outlives it.
+What a worker leaves behind: its return value or its exception, and its last lines, in memory that outlives it.
 
 Each worker gets an anonymous file (memfd). It writes one report there; the head comes last, so a report
 is whole or absent even when a SIGKILL falls in the middle. Its launcher reads it after the worker's
@@ -10,10 +10,12 @@ The same facts go to ``TORCHELASTIC_ERROR_FILE`` in torch's JSON form for tools 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import struct
+import sys
 import time
 import traceback
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ from elasticlib._untrusted import exactly, parse
 _HEAD = struct.Struct("!8sQQ")
 _MOST_TEXT = 65536
 _MOST_READ = 2**24
+_MOST_NOTED = 32768
+"""Bytes that the note of stderr may have; half of it, the newer, stays when it is full."""
 _MAGIC = b"elastic1"
 has_the_stacks_of_crashes = False
 """Whether this process is a worker whose fault handler writes for the report."""
@@ -235,3 +239,52 @@ def write_json(path: str, content: Any) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+class NotedFile(io.FileIO):
+    """
+    Descriptor 2, with a copy of what Python writes to it in a memfd.
+
+    The stream itself goes where it always went, so that a terminal stays a terminal and the order of lines
+    stays what it was. Native code that writes to descriptor 2 by itself is not noted: it can be read on the console,
+    or in the file where stderr is redirected.
+    """
+
+    def __init__(self, note: int) -> None:
+        super().__init__(2, "wb", closefd=False)
+        self.name = "<stderr>"
+        self._note = note
+        self._identity = identity(note)
+        self._size = 0
+
+    def write(self, data: Any, /) -> int:
+        """Write *data* to stderr, then note it: an error of the stream is the writer's, one of the note nobody's."""
+        count = super().write(data)
+        # The user's code may have closed all descriptors, and opened a file of its own under this number.
+        if identity(self._note) == self._identity:
+            self._keep(bytes(memoryview(data)[:count])[-_MOST_NOTED // 2 :])
+        return count
+
+    def _keep(self, data: bytes) -> None:
+        if self._size + len(data) > _MOST_NOTED:
+            data = (os.pread(self._note, _MOST_NOTED, 0) + data)[-_MOST_NOTED // 2 :]
+            self._size = 0
+            os.ftruncate(self._note, len(data))
+        self._size += os.pwrite(self._note, data, self._size)
+
+
+def note_stderr(note: int) -> None:
+    """Have ``sys.stderr`` noted in the memfd *note*; it looks as it did before."""
+    former = sys.stderr
+    if former is None:
+        return
+    file = NotedFile(note)
+    stream: Any = io.TextIOWrapper(
+        file,  # and no buffer between, as with python -u
+        encoding=former.encoding,
+        errors=former.errors,
+        line_buffering=file.isatty(),
+        write_through=True,
+    )
+    stream.mode = "w"
+    sys.stderr = sys.__stderr__ = stream  # type: ignore[misc]
