@@ -192,11 +192,11 @@ class _WorkersTraceback(Exception):  # noqa: N818 - it is shown as the cause, wh
 
 def blamed(ends: Mapping[int, Exit], count: int) -> int | None:
     """Of *count* workers the rank that stands for a lost store: the first that did not fail by another cause."""
-    return next((rank for rank in range(count) if _may_be_blamed(ends.get(rank))), None)
-
-
-def _may_be_blamed(end: Exit | None) -> bool:
-    return end is None or not failed(end, "") or (end.report is not None and end.report.secondary)
+    for rank in range(count):
+        end = ends.get(rank)
+        if end is None or not failed(end, "") or (end.report is not None and end.report.secondary):
+            return rank
+    return None
 
 
 def lost_store(gone: StoreGone, rank: int, rank_base: int, kills: int, at: float) -> ProcessFailure:
