@@ -217,14 +217,7 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
         sys.path[:] = [spec.path0, *base_path]
         sys.argv[:] = spec.argv
         main = _new_main()
-        match kind:
-            case "script":
-                run = _script(spec.argv[0], main)
-            case "package":
-                run = _package
-            case _:
-                run = _module(spec.entry)
-        return _outcome(run, handed, shared=())
+        return _outcome(lambda: _run_main(spec, main), handed, shared=())
     if call is None:
         sys.path[:] = spec.sys_path
         sys.argv[:] = spec.argv
@@ -243,27 +236,19 @@ def _new_main() -> types.ModuleType:
     return main
 
 
-def _script(path: str, main: types.ModuleType) -> Callable[[], Any]:
-    path = os.path.abspath(path)
-    loader = importlib.machinery.SourceFileLoader("__main__", path)
-    main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
-
-    def run() -> None:
+def _run_main(spec: StartSpec, main: types.ModuleType) -> None:
+    """Run a script, package or module as *main*, which stays the present one: its threads may need it to their end."""
+    if spec.kind == "script":
+        path = os.path.abspath(spec.argv[0])
+        loader = importlib.machinery.SourceFileLoader("__main__", path)
+        main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
-        exec(code, main.__dict__)  # and not runpy: it would restore the old __main__ before threads end
-
-    return run
-
-
-def _package() -> None:
-    # As _module: what Python calls for a folder or archive, which comes first on the search path.
-    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
-
-
-def _module(name: str) -> Callable[[], Any]:
-    # What ``python -m`` itself calls: it runs in the present __main__ and leaves it there.
-    return lambda: runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+        exec(code, main.__dict__)  # and not runpy's own function for it, which would restore the old __main__
+    elif spec.kind == "module":  # as ``python -m`` does
+        runpy._run_module_as_main(spec.entry)  # type: ignore[attr-defined]
+    else:  # as Python does with a folder or archive, which comes first on the search path
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
 
 
 def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:

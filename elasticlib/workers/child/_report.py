@@ -59,6 +59,17 @@ class Report:
     secondary: bool = False
 
 
+_FACTS: dict[str, type] = {
+    "kind": str,
+    "exception_type": str,
+    "message": str,
+    "traceback": str,
+    "timestamp": float,
+    "secondary": bool,
+}
+"""What is written of it besides the payload, each of just this type."""
+
+
 def identity(descriptor: int) -> tuple[int, int]:
     """What tells the file behind *descriptor* from any other; (0, 0) when it is closed."""
     try:
@@ -86,16 +97,7 @@ def reopened(descriptor: int, expected: tuple[int, int], owner: int) -> int:
 
 def write(descriptor: int, report: Report) -> None:
     """Put *report* into the memfd *descriptor*; it can be read once this returns, whatever happens then."""
-    facts = json.dumps(
-        {
-            "kind": report.kind,
-            "exception_type": report.exception_type,
-            "message": report.message,
-            "traceback": report.traceback,
-            "timestamp": report.timestamp,
-            "secondary": report.secondary,
-        }
-    ).encode()
+    facts = json.dumps({name: getattr(report, name) for name in _FACTS}).encode()
     write_exactly(descriptor, facts, _HEAD.size)
     write_exactly(descriptor, report.payload, _HEAD.size + len(facts))
     write_exactly(descriptor, _HEAD.pack(_MAGIC, len(facts), len(report.payload)), 0)
@@ -118,27 +120,13 @@ def read(descriptor: int) -> Report | None:
     if magic != _MAGIC or _HEAD.size + facts_size + payload_size > os.fstat(descriptor).st_size:
         return None
     try:
-        facts = _facts(read_exactly(descriptor, facts_size, _HEAD.size))
+        facts = parse(read_exactly(descriptor, facts_size, _HEAD.size))
+        if not isinstance(facts, dict) or facts.keys() != _FACTS.keys():
+            return None
+        facts = {name: exactly(facts[name], kind) for name, kind in _FACTS.items()}
         return Report(payload=read_exactly(descriptor, payload_size, _HEAD.size + facts_size), **facts)
     except (ValueError, EOFError, MemoryError):
         return None
-
-
-_KINDS: dict[str, type] = {
-    "kind": str,
-    "exception_type": str,
-    "message": str,
-    "traceback": str,
-    "timestamp": float,
-    "secondary": bool,
-}
-
-
-def _facts(data: bytes) -> dict[str, Any]:
-    facts = parse(data)
-    if not isinstance(facts, dict) or facts.keys() != _KINDS.keys():
-        raise ValueError("these are no facts of a report")
-    return {name: exactly(facts[name], kind) for name, kind in _KINDS.items()}
 
 
 def read_exactly(descriptor: int, size: int, offset: int = 0) -> bytes:
