@@ -187,9 +187,7 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     memories = {"function": packed.function}
     if packed.definitions:
         memories["definitions"] = packed.definitions
-    job = _fork_serverd(evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method)
-    assert job.fork_server is not None
-    return evolve(job, fork_server=evolve(job.fork_server, flags=flags))
+    return _fork_serverd(evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method, flags=flags)
 
 
 def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
@@ -252,11 +250,13 @@ def without_preload(job: Job) -> Job:
     return evolve(job, fork_server=evolve(job.fork_server, preload=(), path=()), search_path=())
 
 
-def _fork_serverd(job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable) -> Job:
+def _fork_serverd(
+    job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable, flags: tuple[str, ...] = ()
+) -> Job:
     if start_method == "spawn":
-        return evolve(job, fork_server=ForkServerKey(sys.executable, ()), search_path=())
+        return evolve(job, fork_server=ForkServerKey(sys.executable, flags=flags), search_path=())
     path = job.search_path if depends_on_path(spec.preload) else ()
-    return evolve(job, fork_server=ForkServerKey(python, spec.preload, path))
+    return evolve(job, fork_server=ForkServerKey(python, spec.preload, path, flags))
 
 
 def _refuse_preload(spec: WorkerSpec) -> None:

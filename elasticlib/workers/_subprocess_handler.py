@@ -8,6 +8,7 @@ process of theirs it asks the set.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -42,22 +43,15 @@ class SubprocessHandler:
     ) -> None:
         self.local_rank_id = local_rank_id
         command = wrap_command((entrypoint, *map(str, args)), device_index=local_rank_id, numa_options=numa_options)
-        files: list[int] = []
-        try:
-            for path in (stdout, stderr):
-                if path:
-                    files.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
-            left = list(files)
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(path, "wb")) if path else None for path in (stdout, stderr)]
             self.proc: Popen[bytes] = Popen(
                 command,
                 env={**without_secrets(os.environ), **env},
-                stdout=left.pop(0) if stdout else None,
-                stderr=left.pop(0) if stderr else None,
+                stdout=files[0],
+                stderr=files[1],
                 start_new_session=True,
             )
-        finally:
-            for descriptor in files:
-                os.close(descriptor)
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """
@@ -67,10 +61,8 @@ class SubprocessHandler:
         """
         if self.proc.returncode is not None and os.path.exists(f"/proc/{self.proc.pid}"):
             return  # it was reaped, its group ended, and the number is somebody else's by now
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.proc.pid, signal.SIGTERM if death_sig is None else death_sig)
-        except ProcessLookupError:
-            pass
 
 
 def get_subprocess_handler(

@@ -269,11 +269,7 @@ def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:
         # Processes that multiprocessing spawns from here import this module as their __main__.
         os.environ[DEFINITIONS_VARIABLE] = f"/proc/{os.getpid()}/fd/{handed.memories['definitions']}"
         main.__spec__ = importlib.machinery.ModuleSpec(_SPAWN_DEFINITIONS, None)
-
-    def call() -> Any:
-        return function(*args, **kwargs)
-
-    return call
+    return functools.partial(function, *args, **kwargs)
 
 
 def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | None, keeps_result: bool = False) -> int:
@@ -338,10 +334,9 @@ def _record(error: BaseException, handed: Handed, shared: Collection[str] | None
 def _deliver(report: _report.Report, handed: Handed) -> bool:
     """Leave *report* for the launcher; False, with a line on stderr, when that cannot be done."""
     if os.getpid() != handed.pid:
-        text = "came back from the user's code"
         print(
-            f"elasticlib: process {os.getpid()}, which the worker {handed.pid} forked, {text}: its {report.kind} is "
-            "dropped; end such a process by os._exit()",
+            f"elasticlib: process {os.getpid()}, which the worker {handed.pid} forked, came back from the user's code: "
+            f"its {report.kind} is dropped; end such a process by os._exit()",
             file=sys.stderr,
         )
         return report.kind == "result"
