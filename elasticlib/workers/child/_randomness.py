@@ -105,8 +105,9 @@ def _numpy_generators() -> list[Callable[[], object]]:
     library: Any = sys.modules.get("numpy.random")
     if library is None:
         return []
-    found = [] if _global_was_seeded(library) else [library.seed]
     mine = getattr(library.mtrand._rand, "_bit_generator", None)
+    was_seeded = mine is not None and getattr(mine, "seed_seq", None) is None  # which np.random.seed takes away
+    found = [] if was_seeded else [library.seed]
     for each in gc.get_objects():
         # Of the type, since asking an object for its class may run code of its own.
         if issubclass(type(each), library.BitGenerator) and each is not mine and _by_chance(each):
@@ -116,11 +117,6 @@ def _numpy_generators() -> list[Callable[[], object]]:
 
 def _start_anew(bits: Any) -> None:
     bits.state = type(bits)().state
-
-
-def _global_was_seeded(library: Any) -> bool:
-    bits = getattr(library.mtrand._rand, "_bit_generator", None)
-    return bits is not None and getattr(bits, "seed_seq", None) is None  # which np.random.seed takes away
 
 
 def _by_chance(bits: Any) -> bool:
