@@ -55,7 +55,6 @@ class Job:
     memories: Mapping[str, bytes]
     fork_server: ForkServerKey | None
     """None where the caller itself is forked."""
-    environment: Mapping[str, str]
     search_path: tuple[str, ...]
     """Where the fork server finds what it preloads."""
     call: Callable[..., Any] | None = None
@@ -126,7 +125,7 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
         python=fresh_command(sys.executable),
         exit_timeout=(limit, spec.exit_timeout is not None),
     )
-    job = Job(common, (), {}, None, environment, ())
+    job = Job(common, (), {}, None, ())
     if isinstance(entry, (str, os.PathLike)):
         return _command(job, spec, os.fspath(entry), start_method)
     if not callable(entry):
@@ -142,7 +141,7 @@ def _affinities(spec: WorkerSpec, job: Job) -> list[frozenset[int]]:
     options, found = spec.numa_options, list[frozenset[int]]()
     if options is not None:
         with attempt(options):
-            topology = read_topology(_devices.gpu_addresses(job.fork_server, job.environment, job.search_path))
+            topology = read_topology(_devices.gpu_addresses(job.fork_server, job.common.env, job.search_path))
             allowed = frozenset(job.common.affinity)
             found = [cpus_for(options.affinity_mode, rank, topology, allowed) for rank in range(spec.local_world_size)]
     return found
@@ -194,7 +193,7 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
     if start_method == "fork":
         _log.info("start_method='fork' is for functions: %s starts as with 'forkserver', from a fork server", entry)
         start_method = "forkserver"
-    environment = job.environment
+    environment = job.common.env
     args = tuple(str(arg) for arg in spec.args)
     for text in (entry, *args):
         if "\0" in text:

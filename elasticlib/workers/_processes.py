@@ -159,7 +159,7 @@ class Processes:
             assert self._job.call is not None
             spawner.fork_caller(self._job.call)
         else:
-            spawner.employ(fork_servers.take(self._job.fork_server, self._job.environment, self._job.search_path))
+            spawner.employ(fork_servers.take(self._job.fork_server, self._job.common.env, self._job.search_path))
         return spawner
 
     # A round goes on.

@@ -38,8 +38,7 @@ from attrs import evolve
 
 from elasticlib._programs import close_all_but
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _ending, _exiting, _randomness, _report, _results, _serving, _threads
-from elasticlib.workers.child._record import with_file
+from elasticlib.workers.child import _ending, _exiting, _randomness, _record, _report, _results, _serving, _threads
 from elasticlib.workers.child._start_spec import Handed, StartSpec, from_both
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked
@@ -285,7 +284,7 @@ def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | N
         interrupted = 128 + signal.SIGINT if keeps_result else -signal.SIGINT
         status = interrupted if isinstance(error, KeyboardInterrupt) else 1
         error = error.with_traceback(_user_part(error))
-        _record(error, handed, shared, status)
+        _raised(error, handed, shared, status)
         return _shown(error, status)
     if not keeps_result:
         _exiting.announce(handed, _exiting.Outcome.ENDED, 0)
@@ -295,7 +294,7 @@ def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | N
     except Exception as error:
         kind = _report.qualified_name(type(result))
         text = f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}"
-        _record(TypeError(text), handed, shared, 1)
+        _raised(TypeError(text), handed, shared, 1)
         print(f"elasticlib: {text}", file=sys.stderr)
         return 1
     status = 0 if _deliver(_report.Report("result", payload), handed) else 1
@@ -320,14 +319,14 @@ def _shown(error: BaseException, status: int) -> int:
     return status
 
 
-def _record(error: BaseException, handed: Handed, shared: Collection[str] | None, status: int) -> None:
+def _raised(error: BaseException, handed: Handed, shared: Collection[str] | None, status: int) -> None:
     try:
         pickled = _results.pack_exception(error, shared)
     except Exception:
         pickled = b""
     entry = _report.of_exception(error, pickled)
     if _deliver(entry, handed):
-        with_file(lambda path: _report.write_error_file(path, entry))
+        _record.leave(entry)
     _exiting.announce(handed, _exiting.Outcome.RAISED, status)
 
 

@@ -206,13 +206,6 @@ def error_file_content(report: Report) -> dict[str, Any]:
     return {"message": {"message": report.message, "extraInfo": extra}}
 
 
-def write_error_file(path: str, report: Report) -> None:
-    """Write *report* to *path* in torch's JSON form, whole or not at all; an earlier file is kept."""
-    if os.path.exists(path):
-        return
-    write_json(path, error_file_content(report))
-
-
 def write_json(path: str, content: Any) -> None:
     """Write *content* to *path* so that a reader sees all of it or the former file; a missing folder is made anew."""
     folder = os.path.dirname(path) or "."
