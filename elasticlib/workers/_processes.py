@@ -127,7 +127,7 @@ class Processes:
                 self._job = _plan.without_preload(self._job)
                 self.pids = begin()
             except StartError:
-                if not (spawner.started() or spawner.was_warm()):
+                if not (spawner.started or spawner.was_warm):
                     raise
                 # ForkServer or spawner was killed while idle: nothing ran, so this costs no restart.
                 self.pids = begin()
@@ -257,7 +257,7 @@ class Processes:
         self._rank_base = rank_base
         self.take()
         spawner = self._spawner
-        if spawner is not None and spawner.started() and not self.gone():
+        if spawner is not None and spawner.started and not self.gone():
             self.ask_to_stop(signum, grace, spare_failed)
             tell_at = time.monotonic() + _AT_ONCE if somebody_waits else None
             while not self.gone():
@@ -273,10 +273,8 @@ class Processes:
                     left = {rank_base + rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
                     if left and (time_left := self._deadline - time.monotonic()) > 0:
                         self._sink(records.StopAwaited(left, self._signum, time_left))
-        elif spawner is not None and not spawner.started():
-            self.dismiss()  # an interrupt came before the fork server was ready
-        if self.lost is not None:
-            self.dismiss()
+        if self.lost is not None or (spawner is not None and not spawner.started):
+            self.dismiss()  # all are gone at once, or an interrupt came before the fork server was ready
         self.drain()
 
     def ask_to_stop(self, signum: int, grace: float, spare_failed: bool = False) -> None:

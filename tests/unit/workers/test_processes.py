@@ -32,15 +32,13 @@ class Told:
     def __init__(self, *events: Event) -> None:
         self.events = list(events)
         self.stops: list[tuple[int, float]] = []
+        self.started = True
         self.closed = 0
         self.killed = False
         self.ready = os.eventfd(1, os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
         return self.ready
-
-    def started(self) -> bool:
-        return True
 
     def take(self) -> list[Event]:
         events, self.events = self.events, []
