@@ -141,9 +141,8 @@ UNPICKLERS = frozenset({"pickle", "cloudpickle", "marshal", "torch", "shelve", "
 MAY_UNPICKLE = {
     "workers/child/_child.py": "the function that the launcher sends to its own worker",
     "workers/child/_main_definitions.py": "the caller's definitions, sent beside that function",
-    "workers/child/_results.py": "an exception of this very process, to see whether it can be rebuilt",
-    "workers/child/_exceptions.py": "the exception that our own worker left in its memory file",
-    "workers/_left.py": "the return values that our own workers left in their memory files",
+    "workers/child/_results.py": "an exception of this very process, or that our own worker left in its memory file",
+    "workers/_failure.py": "the return values that our own workers left in their memory files",
 }
 TORCHS_OWN_LAUNCHER = tuple(f"torch.distributed.{name}" for name in ("elastic", "launcher", "run", "launch"))
 

@@ -13,13 +13,13 @@ import numbers
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from elasticlib import _rules
 from elasticlib.errors import ConfigError, EntrypointError, PicklingError
-from elasticlib.spec import START_METHODS, Entrypoint, WorkerSpec
+from elasticlib.spec import START_METHODS, WorkerSpec
 from elasticlib.workers import _environment, _machine, _packing, _plan
 from elasticlib.workers.child._start_spec import StartSpec
 
@@ -122,32 +122,12 @@ def death_signal(value: object) -> int:
     return int(value)
 
 
-@frozen
-class CallSettings:
-    """What holds for functions and programs alike."""
-
-    name: str
-    numa_options: object | None
-    stdout_filters: list[str] | None
-    stderr_filters: list[str] | None
-
-    def spec(self, entrypoint: Entrypoint, count: int, args: tuple[Any, ...], *, no_python: bool) -> WorkerSpec:
-        """The same for *count* workers. Raises `ConfigError` for a request that cannot be fulfilled."""
-        return WorkerSpec(
-            str(self.name),
-            max(count, 1),  # for no worker at all there is nothing to say
-            None,
-            entrypoint=entrypoint,
-            args=args,
-            numa_options=self.numa_options,
-            duplicate_stdout_filters=self.stdout_filters,
-            duplicate_stderr_filters=self.stderr_filters,
-            no_python=no_python,
-        )
+MakesSpec: TypeAlias = Callable[..., WorkerSpec]
+"""Gets what is to run, with its arguments, and knows what holds for functions and programs alike."""
 
 
 def of_function(
-    function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]], settings: CallSettings, start_method: str
+    function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]], spec: MakesSpec, start_method: str
 ) -> _plan.Job:
     """The job whose workers call *function*, each with its own *args*."""
     _rules.check_choice("start_method", start_method, START_METHODS)
@@ -155,7 +135,7 @@ def of_function(
         raise EntrypointError(f"entrypoint={function!r} is no callable: a program is given as text")
     by_rank = tuple(args.values())
     try:
-        job = _planned(settings.spec(function, len(args), by_rank, no_python=False), start_method)
+        job = _planned(spec(entrypoint=function, args=by_rank), start_method)
     except PicklingError:
         for rank, own in args.items():
             try:
@@ -169,11 +149,11 @@ def of_function(
     return job
 
 
-def of_program(program: str, args: Mapping[int, tuple[Any, ...]], settings: CallSettings) -> _plan.Job:
+def of_program(program: str, args: Mapping[int, tuple[Any, ...]], spec: MakesSpec) -> _plan.Job:
     """The job whose workers are *program*; each adds its own arguments to the command line."""
     every = tuple(str(argument) for own in args.values() for argument in own)
     try:
-        return _planned(settings.spec(program, len(args), every, no_python=True), "forkserver")
+        return _planned(spec(entrypoint=program, args=every, no_python=True), "forkserver")
     except EntrypointError as error:
         raise ProgramError(str(error)) from None
 

@@ -10,12 +10,14 @@ the one who ends the set.
 from __future__ import annotations
 
 import abc
+import math
 import os
 import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from attrs import Factory, define, evolve
@@ -25,12 +27,11 @@ from elasticlib._times import soonest
 from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.errors import ConfigError, ProcessFailure, SpecError
 from elasticlib.logs import _streams
-from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs
+from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, WorkerSpec
 from elasticlib.utils._dataclasses import DataclassView
 from elasticlib.workers import _call, _plan, _signals
-from elasticlib.workers._launch_events import Exit
 from elasticlib.workers._processes import Processes
-from elasticlib.workers._subprocess_view import ProcessOfSet, ProcessView
+from elasticlib.workers._subprocess_handler import ProcessOfSet, ProcessView
 from elasticlib.workers.child._start_spec import StartSpec
 
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
@@ -92,7 +93,15 @@ class PContext(abc.ABC):
         self.envs = _call.variables(envs, self.nprocs)
         _rules.check_logs_specs(logs_specs)
         self._job = self._plan(
-            _call.CallSettings(name, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
+            partial(
+                WorkerSpec,
+                str(name),
+                max(self.nprocs, 1),  # for no worker at all there is nothing to say
+                None,
+                numa_options=numa_options,
+                duplicate_stdout_filters=duplicate_stdout_filters,
+                duplicate_stderr_filters=duplicate_stderr_filters,
+            )
         )
         self._prefixes = _call.prefixes(name, log_line_prefixes, self.nprocs)
         given = {rank: env.pop(_streams.ERROR_FILE, "") for rank, env in self.envs.items()}
@@ -110,18 +119,17 @@ class PContext(abc.ABC):
         self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes waits in other threads
         weakref.finalize(self, os.close, self._ended)
         self._doing = f"it ran the processes of {name!r}"
-        self._handled: tuple[signal.Signals, ...] = ()
         self._handlers = _signals.Raising((), self._doing)
         self._started = self._stopping = self._over = False
         self._result: RunProcsResult | None = None
 
     @abc.abstractmethod
-    def _plan(self, settings: _call.CallSettings) -> _plan.Job:
+    def _plan(self, spec: _call.MakesSpec) -> _plan.Job:
         """What the workers have in common; raises whatever is wrong with the call."""
 
-    @abc.abstractmethod
     def _spec(self, rank: int) -> StartSpec:
         """What the worker *rank* is started with."""
+        return _call.with_threads(self._job.spec(rank, self.envs[rank]))
 
     def start(self) -> None:
         """
@@ -136,15 +144,15 @@ class PContext(abc.ABC):
             if self._started or self._over:
                 done = "started" if self._started else "closed"
                 raise ConfigError(f"the processes of {self.name!r} were {done} already: make another set")
-            self._handled = _signals.parse(os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS))
-            self._handlers = _signals.Raising(self._handled, self._doing)
+            handled = _signals.parse(os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS))
+            self._handlers = _signals.Raising(handled, self._doing)
             self._started = True
             if not self.nprocs:
                 return  # as torch's: there is nothing to start, and the result is empty
             try:
                 self._handlers.install()
                 specs = [self._spec(rank) for rank in range(self.nprocs)]
-                with _signals.Signals(self._handled) as came:
+                with _signals.Signals(handled) as came:
                     self._processes.start(0, specs, self._dest, self._prefixes, interrupt=came.fileno())
                     self._raise(came)
             except BaseException:
@@ -169,12 +177,11 @@ class PContext(abc.ABC):
         if not self._started:
             raise SpecError(f"the processes of {self.name!r} were not started: call start() first")
         timeout = _call.seconds("timeout", timeout)
-        deadline = None if timeout < 0 else time.monotonic() + timeout
+        deadline = math.inf if timeout < 0 else time.monotonic() + timeout
         try:
-            with _signals.Signals(self._handled) as came:
+            with _signals.Signals(self._handlers.signums) as came:
                 while (result := self._look(deadline)) is None:
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
+                    if (left := deadline - time.monotonic()) <= 0:
                         return None
                     watched: list[int | HasDescriptor] = [came, self._ended]
                     if (number := self._processes.fileno()) >= 0:
@@ -190,10 +197,9 @@ class PContext(abc.ABC):
         for signum in came.take():
             raise _signals.interruption(signum, self._doing)
 
-    def _look(self, deadline: float | None) -> RunProcsResult | None:
+    def _look(self, deadline: float) -> RunProcsResult | None:
         """The result if it is there; waits only, until *deadline*, for another thread that ends the set."""
-        left = -1 if deadline is None else min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
-        if not self._lock.acquire(timeout=left):
+        if not self._lock.acquire(timeout=min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)):
             return None
         try:
             if self._result is None:
@@ -229,7 +235,7 @@ class PContext(abc.ABC):
         """
         number, grace = _call.death_signal(death_sig), _call.seconds("timeout", timeout)
         late: list[int] = []
-        with _signals.Signals(self._handled) as came, self._lock:
+        with _signals.Signals(self._handlers.signums) as came, self._lock:
 
             def watch(limit: float | None) -> None:
                 wait_readable([came, self._processes], limit)
@@ -287,11 +293,8 @@ class MultiprocessContext(PContext):
             name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, numa_options=numa_options
         )
 
-    def _plan(self, settings: _call.CallSettings) -> _plan.Job:
-        return _call.of_function(self.entrypoint, self.args, settings, self.start_method)  # type: ignore[arg-type]
-
-    def _spec(self, rank: int) -> StartSpec:
-        return _call.with_threads(self._job.spec(rank, self.envs[rank]))
+    def _plan(self, spec: _call.MakesSpec) -> _plan.Job:
+        return _call.of_function(self.entrypoint, self.args, spec, self.start_method)  # type: ignore[arg-type]
 
 
 class SubprocessContext(PContext):
@@ -322,21 +325,21 @@ class SubprocessContext(PContext):
     def subprocess_handlers(self) -> dict[int, ProcessView]:
         """A handle of each process by local rank; empty before the start."""
 
-        def exits() -> Mapping[int, Exit]:
+        def poll(rank: int) -> int | None:
             self._look(time.monotonic())
-            return self._processes.exits
+            end = self._processes.exits.get(rank)
+            return None if end is None else end.exitcode
 
         return {
-            rank: ProcessView(rank, ProcessOfSet(pid, rank, exits, self._processes.signal))
+            rank: ProcessView(rank, ProcessOfSet(pid, partial(poll, rank)), partial(self._processes.signal, rank))
             for rank, pid in self.pids().items()
         }
 
-    def _plan(self, settings: _call.CallSettings) -> _plan.Job:
-        return _call.of_program(self.entrypoint, self.args, settings)  # type: ignore[arg-type]
+    def _plan(self, spec: _call.MakesSpec) -> _plan.Job:
+        return _call.of_program(self.entrypoint, self.args, spec)  # type: ignore[arg-type]
 
     def _spec(self, rank: int) -> StartSpec:
-        argv = [*self._job.common.argv, *map(str, self.args[rank])]
-        return evolve(_call.with_threads(self._job.spec(rank, self.envs[rank])), argv=argv)
+        return evolve(super()._spec(rank), argv=[*self._job.common.argv, *map(str, self.args[rank])])
 
 
 def start_processes(
@@ -366,31 +369,11 @@ def start_processes(
     machine cannot start the processes. (torch: ``torch.distributed.elastic.multiprocessing.start_processes``)
     """
     context: PContext
+    rest = (logs_specs, log_line_prefixes, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
     if isinstance(entrypoint, str):
-        context = SubprocessContext(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            numa_options,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-        )
+        context = SubprocessContext(name, entrypoint, args, envs, *rest)
     else:
-        context = MultiprocessContext(
-            name,
-            entrypoint,
-            args,
-            envs,
-            start_method,
-            logs_specs,
-            log_line_prefixes,
-            numa_options,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-        )
+        context = MultiprocessContext(name, entrypoint, args, envs, start_method, *rest)
     try:
         context.start()
     except BaseException:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
-from elasticlib.errors import ElasticError, SpecError
+from elasticlib._programs import Process
+from elasticlib._wire import Message, wait_readable
+from elasticlib.errors import ElasticError, SpecError, StartError
 from elasticlib.numa._options import NumaOptions, as_numa_options
 from elasticlib.spec import DEVICE_WORDS
 from elasticlib.workers import _environment, _machine
-from elasticlib.workers._fork_servers import ForkServerKey, count_devices, depends_on_path, fork_servers, list_gpus
+from elasticlib.workers._fork_servers import ForkServerKey, depends_on_path, fork_servers
+
+_LIMIT = 60.0
+"""Seconds that torch may take to answer about devices: opening eight GPUs without their daemon takes up to thirty."""
 
 
 def workers_per_node(asked: int | str, preload: Sequence[str] = ("torch",), flags: tuple[str, ...] = ()) -> int:
@@ -68,11 +76,8 @@ def gpu_addresses(
         return []
     if fork_server is None or "torch" not in fork_server.preload:
         fork_server, search_path = ForkServerKey(sys.executable, ("torch",)), tuple(sys.path)
-    asked = fork_servers.take(fork_server, environment, search_path)
-    try:
-        return list_gpus(asked, environment)
-    finally:
-        fork_servers.give_back(asked)
+    answer = _answer("gpus", fork_server, environment, search_path, "listing the GPUs", "leave numa_options out")
+    return [str(address) for address in answer["addresses"]]
 
 
 def _accelerators(preload: tuple[str, ...], flags: tuple[str, ...]) -> tuple[int, str]:
@@ -80,9 +85,44 @@ def _accelerators(preload: tuple[str, ...], flags: tuple[str, ...]) -> tuple[int
         return 0, ""
     if "torch" not in preload or depends_on_path(preload):
         preload = ("torch",)
-    environment = _environment.without_secrets(os.environ)
-    fork_server = fork_servers.take(ForkServerKey(sys.executable, preload, (), flags), environment, tuple(sys.path))
-    try:
-        return count_devices(fork_server, environment)
-    finally:
-        fork_servers.give_back(fork_server)
+    key, environment = ForkServerKey(sys.executable, preload, (), flags), _environment.without_secrets(os.environ)
+    doing, instead = "counting the accelerators", "give nproc_per_node=N, a number"
+    answer = _answer("count", key, environment, tuple(sys.path), doing, instead)
+    return answer["count"], answer["kind"]
+
+
+def _answer(
+    op: str, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str], doing: str, instead: str
+) -> Message:
+    """
+    What torch says to *op*, in a child of a fork server of that *key* which is thrown away.
+
+    Raises `StartError`, also when a driver does not answer: the child is killed then.
+    """
+    with contextlib.ExitStack() as stack:
+        fork_server = fork_servers.take(key, environment, search_path)
+        stack.callback(fork_servers.give_back, fork_server)
+        channel, began = fork_server.request(op), None
+        stack.callback(channel.close)
+        while True:
+            left = 0.1 if began is None else _LIMIT - (time.monotonic() - began)
+            if left <= 0:
+                raise StartError(
+                    f"{doing} took more than {_LIMIT:g} s: torch asks the driver, which hangs (does nvidia-smi, "
+                    f"or the like, answer?); {instead}, and torch is not asked"
+                )
+            if wait_readable([channel], left):
+                received = channel.receive()
+                if received is None:
+                    raise fork_server.failure()
+                answer, descriptors = received
+                if "why" in answer:
+                    raise StartError(answer["why"])
+                if not descriptors:
+                    return answer
+                child = Process(0, descriptors.pop())  # of no number, but a handle
+                stack.callback(child.close)
+                stack.callback(child.send, signal.SIGKILL)
+                channel.send({"env": dict(environment)})
+            elif began is None and fork_server.ready():
+                began = time.monotonic()  # its imports, which may be slow, are not what the limit is for

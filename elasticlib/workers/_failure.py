@@ -1,20 +1,26 @@
 """
-From a worker's end to a `ProcessFailure` that says whose fault it is and what the signal means.
+What the workers of a round left behind: from an end to a `ProcessFailure` that says whose fault it is and what the
+signal means, or to a result.
 
-Rules of this file: a report that the worker wrote beats its error file, which beats the exit status;
-what cannot be read is left out, never raised. Who was stopped by us has failed only where it says so itself.
+Rules of this file: a report that the worker wrote beats its error file, which beats the exit status; of a failure
+what cannot be read is left out, never raised. Who was stopped by us has failed only where it says so itself. Ranks are
+local ones but where *rank_base* is added; nothing is waited for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import re
 import signal
+from collections.abc import Mapping
+from typing import Any
 
-from elasticlib.errors import ProcessFailure, read_error_file
-from elasticlib.workers._launch_events import Exit
-from elasticlib.workers.child import _exceptions, _tail
+from elasticlib._programs import FEW_DESCRIPTORS
+from elasticlib.errors import PicklingError, ProcessFailure, read_error_file
+from elasticlib.workers._launch_events import Exit, StoreGone
+from elasticlib.workers.child import _results
 
 _TAIL_BYTES = 8192
 _STAMP_IS_BEHIND = 2.0
@@ -55,7 +61,7 @@ def failure_of(
         exception_type=report.exception_type if report else "",
         traceback=report.traceback if report else "",
         secondary=report.secondary if report else end.told and written is None,
-        log_tail=_tail.last_lines(_end_of(stderr) if stderr else end.tail),
+        log_tail=last_lines(_end_of(stderr) if stderr else end.tail),
     )
     if report is None and failure.error_file_data.get("message") == "<NONE>":
         failure.happened(noticed)
@@ -154,15 +160,22 @@ def _end_of(path: str) -> str:
         return ""
 
 
+def last_lines(text: str, most: int = 10) -> tuple[str, ...]:
+    """The last lines of *text*; of a line that was rewritten by carriage returns, its last state."""
+    return tuple(
+        line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").rstrip("\n").split("\n")[-most:] if line
+    )
+
+
 def original_exception(end: Exit) -> BaseException | None:
     """The worker's own exception, or what comes nearest to it here; None when it raised none."""
     report = end.report
     if report is None or report.kind != "error":
         return None
-    error = _exceptions.unpack(report.payload)
+    error = _results.unpack_exception(report.payload)
     if error is None and report.exception_type:
         text = report.message.removeprefix(report.exception_type).removeprefix(": ")
-        error = _exceptions.stand_in(report.exception_type, text)
+        error = _results.stand_in(report.exception_type, text)
     if error is not None:
         note = f"from the worker of local rank {end.local_rank}:\n{report.traceback}"
         with contextlib.suppress(Exception):  # a class may forbid it
@@ -175,3 +188,56 @@ def original_exception(end: Exit) -> BaseException | None:
 
 class _WorkersTraceback(Exception):  # noqa: N818 - it is shown as the cause, where Python has no notes
     """Shows the traceback of a worker's exception above that (Python 3.10)."""
+
+
+def blamed(ends: Mapping[int, Exit], count: int) -> int | None:
+    """Of *count* workers the rank that stands for a lost store: the first that did not fail by another cause."""
+    for rank in range(count):
+        end = ends.get(rank)
+        if end is None or not failed(end, "") or (end.report is not None and end.report.secondary):
+            return rank
+    return None
+
+
+def lost_store(gone: StoreGone, rank: int, rank_base: int, kills: int, at: float) -> ProcessFailure:
+    """The failure of the store that went away at the Unix time *at*, in the name of *rank*."""
+    hint = explain(gone.exitcode, kills) if gone.pid else ""
+    failure = ProcessFailure(rank, gone.pid, gone.exitcode, "", message=gone.why, rank=rank_base + rank, hint=hint)
+    failure.timestamp = at
+    return failure
+
+
+def cut_short(exits: Mapping[int, Exit], pids: Mapping[int, int], count: int) -> dict[int, ProcessFailure]:
+    """The workers that a stop ended before they were done, or that were not seen to end."""
+    found = {}
+    for rank in range(count):
+        end, pid = exits.get(rank), pids.get(rank, 0)
+        if end is None:
+            why = f"process {pid} was not seen to end: it is in uninterruptible sleep, or was left running"
+            found[rank] = ProcessFailure(rank, pid, -signal.SIGKILL, "", message=why, rank=rank)
+        elif end.exitcode != 0:
+            hint = "stopped by its launcher before it was done"
+            found[rank] = ProcessFailure(rank, end.pid, end.exitcode, "", rank=rank, hint=hint)
+    return found
+
+
+def return_values(exits: Mapping[int, Exit], count: int, rank_base: int) -> dict[int, Any]:
+    """What the workers returned, by global rank; None from programs. Raises `PicklingError`."""
+    values: dict[int, Any] = {}
+    for rank in range(count):
+        report = exits[rank].report
+        if exits[rank].unread:
+            raise PicklingError(
+                f"the return value of rank {rank_base + rank} could not be received: this program has as many files "
+                f"open as it may: {FEW_DESCRIPTORS.removeprefix('; ')}"
+            )
+        values[rank_base + rank] = None
+        if report is not None and report.kind == "result":
+            try:
+                values[rank_base + rank] = pickle.loads(report.payload)
+            except Exception as error:
+                raise PicklingError(
+                    f"the return value of rank {rank_base + rank} cannot be rebuilt here: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+    return values

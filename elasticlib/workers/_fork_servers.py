@@ -8,21 +8,19 @@ caller forks drops all handles, so that it can neither use nor keep alive what i
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attrs import evolve, frozen
 
 from elasticlib._programs import BOOT, KILLED, Link, Process, spawn
-from elasticlib._wire import Channel, Message, wait_readable
+from elasticlib._wire import Channel, wait_readable
 from elasticlib.errors import EntrypointError, PreloadError, StartError
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
@@ -36,8 +34,6 @@ _TALK_LIMIT = 5.0
 """Seconds that a fork server may leave a message of ours untaken, or one of its own half said."""
 _CLOSE_LIMIT = 0.5
 """Seconds that a launch waits for the end of a fork server that it displaced; after that a thread does."""
-_COUNT_LIMIT = 60.0
-"""Seconds that torch may take to answer about devices: opening eight GPUs without their daemon takes up to thirty."""
 
 
 def fresh_command(python: str, flags: Sequence[str] = ()) -> list[str]:
@@ -49,11 +45,10 @@ def importable_by(python: str, environment: Mapping[str, str]) -> bool:
     """Whether the interpreter *python* could be a fork server: it finds elasticlib and what that needs."""
     command = [python, "-c", BOOT + "import elasticlib.workers.spawner._fork_server"]
     try:
-        return (
-            subprocess.run(command, env=dict(environment), capture_output=True, check=False, timeout=60).returncode == 0
-        )
+        done = subprocess.run(command, env=dict(environment), capture_output=True, check=False, timeout=60)
     except OSError as error:
         raise EntrypointError(f"PYTHON_EXEC={python!r} cannot be run: {error.strerror}") from error
+    return done.returncode == 0
 
 
 def flags_here() -> tuple[str, ...]:
@@ -93,7 +88,6 @@ class ForkServer:
         """Held to hear the fork server, or to close it: for `_TALK_LIMIT` seconds at most."""
         self._sending = threading.Lock()
         self._failure: Exception | None = None
-        self._ready = False
         self._stamps = _stamps(key, search_path)
         self._search_path = tuple(search_path)
         self._said = os.memfd_create("fork server-stderr")
@@ -123,13 +117,12 @@ class ForkServer:
 
     def alive(self) -> bool:
         """Whether it can still fork, as far as this process has heard."""
-        self.listen()
-        return self._failure is None
+        return self.listen() is None
 
     def ready(self) -> bool:
         """Whether its imports are done."""
         self.listen()
-        return self._ready
+        return self._process is not None
 
     def outdated(self) -> bool:
         """Whether the file of a preloaded module, or an archive on its path, changed since the fork server was made."""
@@ -160,32 +153,25 @@ class ForkServer:
                     self._failure = StartError("the fork server process stopped in the middle of a message")
                     break
                 if received is None:
-                    self._failure = StartError(f"the fork server process ended unexpectedly{self._last_words()}")
+                    words = f": {said}" if (said := self._words()) else " (killed from outside, or out of memory)"
+                    self._failure = StartError(f"the fork server process ended unexpectedly{words}")
                 elif received[0]["op"] == "refused":
                     self._failure = PreloadError(received[0]["module"], received[0]["why"])
                 else:
                     self._reads = Reads.told(received[0], self.key.preload)
                     self._found = frozenset(received[0].get("found", ())) or None
                     self._missing = frozenset(received[0].get("missing", ()))
-                    self._ready = True
                     self._process = Process(received[0]["pid"], received[1].pop() if received[1] else -1)
-                    self._show_warnings()
+                    if warnings := self._words():
+                        print(warnings, file=sys.stderr)
             return self._failure
-
-    def failure(self) -> Exception:
-        """Why a channel from this fork server ended: its own error, or that the child alone was killed."""
-        return self.listen() or StartError("the process that starts the workers was ended from outside")
-
-    def _last_words(self) -> str:
-        words = self._words()
-        return f": {words}" if words else " (killed from outside, or out of memory)"
 
     def _words(self) -> str:
         return _report.read_text(self._said).strip()
 
-    def _show_warnings(self) -> None:
-        if words := self._words():
-            print(words, file=sys.stderr)
+    def failure(self) -> Exception:
+        """Why a channel from this fork server ended: its own error, or that the child alone was killed."""
+        return self.listen() or StartError("the process that starts the workers was ended from outside")
 
     def close(self, patience: float | None = None) -> None:
         """
@@ -194,7 +180,7 @@ class ForkServer:
         Those that hang are killed in the end: by a thread, where that takes longer than *patience* seconds.
         """
         self.listen()
-        if not self._ready:
+        if self._process is None:
             # Busy with imports it hears nothing; it has forked nothing yet and dies with its reaper.
             self._reaper.send(signal.SIGKILL)
         self._wake()
@@ -334,59 +320,4 @@ def _finds_the_same(
 
 fork_servers = _ForkServers()
 atexit.register(fork_servers.close)
-
-
 os.register_at_fork(after_in_child=fork_servers.drop)
-
-
-def count_devices(fork_server: ForkServer, environment: Mapping[str, str]) -> tuple[int, str]:
-    """
-    How many accelerators torch sees with the variables of *environment*, and their type.
-
-    Raises `StartError`, also when a driver does not answer.
-    """
-    doing, instead = "counting the accelerators", "give nproc_per_node=N, a number"
-    answer = _ask_of_a_child(fork_server, "count", environment, doing, instead)
-    if "count" not in answer:
-        raise StartError(answer["why"])
-    return answer["count"], answer["kind"]
-
-
-def list_gpus(fork_server: ForkServer, environment: Mapping[str, str]) -> list[str]:
-    """PCI addresses of the GPUs that torch sees, by index, as with `count_devices`."""
-    answer = _ask_of_a_child(fork_server, "gpus", environment, "listing the GPUs", "leave numa_options out")
-    if "why" in answer:
-        raise StartError(answer["why"])
-    return [str(address) for address in answer["addresses"]]
-
-
-def _ask_of_a_child(
-    fork_server: ForkServer, op: str, environment: Mapping[str, str], doing: str, instead: str
-) -> Message:
-    """The answer to *op* of a child of *fork server* that is thrown away, and killed where a driver keeps it."""
-    channel, handle, began = fork_server.request(op), None, None
-    try:
-        while True:
-            left = 0.1 if began is None else _COUNT_LIMIT - (time.monotonic() - began)
-            if left <= 0:
-                raise StartError(
-                    f"{doing} took more than {_COUNT_LIMIT:g} s: torch asks the driver, which hangs (does nvidia-smi, "
-                    f"or the like, answer?); {instead}, and torch is not asked"
-                )
-            if wait_readable([channel], left):
-                received = channel.receive()
-                if received is None:
-                    raise fork_server.failure()
-                message, descriptors = received
-                if not descriptors:
-                    return message
-                (handle,) = descriptors
-                channel.send({"env": dict(environment)})
-            elif began is None and fork_server.ready():
-                began = time.monotonic()  # its imports, which may be slow, are not what the limit is for
-    finally:
-        if handle is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-            os.close(handle)
-        channel.close()

@@ -47,25 +47,19 @@ class SpawnerClient:
         self._early: list[Event] = []
         self._round = -1
         self._spawner: Process | None = None
-        self._used = False
-        self._warm = False
+        self.started = False
+        """Whether workers were ever started, so that there is something to stop."""
+        self.was_warm = False
+        """Whether the fork server had done its imports when it was employed, so that its end was no fault of theirs."""
 
     def fileno(self) -> int:
         """Readable when `take` has something to tell; -1 when no spawner is there."""
         return -1 if self._channel is None else self._channel.fileno()
 
-    def started(self) -> bool:
-        """Whether workers were ever started, so that there is something to stop."""
-        return self._used
-
-    def was_warm(self) -> bool:
-        """Whether the fork server had done its imports when it was employed, so that its end was no fault of theirs."""
-        return self._warm
-
     def employ(self, fork_server: ForkServer) -> None:
         """Have *fork server* fork a spawner for this spawner; the spawner gives the fork server back when it closes."""
         self._fork_server = fork_server
-        self._warm = fork_server.ready()
+        self.was_warm = fork_server.ready()
         try:
             self._start_spawner(fork_server.request("job"))
         except BaseException:
@@ -155,7 +149,7 @@ class SpawnerClient:
         while (received := self._answer(interrupt)) is not None:
             answer, extra = received
             if answer["op"] == "started" and answer["round"] == number:
-                self._used = True
+                self.started = True
                 if self._fork_server is not None:
                     self._fork_server.listen()
                 return {int(rank): pid for rank, pid in answer["pids"].items()}
@@ -245,7 +239,7 @@ class SpawnerClient:
 
     def close(self) -> None:
         """Kill what still runs and let the spawner go; call it in any state, more than once."""
-        if self._channel is not None and (self._used or self._fork_server is None or self._fork_server.ready()):
+        if self._channel is not None and (self.started or self._fork_server is None or self._fork_server.ready()):
             self._wake()
             self._channel.send({"op": "quit"})
             # The spawner closes its end when nothing is left below it.
@@ -268,7 +262,7 @@ class SpawnerClient:
             self._anchor.wait(_QUIT_LIMIT)
             self._anchor = None
         if self._fork_server is not None:
-            fork_servers.give_back(self._fork_server, unused=not self._used)
+            fork_servers.give_back(self._fork_server, unused=not self.started)
             self._fork_server = None
 
 

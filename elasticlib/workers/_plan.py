@@ -55,7 +55,6 @@ class Job:
     memories: Mapping[str, bytes]
     fork_server: ForkServerKey | None
     """None where the caller itself is forked."""
-    environment: Mapping[str, str]
     search_path: tuple[str, ...]
     """Where the fork server finds what it preloads."""
     call: Callable[..., Any] | None = None
@@ -126,7 +125,7 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
         python=fresh_command(sys.executable),
         exit_timeout=(limit, spec.exit_timeout is not None),
     )
-    job = Job(common, (), {}, None, environment, ())
+    job = Job(common, (), {}, None, ())
     if isinstance(entry, (str, os.PathLike)):
         return _command(job, spec, os.fspath(entry), start_method)
     if not callable(entry):
@@ -142,7 +141,7 @@ def _affinities(spec: WorkerSpec, job: Job) -> list[frozenset[int]]:
     options, found = spec.numa_options, list[frozenset[int]]()
     if options is not None:
         with attempt(options):
-            topology = read_topology(_devices.gpu_addresses(job.fork_server, job.environment, job.search_path))
+            topology = read_topology(_devices.gpu_addresses(job.fork_server, job.common.env, job.search_path))
             allowed = frozenset(job.common.affinity)
             found = [cpus_for(options.affinity_mode, rank, topology, allowed) for rank in range(spec.local_world_size)]
     return found
@@ -187,16 +186,14 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     memories = {"function": packed.function}
     if packed.definitions:
         memories["definitions"] = packed.definitions
-    job = _fork_serverd(evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method)
-    assert job.fork_server is not None
-    return evolve(job, fork_server=evolve(job.fork_server, flags=flags))
+    return _fork_serverd(evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method, flags=flags)
 
 
 def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
     if start_method == "fork":
         _log.info("start_method='fork' is for functions: %s starts as with 'forkserver', from a fork server", entry)
         start_method = "forkserver"
-    environment = job.environment
+    environment = job.common.env
     args = tuple(str(arg) for arg in spec.args)
     for text in (entry, *args):
         if "\0" in text:
@@ -252,11 +249,13 @@ def without_preload(job: Job) -> Job:
     return evolve(job, fork_server=evolve(job.fork_server, preload=(), path=()), search_path=())
 
 
-def _fork_serverd(job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable) -> Job:
+def _fork_serverd(
+    job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable, flags: tuple[str, ...] = ()
+) -> Job:
     if start_method == "spawn":
-        return evolve(job, fork_server=ForkServerKey(sys.executable, ()), search_path=())
+        return evolve(job, fork_server=ForkServerKey(sys.executable, flags=flags), search_path=())
     path = job.search_path if depends_on_path(spec.preload) else ()
-    return evolve(job, fork_server=ForkServerKey(python, spec.preload, path))
+    return evolve(job, fork_server=ForkServerKey(python, spec.preload, path, flags))
 
 
 def _refuse_preload(spec: WorkerSpec) -> None:

@@ -8,6 +8,7 @@ read to their last byte before anything is reported.
 
 from __future__ import annotations
 
+import functools
 import math
 import signal
 import sys
@@ -27,7 +28,7 @@ from elasticlib.logs._console import console_sink
 from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import DEFAULT_PRELOAD, LogsDest
-from elasticlib.workers import _failure, _left, _machine, _plan, _reaper
+from elasticlib.workers import _failure, _machine, _plan, _reaper
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
 from elasticlib.workers._launch_events import Exit, Failed, Lingers, Lost, Stopped, StoreGone, Stuck
@@ -73,7 +74,7 @@ class Processes:
         """Why all workers are gone at once, and nothing more will be heard of them."""
         self._store: StoreGone | None = None
         self._store_gone_at = 0.0
-        self._limit: float | None = None
+        self._limit = math.inf
         """When whoever stops the workers must have done so."""
         self._lease: Term | None = None
         self._noticed: dict[int, float] = {}
@@ -101,51 +102,36 @@ class Processes:
         Each worker is started with one of *specs*; its streams come from *dest*. *prefixes* stand before the
         console lines of tee'd streams. *listener* is the bound socket of the round's store. *guard* gets a
         pidfd of the process with which all workers will die, before there are any, and may give a lease: all are
-        killed when it is over. Raises `StartError` or
-        `PreloadError`; no process is left then.
+        killed when it is over. Raises `StartError` or `PreloadError`; no process is left then.
         """
         with room_for(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
-            return self._start(number, specs, dest, prefixes, listener, interrupt, guard)
-
-    def _start(
-        self,
-        number: int,
-        specs: Sequence[StartSpec],
-        dest: LogsDest,
-        prefixes: Mapping[int, bytes],
-        listener: int | None,
-        interrupt: int | None,
-        guard: Callable[[int], Term | None] | None,
-    ) -> dict[int, int]:
-        self._forget()
-        self._memory_kills = _machine.memory_kills()
-        self._dest = settled(dest)
-        _streams.prepare(self._dest)
-        if self._tee is None:
-            self._tee = Tee(console_sink(sys.stdout), console_sink(sys.stderr))
-        _streams.follow(self._tee, self._dest, prefixes, self._duplicates)
-        whole = [self._with_streams(spec) for spec in specs]
-        spawner = self._spawner = self._spawner or self._start_spawner()
-
-        def begin() -> dict[int, int]:
-            return self._begin(number, whole, listener, interrupt, guard)
-
-        try:
-            self.pids = begin()
-        except PreloadError as error:
-            asked = None if self._job.fork_server is None else self._job.fork_server.preload
-            if (error.module,) != asked or error.module not in DEFAULT_PRELOAD:
-                raise
-            # Nobody asked for it: a job without torch, or one whose torch does not bear it, runs all the same.
-            self._sink(records.PreloadSkipped(str(error)))
-            self._job = _plan.without_preload(self._job)
-            self.pids = begin()
-        except StartError:
-            if not (spawner.started() or spawner.was_warm()):
-                raise
-            # ForkServer or spawner was killed while idle: nothing ran, so this costs no restart.
-            self.pids = begin()
-        return self.pids
+            self._forget()
+            self._memory_kills = _machine.memory_kills()
+            self._dest = settled(dest)
+            _streams.prepare(self._dest)
+            if self._tee is None:
+                self._tee = Tee(console_sink(sys.stdout), console_sink(sys.stderr))
+            _streams.follow(self._tee, self._dest, prefixes, self._duplicates)
+            outs, errs = self._dest.stdouts, self._dest.stderrs
+            whole = [evolve(each, stdout=outs.get(each.local_rank), stderr=errs.get(each.local_rank)) for each in specs]
+            spawner = self._spawner = self._spawner or self._start_spawner()
+            begin = functools.partial(self._begin, number, whole, listener, interrupt, guard)
+            try:
+                self.pids = begin()
+            except PreloadError as error:
+                asked = None if self._job.fork_server is None else self._job.fork_server.preload
+                if (error.module,) != asked or error.module not in DEFAULT_PRELOAD:
+                    raise
+                # Nobody asked for it: a job without torch, or one whose torch does not bear it, runs all the same.
+                self._sink(records.PreloadSkipped(str(error)))
+                self._job = _plan.without_preload(self._job)
+                self.pids = begin()
+            except StartError:
+                if not (spawner.started or spawner.was_warm):
+                    raise
+                # ForkServer or spawner was killed while idle: nothing ran, so this costs no restart.
+                self.pids = begin()
+            return self.pids
 
     def _begin(
         self,
@@ -173,12 +159,8 @@ class Processes:
             assert self._job.call is not None
             spawner.fork_caller(self._job.call)
         else:
-            spawner.employ(fork_servers.take(self._job.fork_server, self._job.environment, self._job.search_path))
+            spawner.employ(fork_servers.take(self._job.fork_server, self._job.common.env, self._job.search_path))
         return spawner
-
-    def _with_streams(self, spec: StartSpec) -> StartSpec:
-        stdouts, stderrs = self._dest.stdouts, self._dest.stderrs
-        return evolve(spec, stdout=stdouts.get(spec.local_rank), stderr=stderrs.get(spec.local_rank))
 
     # A round goes on.
 
@@ -211,20 +193,17 @@ class Processes:
                     self._store, self._store_gone_at = self._store or event, time.time()
                 case Lost():
                     self.lost = self.lost or event  # the first one knows why
-        if (limit := self._latest()) is not None and time.monotonic() >= limit:
+        if time.monotonic() >= self._latest():
             self._end_deaf(self._spawner)
 
     def patience(self) -> float | None:
         """Seconds until `take` wants to be called though nothing is readable; None: not at all."""
         limit = self._latest()
-        return None if limit is None else max(0.0, limit - time.monotonic())
+        return None if limit == math.inf else max(0.0, limit - time.monotonic())
 
-    def _latest(self) -> float | None:
-        """When the workers must be gone, whoever ends them; None: never, as far as is known."""
-        if self.gone():
-            return None
-        limit = min(self._lease_end(), math.inf if self._limit is None else self._limit)
-        return None if limit == math.inf else limit
+    def _latest(self) -> float:
+        """When the workers must be gone, whoever ends them."""
+        return math.inf if self.gone() else min(self._lease_end(), self._limit)
 
     def _lease_end(self) -> float:
         return math.inf if self._lease is None else self._lease.ends_at()
@@ -278,7 +257,7 @@ class Processes:
         self._rank_base = rank_base
         self.take()
         spawner = self._spawner
-        if spawner is not None and spawner.started() and not self.gone():
+        if spawner is not None and spawner.started and not self.gone():
             self.ask_to_stop(signum, grace, spare_failed)
             tell_at = time.monotonic() + _AT_ONCE if somebody_waits else None
             while not self.gone():
@@ -290,18 +269,13 @@ class Processes:
                     meanwhile(limit)
                 self.take()
                 if tell_at is not None and time.monotonic() >= tell_at and not self.gone():
-                    self._tell_who_is_left()
                     tell_at = None
-        elif spawner is not None and not spawner.started():
-            self.dismiss()  # an interrupt came before the fork server was ready
-        if self.lost is not None:
-            self.dismiss()
+                    left = {rank_base + rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
+                    if left and (time_left := self._deadline - time.monotonic()) > 0:
+                        self._sink(records.StopAwaited(left, self._signum, time_left))
+        if self.lost is not None or (spawner is not None and not spawner.started):
+            self.dismiss()  # all are gone at once, or an interrupt came before the fork server was ready
         self.drain()
-
-    def _tell_who_is_left(self) -> None:
-        left = {self._rank_base + rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
-        if left and (time_left := self._deadline - time.monotonic()) > 0:
-            self._sink(records.StopAwaited(left, self._signum, time_left))
 
     def ask_to_stop(self, signum: int, grace: float, spare_failed: bool = False) -> None:
         """Begin to bring the workers down, as `stop` does, and return at once."""
@@ -314,8 +288,7 @@ class Processes:
     def hasten(self, signum: int, grace: float) -> None:
         """While workers are being stopped: send them *signum* and leave them *grace* s, unless they have less."""
         deadline = time.monotonic() + grace
-        latest = self._deadline if self._limit is None else self._limit - _ANSWER  # of those that are spared, too
-        if self._spawner is not None and deadline < latest:
+        if self._spawner is not None and deadline < self._limit - _ANSWER:  # also of those that are spared
             self._deadline, self._limit = min(self._deadline, deadline), deadline + _ANSWER
             self._spawner.stop(signum, grace)
 
@@ -354,35 +327,32 @@ class Processes:
         """
         with room_for(1):
             kills = _machine.memory_kills() - self._memory_kills
-            found = {
-                rank_base + rank: self._failure(end, rank_base, kills)
-                for rank, end in sorted(self._ends().items())
-                if _failure.failed(end, self._dest.error_files.get(rank, ""))
-            }
+            found = {}
+            for rank, end in sorted(self._ends().items()):
+                error_file, stderr = self._dest.error_files.get(rank, ""), self._dest.stderrs.get(rank)
+                if _failure.failed(end, error_file):
+                    found[rank_base + rank] = _failure.failure_of(
+                        end, rank_base + rank, error_file, stderr, kills, self._noticed[rank]
+                    )
         if not found and self.lost is not None and by_loss:
             for rank in range(self._count):
                 found[rank_base + rank] = ProcessFailure(
                     rank, self.pids.get(rank, 0), -signal.SIGKILL, "", message=self.lost.why, rank=rank_base + rank
                 )
-        if self._store is not None and (rank_left := _left.blamed(self._ends(), self._count)) is not None:
-            found[rank_base + rank_left] = _left.lost_store(
+        if self._store is not None and (rank_left := _failure.blamed(self._ends(), self._count)) is not None:
+            found[rank_base + rank_left] = _failure.lost_store(
                 self._store, rank_left, rank_base, kills, self._store_gone_at
             )
         return found
 
     def cut_short(self) -> dict[int, ProcessFailure]:
         """The workers that `stop` ended before they were done, by local rank, or that were not seen to end."""
-        return _left.cut_short(self.exits, self.pids, self._count)
-
-    def _failure(self, end: Exit, rank_base: int, kills: int) -> ProcessFailure:
-        rank = end.local_rank
-        error_file, stderr = self._dest.error_files.get(rank, ""), self._dest.stderrs.get(rank)
-        return _failure.failure_of(end, rank_base + rank, error_file, stderr, kills, self._noticed[rank])
+        return _failure.cut_short(self.exits, self.pids, self._count)
 
     def original_exception(self, rank: int) -> BaseException | None:
         """The exception that ended worker *rank* in this round, where it can be rebuilt."""
         end = self._ends().get(rank)
-        if self._store is not None and rank == _left.blamed(self._ends(), self._count):
+        if self._store is not None and rank == _failure.blamed(self._ends(), self._count):
             return StartError(self._store.why)
         if end is None:
             return self.lost.cause if self.lost is not None else None
@@ -390,4 +360,4 @@ class Processes:
 
     def return_values(self, rank_base: int = 0) -> dict[int, Any]:
         """What the workers returned, by local rank plus *rank_base*; None from programs. Raises `PicklingError`."""
-        return _left.return_values(self.exits, self._count, rank_base)
+        return _failure.return_values(self.exits, self._count, rank_base)

@@ -88,12 +88,8 @@ def family(root: int, spare: Collection[int] = ()) -> list[tuple[int, int, str]]
     """(pid, parent, state letter) of every descendant of *root*, without those in *spare* and their descendants."""
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        facts = status(int(entry))
-        if facts is None:
-            continue
-        children.setdefault(int(facts[1]), []).append((int(entry), facts[0].decode()))
+        if entry.isdigit() and (facts := status(int(entry))) is not None:
+            children.setdefault(int(facts[1]), []).append((int(entry), facts[0].decode()))
     found: list[tuple[int, int, str]] = []
     parents = [root]
     while parents:

@@ -14,7 +14,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypeAlias
 
 from typing_extensions import Self
@@ -77,7 +77,7 @@ class Raising:
     """
 
     def __init__(self, signums: tuple[signal.Signals, ...], what: str) -> None:
-        self._signums = signums
+        self.signums = signums
         self._what = what
         self._former: _Former = {}
         self._removed = False
@@ -85,7 +85,7 @@ class Raising:
     def install(self) -> None:
         """Set the handlers, if this is the main thread."""
         if threading.current_thread() is threading.main_thread():
-            self._former = _install(self._signums, self._on_signal)
+            self._former = _install(self.signums, self._on_signal)
 
     def remove(self) -> None:
         """
@@ -124,9 +124,7 @@ class Signals:
             self._former = _install(self._signums, self._on_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for signum, former in self._former.items():
             signal.signal(signum, former)
         self._former.clear()

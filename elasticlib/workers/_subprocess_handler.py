@@ -1,21 +1,24 @@
 """
-One program in a session of its own, for callers who look after it themselves.
+One program in a session of its own, for callers who look after it themselves; and a process of a set in its shape.
 
-Rules of this file: it starts one process and signals its group; waiting is the caller's, through `proc`. Sets of
-workers do not come from here: they end with their launcher, which such a process does not.
+Rules of this file: a handler starts one process and signals its group; waiting is the caller's, through `proc`. Sets of
+workers do not come from here: they end with their launcher, which such a process does not. What a view knows of a
+process of theirs it asks the set.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from subprocess import Popen
 
-from elasticlib.numa.binding import NumaOptions, _maybe_wrap_command_args_with_numa_binding as _bound
-from elasticlib.workers._environment import without_secrets
+from attrs import frozen
 
-__all__ = ["SubprocessHandler"]
+from elasticlib.numa._apply import wrap_command
+from elasticlib.numa._options import NumaOptions
+from elasticlib.workers._environment import without_secrets
 
 
 class SubprocessHandler:
@@ -39,23 +42,16 @@ class SubprocessHandler:
         numa_options: NumaOptions | None = None,
     ) -> None:
         self.local_rank_id = local_rank_id
-        command = _bound((entrypoint, *map(str, args)), device_index=local_rank_id, numa_options=numa_options)
-        files: list[int] = []
-        try:
-            for path in (stdout, stderr):
-                if path:
-                    files.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
-            left = list(files)
+        command = wrap_command((entrypoint, *map(str, args)), device_index=local_rank_id, numa_options=numa_options)
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(path, "wb")) if path else None for path in (stdout, stderr)]
             self.proc: Popen[bytes] = Popen(
                 command,
                 env={**without_secrets(os.environ), **env},
-                stdout=left.pop(0) if stdout else None,
-                stderr=left.pop(0) if stderr else None,
+                stdout=files[0],
+                stderr=files[1],
                 start_new_session=True,
             )
-        finally:
-            for descriptor in files:
-                os.close(descriptor)
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """
@@ -65,10 +61,8 @@ class SubprocessHandler:
         """
         if self.proc.returncode is not None and os.path.exists(f"/proc/{self.proc.pid}"):
             return  # it was reaped, its group ended, and the number is somebody else's by now
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.proc.pid, signal.SIGTERM if death_sig is None else death_sig)
-        except ProcessLookupError:
-            pass
 
 
 def get_subprocess_handler(
@@ -82,3 +76,31 @@ def get_subprocess_handler(
 ) -> SubprocessHandler:
     """Start a program; see `SubprocessHandler`. (torch: ``...multiprocessing.subprocess_handler``)"""
     return SubprocessHandler(entrypoint, args, env, stdout, stderr, local_rank_id, numa_options)
+
+
+@frozen
+class ProcessOfSet:
+    """What of a ``subprocess.Popen`` holds for a process of a set: its `pid`, and how it ended."""
+
+    pid: int
+    poll: Callable[[], int | None]
+    """The exit status, ``-n`` for signal ``n``; None while the process runs."""
+
+    @property
+    def returncode(self) -> int | None:
+        """As `poll`."""
+        return self.poll()
+
+
+@frozen
+class ProcessView:
+    """One process of a `SubprocessContext`, in the shape of a `SubprocessHandler`."""
+
+    local_rank_id: int
+    proc: ProcessOfSet
+    _signal: Callable[[int], None]
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """Send *death_sig* (SIGTERM) to the process and all that it started; nothing once it has ended."""
+        if self.proc.poll() is None:
+            self._signal(signal.SIGTERM if death_sig is None else death_sig)

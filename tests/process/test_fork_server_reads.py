@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -101,14 +101,14 @@ def test_a_fork_server_that_counted_the_devices_serves_the_launch(
     monkeypatch.setattr(_devices._machine, "may_have_accelerators", lambda: True)
     monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
     counted: list[int] = []
-    count = _devices.count_devices
+    ask = _devices._answer
 
-    def noted(fork_server: _fork_servers.ForkServer, environment: Mapping[str, str]) -> tuple[int, str]:
-        counted.append(fork_server._reaper.pid)
-        count(fork_server, environment)
-        return 0, ""  # so that the CPUs are taken, whatever is in this machine
+    def noted(*asked: Any) -> dict[str, Any]:
+        answer = ask(*asked)
+        counted.append(_fork_servers.fork_servers._kept[-1]._reaper.pid)
+        return {**answer, "count": 0, "kind": ""}  # so that the CPUs are taken, whatever is in this machine
 
-    monkeypatch.setattr(_devices, "count_devices", noted)
+    monkeypatch.setattr(_devices, "_answer", noted)
     settings = LaunchConfig(nproc_per_node="auto", max_restarts=0, preload=preload)
 
     chain = elastic_launch(settings, duties.chain)()[0]
@@ -362,7 +362,7 @@ def hanging(own_torch: Callable[[str], None], tmp_path: Path) -> Path:
 def test_a_driver_that_hangs_when_devices_are_counted_is_told_and_its_process_killed(
     hanging: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_fork_servers, "_COUNT_LIMIT", 0.3)
+    monkeypatch.setattr(_devices, "_LIMIT", 0.3)
 
     with pytest.raises(StartError, match=r"counting the accelerators took more than 0\.3 s.*give nproc_per_node=N"):
         elastic_launch(LaunchConfig(nproc_per_node="gpu"), duties.chain)()
@@ -372,7 +372,7 @@ def test_a_driver_that_hangs_when_devices_are_counted_is_told_and_its_process_ki
 
 def test_a_driver_that_hangs_holds_up_no_other_launch(hanging: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither one of its own fork server nor one of another."""
-    monkeypatch.setattr(_fork_servers, "_COUNT_LIMIT", 2 * LIMIT)
+    monkeypatch.setattr(_devices, "_LIMIT", 2 * LIMIT)
     with ThreadPoolExecutor(1) as thread:
         counting = thread.submit(_devices.workers_per_node, "gpu", ("torch",), _fork_servers.flags_here())
         duties.wait_for(lambda: hanging.exists() and hanging.read_text())

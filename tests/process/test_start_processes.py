@@ -24,7 +24,7 @@ from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.workers import PContext, RunProcsResult, Std, SubprocessContext, _context, start_processes
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
-from elasticlib.workers._subprocess_view import ProcessView
+from elasticlib.workers._subprocess_handler import ProcessView
 from elasticlib.workers.child._start_spec import StartSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]

@@ -38,8 +38,7 @@ from attrs import evolve
 
 from elasticlib._programs import close_all_but
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _ending, _exiting, _randomness, _report, _results, _serving, _tail, _threads
-from elasticlib.workers.child._record import with_file
+from elasticlib.workers.child import _ending, _exiting, _randomness, _record, _report, _results, _serving, _threads
 from elasticlib.workers.child._start_spec import Handed, StartSpec, from_both
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked
@@ -206,7 +205,7 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
     faulthandler.enable(file=handed.faults, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file=handed.faults, all_threads=True)
     _report.has_the_stacks_of_crashes = True
-    _tail.install(handed.tail)
+    _report.note_stderr(handed.tail)
     if spec.server is not None:
         _serving.when_torch_comes(spec.server)
     kind = spec.kind
@@ -217,14 +216,7 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
         sys.path[:] = [spec.path0, *base_path]
         sys.argv[:] = spec.argv
         main = _new_main()
-        match kind:
-            case "script":
-                run = _script(spec.argv[0], main)
-            case "package":
-                run = _package
-            case _:
-                run = _module(spec.entry)
-        return _outcome(run, handed, shared=())
+        return _outcome(lambda: _run_main(spec, main), handed, shared=())
     if call is None:
         sys.path[:] = spec.sys_path
         sys.argv[:] = spec.argv
@@ -243,27 +235,19 @@ def _new_main() -> types.ModuleType:
     return main
 
 
-def _script(path: str, main: types.ModuleType) -> Callable[[], Any]:
-    path = os.path.abspath(path)
-    loader = importlib.machinery.SourceFileLoader("__main__", path)
-    main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
-
-    def run() -> None:
+def _run_main(spec: StartSpec, main: types.ModuleType) -> None:
+    """Run a script, package or module as *main*, which stays the present one: its threads may need it to their end."""
+    if spec.kind == "script":
+        path = os.path.abspath(spec.argv[0])
+        loader = importlib.machinery.SourceFileLoader("__main__", path)
+        main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
-        exec(code, main.__dict__)  # and not runpy: it would restore the old __main__ before threads end
-
-    return run
-
-
-def _package() -> None:
-    # As _module: what Python calls for a folder or archive, which comes first on the search path.
-    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
-
-
-def _module(name: str) -> Callable[[], Any]:
-    # What ``python -m`` itself calls: it runs in the present __main__ and leaves it there.
-    return lambda: runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+        exec(code, main.__dict__)  # and not runpy's own function for it, which would restore the old __main__
+    elif spec.kind == "module":  # as ``python -m`` does
+        runpy._run_module_as_main(spec.entry)  # type: ignore[attr-defined]
+    else:  # as Python does with a folder or archive, which comes first on the search path
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
 
 
 def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:
@@ -284,11 +268,7 @@ def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:
         # Processes that multiprocessing spawns from here import this module as their __main__.
         os.environ[DEFINITIONS_VARIABLE] = f"/proc/{os.getpid()}/fd/{handed.memories['definitions']}"
         main.__spec__ = importlib.machinery.ModuleSpec(_SPAWN_DEFINITIONS, None)
-
-    def call() -> Any:
-        return function(*args, **kwargs)
-
-    return call
+    return functools.partial(function, *args, **kwargs)
 
 
 def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | None, keeps_result: bool = False) -> int:
@@ -304,7 +284,7 @@ def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | N
         interrupted = 128 + signal.SIGINT if keeps_result else -signal.SIGINT
         status = interrupted if isinstance(error, KeyboardInterrupt) else 1
         error = error.with_traceback(_user_part(error))
-        _record(error, handed, shared, status)
+        _raised(error, handed, shared, status)
         return _shown(error, status)
     if not keeps_result:
         _exiting.announce(handed, _exiting.Outcome.ENDED, 0)
@@ -314,7 +294,7 @@ def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | N
     except Exception as error:
         kind = _report.qualified_name(type(result))
         text = f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}"
-        _record(TypeError(text), handed, shared, 1)
+        _raised(TypeError(text), handed, shared, 1)
         print(f"elasticlib: {text}", file=sys.stderr)
         return 1
     status = 0 if _deliver(_report.Report("result", payload), handed) else 1
@@ -339,24 +319,23 @@ def _shown(error: BaseException, status: int) -> int:
     return status
 
 
-def _record(error: BaseException, handed: Handed, shared: Collection[str] | None, status: int) -> None:
+def _raised(error: BaseException, handed: Handed, shared: Collection[str] | None, status: int) -> None:
     try:
         pickled = _results.pack_exception(error, shared)
     except Exception:
         pickled = b""
     entry = _report.of_exception(error, pickled)
     if _deliver(entry, handed):
-        with_file(lambda path: _report.write_error_file(path, entry))
+        _record.leave(entry)
     _exiting.announce(handed, _exiting.Outcome.RAISED, status)
 
 
 def _deliver(report: _report.Report, handed: Handed) -> bool:
     """Leave *report* for the launcher; False, with a line on stderr, when that cannot be done."""
     if os.getpid() != handed.pid:
-        text = "came back from the user's code"
         print(
-            f"elasticlib: process {os.getpid()}, which the worker {handed.pid} forked, {text}: its {report.kind} is "
-            "dropped; end such a process by os._exit()",
+            f"elasticlib: process {os.getpid()}, which the worker {handed.pid} forked, came back from the user's code: "
+            f"its {report.kind} is dropped; end such a process by os._exit()",
             file=sys.stderr,
         )
         return report.kind == "result"

@@ -16,11 +16,11 @@ import functools
 import gc
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from typing import Any
+
+from elasticlib.workers.child._serving import TorchWaiter
 
 _LEAST_ENTROPY = 2**64
 """Below it a number was chosen by somebody; numpy takes 128 bits from the system."""
@@ -33,110 +33,64 @@ _chosen: list[Callable[[], object]] = []
 """Restores what CPython itself seeds anew in each forked process."""
 
 
-class _TorchSeed:
-    """A finder of modules that notes with which seed torch's default generator comes into the world."""
-
-    def __init__(self) -> None:
-        self.value: int | None = None
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
-            return None
-        self.leave()
-        spec = find_spec(name)
-        loader: Any = None if spec is None else spec.loader
-        if loader is None or not hasattr(loader, "__dict__"):
-            return spec
-        plain = loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            del loader.exec_module
-            plain(module)
-            self.value = _torch_seed()
-
-        loader.exec_module = exec_module
-        return spec
-
-    def leave(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-
 def _torch_seed() -> int | None:
     generator = getattr(sys.modules.get("torch"), "default_generator", None)
     return None if generator is None else int(generator.initial_seed())
 
 
-class _Seeds:
-    """Notes which generators of `random` come into the world, and whether anybody chooses their seeds."""
+@contextmanager
+def _noted() -> Iterator[tuple[list[random.Random], dict[int, bool]]]:
+    """While entered, the generators of `random` that are made, and by identity whether somebody chose their seeds."""
+    born: list[random.Random] = []
+    chosen: dict[int, bool] = {}
+    common: random.Random = random._inst
+    kind: Any = random.Random
+    begin, seed, setstate = plain = kind.__init__, kind.seed, kind.setstate
+    of_module = random.seed, random.setstate
 
-    def __init__(self) -> None:
-        self.born: list[random.Random] = []
-        self.chosen: dict[int, bool] = {}
-        """By identity, whether the last seed of a generator was somebody's choice."""
-        self._plain = random.Random.__init__, random.Random.seed, random.Random.setstate
-        self._plain_module = random.seed, random.setstate
+    def noted_begin(generator: random.Random, x: Any = None) -> None:
+        begin(generator, x)
+        born.append(generator)
+        chosen[id(generator)] = x is not None
 
-    def enter(self) -> None:
-        begin, seed, setstate = self._plain
+    def noted_seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
+        seed(generator, a, version)
+        chosen[id(generator)] = a is not None
 
-        def noted_begin(generator: random.Random, x: Any = None) -> None:
-            begin(generator, x)
-            self.born.append(generator)
-            self.chosen[id(generator)] = x is not None
+    def noted_setstate(generator: random.Random, state: Any) -> None:
+        setstate(generator, state)
+        chosen[id(generator)] = True
 
-        def noted_seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
-            seed(generator, a, version)
-            self.chosen[id(generator)] = a is not None
-
-        def noted_setstate(generator: random.Random, state: Any) -> None:
-            setstate(generator, state)
-            self.chosen[id(generator)] = True
-
-        # Of the class, and the module's functions, which are methods of its one hidden generator.
-        common: random.Random = random._inst
-        self._put(
-            (noted_begin, noted_seed, noted_setstate),
-            (functools.partial(noted_seed, common), functools.partial(noted_setstate, common)),
-        )
-
-    def leave(self) -> None:
-        self._put(self._plain, self._plain_module)
-
-    @staticmethod
-    def _put(methods: tuple[Any, ...], functions: tuple[Any, ...]) -> None:
-        generator: Any = random.Random
-        generator.__init__, generator.seed, generator.setstate = methods
-        random.seed, random.setstate = functions
-
-    def common_was_chosen(self) -> bool:
-        """Whether the module's own generator has a seed that somebody chose."""
-        return self.chosen.get(id(random._inst), False)
-
-    def by_chance(self) -> list[random.Random]:
-        """Generators that others keep, and that nobody seeded."""
-        return [each for each in self.born if sys.getrefcount(each) > 3 and not self.chosen[id(each)]]
+    # Of the class, and the module's functions, which are methods of its one hidden generator.
+    kind.__init__, kind.seed, kind.setstate = noted_begin, noted_seed, noted_setstate
+    random.seed, random.setstate = functools.partial(noted_seed, common), functools.partial(noted_setstate, common)
+    try:
+        yield born, chosen
+    finally:
+        kind.__init__, kind.seed, kind.setstate = plain
+        random.seed, random.setstate = of_module
 
 
 @contextmanager
 def observed() -> Iterator[None]:
     """While entered, modules are imported; afterwards `reseed` knows which of their generators nobody seeded."""
-    torch_seed, seeds = _TorchSeed(), _Seeds()
+    came_with: list[int | None] = []
+    torch = TorchWaiter(lambda: came_with.append(_torch_seed()))
     if "torch" in sys.modules:  # by a sitecustomize module, say
         found = _torch_seed()
-        torch_seed.value = found if found is not None and found >= _LEAST_SEED else None
-    sys.meta_path.insert(0, torch_seed)
-    seeds.enter()
+        came_with.append(found if found is not None and found >= _LEAST_SEED else None)
+    torch.enter()
     try:
-        yield
+        with _noted() as (born, chosen):
+            yield
     finally:
-        seeds.leave()
-        torch_seed.leave()
-    if seeds.common_was_chosen():
+        torch.leave()
+    if chosen.get(id(random._inst), False):
         state = random.getstate()
         _chosen.append(lambda: random.setstate(state))
-    _chance.extend(each.seed for each in seeds.by_chance())
-    if torch_seed.value is not None and torch_seed.value == _torch_seed():
+    # Those that others keep, and that nobody seeded.
+    _chance.extend(each.seed for each in born if sys.getrefcount(each) > 3 and not chosen[id(each)])
+    if came_with and came_with[-1] is not None and came_with[-1] == _torch_seed():
         _chance.append(_seed_torch)
     _chance.extend(_numpy_generators())
 
@@ -151,8 +105,9 @@ def _numpy_generators() -> list[Callable[[], object]]:
     library: Any = sys.modules.get("numpy.random")
     if library is None:
         return []
-    found = [] if _global_was_seeded(library) else [library.seed]
     mine = getattr(library.mtrand._rand, "_bit_generator", None)
+    was_seeded = mine is not None and getattr(mine, "seed_seq", None) is None  # which np.random.seed takes away
+    found = [] if was_seeded else [library.seed]
     for each in gc.get_objects():
         # Of the type, since asking an object for its class may run code of its own.
         if issubclass(type(each), library.BitGenerator) and each is not mine and _by_chance(each):
@@ -162,11 +117,6 @@ def _numpy_generators() -> list[Callable[[], object]]:
 
 def _start_anew(bits: Any) -> None:
     bits.state = type(bits)().state
-
-
-def _global_was_seeded(library: Any) -> bool:
-    bits = getattr(library.mtrand._rand, "_bit_generator", None)
-    return bits is not None and getattr(bits, "seed_seq", None) is None  # which np.random.seed takes away
 
 
 def _by_chance(bits: Any) -> bool:

@@ -74,8 +74,7 @@ class ErrorHandler:
 
     def record_exception(self, e: BaseException) -> None:
         """Write *e* to the error file, in place of what is there; nothing where no file is named."""
-        content = _report.error_file_content(_report.of_exception(e, b""))
-        self._with_file(lambda path: _report.write_json(path, content))
+        self._write(_report.error_file_content(_report.of_exception(e, b"")))
 
     def override_error_code_in_rootcause_data(
         self, rootcause_error_file: str, rootcause_error: dict[str, Any], error_code: int = 0
@@ -123,14 +122,14 @@ class ErrorHandler:
         elif os.path.isfile(path):
             with open(path, encoding="utf-8", errors="replace") as file:
                 logger.warning("%s is there already and will be replaced; it holds: %s", path, file.read())
-        self._with_file(lambda path: _report.write_json(path, content))
+        self._write(content)
 
-    def _with_file(self, write: Callable[[str], None]) -> None:
+    def _write(self, content: dict[str, Any]) -> None:
         path = self._get_error_file_path()
         if not path or path == os.devnull:
             return
         try:
-            write(path)
+            _report.write_json(path, content)
         except OSError as failure:
             print(f"elasticlib: the error file was not written: {failure}", file=sys.stderr)
 
@@ -201,6 +200,7 @@ def pass_on(error: ChildFailedError) -> None:
     get_error_handler().dump_failure(error.get_first_failure()[1])
 
 
-def with_file(write: Callable[[str], None]) -> None:
-    """Have *write* fill this process' error file, if its launcher named one; a failure is only said."""
-    ErrorHandler()._with_file(write)
+def leave(report: _report.Report) -> None:
+    """Write *report* to the error file that this process' launcher named, if it did; an earlier file is kept."""
+    if not os.path.exists(os.environ.get(VARIABLE, "")):
+        ErrorHandler()._write(_report.error_file_content(report))

@@ -1,5 +1,5 @@
 """
-What a worker leaves behind: its return value or its exception, in memory that outlives it.
+What a worker leaves behind: its return value or its exception, and its last lines, in memory that outlives it.
 
 Each worker gets an anonymous file (memfd). It writes one report there; the head comes last, so a report
 is whole or absent even when a SIGKILL falls in the middle. Its launcher reads it after the worker's
@@ -10,10 +10,12 @@ The same facts go to ``TORCHELASTIC_ERROR_FILE`` in torch's JSON form for tools 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import struct
+import sys
 import time
 import traceback
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ from elasticlib._untrusted import exactly, parse
 _HEAD = struct.Struct("!8sQQ")
 _MOST_TEXT = 65536
 _MOST_READ = 2**24
+_MOST_NOTED = 32768
+"""Bytes that the note of stderr may have; half of it, the newer, stays when it is full."""
 _MAGIC = b"elastic1"
 has_the_stacks_of_crashes = False
 """Whether this process is a worker whose fault handler writes for the report."""
@@ -55,6 +59,17 @@ class Report:
     secondary: bool = False
 
 
+_FACTS: dict[str, type] = {
+    "kind": str,
+    "exception_type": str,
+    "message": str,
+    "traceback": str,
+    "timestamp": float,
+    "secondary": bool,
+}
+"""What is written of it besides the payload, each of just this type."""
+
+
 def identity(descriptor: int) -> tuple[int, int]:
     """What tells the file behind *descriptor* from any other; (0, 0) when it is closed."""
     try:
@@ -82,16 +97,7 @@ def reopened(descriptor: int, expected: tuple[int, int], owner: int) -> int:
 
 def write(descriptor: int, report: Report) -> None:
     """Put *report* into the memfd *descriptor*; it can be read once this returns, whatever happens then."""
-    facts = json.dumps(
-        {
-            "kind": report.kind,
-            "exception_type": report.exception_type,
-            "message": report.message,
-            "traceback": report.traceback,
-            "timestamp": report.timestamp,
-            "secondary": report.secondary,
-        }
-    ).encode()
+    facts = json.dumps({name: getattr(report, name) for name in _FACTS}).encode()
     write_exactly(descriptor, facts, _HEAD.size)
     write_exactly(descriptor, report.payload, _HEAD.size + len(facts))
     write_exactly(descriptor, _HEAD.pack(_MAGIC, len(facts), len(report.payload)), 0)
@@ -114,27 +120,13 @@ def read(descriptor: int) -> Report | None:
     if magic != _MAGIC or _HEAD.size + facts_size + payload_size > os.fstat(descriptor).st_size:
         return None
     try:
-        facts = _facts(read_exactly(descriptor, facts_size, _HEAD.size))
+        facts = parse(read_exactly(descriptor, facts_size, _HEAD.size))
+        if not isinstance(facts, dict) or facts.keys() != _FACTS.keys():
+            return None
+        facts = {name: exactly(facts[name], kind) for name, kind in _FACTS.items()}
         return Report(payload=read_exactly(descriptor, payload_size, _HEAD.size + facts_size), **facts)
     except (ValueError, EOFError, MemoryError):
         return None
-
-
-_KINDS: dict[str, type] = {
-    "kind": str,
-    "exception_type": str,
-    "message": str,
-    "traceback": str,
-    "timestamp": float,
-    "secondary": bool,
-}
-
-
-def _facts(data: bytes) -> dict[str, Any]:
-    facts = parse(data)
-    if not isinstance(facts, dict) or facts.keys() != _KINDS.keys():
-        raise ValueError("these are no facts of a report")
-    return {name: exactly(facts[name], kind) for name, kind in _KINDS.items()}
 
 
 def read_exactly(descriptor: int, size: int, offset: int = 0) -> bytes:
@@ -214,13 +206,6 @@ def error_file_content(report: Report) -> dict[str, Any]:
     return {"message": {"message": report.message, "extraInfo": extra}}
 
 
-def write_error_file(path: str, report: Report) -> None:
-    """Write *report* to *path* in torch's JSON form, whole or not at all; an earlier file is kept."""
-    if os.path.exists(path):
-        return
-    write_json(path, error_file_content(report))
-
-
 def write_json(path: str, content: Any) -> None:
     """Write *content* to *path* so that a reader sees all of it or the former file; a missing folder is made anew."""
     folder = os.path.dirname(path) or "."
@@ -235,3 +220,52 @@ def write_json(path: str, content: Any) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+class NotedFile(io.FileIO):
+    """
+    Descriptor 2, with a copy of what Python writes to it in a memfd.
+
+    The stream itself goes where it always went, so that a terminal stays a terminal and the order of lines
+    stays what it was. Native code that writes to descriptor 2 by itself is not noted: it can be read on the console,
+    or in the file where stderr is redirected.
+    """
+
+    def __init__(self, note: int) -> None:
+        super().__init__(2, "wb", closefd=False)
+        self.name = "<stderr>"
+        self._note = note
+        self._identity = identity(note)
+        self._size = 0
+
+    def write(self, data: Any, /) -> int:
+        """Write *data* to stderr, then note it: an error of the stream is the writer's, one of the note nobody's."""
+        count = super().write(data)
+        # The user's code may have closed all descriptors, and opened a file of its own under this number.
+        if identity(self._note) == self._identity:
+            self._keep(bytes(memoryview(data)[:count])[-_MOST_NOTED // 2 :])
+        return count
+
+    def _keep(self, data: bytes) -> None:
+        if self._size + len(data) > _MOST_NOTED:
+            data = (os.pread(self._note, _MOST_NOTED, 0) + data)[-_MOST_NOTED // 2 :]
+            self._size = 0
+            os.ftruncate(self._note, len(data))
+        self._size += os.pwrite(self._note, data, self._size)
+
+
+def note_stderr(note: int) -> None:
+    """Have ``sys.stderr`` noted in the memfd *note*; it looks as it did before."""
+    former = sys.stderr
+    if former is None:
+        return
+    file = NotedFile(note)
+    stream: Any = io.TextIOWrapper(
+        file,  # and no buffer between, as with python -u
+        encoding=former.encoding,
+        errors=former.errors,
+        line_buffering=file.isatty(),
+        write_through=True,
+    )
+    stream.mode = "w"
+    sys.stderr = sys.__stderr__ = stream  # type: ignore[misc]

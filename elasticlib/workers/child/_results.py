@@ -1,7 +1,14 @@
-"""How a worker's return value or exception travels back: classes that both sides have keep their identity."""
+"""
+How a worker's return value or exception travels back: classes that both sides have keep their identity.
+
+Rules of this file: an exception is for its launcher the very one where that can be, else what comes nearest to it;
+what cannot be packed or rebuilt is left out, never raised; only what `pack_exception` wrote in a worker is unpacked.
+"""
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import io
 import pickle
 import sys
@@ -11,7 +18,6 @@ from typing import Any
 
 import cloudpickle
 
-from elasticlib.workers.child._exceptions import ArgumentText
 from elasticlib.workers.child._report import qualified_name, text_of
 
 _MOST_TWICE = 1 << 20
@@ -43,7 +49,7 @@ def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
 
 def pack_exception(error: BaseException, shared: Collection[str] | None) -> bytes:
     """
-    Pickle an exception such that `_exceptions.unpack` finds as much of it as can travel, whatever it holds.
+    Pickle an exception such that `unpack_exception` finds as much of it as can travel, whatever it holds.
 
     What cannot be pickled by itself, or not be rebuilt from that, is left out: a field, an argument for which its text
     goes, the class for which the nearest one above it goes.
@@ -80,3 +86,73 @@ def _shown(value: object) -> str:
         return repr(value)
     except Exception:
         return object.__repr__(value)
+
+
+def unpack_exception(payload: bytes) -> BaseException | None:
+    """What `pack_exception` packed, or what comes nearest to it and has its text; None for other bytes."""
+    parts = _loaded(payload)
+    if not isinstance(parts, dict) or "whole" not in parts:
+        return None
+    whole = _loaded(parts["whole"])
+    if isinstance(whole, BaseException):
+        return whole
+    args = tuple(_loaded(value) for value in parts.get("args", ()))
+    found = {name: _loaded(value) for name, value in parts.get("fields", {}).items()}
+    fields = {name: value for name, value in found.items() if value is not _MISSING}
+    for kind in map(_loaded, parts.get("kinds", ())):
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            with contextlib.suppress(Exception):
+                return _rebuilt(kind, args, fields, parts["name"], parts["text"])
+    return stand_in(parts["name"], parts["text"])
+
+
+def stand_in(name: str, text: str) -> BaseException:
+    """An exception that looks like one of class *name* with this *text*, of which nothing else is known."""
+    kind = getattr(builtins, name, None)
+    known = isinstance(kind, type) and issubclass(kind, Exception) and not hasattr(kind, "exceptions")
+    return _rebuilt(kind if known else Exception, (text,), {}, name, text)  # type: ignore[arg-type]
+
+
+def _rebuilt(
+    kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any], name: str, text: str
+) -> BaseException:
+    """An exception of *kind* without a call of its ``__init__``; of a class below it where *name* or *text* differ."""
+    if qualified_name(kind) == name:
+        error = _filled(kind, args, fields)
+        if text_of(error) == text:
+            return error
+    module, _, plain = name.rpartition(".")
+    looks = {"__module__": module or kind.__module__, "__str__": lambda self: text}
+    return _filled(type(plain, (kind,), looks), args, fields)
+
+
+def _filled(kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(fields)
+    return error
+
+
+class ArgumentText(str):
+    """The text of an argument that could not travel, which shows as that did."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+class _Missing:
+    """Stands for what cannot be rebuilt here."""
+
+    def __repr__(self) -> str:
+        return "<not sent>"
+
+
+_MISSING = _Missing()
+
+
+def _loaded(packed: Any) -> Any:
+    """What was pickled, as far as that can be rebuilt here."""
+    try:
+        return pickle.loads(packed)
+    except Exception:
+        return _MISSING

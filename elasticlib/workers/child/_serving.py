@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -28,7 +28,7 @@ def when_torch_comes(path: str) -> None:
     if "torch" in sys.modules:
         _serve(path)
     else:
-        sys.meta_path.insert(0, _Waiter(path))
+        TorchWaiter(lambda: _serve(path)).enter()
 
 
 def open_server(path: str) -> Any:
@@ -49,19 +49,28 @@ def _serve(path: str) -> None:
     os.environ[SERVED_VARIABLE] = path
 
 
-class _Waiter:
-    """An importer that imports nothing: it sees torch being imported."""
+class TorchWaiter:
+    """An importer that imports nothing: it calls *then* when this very process has imported torch."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, then: Callable[[], object]) -> None:
+        self._then = then
         self._pid = os.getpid()
         self._asks = False
         """Whether the other importers are being asked: it is itself among those that Python asks then."""
 
+    def enter(self) -> None:
+        """Be asked before all others."""
+        sys.meta_path.insert(0, self)
+
+    def leave(self) -> None:
+        """Be asked no more."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where torch is, as the other importers know it, with a loader that serves thereafter."""
+        """Where torch is, as the other importers know it, with a loader that tells when it has loaded."""
         if name != "torch" or self._asks:
             return None
         self._asks = True
@@ -70,16 +79,15 @@ class _Waiter:
         finally:
             self._asks = False
         loader: Any = None if found is None else found.loader
-        if loader is None or os.getpid() != self._pid:
+        if not hasattr(loader, "__dict__") or os.getpid() != self._pid:
             return found
         load = loader.exec_module
 
-        def load_and_serve(module: ModuleType) -> None:
+        def load_and_tell(module: ModuleType) -> None:
             del loader.exec_module
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
+            self.leave()
             load(module)
-            _serve(self._path)
+            self._then()
 
-        loader.exec_module = load_and_serve
+        loader.exec_module = load_and_tell
         return found

@@ -257,24 +257,18 @@ class Starter:
     """Stands in for a spawner: its start fails with *error*, or says where the workers are."""
 
     def __init__(self, error: Exception | None = None, *, warm: bool = False, used: bool = False) -> None:
-        self.error, self.warm, self.used = error, warm, used
+        self.error, self.was_warm, self.started = error, warm, used
         self.closed = False
         self.events: list[Event] = []
 
     def start(self, *order: object) -> dict[int, int]:
         if self.error is not None:
             raise self.error
-        self.used = True
+        self.started = True
         return {0: 70, 1: 71}
-
-    def started(self) -> bool:
-        return self.used
 
     def spawner(self, interrupt: int | None = None) -> Process | None:
         return Process(SPAWNER, HANDLE)
-
-    def was_warm(self) -> bool:
-        return self.warm
 
     def fileno(self) -> int:
         return -1
@@ -356,7 +350,7 @@ def test_the_process_with_which_all_workers_will_die_is_named_before_there_are_a
 ) -> None:
     agent, spawner = make(), Starter()
     named: list[tuple[int, bool]] = []
-    monkeypatch.setattr(agent._member, "guard", lambda handle: named.append((handle, spawner.used)))
+    monkeypatch.setattr(agent._member, "guard", lambda handle: named.append((handle, spawner.started)))
 
     start_with(agent, spawner)
 
@@ -369,7 +363,7 @@ def test_a_signal_before_there_is_a_spawner_starts_nobody(make: Make, monkeypatc
 
     pids = start_with(agent, spawner)
 
-    assert (pids, spawner.used) == ({}, False)
+    assert (pids, spawner.started) == ({}, False)
 
 
 def test_workers_that_were_killed_because_contact_was_lost_have_not_failed(make: Make) -> None:

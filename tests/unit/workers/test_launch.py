@@ -111,7 +111,7 @@ def test_a_start_sends_the_differences_of_each_worker_and_returns_the_pids_by_ra
 
     assert pids == {0: 70, 1: 71}
     assert spawner.hear() == {"op": "start", "round": 0, "workers": [], "more": []}
-    assert spawner.spawner.started()
+    assert spawner.spawner.started
 
 
 def test_the_spawner_says_which_process_it_is(spawner: Spawner) -> None:
@@ -149,7 +149,7 @@ def test_a_start_that_is_interrupted_returns_nobody(spawner: Spawner) -> None:
         os.close(interrupt)
 
     assert pids == {}
-    assert not spawner.spawner.started()
+    assert not spawner.spawner.started
 
 
 def test_a_start_without_a_spawner_is_an_error(spawner: Spawner) -> None:
@@ -267,7 +267,7 @@ def test_a_start_that_broke_in_the_middle_is_an_error_at_once(spawner: Spawner) 
 
     with pytest.raises(StartError, match=r"^a worker could not be started: no memory$"):
         spawner.spawner.start(0, [], None)
-    assert not spawner.spawner.started()
+    assert not spawner.spawner.started
 
 
 def test_a_spawner_that_broke_in_a_round_is_a_loss_with_its_reason(spawner: Spawner) -> None:

@@ -428,7 +428,7 @@ def test_workers_are_bound_by_the_gpu_of_their_local_rank(method: str, machine: 
     job = plan(train, 0.5, method=method, numa_options=NODE)
 
     assert [([2], True), ([0, 1], True)] == [(spec.affinity, spec.bound) for spec in (job.spec(0, {}), job.spec(1, {}))]
-    assert [(job.fork_server, job.environment)] == machine
+    assert [(job.fork_server, job.common.env)] == machine
 
 
 def test_a_virtual_local_rank_is_bound_by_the_real_one(machine: list[Any]) -> None:

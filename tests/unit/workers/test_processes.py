@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import signal
@@ -18,6 +19,7 @@ from elasticlib import records
 from elasticlib._lease import Lease
 from elasticlib.errors import ConfigError, PicklingError, root_cause
 from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.spec import WorkerSpec
 from elasticlib.workers import MultiprocessContext, Std, _call, _context, _processes
 from elasticlib.workers._launch_events import Event, Exit, Lost, Stopped, StoreGone, Stuck
 from elasticlib.workers._processes import Processes
@@ -30,15 +32,13 @@ class Told:
     def __init__(self, *events: Event) -> None:
         self.events = list(events)
         self.stops: list[tuple[int, float]] = []
+        self.started = True
         self.closed = 0
         self.killed = False
         self.ready = os.eventfd(1, os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
         return self.ready
-
-    def started(self) -> bool:
-        return True
 
     def take(self) -> list[Event]:
         events, self.events = self.events, []
@@ -69,7 +69,7 @@ def make(said: list[records.Record]) -> Iterator[Callable[..., tuple[Processes, 
     spawners: list[Told] = []
 
     def new(*events: Event) -> tuple[Processes, Told]:
-        job = _call.of_program("true", {0: (), 1: ()}, _call.CallSettings("t", None, None, None))
+        job = _call.of_program("true", {0: (), 1: ()}, functools.partial(WorkerSpec, "t", 2, None))
         processes, spawner = Processes(job, 2, said.append), Told(*events)
         processes._spawner = spawner  # type: ignore[assignment]
         processes.pids = {0: 100, 1: 101}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from elasticlib.workers.child import _report
+from elasticlib.workers.child import _record, _report
 from elasticlib.workers.child._report import Report, is_secondary, of_exception, qualified_name, read, write
 from tests.unit.untrusted import spoiled, strange
 
@@ -260,10 +260,17 @@ def test_any_other_failure_is_primary(error: BaseException) -> None:
 # The error file.
 
 
+def write_error_file(path: str, report: Report) -> None:
+    """What a worker does whose launcher named *path*."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_record.VARIABLE, path)
+        _record.leave(report)
+
+
 def test_the_error_file_has_torchs_form(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
 
-    _report.write_error_file(str(path), Report("error", b"", "ValueError", "ValueError: bad", "Trace", 1234.75))
+    write_error_file(str(path), Report("error", b"", "ValueError", "ValueError: bad", "Trace", 1234.75))
 
     assert json.loads(path.read_text()) == {
         "message": {
@@ -276,7 +283,7 @@ def test_the_error_file_has_torchs_form(tmp_path: Path) -> None:
 def test_the_folder_of_the_error_file_is_made(tmp_path: Path) -> None:
     path = tmp_path / "attempt_0" / "1" / "error.json"
 
-    _report.write_error_file(str(path), Report("error", b""))
+    write_error_file(str(path), Report("error", b""))
 
     assert path.is_file()
 
@@ -285,7 +292,7 @@ def test_the_first_error_file_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text("of an earlier failure")
 
-    _report.write_error_file(str(path), Report("error", b""))
+    write_error_file(str(path), Report("error", b""))
 
     assert path.read_text() == "of an earlier failure"
 
@@ -307,7 +314,7 @@ def test_who_may_read_the_error_file_is_for_the_umask_to_say(tmp_path: Path, uma
     path = tmp_path / "error.json"
     former = os.umask(umask)
     try:
-        _report.write_error_file(str(path), Report("error", b""))
+        write_error_file(str(path), Report("error", b""))
     finally:
         os.umask(former)
 
@@ -320,7 +327,7 @@ def test_torchs_own_reader_understands_the_error_file(tmp_path: Path) -> None:
 
     path = str(tmp_path / "error.json")
     report = of_exception(raised(ValueError("a bad value")), b"")
-    _report.write_error_file(path, report)
+    write_error_file(path, report)
 
     failure = torchs.ProcessFailure(local_rank=1, pid=7, exitcode=1, error_file=path)
 

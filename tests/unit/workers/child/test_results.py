@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib.workers.child import _exceptions
-from elasticlib.workers.child._results import pack_exception, pack_result
+from elasticlib.workers.child._results import pack_exception, pack_result, unpack_exception
 
 
 @pytest.fixture
@@ -109,7 +108,7 @@ def with_fields(error: BaseException, **fields: object) -> BaseException:
 
 
 def there(error: BaseException) -> BaseException:
-    found = _exceptions.unpack(pack_exception(error, ()))
+    found = unpack_exception(pack_exception(error, ()))
     assert found is not None
     assert str(error) == str(found)
     return found
@@ -176,7 +175,7 @@ def test_for_a_class_that_the_launcher_lacks_stands_the_nearest_above_it(monkeyp
     packed = pack_exception(with_fields(kind("too large", 7), step=3), ())
     monkeypatch.delitem(sys.modules, module.__name__)
 
-    found = _exceptions.unpack(packed)
+    found = unpack_exception(packed)
 
     assert isinstance(found, ArithmeticError)
     assert ("of_the_worker.StepError: ('too large', 7)\n", ("too large", 7), {"step": 3}) == (
@@ -202,12 +201,12 @@ def test_an_exception_that_has_no_text_travels_too() -> None:
 
         __repr__ = __str__
 
-    found = _exceptions.unpack(pack_exception(Mute(Mute()), ()))
+    found = unpack_exception(pack_exception(Mute(Mute()), ()))
 
     assert "Mute" == type(found).__name__
 
 
 def test_other_bytes_are_no_exception() -> None:
     assert [None] * 4 == [
-        _exceptions.unpack(each) for each in (b"", b"rubbish", pickle.dumps(ValueError("bad")), pickle.dumps({"a": 1}))
+        unpack_exception(each) for each in (b"", b"rubbish", pickle.dumps(ValueError("bad")), pickle.dumps({"a": 1}))
     ]

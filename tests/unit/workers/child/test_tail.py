@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from elasticlib.workers.child import _tail
-from elasticlib.workers.child._tail import last_lines
+from elasticlib.workers._failure import last_lines
+from elasticlib.workers.child import _report
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def note() -> Iterator[int]:
 def noted(note: int) -> Iterator[None]:
     """While entered, stderr is noted in *note*."""
     former = sys.stderr, sys.__stderr__
-    _tail.install(note)
+    _report.note_stderr(note)
     try:
         yield
     finally:
@@ -32,7 +32,7 @@ def noted(note: int) -> Iterator[None]:
 
 
 def content(note: int) -> bytes:
-    return os.pread(note, 10 * _tail.MOST, 0)
+    return os.pread(note, 10 * _report._MOST_NOTED, 0)
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,16 @@ def test_the_note_keeps_the_newest_and_stays_small(note: int, capfd: pytest.Capt
         for number in range(5_000):
             print(f"line {number}", file=sys.stderr)
 
-    assert len(content(note)) <= _tail.MOST
+    assert len(content(note)) <= _report._MOST_NOTED
     assert content(note).endswith(b"line 4998\nline 4999\n")
 
 
 def test_a_long_text_leaves_its_end(note: int, capfd: pytest.CaptureFixture[str]) -> None:
     with noted(note):
-        sys.stderr.write("x" * 10 * _tail.MOST + "the end")
+        sys.stderr.write("x" * 10 * _report._MOST_NOTED + "the end")
 
     kept = content(note)
-    assert len(kept) <= _tail.MOST
+    assert len(kept) <= _report._MOST_NOTED
     assert kept[-8:] == b"xthe end"
 
 
@@ -112,6 +112,6 @@ def test_a_file_of_the_users_that_got_the_number_of_a_closed_note_is_not_written
 def test_a_program_without_stderr_stays_without(note: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
 
-    _tail.install(note)
+    _report.note_stderr(note)
 
     assert sys.stderr is None
