@@ -97,7 +97,7 @@ class Node:
     """What the sidecar has sent and the agent has not read, each with the request that it answers."""
     _generation: int = 0
     """How often the agent has asked for ranks."""
-    _vigil: SidecarWatch = field(init=False)
+    _watch: SidecarWatch = field(init=False)
     """Of the sidecar."""
     _busy: bool = False
     _guarded: Group | None = None
@@ -115,7 +115,7 @@ class Node:
         """The agent begins."""
         self.member.start()
         now = self.rendezvous.clock()
-        self._vigil = SidecarWatch(self.cluster.rules.heartbeat, now, now)
+        self._watch = SidecarWatch(self.cluster.rules.heartbeat, now, now)
         self.policy, actions = _policy.begin()
         self._perform(deque(actions))
 
@@ -267,11 +267,11 @@ class Node:
     def _pass_on(self, word: Word) -> None:
         """A word of the member goes to the agent."""
         if isinstance(word, RankAssignment):
-            self._vigil = self._vigil.assigned()
+            self._watch = self._watch.assigned()
         self._send(word)
 
     def _send(self, word: Word | Stopping) -> None:
-        generation = self._vigil.generation
+        generation = self._watch.generation
 
         def arrive() -> None:
             self._channel.append((generation, word))
@@ -291,14 +291,14 @@ class Node:
         self._go_on()
 
     def _join(self, generation: int) -> None:
-        self._vigil = self._vigil.joins(generation)
+        self._watch = self._watch.joins(generation)
         self.member.hear(session_events.Seek(1, ""))
 
     def _tell(self, report: Report) -> None:
         self.member.hear(session_events.Tell(report))
 
     def _tell_gone(self, report: Stopped | Succeeded) -> None:
-        self._vigil = self._vigil.gone()
+        self._watch = self._watch.gone()
         self._tell(report)
 
     def _tell_left(self, why: str, number: int | None) -> None:
@@ -312,33 +312,33 @@ class Node:
     def _watch_over(self, group: Group) -> None:
         """Kill the workers when they outlive the contact."""
         due = self.member.session.kill_at()
-        if self._guarded is not group or not self._vigil.running or group.gone or due is None:
+        if self._guarded is not group or not self._watch.running or group.gone or due is None:
             return
         self._judge()
-        if not self._vigil.due:
+        if not self._watch.due:
             self.rendezvous.at(due, lambda: self._watch_over(group))
 
     def _judge(self) -> None:
-        now, held = self.rendezvous.clock(), self._vigil.held
+        now, held = self.rendezvous.clock(), self._watch.held
         if self.agent.alive and not self.agent.frozen:
-            self._vigil = self._vigil.said(now)  # its signs of life come all the time
-        self._vigil = self._vigil.judge(now, self.member.session.kill_at())
-        if self._vigil.held is not held:
-            self.member.hear(session_events.Hold(self._vigil.held))
-        if self._vigil.due and self._guarded is not None:
+            self._watch = self._watch.said(now)  # its signs of life come all the time
+        self._watch = self._watch.judge(now, self.member.session.kill_at())
+        if self._watch.held is not held:
+            self.member.hear(session_events.Hold(self._watch.held))
+        if self._watch.due and self._guarded is not None:
             self._guarded.kill()
 
     def lease_end(self) -> float:
         """Until when this machine's clock may show workers at work."""
-        end = self._vigil.lease_end(self.member.session.kill_at())
+        end = self._watch.lease_end(self.member.session.kill_at())
         return -math.inf if end is None else end
 
     def agent_freezes(self, seconds: float) -> None:
         """The agent is stopped for *seconds*: its heartbeats must rest soon, and again be heard when it is back."""
 
         def fell_silent() -> None:
-            self._vigil = self._vigil.said(self.rendezvous.clock())
-            wake = self._vigil.wake_at(None)
+            self._watch = self._watch.said(self.rendezvous.clock())
+            wake = self._watch.wake_at(None)
             if wake is not None:
                 self.rendezvous.at(wake, self._judge)
 

@@ -1,4 +1,4 @@
-"""The environment of a worker, as torch's workers find it. PURE: a seat and a spec in, variables out."""
+"""The environment of a worker, as torch's workers find it. PURE: ranks and a spec in, variables out."""
 
 from __future__ import annotations
 

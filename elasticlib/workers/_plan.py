@@ -186,7 +186,9 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     memories = {"function": packed.function}
     if packed.definitions:
         memories["definitions"] = packed.definitions
-    return _fork_serverd(evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method, flags=flags)
+    return _from_fork_server(
+        evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method, flags=flags
+    )
 
 
 def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
@@ -211,7 +213,7 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
     elif as_script and not spec.no_python and _LOCAL_RANK.search(entry) and not os.path.lexists(entry):
         # Each worker has a script of its own, which its own interpreter looks for.
         job = _saying(job, kind="program", argv=[python, "-u"], fresh=False)
-        return _fork_serverd(evolve(job, args=(entry, *args)), spec, "spawn")
+        return _from_fork_server(evolve(job, args=(entry, *args)), spec, "spawn")
     elif as_script and not spec.no_python:
         _check_script(entry)
         absolute = os.path.join(job.common.cwd, entry)
@@ -227,7 +229,7 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
     if len(command) > 1 and (python == sys.executable or importable_by(python, environment)):
         job = _saying(job, python=fresh_command(python))
         path = (job.common.path0,) if depends_on_path(spec.preload) else ()
-        return _fork_serverd(evolve(job, args=args, search_path=path), spec, start_method, python)
+        return _from_fork_server(evolve(job, args=args, search_path=path), spec, start_method, python)
     if len(command) > 1:
         warnings.warn(
             f"PYTHON_EXEC={python!r} cannot import elasticlib: each worker imports everything anew, "
@@ -235,7 +237,7 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
             stacklevel=2,
         )
     job = _saying(job, kind="program", argv=command, fresh=False)
-    return _fork_serverd(evolve(job, args=args), spec, "spawn")
+    return _from_fork_server(evolve(job, args=args), spec, "spawn")
 
 
 def _saying(job: Job, **said: Any) -> Job:
@@ -249,7 +251,7 @@ def without_preload(job: Job) -> Job:
     return evolve(job, fork_server=evolve(job.fork_server, preload=(), path=()), search_path=())
 
 
-def _fork_serverd(
+def _from_fork_server(
     job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable, flags: tuple[str, ...] = ()
 ) -> Job:
     if start_method == "spawn":

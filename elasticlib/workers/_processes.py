@@ -129,7 +129,7 @@ class Processes:
             except StartError:
                 if not (spawner.started or spawner.was_warm):
                     raise
-                # ForkServer or spawner was killed while idle: nothing ran, so this costs no restart.
+                # The fork server or spawner was killed while idle: nothing ran, so this costs no restart.
                 self.pids = begin()
             return self.pids
 

@@ -98,7 +98,7 @@ class Bridge:
     clock: Clock = monotonic
     guarded: Process | None = None
     """The process whose death ends all workers of this node."""
-    vigil: SidecarWatch = field(init=False)
+    watch: SidecarWatch = field(init=False)
     stall: float = SILENCE
     _broken: bool = False
     _waiting: int = 0
@@ -113,7 +113,7 @@ class Bridge:
 
     def begin(self) -> None:
         """Tell the launcher that this process is there."""
-        self.vigil = SidecarWatch(self.heartbeat, self.clock(), self.clock(), self.stall)
+        self.watch = SidecarWatch(self.heartbeat, self.clock(), self.clock(), self.stall)
         self.channel.send({"op": "alive"})
 
     def step(self, patience: float | None) -> bool | None:
@@ -134,25 +134,25 @@ class Bridge:
         self._judge()
         self._pass_on()
         self._judge()  # what was passed on may say that contact is lost, and workers have no time left
-        if self.vigil.due:
+        if self.watch.due:
             self.kill()
         return None
 
     def patience(self) -> float | None:
         """Seconds until `step` has something to do though nothing comes."""
-        wake, now = self.vigil.wake_at(self._kill_at()), self.clock()
+        wake, now = self.watch.wake_at(self._kill_at()), self.clock()
         due = soonest(None if wake is None else wake - now, None if self._broken else self.share.member.patience())
         return None if due is None else max(0.0, due)
 
     def say_lines(self) -> None:
         """Send what was logged to where people see it."""
         for line in self.lines.take():
-            if not self.vigil.held:  # nobody reads; what is said while nobody reads must not fill the channel
+            if not self.watch.held:  # nobody reads; what is said while nobody reads must not fill the channel
                 self.channel.send(line)
 
     def outlast(self, limit: float) -> bool:
         """Whether no worker is left, after *limit* seconds at most."""
-        return not self.vigil.running or (self.guarded is not None and self.guarded.ends(limit))
+        return not self.watch.running or (self.guarded is not None and self.guarded.ends(limit))
 
     def kill(self) -> None:
         """Have all workers die now."""
@@ -163,10 +163,10 @@ class Bridge:
 
     def _obey(self, message: Message, descriptors: list[int]) -> None:
         member, now = self.share.member, self.clock()
-        self.vigil = self.vigil.said(now)
+        self.watch = self.watch.said(now)
         match message["op"]:
             case "join":
-                self.vigil = self.vigil.joins(message["generation"])
+                self.watch = self.watch.joins(message["generation"])
                 member.join(message["slots"], message["role"])
             case "guard":
                 if self.guarded is not None:
@@ -176,10 +176,10 @@ class Bridge:
                 report = from_plain(message["report"])
                 assert isinstance(report, Failed | Stopped | Succeeded | Leave | Close)
                 if isinstance(report, Stopped | Succeeded):
-                    self.vigil = self.vigil.gone()
+                    self.watch = self.watch.gone()
                 member.post(report)
             case "alive":
-                self.vigil, answers = self.vigil.answer(now)
+                self.watch, answers = self.watch.answer(now)
                 if answers:
                     self.channel.send({"op": "alive"})
 
@@ -202,15 +202,15 @@ class Bridge:
                 self.channel.send({"op": "gone", "why": word.why})
             else:
                 self._tell(word)
-        if not self.vigil.held and (waiting := self.share.member.waiting()) != self._waiting:
+        if not self.watch.held and (waiting := self.share.member.waiting()) != self._waiting:
             self._waiting = waiting
             self.channel.send({"op": "waiting", "count": waiting})
 
     def _tell(self, notice: RankAssignment | RoundEnd | Final) -> None:
-        message: Message = {"op": "notice", "notice": to_plain(notice), "generation": self.vigil.generation}
+        message: Message = {"op": "notice", "notice": to_plain(notice), "generation": self.watch.generation}
         listener = None
         if isinstance(notice, RankAssignment):
-            self.vigil = self.vigil.assigned()
+            self.watch = self.watch.assigned()
             self._renew_lease()
             listener = self.share.member.listener() if notice.group_rank == 0 else None
         if listener is None:
@@ -222,13 +222,13 @@ class Bridge:
     # What nobody else can do in time.
 
     def _judge(self) -> None:
-        held = self.vigil.held
-        self.vigil = self.vigil.judge(self.clock(), self._kill_at())
-        if self.vigil.held is not held:
-            self.share.member.hold(self.vigil.held)
+        held = self.watch.held
+        self.watch = self.watch.judge(self.clock(), self._kill_at())
+        if self.watch.held is not held:
+            self.share.member.hold(self.watch.held)
 
     def _renew_lease(self) -> None:
-        end = self.vigil.lease_end(self._kill_at())
+        end = self.watch.lease_end(self._kill_at())
         if end is not None:
             self.lease.renew(end)
 

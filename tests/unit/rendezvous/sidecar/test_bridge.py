@@ -391,7 +391,7 @@ def test_what_a_launcher_said_counts_before_its_silence(desk: Desk) -> None:
 
 
 def test_a_launcher_that_may_stand_still_keeps_its_heartbeats_for_so_long(desk: Desk) -> None:
-    desk.bridge.vigil = evolve(desk.bridge.vigil, stall=1.0)
+    desk.bridge.watch = evolve(desk.bridge.watch, stall=1.0)
     desk.now += 0.9 * HEARTBEAT
     desk.step()
     before = list(desk.member.asked)
