@@ -362,6 +362,12 @@ def test_who_is_heard_again_after_its_loss_is_told_again_for_as_long_as_any_that
     CheckedCluster(rules, 3, FaultPlan(pauses), "fixed", seed=241, work=20.0, token=TOKEN).run()
 
 
+def test_a_spare_that_has_read_the_end_is_told_it_once_more_where_he_has_it_ask_for_ranks() -> None:
+    rules = Rules(1, 1, 0, last_call=30.0, join_timeout=60.0, heartbeat=10.0)
+    plan = FaultPlan([Tamper(3.375, 20.0, seed=284825, acts=(2, 4, 5, 7, 9, 16, 23))])
+    CheckedCluster(rules, 3, plan, "elected", seed=566, work=5.0, token=TOKEN).run()
+
+
 def forge_greetings(patch: pytest.MonkeyPatch, heartbeat: float, until: float) -> None:
     """All that the coordinator writes from a while after its start to *until*."""
     sound = Store.put

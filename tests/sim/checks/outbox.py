@@ -100,9 +100,9 @@ class OutboxChecks:
         mailbox = key.removeprefix("beat/")
         node = mailbox.rpartition("/")[0]
         outbox = _outbox(server)
-        is_known = server.logic.mailboxes(server.state).get(node) == mailbox
-        is_awaited = node in outbox.unparted and node not in server._garbage._buried
-        if not (is_known or is_awaited) or outbox.mailbox_of(node) != mailbox:
+        is_here = node in outbox.unparted or server.logic.mailboxes(server.state).get(node) == mailbox
+        is_back = server._garbage.copy().has_come_back(node, mailbox, self._heartbeats[key].count)
+        if is_back or not is_here or outbox.mailbox_of(node) != mailbox:
             # It was given up: what it has not read counts as never written, and it is told anew.
             for index in range(self._read(mailbox), self._told.get(mailbox, 0)):
                 self._written.pop(mailbox_key(mailbox, index), None)
