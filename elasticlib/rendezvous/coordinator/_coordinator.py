@@ -190,7 +190,7 @@ def _known(state: State, node: str) -> Entry | None:
 
 def _refusal(state: State, report: Join) -> str | None:
     rules, node, index = state.rules, report.node, report.descriptor.index
-    asked, ours = report.terms, Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
+    asked, ours = report.terms, rules.terms
     if asked is not None and asked != ours:
         told = f"node {node} asks for {_terms(asked)}, but this job runs with {_terms(ours)}"
         return f"{told}: give all nodes the same numbers, or each job an id of its own (--rdzv-id)"

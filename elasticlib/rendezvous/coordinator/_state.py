@@ -23,6 +23,7 @@ from elasticlib.rendezvous.protocol._messages import (
     RankAssignment,
     Report,
     RoundEnd,
+    Terms,
     Told,
 )
 from elasticlib.rendezvous.protocol._timing import SHORTEST_HEARTBEAT
@@ -102,6 +103,11 @@ class Rules:
     def patience(self) -> float:
         """Seconds that a gathering may take."""
         return self.join_timeout or FIRST_PATIENCE
+
+    @property
+    def terms(self) -> Terms:
+        """What all nodes must have been told alike."""
+        return Terms(self.min_nodes, self.max_nodes, self.max_restarts)
 
 
 # Events: what happened.
