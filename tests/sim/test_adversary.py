@@ -19,7 +19,7 @@ from elasticlib.rendezvous.coordinator._incoming import Incoming
 from elasticlib.rendezvous.coordinator._state import Sighting
 from elasticlib.rendezvous.node import _session_liveness
 from elasticlib.rendezvous.node._outbox import Outbox
-from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
+from elasticlib.rendezvous.node._session_memory import OwnHeartbeats
 from elasticlib.rendezvous.protocol import _codec
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT
 from elasticlib.rendezvous.protocol._messages import Announcement, decode, encode
