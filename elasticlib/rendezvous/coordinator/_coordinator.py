@@ -12,7 +12,7 @@ older round, change nothing; a message that is missing ends the job, for nobody 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from attrs import evolve
 from typing_extensions import assert_never
@@ -154,10 +154,8 @@ def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
         return state, (Send(entry.mailbox, node, Final(False, refusal, kind="refused")), *actions)
     if known is None:
         state, entry = _places.arrived(state, entry, now)
-    if node in state.waiting:
-        waiting = {other: its for other, its in state.waiting.items() if other != node}
-    else:
-        waiting = dict(state.waiting)
+    waiting = dict(state.waiting)
+    waiting.pop(node, None)  # whoever asks again waits at the end
     waiting[node] = entry
     state = evolve(state, waiting=waiting, last_join=now)
     if current is None:
@@ -304,7 +302,8 @@ def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
     if not silent:
         return state, ()
     entries = [entry for node in silent if (entry := _known(state, node)) is not None]
-    told = _tell_given_up(entries, why)
+    # At once, as they may live, and only their heartbeats be destroyed: they are heard when somebody lets them be.
+    told: tuple[Action, ...] = tuple(Send(entry.mailbox, entry.node, GivenUp(why)) for entry in entries)
     state = _places.gone(state, entries)
     waiting = {node: entry for node, entry in state.waiting.items() if node not in silent}
     state = evolve(give_up(state, silent), waiting=waiting)
@@ -324,11 +323,6 @@ def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
         return state, told
     state, actions = end_for_losses(state, current, missed)
     return state, told + actions
-
-
-def _tell_given_up(entries: Iterable[Entry], why: str) -> tuple[Action, ...]:
-    """At once, as they may live, and only their heartbeats be destroyed: they are heard when somebody lets them be."""
-    return tuple(Send(entry.mailbox, entry.node, GivenUp(why)) for entry in entries)
 
 
 def _lose_workers(state: State, current: Round, report: Failed | Stopped, now: float) -> Outcome:

@@ -23,17 +23,7 @@ from elasticlib.errors import (
     StartError,
 )
 from elasticlib.rendezvous.net._dial import RefusedError
-from elasticlib.rendezvous.node._session_events import (
-    Answer,
-    Ask,
-    Connected,
-    Denied,
-    Describe,
-    Event,
-    Lane,
-    Lost,
-    Refused,
-)
+from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._session_liveness import Tick
 from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous.protocol._messages import Descriptor
@@ -51,7 +41,7 @@ class Desk(Protocol):
     turned: threading.Condition
     """Held by whoever calls a connection; notified when there is something to do."""
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: events.Event) -> None:
         """Something happened; called without `turned`."""
 
     def describe(self, slots: int, role: str) -> Descriptor:
@@ -70,7 +60,7 @@ class Connection:
     dial: Dial
     limit: float
     """Seconds for the attempt to connect."""
-    _work: dict[Lane, Ask] = field(factory=dict)
+    _work: dict[events.Lane, events.Ask] = field(factory=dict)
     _ending: bool = False
     _watch: Exchange | None = None
     _exchange: Exchange | None = None
@@ -80,12 +70,12 @@ class Connection:
         """Begin to connect. Raises `StartError` when no thread can be started."""
         self._run(self._speak, "elasticlib-member")
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: events.Ask) -> None:
         """Have it done, unless this connection was given up. Call with `turned` held; raises `StartError`."""
         if self._ending:
             return
         self._work[ask.lane] = ask
-        if ask.lane is Lane.WATCH and self._watch is None and len(self._threads) == 1:
+        if ask.lane is events.Lane.WATCH and self._watch is None and len(self._threads) == 1:
             self._run(self._listen, "elasticlib-notices")
 
     def end(self) -> None:
@@ -113,18 +103,18 @@ class Connection:
         try:
             work()
         except RendezvousConnectionError as error:
-            self.desk.tell(Lost(self.number, str(error), isinstance(error, RefusedError)))
+            self.desk.tell(events.Lost(self.number, str(error), isinstance(error, RefusedError)))
         except (RendezvousError, ConfigError, StartError) as error:
-            self.desk.tell(Refused(self.number, error))
+            self.desk.tell(events.Refused(self.number, error))
         except Exception as error:
             _log.exception("a thread of the rendezvous failed")
-            self.desk.tell(Refused(self.number, RendezvousStateError(f"the rendezvous failed: {error!r}")))
+            self.desk.tell(events.Refused(self.number, RendezvousStateError(f"the rendezvous failed: {error!r}")))
 
     def _speak(self) -> None:
         exchange = self._exchange = self.dial(self.limit)
         try:
-            self.desk.tell(Connected(self.number))
-            self._serve(Lane.SPEAK, exchange)
+            self.desk.tell(events.Connected(self.number))
+            self._serve(events.Lane.SPEAK, exchange)
         finally:
             exchange.close()
 
@@ -132,24 +122,24 @@ class Connection:
         assert self._exchange is not None
         exchange = self._watch = self._exchange.clone()
         try:
-            self._serve(Lane.WATCH, exchange)
+            self._serve(events.Lane.WATCH, exchange)
         finally:
             exchange.close()
 
-    def _serve(self, lane: Lane, exchange: Exchange) -> None:
+    def _serve(self, lane: events.Lane, exchange: Exchange) -> None:
         while (ask := self._next(lane)) is not None:
             self.desk.tell(self._done(ask, exchange))
 
-    def _done(self, ask: Ask, exchange: Exchange) -> Event:
+    def _done(self, ask: events.Ask, exchange: Exchange) -> events.Event:
         what = ask.operation
-        if isinstance(what, Describe):
-            return Answer(self.number, ask.number, self.desk.describe(what.slots, what.role))
+        if isinstance(what, events.Describe):
+            return events.Answer(self.number, ask.number, self.desk.describe(what.slots, what.role))
         try:
-            return Answer(self.number, ask.number, perform(exchange, what))
+            return events.Answer(self.number, ask.number, perform(exchange, what))
         except RequestRefusedError as error:
-            return Denied(self.number, ask.number, str(error), error.too_large)
+            return events.Denied(self.number, ask.number, str(error), error.too_large)
 
-    def _next(self, lane: Lane) -> Ask | None:
+    def _next(self, lane: events.Lane) -> events.Ask | None:
         """What is to be done on the lane, once there is something; None at the end."""
         while True:
             with self.desk.turned:
@@ -157,7 +147,7 @@ class Connection:
                     return ask
                 if self._ending:
                     return None
-                idle = self.desk.idle() if lane is Lane.SPEAK else None
+                idle = self.desk.idle() if lane is events.Lane.SPEAK else None
                 if idle is None or idle > 0:
                     self.desk.turned.wait(idle)
                     continue
