@@ -80,7 +80,6 @@ PURE = [
     "rendezvous/coordinator/_finalizing.py",
     "rendezvous/coordinator/_liveness.py",
     "rendezvous/coordinator/_places.py",
-    "rendezvous/coordinator/_snapshot.py",
     "rendezvous/protocol/_exchange.py",
     "rendezvous/stores/_candidacy.py",
     "rendezvous/coordinator/_garbage.py",

@@ -457,7 +457,7 @@ def takes_any_other_count_for_life(patch: pytest.MonkeyPatch) -> None:
         )
 
     patch.setattr(Incoming, "heartbeat", node_heartbeat)
-    patch.setattr(_coordinator, "look", look)
+    patch.setattr(_liveness, "look", look)
 
 
 def does_not_see_that_its_beats_are_destroyed(patch: pytest.MonkeyPatch) -> None:

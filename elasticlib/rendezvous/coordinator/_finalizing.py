@@ -141,12 +141,9 @@ def coming(state: State) -> frozenset[str]:
 
 def _is_anyone_coming(state: State) -> bool:
     current = state.round
-    if current is None:
-        return False
     # Mostly the numbers tell: this is asked at each join, and must not cost a walk through all nodes then.
-    if len(current.entries) - len(current.left) > len(state.waiting):
-        return True
-    return any(node not in current.left and node not in state.waiting for node in current.entries)
+    many = current is not None and len(current.entries) - len(current.left) > len(state.waiting)
+    return many or bool(coming(state))
 
 
 def _deadline(state: State, now: float) -> float:

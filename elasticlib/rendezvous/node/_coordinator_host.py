@@ -129,7 +129,11 @@ class Host:
             case Read():
                 return events.Heard(self._exchange.read(action.keys))
             case events.Load():
-                return self._load()
+                assert self._state_log is not None
+                try:
+                    return events.Loaded(self._state_log.load())
+                except RendezvousStateError as error:
+                    return events.Destroyed(str(error))
             case events.Save(data):
                 assert self._state_log is not None
                 self._state_log.save(data)
@@ -145,13 +149,6 @@ class Host:
             case _:
                 perform(self._exchange, action)
         return None
-
-    def _load(self) -> events.Event:
-        assert self._state_log is not None
-        try:
-            return events.Loaded(self._state_log.load())
-        except RendezvousStateError as error:
-            return events.Destroyed(str(error))
 
     def _step(self, event: events.Event) -> tuple[events.Action, ...]:
         with self._stepping:
