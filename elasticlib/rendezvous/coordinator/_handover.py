@@ -30,25 +30,15 @@ from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._liveness import mailboxes
 from elasticlib.rendezvous.coordinator._outbox import Outbox
 from elasticlib.rendezvous.coordinator._state import Cause, Entry, Exits, Past, Round, Rules, State
+from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._codec import PLAIN
 from elasticlib.rendezvous.protocol._exchange import key_place, mailbox_name
-from elasticlib.rendezvous.protocol._messages import (
-    LAST_EPOCH,
-    Descriptor,
-    Failed,
-    Final,
-    Message,
-    RankAssignment,
-    RoundEnd,
-    decode,
-    encode,
-)
 
 VERSION = 1
 _T = TypeVar("_T")
 _OWN = ("rank_base", "role_rank_base", "role_world_size")
 """What differs between the ranks of nodes of a round, besides the place."""
-_SHARED = tuple(part.name for part in fields(RankAssignment) if part.name not in (*_OWN, "group_rank"))
+_SHARED = tuple(part.name for part in fields(messages.RankAssignment) if part.name not in (*_OWN, "group_rank"))
 _RULES = {part.name: PLAIN[str(part.type)] for part in fields(Rules)}
 OBJECTION = 1.0
 """
@@ -101,7 +91,7 @@ def read_handover(data: bytes | None, run_id: str, key: bytes | None, now: float
     try:
         body = json.loads(text)
         nonce, epoch = _untrusted.name(body["nonce"]), body["epoch"]
-        if type(epoch) is not int or not 0 <= epoch < LAST_EPOCH:
+        if type(epoch) is not int or not 0 <= epoch < messages.LAST_EPOCH:
             raise ValueError(f"its epoch {_untrusted.shown(epoch)} is not a number of takeovers")
         state = _reserved(decode_state(body["state"].encode("ascii"), now), now, key is not None)
         outbox, garbage = Outbox.from_plain(body["mail"], state, now), Garbage.from_plain(body["gone"], now)
@@ -197,7 +187,7 @@ def _state(body: Any, now: float) -> State:
         pausing=frozenset(free_at),
         gathering_since=None if body["gathering"] is None else now - _age(body["gathering"]),
         last_join=now - _age(body["last_join"]),
-        final=None if body["final"] is None else _read_message(body["final"], Final),
+        final=None if body["final"] is None else _read_message(body["final"], messages.Final),
     )
 
 
@@ -233,7 +223,7 @@ def _read_exits(value: Any, now: float) -> Exits:
 
 def _read_entry(value: Any, now: float, after: Mapping[str, Exits]) -> Entry:
     node, seq, slots, role, addresses, port, index, hosts, work = value
-    descriptor = Descriptor(
+    descriptor = messages.Descriptor(
         _untrusted.whole(slots),
         _untrusted.line(role),
         tuple(_untrusted.line(address) for address in _untrusted.exactly(addresses, list)),
@@ -258,7 +248,9 @@ def _round(current: Round, now: float) -> dict[str, Any]:
         "stopped": sorted(place[node] for node in current.stopped),
         "left": [[place[node], why] for node, why in current.left.items()],
         "lost": sorted(place[node] for node in current.lost),
-        "causes": [[now - cause.at, _message(Failed(cause.node, 0, (cause.note,)))] for cause in current.causes],
+        "causes": [
+            [now - cause.at, _message(messages.Failed(cause.node, 0, (cause.note,)))] for cause in current.causes
+        ],
         "end": _message(current.end),
     }
 
@@ -278,22 +270,19 @@ def _read_round(value: Any, now: float, after: Mapping[str, Exits]) -> Round:
         left={nodes[_untrusted.whole(place, 0)]: _untrusted.line(why) for place, why in value["left"]},
         lost=_at(nodes, value["lost"]),
         causes=tuple(_read_cause(cause, now) for cause in value["causes"]),
-        end=None if value["end"] is None else _read_message(value["end"], RoundEnd),
+        end=None if value["end"] is None else _read_message(value["end"], messages.RoundEnd),
     )
 
 
-def _read_assignments(shared: Any, own: list[Any]) -> tuple[RankAssignment, ...]:
-    assignments = []
-    for place, numbers in enumerate(own):
-        mine = dict(zip(_OWN, numbers, strict=True))
-        body = {**{name: shared[name] for name in _SHARED}, **mine, "group_rank": place, "type": "seat", "v": 1}
-        assignments.append(body)
-    return tuple(_read_message(body, RankAssignment) for body in assignments)
+def _read_assignments(shared: Any, own: list[Any]) -> tuple[messages.RankAssignment, ...]:
+    alike = {name: shared[name] for name in _SHARED} | {"type": "seat", "v": 1}
+    each = [dict(zip(_OWN, numbers, strict=True)) | {"group_rank": place} for place, numbers in enumerate(own)]
+    return tuple(_read_message(alike | its, messages.RankAssignment) for its in each)
 
 
 def _read_cause(value: Any, now: float) -> Cause:
     age, body = value
-    failed = _read_message(body, Failed)
+    failed = _read_message(body, messages.Failed)
     (note,) = failed.failures
     return Cause(now - _age(age), failed.node, note)
 
@@ -316,12 +305,12 @@ def _members(value: Any) -> ItemsView[str, Any]:
     return members.items()
 
 
-def _message(message: Message | None) -> Any:
-    return None if message is None else json.loads(encode(message))
+def _message(message: messages.Message | None) -> Any:
+    return None if message is None else json.loads(messages.encode(message))
 
 
 def _read_message(body: Any, kind: type[_T]) -> _T:
-    message = decode(json.dumps(body).encode("ascii"))
+    message = messages.decode(json.dumps(body).encode("ascii"))
     if not isinstance(message, kind):
         raise ValueError(f"a {type(message).__name__} is where a {kind.__name__} should be")
     return message

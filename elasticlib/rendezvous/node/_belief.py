@@ -43,15 +43,12 @@ class Belief:
         if not isinstance(announcement, messages.Announcement) or announcement.run_id != self.run_id:
             raise RendezvousStateError(f"where the announcement of job {self.run_id!r} should be is {data[:80]!r}")
         if self.nonce and announcement.nonce != self.nonce:
-            raise self.begun_anew(f" on {announcement.host}")
+            anew = f"job {self.run_id!r} was started anew on {announcement.host}"
+            raise RendezvousClosedError(f"{anew}: this node is no longer part of it")
         if self.period not in (None, announcement.heartbeat):
             told = f"heartbeat_timeout={announcement.heartbeat:g}, and job {self.run_id!r} began with {self.period:g}"
             raise RendezvousStateError(f"the job's announcement was overwritten: it says {told}")
         return announcement
-
-    def begun_anew(self, where: str = "") -> RendezvousClosedError:
-        """Why this node has no part in the job any more."""
-        return RendezvousClosedError(f"job {self.run_id!r} was started anew{where}: this node is no longer part of it")
 
     def heard(self, data: bytes | None) -> tuple[messages.CoordinatorHeartbeat | None, str]:
         """The coordinator's heartbeat; or None, and why what lies there is none that can be believed."""

@@ -79,6 +79,7 @@ class NodeClient:
         self._clock = clock
         self._on_leave = on_leave
         self.turned = threading.Condition(threading.RLock())
+        """Held by whoever calls a connection; notified when there is something to do."""
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._connection: Connection | None = None
         belief = Belief(run_id, node, key)
@@ -219,7 +220,7 @@ class NodeClient:
         return descriptor
 
     def idle(self) -> float | None:
-        """Seconds until the lane that speaks is to look for work by itself."""
+        """Seconds until the lane that speaks is to look for work by itself. Call with `turned` held."""
         return self._until(self._session.speaks_at())
 
     def _until(self, when: float | None) -> float | None:

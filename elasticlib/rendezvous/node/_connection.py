@@ -10,24 +10,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import define, field
 
 from elasticlib._programs import start_thread
-from elasticlib.errors import (
-    ConfigError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousStateError,
-    StartError,
-)
+from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousError, RendezvousStateError, StartError
 from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._session_liveness import Tick
 from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
-from elasticlib.rendezvous.protocol._messages import Descriptor
 from elasticlib.rendezvous.protocol._operations import perform
+
+if TYPE_CHECKING:
+    from elasticlib.rendezvous.node._client import NodeClient
 
 _log = logging.getLogger("elasticlib")
 
@@ -35,28 +31,13 @@ Dial: TypeAlias = Callable[[float], Exchange]
 """One attempt to connect, of about so many seconds; raises `RendezvousConnectionError`."""
 
 
-class Desk(Protocol):
-    """Whoever wants the connection."""
-
-    turned: threading.Condition
-    """Held by whoever calls a connection; notified when there is something to do."""
-
-    def tell(self, event: events.Event) -> None:
-        """Something happened; called without `turned`."""
-
-    def describe(self, slots: int, role: str) -> Descriptor:
-        """What this node brings to a round."""
-
-    def idle(self) -> float | None:
-        """Seconds until the lane that speaks is to look for work by itself. Call with `turned` held."""
-
-
 @define(eq=False)
 class Connection:
     """A connection from its first attempt to its end; `start` it once."""
 
     number: int
-    desk: Desk
+    desk: NodeClient
+    """Whose the connection is: it holds `turned` when it calls, and is told what happens without it."""
     dial: Dial
     limit: float
     """Seconds for the attempt to connect."""

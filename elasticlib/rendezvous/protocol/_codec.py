@@ -137,10 +137,6 @@ def _many(read: Reader) -> Reader:
     return read_all
 
 
-def _truth(value: Any) -> Any:
-    return _untrusted.exactly(value, bool)
-
-
 def _code(value: Any) -> Any:
     text = _untrusted.exactly(value, str)
     try:
@@ -156,7 +152,7 @@ PLAIN: Mapping[str, Reader] = {
     "Lines": _untrusted.lines,
     "Name": _untrusted.name,
     "Code": _code,
-    "bool": _truth,
+    "bool": functools.partial(_untrusted.exactly, kind=bool),
     "float": _untrusted.seconds,
     "int | None": _or_none(_untrusted.whole),
     "float | None": _or_none(_untrusted.seconds),
