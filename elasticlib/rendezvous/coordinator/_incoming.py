@@ -70,9 +70,8 @@ class Incoming:
         self._hidden.add(mailbox)
         if data is None:
             return None, ()
-        heartbeat, said = self._decode(
-            NodeHeartbeat, "heartbeat", data, key_place(self.run_id, nonce, heartbeat_key(mailbox)), now
-        )
+        place = key_place(self.run_id, nonce, heartbeat_key(mailbox))
+        heartbeat, said = self._decode(NodeHeartbeat, "heartbeat", data, place, now)
         if heartbeat is None:
             return None, said
         self._hidden.discard(mailbox)

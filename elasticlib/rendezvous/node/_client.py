@@ -169,10 +169,8 @@ class NodeClient:
             if error is not None and words:
                 os.eventfd_write(self._ready, 1)
         for word in words:
-            if isinstance(word, messages.RankAssignment):
-                self.round = word.round
-            if isinstance(word, messages.Final):
-                self.final = word
+            self.round = word.round if isinstance(word, messages.RankAssignment) else self.round
+            self.final = word if isinstance(word, messages.Final) else self.final
         if error is not None and not words:
             raise error
         return list(words)

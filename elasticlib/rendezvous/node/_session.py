@@ -151,9 +151,8 @@ class Session:
 
     def _seek(self, describe: events.Describe, now: float) -> None:
         self._outbox = self._outbox.add(describe)
-        self._mailbox = self._mailbox.opened(
-            exchange.mailbox_name(self.belief.node, self._outbox.join_seq), self.seen.epoch
-        )
+        mailbox = exchange.mailbox_name(self.belief.node, self._outbox.join_seq)
+        self._mailbox = self._mailbox.opened(mailbox, self.seen.epoch)
         # What came before and was not taken speaks of ranks that this node does not want any more.
         old = (messages.RankAssignment, messages.RoundEnd)
         self.words = tuple(word for word in self.words if not isinstance(word, old))

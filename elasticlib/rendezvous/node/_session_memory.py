@@ -1,6 +1,5 @@
 """
-The parts of a session's memory: operations under way, the mailbox it reads, its own heartbeats, its wait for ranks.
-Pure.
+The parts of a session's memory: what is asked, the mailbox it reads, its own heartbeats, its wait for ranks. Pure.
 
 Rules of this file: one operation at a time on each of a connection's lanes; an answer finds the question by its number.
 Each request to join opens a new mailbox. What may be left in an old one is deleted once a notice came in the new one:
