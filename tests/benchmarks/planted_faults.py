@@ -31,8 +31,7 @@ from tests.benchmarks.survivors import BY_HAND, SURVIVORS
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "elasticlib/rendezvous"
 FILES = (
-    *(f"node/_{name}.py" for name in ("session", "belief", "session_liveness", "outbox", "mailbox", "lanes")),
-    *(f"node/_{name}.py" for name in ("own_heartbeats", "waiting")),
+    *(f"node/_{name}.py" for name in ("session", "belief", "session_liveness", "outbox", "session_memory")),
     *("protocol/_progress.py", "coordinator/_outbox.py"),
 )
 """The session with what it is made of, and the coordinator's mail."""

@@ -19,7 +19,7 @@ from elasticlib.rendezvous.coordinator._incoming import Incoming
 from elasticlib.rendezvous.coordinator._state import Sighting
 from elasticlib.rendezvous.node import _session_liveness
 from elasticlib.rendezvous.node._outbox import Outbox
-from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
+from elasticlib.rendezvous.node._session_memory import OwnHeartbeats
 from elasticlib.rendezvous.protocol import _codec
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT
 from elasticlib.rendezvous.protocol._messages import Announcement, decode, encode
@@ -487,7 +487,7 @@ def takes_any_other_count_for_life(patch: pytest.MonkeyPatch) -> None:
         )
 
     patch.setattr(Incoming, "heartbeat", node_heartbeat)
-    patch.setattr(_coordinator, "look", look)
+    patch.setattr(_liveness, "look", look)
 
 
 def does_not_see_that_its_beats_are_destroyed(patch: pytest.MonkeyPatch) -> None:

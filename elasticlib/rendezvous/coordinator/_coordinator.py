@@ -17,30 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from attrs import evolve
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous.coordinator import _places
-from elasticlib.rendezvous.coordinator._ending import (
-    asks,
-    describe,
-    end_for_losses,
-    end_round,
-    finish,
-    root_cause,
-    spend,
-    tell_end,
-    worth_keeping,
-)
+from elasticlib.rendezvous.coordinator import _ending, _liveness, _places
+from elasticlib.rendezvous.coordinator._ending import tell_end
 from elasticlib.rendezvous.coordinator._finalizing import gather, status
-from elasticlib.rendezvous.coordinator._liveness import (
-    asks_anew,
-    give_up,
-    given_up,
-    heard_again,
-    listen_again,
-    look,
-    mailboxes,
-    missed,
-    next_loss,
-)
+from elasticlib.rendezvous.coordinator._liveness import given_up, mailboxes, missed, next_loss
 from elasticlib.rendezvous.coordinator._past import heard_of, remembering
 from elasticlib.rendezvous.coordinator._state import (
     AGENT_GONE,
@@ -56,19 +36,8 @@ from elasticlib.rendezvous.coordinator._state import (
     State,
     WakeAt,
 )
+from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._exchange import mailbox_name
-from elasticlib.rendezvous.protocol._messages import (
-    Acknowledgement,
-    Close,
-    Failed,
-    Final,
-    GivenUp,
-    Join,
-    Leave,
-    Stopped,
-    Succeeded,
-    Terms,
-)
 
 __all__ = ["abandon", "asks_again", "given_up", "mailboxes", "missed", "next_loss", "status", "step", "tell_end"]
 
@@ -81,7 +50,7 @@ def step(state: State, event: Event, now: float) -> Outcome:
     actions: tuple[Action, ...] = ()
     if isinstance(event, Received):
         node, heard = event.report.node, state.heard.get(event.report.node, 0)
-        if not heard and not isinstance(event.report, (Join, Close)):
+        if not heard and not isinstance(event.report, (messages.Join, messages.Close)):
             return _settle(state, now)  # a node that nobody knows any more: of thousands, the oldest are forgotten
         state = heard_of(state, node)
         # Of a node that is not known, it may be forgotten that the messages before came.
@@ -100,7 +69,7 @@ def step(state: State, event: Event, now: float) -> Outcome:
 
 def abandon(state: State, why: str, kind: str = "closed") -> Outcome:
     """End the job for everybody at once, without a failed worker as its cause."""
-    return finish(state, Final(False, why, kind=kind)) if state.final is None else (state, ())
+    return _ending.finish(state, messages.Final(False, why, kind=kind)) if state.final is None else (state, ())
 
 
 def asks_again(state: State, node: str, mailbox: str, now: float) -> State:
@@ -109,18 +78,18 @@ def asks_again(state: State, node: str, mailbox: str, now: float) -> State:
 
     Whoever took the coordination over does not know whom the last one gave up: it listens to them.
     """
-    return listen_again(state, node, mailbox, now) if node in state.heard and state.final is None else state
+    return _liveness.listen_again(state, node, mailbox, now) if node in state.heard and state.final is None else state
 
 
 def _hear(state: State, event: Received, now: float) -> Outcome:
     report = event.report
-    if isinstance(report, Join):
+    if isinstance(report, messages.Join):
         return _join(state, report, event.seq, now)
-    if state.final is not None or isinstance(report, Acknowledgement):
+    if state.final is not None or isinstance(report, messages.Acknowledgement):
         return state, ()
-    if isinstance(report, Close):
+    if isinstance(report, messages.Close):
         return abandon(state, f"node {report.node} closed the job: {report.why}")
-    if isinstance(report, Leave):
+    if isinstance(report, messages.Leave):
         return _leave(state, report, now)
     current = state.round
     if current is None or report.round != current.number or report.node not in current.entries:
@@ -128,10 +97,10 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
     if report.node in current.succeeded:
         return state, ()
     match report:
-        case Succeeded(node=node):
+        case messages.Succeeded(node=node):
             succeeded, stopped = current.succeeded | {node}, current.stopped - {node}
             return evolve(state, round=evolve(current, succeeded=succeeded, stopped=stopped)), ()
-        case Failed() | Stopped():
+        case messages.Failed() | messages.Stopped():
             return _lose_workers(state, current, report, now)
     assert_never(report)
 
@@ -139,10 +108,10 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
 # Who comes.
 
 
-def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
+def _join(state: State, report: messages.Join, seq: int, now: float) -> Outcome:
     node, current = report.node, state.round
     entry = Entry(node, mailbox_name(node, seq), seq, report.descriptor, came=now, arrived=now)
-    state = asks_anew(state, node)
+    state = _liveness.asks_anew(state, node)
     if state.final is not None:
         return state, tell_end(state, node, entry.mailbox)
     known = _known(state, node)
@@ -151,13 +120,11 @@ def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
     refusal = _refusal(state, report) or (None if known is not None else _places.refusal(state, entry, now))
     if refusal:
         state, actions = _part(state, node, refusal)
-        return state, (Send(entry.mailbox, node, Final(False, refusal, kind="refused")), *actions)
+        return state, (Send(entry.mailbox, node, messages.Final(False, refusal, kind="refused")), *actions)
     if known is None:
         state, entry = _places.arrived(state, entry, now)
-    if node in state.waiting:
-        waiting = {other: its for other, its in state.waiting.items() if other != node}
-    else:
-        waiting = dict(state.waiting)
+    waiting = dict(state.waiting)
+    waiting.pop(node, None)  # whoever asks again waits at the end
     waiting[node] = entry
     state = evolve(state, waiting=waiting, last_join=now)
     if current is None:
@@ -169,7 +136,7 @@ def _join(state: State, report: Join, seq: int, now: float) -> Outcome:
     if current.end is not None or node in current.succeeded:
         return state, ()
     if node in current.entries:
-        return end_round(state, current, f"node {node} joins again", restart=True)
+        return _ending.end_round(state, current, f"node {node} joins again", restart=True)
     return (state, ()) if entry.free_at > now else _let_in(state, current, node)
 
 
@@ -177,7 +144,7 @@ def _let_in(state: State, current: Round, node: str) -> Outcome:
     """End the round that runs for a newcomer, if there is room."""
     # Work that a node has finished is not thrown away for an arrival: who comes then waits for the end.
     if len(current.entries) < state.rules.max_nodes and not current.succeeded:
-        return end_round(state, current, f"node {node} joins", restart=True)
+        return _ending.end_round(state, current, f"node {node} joins", restart=True)
     return state, ()
 
 
@@ -188,9 +155,9 @@ def _known(state: State, node: str) -> Entry | None:
     return state.waiting.get(node) or assigned
 
 
-def _refusal(state: State, report: Join) -> str | None:
+def _refusal(state: State, report: messages.Join) -> str | None:
     rules, node, index = state.rules, report.node, report.descriptor.index
-    asked, ours = report.terms, Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
+    asked, ours = report.terms, rules.terms
     if asked is not None and asked != ours:
         told = f"node {node} asks for {_terms(asked)}, but this job runs with {_terms(ours)}"
         return f"{told}: give all nodes the same numbers, or each job an id of its own (--rdzv-id)"
@@ -218,7 +185,7 @@ def _refusal(state: State, report: Join) -> str | None:
     return None
 
 
-def _terms(terms: Terms) -> str:
+def _terms(terms: messages.Terms) -> str:
     return f"{terms.min_nodes} to {terms.max_nodes} nodes and {terms.max_restarts} restarts"
 
 
@@ -231,7 +198,7 @@ def _present(state: State) -> Iterator[Entry]:
 # Who goes.
 
 
-def _leave(state: State, report: Leave, now: float) -> Outcome:
+def _leave(state: State, report: messages.Leave, now: float) -> Outcome:
     node, current = report.node, state.round
     entry = state.waiting.get(node)
     assigned = current is not None and node in current.entries
@@ -245,14 +212,14 @@ def _leave(state: State, report: Leave, now: float) -> Outcome:
     state, actions = _part(state, node, report.why, still_runs=still_runs, by_itself=by_itself)
     if entry is None:
         return state, actions
-    final = Final(False, f"node {node} left: {report.why}", kind="left")
+    final = messages.Final(False, f"node {node} left: {report.why}", kind="left")
     goodbye = Send(entry.mailbox, node, final)
     current = state.round
     at_work = current is not None and current.end is None and (not assigned or node in current.succeeded)
     closing = current is not None and current.end is not None and not current.end.restart
     nobody = not state.waiting and (current is None or len(current.left) == len(current.entries))
     if by_itself and nobody and not at_work and not closing:
-        state, actions = finish(state, final)
+        state, actions = _ending.finish(state, final)
     return state, (goodbye, *actions)
 
 
@@ -283,16 +250,16 @@ def _part(state: State, node: str, why: str, *, still_runs: bool = False, by_its
     if known or current.end is not None or node in current.succeeded:
         return state, ()
     if by_itself:
-        return end_round(state, current, f"node {node} left: {why}", restart=True)
-    return end_for_losses(state, current, {node: why})
+        return _ending.end_round(state, current, f"node {node} left: {why}", restart=True)
+    return _ending.end_for_losses(state, current, {node: why})
 
 
 def _count(state: State, counts: Mapping[str, int], now: float) -> Outcome:
     if state.final is not None or not state.rules.heartbeat:
         return state, ()
-    state, back = heard_again(state, counts)
-    told = tuple(Send(mailbox, node, GivenUp(SILENT.format(state.rules.heartbeat))) for node, mailbox in back)
-    state, actions = _lose(*look(state, counts, now))
+    state, back = _liveness.heard_again(state, counts)
+    told = tuple(Send(mailbox, node, messages.GivenUp(SILENT.format(state.rules.heartbeat))) for node, mailbox in back)
+    state, actions = _lose(*_liveness.look(state, counts, now))
     return state, told + actions
 
 
@@ -307,7 +274,7 @@ def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
     told = _tell_given_up(entries, why)
     state = _places.gone(state, entries)
     waiting = {node: entry for node, entry in state.waiting.items() if node not in silent}
-    state = evolve(give_up(state, silent), waiting=waiting)
+    state = evolve(_liveness.give_up(state, silent), waiting=waiting)
     if current is None:
         return state, told
     assigned = [node for node in silent if node in current.entries]
@@ -322,16 +289,16 @@ def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
     missed = {node: why for node in gone if node not in current.succeeded}
     if current.end is not None or not missed:
         return state, told
-    state, actions = end_for_losses(state, current, missed)
+    state, actions = _ending.end_for_losses(state, current, missed)
     return state, told + actions
 
 
 def _tell_given_up(entries: Iterable[Entry], why: str) -> tuple[Action, ...]:
     """At once, as they may live, and only their heartbeats be destroyed: they are heard when somebody lets them be."""
-    return tuple(Send(entry.mailbox, entry.node, GivenUp(why)) for entry in entries)
+    return tuple(Send(entry.mailbox, entry.node, messages.GivenUp(why)) for entry in entries)
 
 
-def _lose_workers(state: State, current: Round, report: Failed | Stopped, now: float) -> Outcome:
+def _lose_workers(state: State, current: Round, report: messages.Failed | messages.Stopped, now: float) -> Outcome:
     causes = {(cause.node, cause.note.rank): cause for cause in current.causes}
     for note in report.failures:
         known = causes.get((report.node, note.rank))
@@ -339,16 +306,16 @@ def _lose_workers(state: State, current: Round, report: Failed | Stopped, now: f
         at = now - note.age if known is None else min(known.at, now - note.age)
         causes[report.node, note.rank] = Cause(at, report.node, note)
     found = tuple(causes.values())
-    current = evolve(current, causes=worth_keeping(found))
-    if isinstance(report, Stopped):
+    current = evolve(current, causes=_ending.worth_keeping(found))
+    if isinstance(report, messages.Stopped):
         current = evolve(current, stopped=current.stopped | {report.node})
     state = evolve(state, round=current)
     if current.end is not None:
         return state, ()
-    if isinstance(report, Stopped) and not report.failures:
-        return end_round(state, current, f"node {report.node} stopped its workers", restart=True)
+    if isinstance(report, messages.Stopped) and not report.failures:
+        return _ending.end_round(state, current, f"node {report.node} stopped its workers", restart=True)
     fatal = any(cause.note.fatal for cause in found)
-    return spend(state, current, describe(report.node, root_cause(current.causes)), fatal=fatal)
+    return _ending.spend(state, current, _ending.describe(report.node, _ending.root_cause(current.causes)), fatal=fatal)
 
 
 # What follows.
@@ -363,7 +330,7 @@ def _settle(state: State, now: float) -> Outcome:
         return gather(state, now)
     if len(current.succeeded) == len(current.entries):
         why = f"all {len(current.entries)} nodes succeeded in round {current.number}"
-        return finish(state, Final(True, why, round=current.number))
+        return _ending.finish(state, messages.Final(True, why, round=current.number))
     if current.end is None:
         return _look_at_pauses(state, current, now)
     if current.end.restart:
@@ -371,12 +338,12 @@ def _settle(state: State, now: float) -> Outcome:
     # Who left with workers at work is not waited for: nobody takes their ranks any more.
     on_their_own = sum(node not in current.stopped and node not in current.succeeded for node in current.left)
     gone = len(current.stopped) + len(current.succeeded) + on_their_own == len(current.entries)
-    (state, actions), more = asks(state, current, gone=gone)
+    (state, actions), more = _ending.asks(state, current, gone=gone)
     if more or not gone:
         return state, actions
-    root = root_cause(current.causes)
+    root = _ending.root_cause(current.causes)
     node, note = (root.node, root.note) if root else (None, None)
-    return finish(state, Final(False, current.end.why, node, note))
+    return _ending.finish(state, messages.Final(False, current.end.why, node, note))
 
 
 def _look_at_pauses(state: State, current: Round, now: float) -> Outcome:

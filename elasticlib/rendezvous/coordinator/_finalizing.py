@@ -47,7 +47,8 @@ def gather(state: State, now: float) -> Outcome:
         there = state.waiting
     present = len(there)
     if present < rules.min_nodes:
-        if rules.join_timeout == 0 and current is not None and _reachable(state) < rules.min_nodes:
+        replaces = rules.join_timeout != 0 or current is None
+        if not replaces and len(state.waiting) + len(coming(state)) < rules.min_nodes:
             return _give_up(state, "are left", "; with join_timeout=0 no node is replaced")
         if now < deadline:
             return state, (_wake(state, deadline, now),)
@@ -60,13 +61,10 @@ def gather(state: State, now: float) -> Outcome:
     if present >= rules.max_nodes:
         return finalize(state, f"all {rules.max_nodes} nodes are there", there)
     if current is not None and len(current.left) < len(current.entries):
-        return finalize(
-            state, f"all nodes that stayed after round {current.number} are back, {present} are there", there
-        )
-    due = _due(state, deadline)
-    if now < due:
-        return state, (_wake(state, due, now),)
-    return finalize(state, _why_now(state, present, now), there)
+        why = f"all nodes that stayed after round {current.number} are back, {present} are there"
+        return finalize(state, why, there)
+    due, why = _due(state, present, deadline, now)
+    return (state, (_wake(state, due, now),)) if now < due else finalize(state, why, there)
 
 
 def _wake(state: State, due: float, now: float) -> WakeAt:
@@ -121,7 +119,7 @@ def status(state: State, now: float) -> str:
         return f"{present} of at least {rules.min_nodes} {there}; {max(0.0, deadline - now):.0f} s left"
     if _is_anyone_coming(state):
         return f"{present} {there}; {named(coming(state))} will come back; {max(0.0, deadline - now):.0f} s left"
-    left = max(0.0, _due(state, deadline) - now)
+    left = max(0.0, _due(state, present, deadline, now)[0] - now)
     return f"{present} of at most {rules.max_nodes} {there}; they start in {left:.0f} s if no other node joins"
 
 
@@ -143,41 +141,25 @@ def coming(state: State) -> frozenset[str]:
 
 def _is_anyone_coming(state: State) -> bool:
     current = state.round
-    if current is None:
-        return False
     # Mostly the numbers tell: this is asked at each join, and must not cost a walk through all nodes then.
-    if len(current.entries) - len(current.left) > len(state.waiting):
-        return True
-    return any(node not in current.left and node not in state.waiting for node in current.entries)
-
-
-def _reachable(state: State) -> int:
-    """How many nodes there are, with those that are coming back."""
-    return len(state.waiting) + len(coming(state))
+    many = current is not None and len(current.entries) - len(current.left) > len(state.waiting)
+    return many or bool(coming(state))
 
 
 def _deadline(state: State, now: float) -> float:
     return (now if state.gathering_since is None else state.gathering_since) + state.rules.patience
 
 
-def _due(state: State, deadline: float) -> float:
-    """When enough nodes start without more of them."""
-    match state.rules.wait_for:
-        case "min":
-            return -math.inf
-        case "max":
-            return deadline
-    return min(state.last_join + state.rules.last_call, deadline)
-
-
-def _why_now(state: State, present: int, now: float) -> str:
+def _due(state: State, present: int, deadline: float, now: float) -> tuple[float, str]:
+    """When enough nodes start without more of them, and why they do if that is now."""
     rules = state.rules
     match rules.wait_for:
         case "min":
-            return f"{present} nodes are there, {rules.min_nodes} are enough"
+            return -math.inf, f"{present} nodes are there, {rules.min_nodes} are enough"
         case "max":
-            return f"{present} of {rules.max_nodes} nodes joined in {rules.patience:g} s"
-    return f"{present} nodes are there and no other joined for {now - state.last_join:.3g} s"
+            return deadline, f"{present} of {rules.max_nodes} nodes joined in {rules.patience:g} s"
+    why = f"{present} nodes are there and no other joined for {now - state.last_join:.3g} s"
+    return min(state.last_join + rules.last_call, deadline), why
 
 
 def _give_up(state: State, how: str, note: str) -> Outcome:

@@ -23,8 +23,6 @@ from elasticlib.rendezvous.protocol._exchange import heartbeat_key, mailbox_key
 
 _LAST = 2
 """Mailboxes of a node that reads in the last of them, in which something may be left."""
-
-
 _MOST = 256
 """The latest notices of a mailbox that are deleted: how many it had is told by heartbeats, maybe a stranger's."""
 

@@ -3,7 +3,8 @@ What nodes write, checked as the coordinator reads it: messages and heartbeats. 
 
 Rules of this file: what cannot be read, is too long or is not from where it says it is, is refused with a line for
 people, and is nothing else. Of the heartbeats of a mailbox the one with the highest count holds: a lower one is of the
-past, whoever wrote it again.
+past, whoever wrote it again. A message that its node saw in the store, and that has not come within the heartbeat
+time, was removed by somebody.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ class Incoming:
     key: bytes | None = None
     _refusals: Refusals = Factory(Refusals)
     _latest: dict[str, NodeHeartbeat] = Factory(dict)
+    """By mailbox."""
     _hidden: set[str] = Factory(set)
     """Mailboxes where no heartbeat could be read the last time."""
-    """By mailbox."""
+    _said: dict[str, tuple[int, float]] = Factory(dict)
+    """The number of a message that was said and not heard, by node, and since when that is known."""
 
     def copy(self) -> Self:
         """The same, to be changed apart."""
-        return type(self)(self.run_id, self.key, self._refusals, dict(self._latest), set(self._hidden))
+        latest, hidden, said = dict(self._latest), set(self._hidden), dict(self._said)
+        return type(self)(self.run_id, self.key, self._refusals, latest, hidden, said)
 
     def envelope(self, data: bytes, nonce: str, state: State, now: float) -> tuple[Envelope | None, tuple[Log, ...]]:
         """The message that *data* holds, if it does; *nonce* is that of this beginning of the job, of that *state*."""
@@ -66,9 +70,8 @@ class Incoming:
         self._hidden.add(mailbox)
         if data is None:
             return None, ()
-        heartbeat, said = self._decode(
-            NodeHeartbeat, "heartbeat", data, key_place(self.run_id, nonce, heartbeat_key(mailbox)), now
-        )
+        place = key_place(self.run_id, nonce, heartbeat_key(mailbox))
+        heartbeat, said = self._decode(NodeHeartbeat, "heartbeat", data, place, now)
         if heartbeat is None:
             return None, said
         self._hidden.discard(mailbox)
@@ -82,6 +85,21 @@ class Incoming:
         self._hidden.intersection_update(mailboxes)
         self._latest = {mailbox: self._latest[mailbox] for mailbox in mailboxes if mailbox in self._latest}
         return {each: heartbeat.count for each, heartbeat in self._latest.items() if each not in self._hidden}
+
+    def removed(self, node: str, said: int, heard: int, now: float, patience: float) -> int | None:
+        """The number of the message that was removed from the store unread; None where none was."""
+        if said <= heard:
+            self._said.pop(node, None)
+            return None
+        number, since = self._said.setdefault(node, (said, now))
+        if number <= heard:
+            del self._said[node]
+            return None
+        return number if now > since + patience else None
+
+    def retain(self, nodes: Collection[str]) -> None:
+        """Forget what others said."""
+        self._said = {node: it for node, it in self._said.items() if node in nodes}
 
     def _decode(
         self, kind: type[_Kind], name: str, data: bytes, place: Place, now: float

@@ -61,10 +61,9 @@ def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tu
     sightings: dict[str, Sighting] = {}
     silent = []
     for node, entry in _watched(state).items():
-        known, count = watch.sightings.get(node), counts.get(entry.mailbox)
-        old = (
-            known if known is not None and known.mailbox == entry.mailbox else Sighting(entry.mailbox, None, entry.came)
-        )
+        old, count = watch.sightings.get(node), counts.get(entry.mailbox)
+        if old is None or old.mailbox != entry.mailbox:
+            old = Sighting(entry.mailbox, None, entry.came)
         if count is not None and (old.count is None or count > old.count):
             sightings[node] = Sighting(entry.mailbox, count, now)
         elif was_away:

@@ -161,12 +161,9 @@ class Outbox:
         def place(notice: Told) -> int | None:
             if notice == state.final:
                 return None
-            if (
-                isinstance(notice, RankAssignment)
-                and notice.group_rank < len(assignments)
-                and notice == assignments[notice.group_rank]
-            ):
-                return -1 - notice.group_rank
+            its = notice.group_rank if isinstance(notice, RankAssignment) else len(assignments)
+            if notice in assignments[its : its + 1]:
+                return -1 - its
             return texts.setdefault(notice, len(texts))
 
         mailboxes = {

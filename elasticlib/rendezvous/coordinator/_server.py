@@ -13,27 +13,26 @@ simulated cluster drive the same object. Times are this node's monotonic seconds
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import define, evolve, field
+from attrs import Factory, define, evolve, field
 from typing_extensions import Self, assert_never
 
 from elasticlib._times import soonest
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.coordinator import _announcement as greeting, _coordinator, _server_events as events, _state
+from elasticlib.rendezvous.coordinator import _coordinator, _server_events as events, _state
 from elasticlib.rendezvous.coordinator._ending import in_brief
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._handover import ADVICE, Handover, read_handover, write_handover
 from elasticlib.rendezvous.coordinator._incoming import Incoming
-from elasticlib.rendezvous.coordinator._missing import Missing
 from elasticlib.rendezvous.coordinator._outbox import Outbox, referring
 from elasticlib.rendezvous.coordinator._state import ClearStore, Heartbeats, Received, Send, State, Tick, WakeAt
-from elasticlib.rendezvous.protocol import _messages as messages
-from elasticlib.rendezvous.protocol._exchange import Posted, heartbeat_key, key_place, mailbox_name
+from elasticlib.rendezvous.protocol import _exchange as exchange, _messages as messages
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
-from elasticlib.rendezvous.protocol._timing import INTERVAL
+from elasticlib.rendezvous.protocol._timing import INTERVAL, TICK
 
 LOOK = 0.1
 """Share of the heartbeat time between two readings of all heartbeats."""
@@ -68,7 +67,7 @@ class Server:
     _outbox: Outbox = field(factory=Outbox)
     _interval: float = 0.0
     _receives: bool = False
-    _posted: tuple[Posted, ...] = ()
+    _posted: tuple[exchange.Posted, ...] = ()
     """What came, and is to be forgotten once what followed from it is written."""
     _reads: tuple[tuple[str, str], ...] = ()
     """The nodes and their mailboxes whose heartbeats are being read."""
@@ -80,17 +79,13 @@ class Server:
     _dirty: bool = False
     _abandon: events.Abandon | None = None
     _leaver: str | None = None  # the node that had the job abandoned because it goes
-    _missing: Missing = field(factory=Missing)
     _garbage: Garbage = field(factory=Garbage)
     _litter: tuple[str, ...] = ()
-    _incoming: Incoming = field(init=False)
+    _incoming: Incoming = field(init=False, default=Factory(lambda it: Incoming(it.run_id, it.key), takes_self=True))
     _leave_by: float | None = None
     _over: str = ""
     """Why the job ended, where it is not known any more who is to be told."""
     _told_at: float = 0.0
-
-    def __attrs_post_init__(self) -> None:
-        self._incoming = Incoming(self.run_id, self.key)
 
     def begin(self, now: float) -> tuple[Self, tuple[events.Action, ...]]:
         """Start to coordinate."""
@@ -116,7 +111,7 @@ class Server:
 
     def _copy(self) -> Self:
         after = copy.copy(self)
-        after._outbox, after._missing, after._garbage = self._outbox.copy(), self._missing.copy(), self._garbage.copy()
+        after._outbox, after._garbage = self._outbox.copy(), self._garbage.copy()
         after._incoming = self._incoming.copy()
         return after
 
@@ -161,7 +156,7 @@ class Server:
         self._greet(now, out)
         self._rest(now, out)
 
-    def _turn(self, entries: Sequence[Posted], now: float, out: list[events.Action]) -> None:
+    def _turn(self, entries: Sequence[exchange.Posted], now: float, out: list[events.Action]) -> None:
         self._posted = tuple(entries)
         for entry in entries:
             self._read(entry, now, out)
@@ -181,7 +176,7 @@ class Server:
         here = {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}
         lost = self.logic.given_up(self.state)
         self._reads = (*here.items(), *((node, mailbox) for node, mailbox in lost.items() if node not in here))
-        out.append(Read(tuple(heartbeat_key(mailbox) for _, mailbox in self._reads)))
+        out.append(Read(tuple(exchange.heartbeat_key(mailbox) for _, mailbox in self._reads)))
 
     def _conclude(self, now: float, out: list[events.Action]) -> None:
         self._commit(now, out)
@@ -196,7 +191,8 @@ class Server:
         self._rest(now, out)
 
     def _rest(self, now: float, out: list[events.Action]) -> None:
-        if self._is_done(now):
+        waits = self._outbox.unparted or self._abandon or now < self._told_at
+        if self._leave_by is not None and (now >= self._leave_by or not waits):
             if self.journaled and self.is_over():
                 out.append(events.Purge())
             self.stopped = True
@@ -209,14 +205,9 @@ class Server:
         self._receives = True
         out.append(Receive(None if due is None else max(0.0, due - now)))
 
-    def _is_done(self, now: float) -> bool:
-        if self._leave_by is None:
-            return False
-        return now >= self._leave_by or not (self._outbox.unparted or self._abandon or now < self._told_at)
-
     # What comes in.
 
-    def _read(self, entry: Posted, now: float, out: list[events.Action]) -> None:
+    def _read(self, entry: exchange.Posted, now: float, out: list[events.Action]) -> None:
         if not entry.data:
             return
         envelope, said = self._incoming.envelope(entry.data, self.nonce, self.state, now)
@@ -224,9 +215,13 @@ class Server:
         if envelope is None:
             return
         if isinstance(join := envelope.report, messages.Join):
-            mailbox = mailbox_name(join.node, envelope.seq)
+            mailbox = exchange.mailbox_name(join.node, envelope.seq)
             if envelope.seq > self.state.heard.get(join.node, 0):
-                self._welcome(join, mailbox, now, out)
+                number = -1 if self.state.round is None else self.state.round.number
+                if forgotten := Seen(self.nonce, join.epoch, join.round).beyond(self._epoch, number):
+                    self._set_back(f"node {join.node} has seen {forgotten}", now, out)
+                self._outbox.opened(join.node, mailbox)
+                self._garbage.opened(join.node, mailbox)
             elif self.state.final is None:
                 self.state = self.logic.asks_again(self.state, join.node, mailbox, now)
             elif not self._outbox.mailbox_of(join.node):
@@ -234,18 +229,10 @@ class Server:
                 self._garbage.expect(self._outbox, join.node, mailbox)
                 if not self._interval:
                     self._follow((self.state, self.logic.tell_end(self.state, join.node, mailbox)), now, out)
-        heartbeat = greeting.count(self._epoch, self._heartbeats) if self._interval else 0
-        self._step(Received(envelope.seq, envelope.report, heartbeat), now, out)
+        self._step(Received(envelope.seq, envelope.report, self._count() if self._interval else 0), now, out)
         # Who leaves does not wait for the answer.
         if isinstance(envelope.report, (messages.Acknowledgement, messages.Leave)):
             self._outbox.part(envelope.report.node)
-
-    def _welcome(self, join: messages.Join, mailbox: str, now: float, out: list[events.Action]) -> None:
-        number = -1 if self.state.round is None else self.state.round.number
-        if forgotten := Seen(self.nonce, join.epoch, join.round).beyond(self._epoch, number):
-            self._set_back(f"node {join.node} has seen {forgotten}", now, out)
-        self._outbox.opened(join.node, mailbox)
-        self._garbage.opened(join.node, mailbox)
 
     def _listen(self, found: Sequence[bytes | None], now: float, out: list[events.Action]) -> None:
         here = {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}
@@ -265,7 +252,7 @@ class Server:
         # Once a heartbeat says that a notice was not read for longer than a heartbeat takes, the store has lost it.
         self._outbox.remind(now, 2 * self._interval)
         self._litter = self._garbage.clear_up(self._outbox, set(here), self.state, now)
-        self._missing.retain(set(here))
+        self._incoming.retain(set(here))
         # Often enough that a silent node is noticed soon after its time is over: who comes later is lost later.
         self._look_at = now + self.state.rules.heartbeat * LOOK
         if (loss := self.logic.next_loss(self.state)) is not None:
@@ -282,9 +269,8 @@ class Server:
         self._outbox.note(mailbox, heartbeat.read)
         if heartbeat.read:
             self._garbage.has_read(node, mailbox)
-        heard = self.state.heard.get(node, 0)
-        number = self._missing.look(node, heartbeat.said, heard, now, self.state.rules.heartbeat)
-        if number is not None:
+        heard, patience = self.state.heard.get(node, 0), self.state.rules.heartbeat
+        if (number := self._incoming.removed(node, heartbeat.said, heard, now, patience)) is not None:
             self._abandon = events.Abandon(f"message {number} of node {node} was removed from the store unread{ADVICE}")
         told = self._outbox.next_index(mailbox)
         if self.journaled and heartbeat.read > told and not self._outbox.is_parted(node, mailbox, self.state):
@@ -327,20 +313,29 @@ class Server:
             out.append(events.Save(self._document(now)))
         self._dirty = False
         if due:
-            notices = messages.sealed(referring(due), self.key, lambda key: key_place(self.run_id, self.nonce, key))
-            out.append(Write(notices))
+            out.append(self._write(referring(due)))
             self._outbox.written(keep=bool(self._interval))
+
+    def _write(self, values: Mapping[str, messages.Message]) -> Write:
+        place = functools.partial(exchange.key_place, self.run_id, self.nonce)
+        return Write(messages.sealed(values, self.key, place))
 
     def _greet(self, now: float, out: list[events.Action]) -> None:
         """Say who we are and that we live; again and again, in case somebody removed or scribbled on it."""
-        self._heartbeats = greeting.number(self._heartbeats, now - self._began, self.state.rules.heartbeat)
-        self._greet_at = now + self._interval
-        status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
         rules, signed = self.state.rules, self.key is not None
-        announcement = greeting.announcement(self.run_id, self.nonce, self.name, rules, signed=signed)
-        told = status, self.remark, waiting, self._over, self.logic.missed(self.state)
-        heartbeat = greeting.heartbeat(self.nonce, self._epoch, self._heartbeats, *told)
-        out.append(Write(greeting.signed(announcement, heartbeat, self.key)))
+        # The ticks of the time that it has served, so that two heartbeats tell the time between.
+        served = int((now - self._began) / (rules.heartbeat * TICK)) if rules.heartbeat else 0
+        self._heartbeats, self._greet_at = max(self._heartbeats + 1, served), now + self._interval
+        status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
+        status = f"{status}; {self.remark}" if status and self.remark else status
+        count, missed = self._count(), self.logic.missed(self.state)
+        heartbeat = messages.CoordinatorHeartbeat(self.nonce, count, status, waiting, self._over, missed)
+        announcement = messages.Announcement(self.run_id, self.nonce, self.name, rules.terms, rules.heartbeat, signed)
+        out.append(self._write({exchange.ANNOUNCEMENT: announcement, exchange.COORDINATOR_HEARTBEAT: heartbeat}))
+
+    def _count(self) -> int:
+        """Of the coordinator's last heartbeat: above all of the epochs before."""
+        return (self._epoch << messages.EPOCH_BITS) + self._heartbeats
 
     # For whoever takes over.
 

@@ -16,15 +16,7 @@ from attrs import Attribute, Factory, field, frozen
 from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous.coordinator._ranks import natural_key
-from elasticlib.rendezvous.protocol._messages import (
-    Descriptor,
-    FailureNote,
-    Final,
-    RankAssignment,
-    Report,
-    RoundEnd,
-    Told,
-)
+from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._timing import SHORTEST_HEARTBEAT
 
 FIRST_PATIENCE = 600.0
@@ -103,6 +95,11 @@ class Rules:
         """Seconds that a gathering may take."""
         return self.join_timeout or FIRST_PATIENCE
 
+    @property
+    def terms(self) -> messages.Terms:
+        """What all nodes must have been told alike."""
+        return messages.Terms(self.min_nodes, self.max_nodes, self.max_restarts)
+
 
 # Events: what happened.
 
@@ -112,7 +109,7 @@ class Received:
     """A node's message number *seq*; its messages are numbered from 1 without a gap."""
 
     seq: int
-    report: Report
+    report: messages.Report
     heartbeats: int = 0
     """Count of the coordinator's last heartbeat before it; 0: it has none that count."""
 
@@ -138,7 +135,7 @@ class Send:
 
     mailbox: str
     node: str
-    notice: Told
+    notice: messages.Told
 
 
 @frozen
@@ -174,7 +171,7 @@ class Entry:
     node: str
     mailbox: str
     seq: int
-    descriptor: Descriptor
+    descriptor: messages.Descriptor
     came: float = field(default=0.0, eq=False)
     """When it asked, in the coordinator's seconds: a sign of life."""
     arrived: float = field(default=0.0, eq=False)
@@ -191,7 +188,7 @@ class Cause:
 
     at: float
     node: str
-    note: FailureNote
+    note: messages.FailureNote
 
 
 @frozen
@@ -201,7 +198,7 @@ class Round:
     number: int
     entries: Mapping[str, Entry]
     """By node, in the order of group ranks."""
-    assignments: tuple[RankAssignment, ...]
+    assignments: tuple[messages.RankAssignment, ...]
     succeeded: frozenset[str] = frozenset()
     stopped: frozenset[str] = frozenset()
     """Nodes that have no worker of this round any more and did not succeed."""
@@ -212,7 +209,7 @@ class Round:
     causes: tuple[Cause, ...] = ()
     asked: frozenset[str] = field(default=frozenset(), eq=False)
     """Nodes that were asked for the rest of their failures; whoever takes over asks again."""
-    end: RoundEnd | None = None
+    end: messages.RoundEnd | None = None
 
     @property
     def has_workers(self) -> bool:
@@ -277,7 +274,7 @@ class State:
     last_join: float = 0.0
     opens_at: float = field(default=0.0, eq=False)
     """Until then nobody gets ranks: nodes may be at work of whom this memory knows nothing."""
-    final: Final | None = None
+    final: messages.Final | None = None
     watch: Watch = field(factory=Watch, eq=False)
 
 

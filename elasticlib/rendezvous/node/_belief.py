@@ -11,21 +11,8 @@ from attrs import evolve, frozen
 
 from elasticlib._untrusted import parse, shown
 from elasticlib.errors import RendezvousClosedError, RendezvousStateError
+from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, CAUSE, heartbeat_key, key_place, report_place
-from elasticlib.rendezvous.protocol._messages import (
-    VERSION,
-    Announcement,
-    CoordinatorHeartbeat,
-    Envelope,
-    Failed,
-    Final,
-    NodeHeartbeat,
-    RankAssignment,
-    Report,
-    Told,
-    decode,
-    encode,
-)
 from elasticlib.rendezvous.protocol._reading import heartbeat_of
 from elasticlib.rendezvous.protocol._shortening import refers
 
@@ -47,56 +34,54 @@ class Belief:
     period: float | None = None
     """The job's heartbeat time in seconds, once its greeting was read: whoever takes over goes by the same."""
 
-    def announcement(self, data: bytes) -> Announcement:
+    def announcement(self, data: bytes) -> messages.Announcement:
         """The greeting; raises `RendezvousClosedError` when the job that this node was in is not there any more."""
         try:
-            announcement = decode(data, self.key, key_place(self.run_id, "", ANNOUNCEMENT))
+            announcement = messages.decode(data, self.key, key_place(self.run_id, "", ANNOUNCEMENT))
         except RendezvousStateError as error:
             raise RendezvousStateError(_doubt(data, self.key, error)) from error
-        if not isinstance(announcement, Announcement) or announcement.run_id != self.run_id:
+        if not isinstance(announcement, messages.Announcement) or announcement.run_id != self.run_id:
             raise RendezvousStateError(f"where the announcement of job {self.run_id!r} should be is {data[:80]!r}")
         if self.nonce and announcement.nonce != self.nonce:
-            raise self.begun_anew(f" on {announcement.host}")
+            anew = f"job {self.run_id!r} was started anew on {announcement.host}"
+            raise RendezvousClosedError(f"{anew}: this node is no longer part of it")
         if self.period not in (None, announcement.heartbeat):
             told = f"heartbeat_timeout={announcement.heartbeat:g}, and job {self.run_id!r} began with {self.period:g}"
             raise RendezvousStateError(f"the job's announcement was overwritten: it says {told}")
         return announcement
 
-    def begun_anew(self, where: str = "") -> RendezvousClosedError:
-        """Why this node has no part in the job any more."""
-        return RendezvousClosedError(f"job {self.run_id!r} was started anew{where}: this node is no longer part of it")
-
-    def heard(self, data: bytes | None) -> tuple[CoordinatorHeartbeat | None, str]:
+    def heard(self, data: bytes | None) -> tuple[messages.CoordinatorHeartbeat | None, str]:
         """The coordinator's heartbeat; or None, and why what lies there is none that can be believed."""
         return heartbeat_of(data, self.run_id, self.nonce, self.key)
 
-    def notice(self, key: str, data: bytes, last: int = -1) -> Told:
+    def notice(self, key: str, data: bytes, last: int = -1) -> messages.Told:
         """The notice that lay at *key*; *last* is the last round in which this node had ranks."""
-        message = decode(data, self.key, key_place(self.run_id, self.nonce, key))
-        if not isinstance(message, Told):
+        message = messages.decode(data, self.key, key_place(self.run_id, self.nonce, key))
+        if not isinstance(message, messages.Told):
             raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
-        if isinstance(message, RankAssignment) and message.round <= last:
+        if isinstance(message, messages.RankAssignment) and message.round <= last:
             raise RendezvousStateError(f"{key} holds ranks of round {message.round}, and round {last} had come before")
         return message
 
-    def whole(self, final: Final, data: bytes | None) -> Final:
+    def whole(self, final: messages.Final, data: bytes | None) -> messages.Final:
         """The end with its whole root cause, where *data* is that; the few lines of it that it came with where not."""
         try:
-            found = decode(data or b"", self.key, key_place(self.run_id, self.nonce, CAUSE))
+            found = messages.decode(data or b"", self.key, key_place(self.run_id, self.nonce, CAUSE))
         except RendezvousStateError:
             return final
-        if not isinstance(found, Failed) or len(found.failures) != 1:
+        if not isinstance(found, messages.Failed) or len(found.failures) != 1:
             return final
         whole = evolve(final, root_node=found.node, root=found.failures[0])
         return whole if refers(whole) == final else final
 
-    def envelope(self, seq: int, report: Report) -> bytes:
+    def envelope(self, seq: int, report: messages.Report) -> bytes:
         """A report of this node, as the coordinator wants it."""
-        return encode(Envelope(seq, report), self.key, report_place(self.run_id, self.nonce, self.node, seq))
+        place = report_place(self.run_id, self.nonce, self.node, seq)
+        return messages.encode(messages.Envelope(seq, report), self.key, place)
 
-    def heartbeat(self, mailbox: str, heartbeat: NodeHeartbeat) -> bytes:
+    def heartbeat(self, mailbox: str, heartbeat: messages.NodeHeartbeat) -> bytes:
         """A heartbeat of this node."""
-        return encode(heartbeat, self.key, key_place(self.run_id, self.nonce, heartbeat_key(mailbox)))
+        return messages.encode(heartbeat, self.key, key_place(self.run_id, self.nonce, heartbeat_key(mailbox)))
 
 
 def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
@@ -106,9 +91,9 @@ def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
         version, signed = body.get("v"), body.get("mac") is not None
     except (ValueError, AttributeError):
         return str(error)
-    if version != VERSION:
-        told = f"the job's coordinator speaks version {shown(version)} of the protocol, this node version {VERSION}"
-        return f"{told}: install the same elasticlib on all nodes"
+    if version != messages.VERSION:
+        told = f"the job's coordinator speaks version {shown(version)} of the protocol"
+        return f"{told}, this node version {messages.VERSION}: install the same elasticlib on all nodes"
     if signed and key is None:
         return "the job runs with a token, and this node has none: give it the same token (ELASTICLIB_TOKEN)"
     if not signed and key is not None:

@@ -25,20 +25,7 @@ from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.node._connection import Connection, Dial
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_liveness import Limits, Tick
-from elasticlib.rendezvous.protocol._messages import (
-    Close,
-    Descriptor,
-    Final,
-    Join,
-    Leave,
-    RankAssignment,
-    Report,
-    Terms,
-    WorkerReport,
-    encode,
-    from_plain,
-    to_plain,
-)
+from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._shortening import ENVELOPE, fitting
@@ -53,7 +40,7 @@ _PARTING = 1.0
 class NodeInfo(Protocol):
     """What this node brings to a round."""
 
-    def describe(self, slots: int, role: str) -> Descriptor:
+    def describe(self, slots: int, role: str) -> messages.Descriptor:
         """Bind what a round needs; called in a thread of its own, once contact is there."""
 
     def listener(self) -> socket.socket | None:
@@ -75,7 +62,7 @@ class NodeClient:
         offer: NodeInfo,
         *,
         run_id: str = "",
-        terms: Terms | None = None,
+        terms: messages.Terms | None = None,
         key: bytes | None = None,
         limits: Limits | None = None,
         clock: Clock = monotonic,
@@ -85,13 +72,14 @@ class NodeClient:
         self.node = node
         self.round: int | None = None
         """The round of the last rank assignment."""
-        self.final: Final | None = None
+        self.final: messages.Final | None = None
         """How this node's part in the job ended, once `take` has told it."""
         self._dial = dial
         self._offer = offer
         self._clock = clock
         self._on_leave = on_leave
         self.turned = threading.Condition(threading.RLock())
+        """Held by whoever calls a connection; notified when there is something to do."""
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._connection: Connection | None = None
         belief = Belief(run_id, node, key)
@@ -109,7 +97,7 @@ class NodeClient:
         """Ask for ranks in the next round. No worker of this node may run any more."""
         self._say(events.Seek(slots, role), "a Join")
 
-    def post(self, report: WorkerReport | Close) -> None:
+    def post(self, report: messages.WorkerReport | messages.Close) -> None:
         """
         Say how the workers are, or end the job for everybody, in a message that is no longer than it may be.
 
@@ -117,7 +105,7 @@ class NodeClient:
         known that this node goes and starts no worker any more. Until the `Stopped` of the round that it names, nobody
         takes the place of its workers. A node that never joined is unknown and gets no answer.
         """
-        if not isinstance(report, Leave) or not self._on_leave(report.why):
+        if not isinstance(report, messages.Leave) or not self._on_leave(report.why):
             self._say(events.Tell(_checked(fitting(report))), type(report).__name__)
 
     def hold(self, held: bool) -> None:
@@ -181,10 +169,8 @@ class NodeClient:
             if error is not None and words:
                 os.eventfd_write(self._ready, 1)
         for word in words:
-            if isinstance(word, RankAssignment):
-                self.round = word.round
-            if isinstance(word, Final):
-                self.final = word
+            self.round = word.round if isinstance(word, messages.RankAssignment) else self.round
+            self.final = word if isinstance(word, messages.Final) else self.final
         if error is not None and not words:
             raise error
         return list(words)
@@ -221,18 +207,18 @@ class NodeClient:
             if actions or wakes != self._session.speaks_at():
                 self.turned.notify_all()  # a connection has something to do, or something else to wait for
 
-    def describe(self, slots: int, role: str) -> Descriptor:
+    def describe(self, slots: int, role: str) -> messages.Descriptor:
         """What this node brings to a round; raises `RendezvousStateError` for what it may not say."""
         descriptor = self._offer.describe(slots, role)
-        join = Join(self.node, descriptor, None)
+        join = messages.Join(self.node, descriptor, None)
         _checked(join)
-        if (size := len(encode(join))) > _LONGEST_JOIN:
+        if (size := len(messages.encode(join))) > _LONGEST_JOIN:
             why = f"the description of node {self.node} has {size:,} bytes, and may have {_LONGEST_JOIN:,}"
             raise RendezvousStateError(f"{why}: shorten the role or the name of what it runs")
         return descriptor
 
     def idle(self) -> float | None:
-        """Seconds until the lane that speaks is to look for work by itself."""
+        """Seconds until the lane that speaks is to look for work by itself. Call with `turned` held."""
         return self._until(self._session.speaks_at())
 
     def _until(self, when: float | None) -> float | None:
@@ -270,6 +256,7 @@ class NodeClient:
                 assert_never(action)
 
 
-def _checked(report: Report) -> Report:
-    from_plain(to_plain(report))  # what this node may not say is its own error, here and now, and nobody else's
+def _checked(report: messages.Report) -> messages.Report:
+    # What this node may not say is its own error, here and now, and nobody else's.
+    messages.from_plain(messages.to_plain(report))
     return report

@@ -10,34 +10,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import define, field
 
 from elasticlib._programs import start_thread
-from elasticlib.errors import (
-    ConfigError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousStateError,
-    StartError,
-)
+from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousError, RendezvousStateError, StartError
 from elasticlib.rendezvous.net._dial import RefusedError
-from elasticlib.rendezvous.node._session_events import (
-    Answer,
-    Ask,
-    Connected,
-    Denied,
-    Describe,
-    Event,
-    Lane,
-    Lost,
-    Refused,
-)
+from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._session_liveness import Tick
 from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
-from elasticlib.rendezvous.protocol._messages import Descriptor
 from elasticlib.rendezvous.protocol._operations import perform
+
+if TYPE_CHECKING:
+    from elasticlib.rendezvous.node._client import NodeClient
 
 _log = logging.getLogger("elasticlib")
 
@@ -45,32 +31,17 @@ Dial: TypeAlias = Callable[[float], Exchange]
 """One attempt to connect, of about so many seconds; raises `RendezvousConnectionError`."""
 
 
-class Desk(Protocol):
-    """Whoever wants the connection."""
-
-    turned: threading.Condition
-    """Held by whoever calls a connection; notified when there is something to do."""
-
-    def tell(self, event: Event) -> None:
-        """Something happened; called without `turned`."""
-
-    def describe(self, slots: int, role: str) -> Descriptor:
-        """What this node brings to a round."""
-
-    def idle(self) -> float | None:
-        """Seconds until the lane that speaks is to look for work by itself. Call with `turned` held."""
-
-
 @define(eq=False)
 class Connection:
     """A connection from its first attempt to its end; `start` it once."""
 
     number: int
-    desk: Desk
+    desk: NodeClient
+    """Whose the connection is: it holds `turned` when it calls, and is told what happens without it."""
     dial: Dial
     limit: float
     """Seconds for the attempt to connect."""
-    _work: dict[Lane, Ask] = field(factory=dict)
+    _work: dict[events.Lane, events.Ask] = field(factory=dict)
     _ending: bool = False
     _watch: Exchange | None = None
     _exchange: Exchange | None = None
@@ -80,12 +51,12 @@ class Connection:
         """Begin to connect. Raises `StartError` when no thread can be started."""
         self._run(self._speak, "elasticlib-member")
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: events.Ask) -> None:
         """Have it done, unless this connection was given up. Call with `turned` held; raises `StartError`."""
         if self._ending:
             return
         self._work[ask.lane] = ask
-        if ask.lane is Lane.WATCH and self._watch is None and len(self._threads) == 1:
+        if ask.lane is events.Lane.WATCH and self._watch is None and len(self._threads) == 1:
             self._run(self._listen, "elasticlib-notices")
 
     def end(self) -> None:
@@ -113,18 +84,18 @@ class Connection:
         try:
             work()
         except RendezvousConnectionError as error:
-            self.desk.tell(Lost(self.number, str(error), isinstance(error, RefusedError)))
+            self.desk.tell(events.Lost(self.number, str(error), isinstance(error, RefusedError)))
         except (RendezvousError, ConfigError, StartError) as error:
-            self.desk.tell(Refused(self.number, error))
+            self.desk.tell(events.Refused(self.number, error))
         except Exception as error:
             _log.exception("a thread of the rendezvous failed")
-            self.desk.tell(Refused(self.number, RendezvousStateError(f"the rendezvous failed: {error!r}")))
+            self.desk.tell(events.Refused(self.number, RendezvousStateError(f"the rendezvous failed: {error!r}")))
 
     def _speak(self) -> None:
         exchange = self._exchange = self.dial(self.limit)
         try:
-            self.desk.tell(Connected(self.number))
-            self._serve(Lane.SPEAK, exchange)
+            self.desk.tell(events.Connected(self.number))
+            self._serve(events.Lane.SPEAK, exchange)
         finally:
             exchange.close()
 
@@ -132,24 +103,24 @@ class Connection:
         assert self._exchange is not None
         exchange = self._watch = self._exchange.clone()
         try:
-            self._serve(Lane.WATCH, exchange)
+            self._serve(events.Lane.WATCH, exchange)
         finally:
             exchange.close()
 
-    def _serve(self, lane: Lane, exchange: Exchange) -> None:
+    def _serve(self, lane: events.Lane, exchange: Exchange) -> None:
         while (ask := self._next(lane)) is not None:
             self.desk.tell(self._done(ask, exchange))
 
-    def _done(self, ask: Ask, exchange: Exchange) -> Event:
+    def _done(self, ask: events.Ask, exchange: Exchange) -> events.Event:
         what = ask.operation
-        if isinstance(what, Describe):
-            return Answer(self.number, ask.number, self.desk.describe(what.slots, what.role))
+        if isinstance(what, events.Describe):
+            return events.Answer(self.number, ask.number, self.desk.describe(what.slots, what.role))
         try:
-            return Answer(self.number, ask.number, perform(exchange, what))
+            return events.Answer(self.number, ask.number, perform(exchange, what))
         except RequestRefusedError as error:
-            return Denied(self.number, ask.number, str(error), error.too_large)
+            return events.Denied(self.number, ask.number, str(error), error.too_large)
 
-    def _next(self, lane: Lane) -> Ask | None:
+    def _next(self, lane: events.Lane) -> events.Ask | None:
         """What is to be done on the lane, once there is something; None at the end."""
         while True:
             with self.desk.turned:
@@ -157,7 +128,7 @@ class Connection:
                     return ask
                 if self._ending:
                     return None
-                idle = self.desk.idle() if lane is Lane.SPEAK else None
+                idle = self.desk.idle() if lane is events.Lane.SPEAK else None
                 if idle is None or idle > 0:
                     self.desk.turned.wait(idle)
                     continue

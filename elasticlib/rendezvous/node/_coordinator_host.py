@@ -14,24 +14,8 @@ import uuid
 from elasticlib._clock import Clock, monotonic
 from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError, StartError
+from elasticlib.rendezvous.coordinator import _server_events as events
 from elasticlib.rendezvous.coordinator._server import REFUSALS, Server
-from elasticlib.rendezvous.coordinator._server_events import (
-    Abandon,
-    Action,
-    Arrived,
-    Broke,
-    Close,
-    Destroyed,
-    Event,
-    Heard,
-    Interrupt,
-    Load,
-    Loaded,
-    Purge,
-    Save,
-    Stop,
-    Unsaved,
-)
 from elasticlib.rendezvous.coordinator._state import Rules, State
 from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, perform
@@ -79,7 +63,7 @@ class Host:
 
     def abandon(self, why: str, leaver: str | None = None) -> None:
         """End the job for everybody, *leaver* needs no answer; may be called from any thread."""
-        self._tell(Abandon(why, leaver))
+        self._tell(events.Abandon(why, leaver))
 
     def close(self, linger: float = 0.0) -> None:
         """
@@ -87,7 +71,7 @@ class Host:
 
         Waits *linger* seconds for that at the most. Nodes that were told nothing yet are not told.
         """
-        self._tell(Close(linger))
+        self._tell(events.Close(linger))
         self._done.wait(linger + _STOPPING)
         if self._thread is not None:
             self._thread.join(0.1)
@@ -112,7 +96,7 @@ class Host:
                 raise
             except Exception as error:
                 _log.exception("the coordinator of job %r failed", self._run_id)
-                self._work(self._step(Broke(f"the coordinator failed: {error!r}")))
+                self._work(self._step(events.Broke(f"the coordinator failed: {error!r}")))
         except RendezvousError as error:
             if self._thread is None and isinstance(
                 error, (LeadershipLost, RendezvousConnectionError, RequestRefusedError)
@@ -124,57 +108,54 @@ class Host:
             self._wakes.close()
             self._exchange.close()
 
-    def _work(self, actions: tuple[Action, ...]) -> None:
+    def _work(self, actions: tuple[events.Action, ...]) -> None:
         while actions:
-            came: Event | None = None
+            came: events.Event | None = None
             for index, action in enumerate(actions):
                 try:
                     came = self._do(action)
                 except RequestRefusedError as error:
-                    if not isinstance(action, Save) or self._server.refused >= REFUSALS:
+                    if not isinstance(action, events.Save) or self._server.refused >= REFUSALS:
                         raise
-                    came = Unsaved(str(error), actions[index + 1 :])
+                    came = events.Unsaved(str(error), actions[index + 1 :])
                     break
             actions = () if came is None else self._step(came)
 
-    def _do(self, action: Action) -> Event | None:
+    def _do(self, action: events.Action) -> events.Event | None:
         """Do it; what came of it, where somebody waits for that."""
         match action:
             case Receive():
-                return Arrived(self._exchange.receive(action.timeout))
+                return events.Arrived(self._exchange.receive(action.timeout))
             case Read():
-                return Heard(self._exchange.read(action.keys))
-            case Load():
-                return self._load()
-            case Save(data):
+                return events.Heard(self._exchange.read(action.keys))
+            case events.Load():
+                assert self._state_log is not None
+                try:
+                    return events.Loaded(self._state_log.load())
+                except RendezvousStateError as error:
+                    return events.Destroyed(str(error))
+            case events.Save(data):
                 assert self._state_log is not None
                 self._state_log.save(data)
-            case Purge():
+            case events.Purge():
                 assert self._state_log is not None
                 self._state_log.purge()
-            case Interrupt():
+            case events.Interrupt():
                 self._wake()
             case Log(level, text):
                 _log.log(logging.getLevelName(level.upper()), text)
-            case Stop():
+            case events.Stop():
                 pass
             case _:
                 perform(self._exchange, action)
         return None
 
-    def _load(self) -> Event:
-        assert self._state_log is not None
-        try:
-            return Loaded(self._state_log.load())
-        except RendezvousStateError as error:
-            return Destroyed(str(error))
-
-    def _step(self, event: Event) -> tuple[Action, ...]:
+    def _step(self, event: events.Event) -> tuple[events.Action, ...]:
         with self._stepping:
             self._server, actions = self._server.step(event, self._clock())
             return actions
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: events.Event) -> None:
         """For any thread: what is to be done at once is done by another one."""
         for action in self._step(event):
             self._do(action)

@@ -59,7 +59,9 @@ class Outbox:
     def add(self, what: Report | Describe) -> Self:
         """With one message more."""
         if isinstance(what, (Failed, Stopped)):
-            return self._add_failures(whole(what))
+            told = whole(what)
+            out = self._with(told if told.round == self.asked else early(told, self.whole))
+            return evolve(out, whole=told) if told.failures else out
         out = self._with(what if isinstance(what, Describe) else fitting(what))
         return evolve(out, join_seq=out.seq, join_sent=None, join=None) if isinstance(what, Describe) else out
 
@@ -70,10 +72,6 @@ class Outbox:
             return out
         return out._with(Failed(node, round, whole.failures))  # whether workers still run here was said, or will be
 
-    def _add_failures(self, what: Failed | Stopped) -> Self:
-        out = self._with(what if what.round == self.asked else early(what, self.whole))
-        return evolve(out, whole=what) if what.failures else out
-
     def _with(self, what: Report | Describe) -> Self:
         seq = self.seq + 1
         return evolve(self, envelopes=(*self.envelopes, Written(seq, what)), seq=seq)
@@ -81,9 +79,8 @@ class Outbox:
     def described(self, seq: int, report: Report) -> Self:
         """The message *seq* is known now."""
         join = report if seq == self.join_seq and isinstance(report, Join) else self.join
-        return evolve(
-            self, join=join, envelopes=tuple(Written(seq, report) if it.seq == seq else it for it in self.envelopes)
-        )
+        envelopes = tuple(Written(seq, report) if it.seq == seq else it for it in self.envelopes)
+        return evolve(self, join=join, envelopes=envelopes)
 
     def denied(self, event: Denied, posted: bool, node: str) -> tuple[Self, RendezvousError | None]:
         """
@@ -119,11 +116,8 @@ class Outbox:
 
         It has its old number, and is nothing to who knows it; it says how far this node knows the job to have come.
         """
-        if (
-            self.join is None
-            or not self.has_joined
-            or any(envelope.seq == self.join_seq for envelope in self.envelopes)
-        ):
+        waits = any(envelope.seq == self.join_seq for envelope in self.envelopes)
+        if self.join is None or not self.has_joined or waits:
             return self
         join = evolve(self.join, round=seen.round, epoch=seen.epoch, pulse=seen.heard)
         return evolve(self, envelopes=(Written(self.join_seq, join), *self.envelopes))

@@ -21,22 +21,12 @@ from elasticlib import errors
 from elasticlib._times import soonest
 from elasticlib._untrusted import Refusals
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous.node import _session_events as events, _session_liveness
+from elasticlib.rendezvous.node import _session_events as events, _session_liveness, _session_memory as memory
 from elasticlib.rendezvous.node._belief import DOUBT, LOOK_AGAIN, Belief
-from elasticlib.rendezvous.node._lanes import GREETING, SLICE, Asked, Lanes, Task
-from elasticlib.rendezvous.node._mailbox import WAKE, Mailbox
 from elasticlib.rendezvous.node._outbox import Outbox, Written
-from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
 from elasticlib.rendezvous.node._session_liveness import NOTHING_HEARD, Limits, SessionLiveness, Tick
-from elasticlib.rendezvous.node._waiting import Waiting, search
-from elasticlib.rendezvous.protocol import _messages as messages
-from elasticlib.rendezvous.protocol._exchange import (
-    ANNOUNCEMENT,
-    CAUSE,
-    COORDINATOR_HEARTBEAT,
-    heartbeat_key,
-    mailbox_name,
-)
+from elasticlib.rendezvous.node._session_memory import Asked, Lanes, Mailbox, OwnHeartbeats, Task, Waiting
+from elasticlib.rendezvous.protocol import _exchange as exchange, _messages as messages
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write, refuse
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._timing import GRACE, INTERVAL
@@ -161,7 +151,8 @@ class Session:
 
     def _seek(self, describe: events.Describe, now: float) -> None:
         self._outbox = self._outbox.add(describe)
-        self._mailbox = self._mailbox.opened(mailbox_name(self.belief.node, self._outbox.join_seq), self.seen.epoch)
+        mailbox = exchange.mailbox_name(self.belief.node, self._outbox.join_seq)
+        self._mailbox = self._mailbox.opened(mailbox, self.seen.epoch)
         # What came before and was not taken speaks of ranks that this node does not want any more.
         old = (messages.RankAssignment, messages.RoundEnd)
         self.words = tuple(word for word in self.words if not isinstance(word, old))
@@ -187,7 +178,7 @@ class Session:
                     if gone or (closed and not self.contact.limits.moves and self._host == self.belief.node):
                         self.words += (messages.StoreGone(why),)
                     kind = errors.RendezvousConnectionError if closed else errors.RendezvousNotFoundError
-                    place = search(self.where, self._host if self.contact.met else "", self.status)
+                    place = memory.search(self.where, self._host if self.contact.met else "", self.status)
                     self.error = kind(f"node {self.belief.node}, job {self.belief.run_id!r}{place}: {why}")
 
     def _stop(self, why: str, grace: float) -> None:
@@ -215,7 +206,7 @@ class Session:
     ) -> None:
         match asked.task, result:
             case Task.FIND, True:
-                self._ask(events.Lane.SPEAK, Task.GREET, Read((ANNOUNCEMENT, COORDINATOR_HEARTBEAT)), now, out)
+                self._ask(Task.GREET, Read((exchange.ANNOUNCEMENT, exchange.COORDINATOR_HEARTBEAT)), now, out)
             case Task.FIND, _:
                 self.status = "the store answers, but no node coordinates this job yet"
             case Task.GREET, [data, heard]:
@@ -230,13 +221,13 @@ class Session:
                     self._heartbeat_at = now
                     self._judge(_session_liveness.Acknowledged(asked.sent), now, out)
             case Task.HEARTBEAT, _:
-                self._ask(events.Lane.SPEAK, Task.HEAR, Read((COORDINATOR_HEARTBEAT,)), now, out, sent=asked.sent)
+                self._ask(Task.HEAR, Read((exchange.COORDINATOR_HEARTBEAT,)), now, out, sent=asked.sent)
             case ((Task.HEAR | Task.LISTEN), [heard]):
                 self._feel(heard, asked, now, out)
             case Task.AWAIT, found:
                 self._awaited = None
                 if found:
-                    self._ask(events.Lane.WATCH, Task.NOTICE, Read((asked.key,)), now, out, key=asked.key)
+                    self._ask(Task.NOTICE, Read((asked.key,)), now, out, key=asked.key)
             case Task.NOTICE, [bytes() as data]:
                 self._notice(asked.key, data, now, out)
             case Task.CAUSE, [cause] if self._ending is not None:
@@ -285,12 +276,12 @@ class Session:
     def _notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
         notice = None
         try:
-            notice = None if data == WAKE else self.belief.notice(key, data, self.seen.round)
+            notice = None if data == memory.WAKE else self.belief.notice(key, data, self.seen.round)
         except errors.RendezvousStateError as error:
             self._refuse("notice", error, now, out)
         if isinstance(notice, messages.Final) and notice.root is not None and notice.root.cut:
             self._ending = notice
-            self._ask(events.Lane.WATCH, Task.CAUSE, Read((CAUSE,)), now, out, key=key)
+            self._ask(Task.CAUSE, Read((exchange.CAUSE,)), now, out, key=key)
         else:
             self._deliver(key, notice, now, out)
 
@@ -303,7 +294,7 @@ class Session:
             self._mailbox = self._mailbox.further()
             self._believe(notice)
         left = self._mailbox.deletable()
-        self._ask(events.Lane.WATCH, Task.FORGET, Delete((key, *left)), now, out, seq=len(left))
+        self._ask(Task.FORGET, Delete((key, *left)), now, out, seq=len(left))
 
     def _believe(self, notice: messages.Told) -> None:
         self.seen = self.seen.told(notice)
@@ -336,15 +327,15 @@ class Session:
             self._speak(now, out)
         if self._lanes.is_free(events.Lane.WATCH) and self._greeted and (key := self._next_key()) is not None:
             self._awaited = key
-            self._ask(events.Lane.WATCH, Task.AWAIT, Wait(key, SLICE), now, out, key=key)
+            self._ask(Task.AWAIT, Wait(key, memory.SLICE), now, out, key=key)
 
     def _speak(self, now: float, out: list[events.Action]) -> None:
         if not self._greeted:
             if self._greet_at is None or now >= self._greet_at:
-                self._ask(events.Lane.SPEAK, Task.FIND, Wait(ANNOUNCEMENT, GREETING), now, out)
+                self._ask(Task.FIND, Wait(exchange.ANNOUNCEMENT, memory.GREETING), now, out)
         elif self._awaited is not None and self._awaited != self._next_key():
             key, self._awaited = self._awaited, None
-            self._ask(events.Lane.SPEAK, Task.WAKE, Write({key: WAKE}), now, out)
+            self._ask(Task.WAKE, Write({key: memory.WAKE}), now, out)
         elif (envelope := self._outbox.next) is not None:
             self._send(envelope, now, out)
         elif self.closed:
@@ -355,11 +346,11 @@ class Session:
     def _send(self, envelope: Written, now: float, out: list[events.Action]) -> None:
         seq, what = envelope.seq, envelope.what
         if isinstance(what, events.Describe):
-            self._ask(events.Lane.SPEAK, Task.DESCRIBE, what, now, out, seq=seq)
+            self._ask(Task.DESCRIBE, what, now, out, seq=seq)
             return
         self._outbox = self._outbox.sent(seq, now)
         sent = (self._outbox.join_sent or now) if seq == self._outbox.join_seq else now
-        self._ask(events.Lane.SPEAK, Task.POST, Post(self.belief.envelope(seq, what)), now, out, seq=seq, sent=sent)
+        self._ask(Task.POST, Post(self.belief.envelope(seq, what)), now, out, seq=seq, sent=sent)
 
     def _may_send_heartbeat(self) -> bool:
         return self.contact.limits.heartbeat > 0 and self._outbox.has_joined and not self.closed
@@ -367,25 +358,25 @@ class Session:
     def _send_heartbeat(self, now: float, out: list[events.Action]) -> None:
         self._heartbeat_at = now + INTERVAL * self.contact.limits.heartbeat
         if self._held:  # what the coordinator says is heard all the same
-            self._ask(events.Lane.SPEAK, Task.LISTEN, Read((COORDINATOR_HEARTBEAT,)), now, out)
+            self._ask(Task.LISTEN, Read((exchange.COORDINATOR_HEARTBEAT,)), now, out)
             return
         self._heartbeats = self._heartbeats.next()
         if self._waiting is not None and self._heartbeats.is_late():
             self._outbox = self._outbox.again(self.seen)
         count, read, said = self._heartbeats.count, self._mailbox.read, self._outbox.said
         heartbeat = self.belief.heartbeat(self._mailbox.name, messages.NodeHeartbeat(count, read, said))
-        self._ask(events.Lane.SPEAK, Task.HEARTBEAT, Write({heartbeat_key(self._mailbox.name): heartbeat}), now, out)
+        self._ask(Task.HEARTBEAT, Write({exchange.heartbeat_key(self._mailbox.name): heartbeat}), now, out)
 
     def _next_key(self) -> str | None:
         done = self.closed or (self.final is not None and self._mailbox.read > 0)
         return None if done else self._mailbox.next_key
 
     def _ask(
-        self, lane: events.Lane, task: Task, what: Operation | events.Describe, now: float, out: list[events.Action],
+        self, task: Task, what: Operation | events.Describe, now: float, out: list[events.Action],
         *, key: str = "", seq: int = 0, sent: float | None = None,
     ) -> None:  # fmt: skip
-        self._lanes = self._lanes.ask(lane, task, now if sent is None else sent, key, seq)
-        out.append(events.Ask(self._connection, lane, self._lanes.count, what))
+        self._lanes = self._lanes.ask(task, now if sent is None else sent, key, seq)
+        out.append(events.Ask(self._connection, task.lane, self._lanes.count, what))
 
     def _part(self, out: list[events.Action]) -> None:
         self.parted = True

@@ -247,15 +247,9 @@ def attempt_of(contact: SessionLiveness) -> float:
     return min(ATTEMPT, max(1.0, INTERVAL * heartbeat)) if heartbeat else ATTEMPT
 
 
-def search_ends_at(contact: SessionLiveness) -> float | None:
-    """When the search is given up; None while there is contact."""
-    return None if contact.live else _deadline(contact)
-
-
 def search(contact: SessionLiveness, now: float) -> str:
     """What hinders the search and how long it may take yet, for people; empty while there is contact."""
-    end = search_ends_at(contact)
-    return "" if end is None else f"{contact.trouble}; {max(0.0, end - now):.0f} s left"
+    return "" if contact.live else f"{contact.trouble}; {max(0.0, _deadline(contact) - now):.0f} s left"
 
 
 def kill_at(contact: SessionLiveness) -> float | None:

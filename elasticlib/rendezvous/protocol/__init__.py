@@ -1,4 +1,1 @@
-"""
-What nodes and their coordinator say to each other: messages, how they look on the wire, what is asked of a store.
-Pure.
-"""
+"""What nodes and their coordinator say to each other: messages, how they look in a store, what is asked of it. Pure."""

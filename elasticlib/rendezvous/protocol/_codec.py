@@ -8,6 +8,7 @@ to be shown from then on.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
@@ -45,22 +46,19 @@ class Codec:
         self._classes = dict(classes)
         self._names = {cls: name for name, cls in classes.items()}
         self._nested = tuple(nested)
-        readers = dict(_PLAIN)
+        readers = dict(PLAIN)
         for part in parts:
-            read = self._reader_of(part)
+            read = functools.partial(self._of, part)
             readers |= {
                 part.__name__: read,
                 f"{part.__name__} | None": _or_none(read),
                 f"tuple[{part.__name__}, ...]": _many(read),
             }
         readers["Report"] = self._read_nested
+        every = (*classes.values(), *parts)
         # A peer of an earlier version does not know of a field that is new, and has a default.
-        self._needed = {
-            cls: {each.name for each in fields(cls) if each.default is NOTHING} for cls in (*classes.values(), *parts)
-        }
-        self._fields = {
-            cls: {each.name: readers[str(each.type)] for each in fields(cls)} for cls in (*classes.values(), *parts)
-        }
+        self._needed = {cls: {each.name for each in fields(cls) if each.default is NOTHING} for cls in every}
+        self._fields = {cls: {each.name: readers[str(each.type)] for each in fields(cls)} for cls in every}
 
     def plain(self, message: Any) -> dict[str, Any]:
         """The object as plain data, with its name and the version."""
@@ -99,9 +97,6 @@ class Codec:
             raise ValueError("the message holds no report of this version")
         return self._named(value, self._nested)
 
-    def _reader_of(self, cls: type[Any]) -> Reader:
-        return lambda value: self._of(cls, value)
-
     def _of(self, cls: type[Any], body: Any) -> Any:
         readers = self._fields[cls]
         if not isinstance(body, dict) or not self._needed[cls] <= body.keys() <= readers.keys():
@@ -114,12 +109,7 @@ def write(body: Any) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def mac(body: dict[str, Any], key: bytes, place: str) -> str:
-    """The signature of plain data for a place."""
-    return mac_of(write(body), key, place)
-
-
-def mac_of(data: bytes, key: bytes, place: str) -> str:
+def mac(data: bytes, key: bytes, place: str) -> str:
     """The signature for a place of what plain data look like."""
     return hmac.new(key, place.encode() + b"\0" + data, hashlib.sha256).hexdigest()
 
@@ -130,7 +120,7 @@ def _check(body: dict[str, Any], found: Any, key: bytes | None, place: str) -> N
             raise ValueError("it is signed, and this node has no token")
     elif not isinstance(found, str):
         raise ValueError("it is not signed, and this node has a token")
-    elif not hmac.compare_digest(found.encode("utf-8", "replace"), mac(body, key, place).encode()):
+    elif not hmac.compare_digest(found.encode("utf-8", "replace"), mac(write(body), key, place).encode()):
         raise ValueError("its signature is of another token or another key")
 
 
@@ -147,10 +137,6 @@ def _many(read: Reader) -> Reader:
     return read_all
 
 
-def _truth(value: Any) -> Any:
-    return _untrusted.exactly(value, bool)
-
-
 def _code(value: Any) -> Any:
     text = _untrusted.exactly(value, str)
     try:
@@ -160,16 +146,17 @@ def _code(value: Any) -> Any:
     return text
 
 
-_PLAIN: dict[str, Reader] = {
+PLAIN: Mapping[str, Reader] = {
     "int": _untrusted.whole,
     "str": _untrusted.line,
     "Lines": _untrusted.lines,
     "Name": _untrusted.name,
     "Code": _code,
-    "bool": _truth,
+    "bool": functools.partial(_untrusted.exactly, kind=bool),
     "float": _untrusted.seconds,
     "int | None": _or_none(_untrusted.whole),
     "float | None": _or_none(_untrusted.seconds),
     "Name | None": _or_none(_untrusted.name),
     "tuple[str, ...]": _many(_untrusted.line),
 }
+"""What reads a field, by its annotation."""

@@ -115,8 +115,8 @@ def report_place(run_id: str, nonce: str, node: str, seq: int) -> str:
 
 
 def key_place(run_id: str, nonce: str, key: str) -> str:
-    """What the signature of a *key*'s value covers besides its text; `ANNOUNCEMENT` is signed with an empty nonce."""
-    return f"{run_id}/{nonce}/{key}"
+    """What the signature of a *key*'s value covers besides its text; who reads `ANNOUNCEMENT` knows no nonce yet."""
+    return f"{run_id}/{'' if key == ANNOUNCEMENT else nonce}/{key}"
 
 
 def parts(values: Mapping[str, bytes], most: int, size: int) -> Iterator[list[tuple[str, bytes]]]:

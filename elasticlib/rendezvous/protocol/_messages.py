@@ -19,7 +19,7 @@ from attrs import field, frozen
 from attrs.validators import and_, ge, in_, le, lt, min_len, optional, or_
 
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.protocol._codec import Code, Codec, Lines, Name, Place, mac, mac_of, write
+from elasticlib.rendezvous.protocol._codec import Code, Codec, Lines, Name, Place, mac, write
 from elasticlib.rendezvous.protocol._timing import SHORTEST_HEARTBEAT
 
 VERSION = 1
@@ -349,21 +349,20 @@ def encode(message: Message, key: bytes | None = None, place: str = "") -> bytes
     """The message as canonical ASCII JSON; with a *key*, signed for its *place*."""
     body = _CODEC.plain(message)
     if key is not None:
-        body["mac"] = mac(body, key, place)
+        body["mac"] = mac(write(body), key, place)
     return write(body)
 
 
 def sealed(messages: Mapping[str, Message], key: bytes | None, place_of: Callable[[str], str]) -> dict[str, bytes]:
     """All of them, encoded each for the place of its key; what many say alike is put into words once."""
-    bodies: dict[int, dict[str, Any]] = {}
-    plain: dict[int, bytes] = {}
+    known: dict[int, tuple[dict[str, Any], bytes]] = {}
     found = {}
     for name, message in messages.items():
-        if id(message) not in bodies:
-            bodies[id(message)] = _CODEC.plain(message)
-            plain[id(message)] = write(bodies[id(message)])
-        data = plain[id(message)]
-        found[name] = data if key is None else write(bodies[id(message)] | {"mac": mac_of(data, key, place_of(name))})
+        if id(message) not in known:
+            body = _CODEC.plain(message)
+            known[id(message)] = body, write(body)
+        body, data = known[id(message)]
+        found[name] = data if key is None else write(body | {"mac": mac(data, key, place_of(name))})
     return found
 
 

@@ -99,22 +99,7 @@ def fitting(report: Report, most: int = ENVELOPE) -> Report:
 
 def whole(report: Failed | Stopped, most: int = ENVELOPE) -> Failed | Stopped:
     """All that a message of at most so many bytes can say of failures."""
-    return _fitting(report, most - _ENVELOPE)
-
-
-def early(report: Failed | Stopped, before: Failed | Stopped | None) -> Failed | Stopped:
-    """What is said as long as nobody asks for more: without what was said *before* of the same round, and not much."""
-    told: set[FailureNote] = set()
-    if before is not None and before.round == report.round:
-        told = {evolve(note, age=0.0) for note in before.failures}
-    news = tuple(note for note in report.failures if evolve(note, age=0.0) not in told)
-    report = evolve(report, failures=news)
-    kept = whole(report, EARLY)
-    return evolve(kept, failures=tuple(note if note in news else evolve(note, cut=True) for note in kept.failures))
-
-
-def _fitting(report: Failed | Stopped, most: int) -> Failed | Stopped:
-    left = most - len(encode(evolve(report, failures=())))
+    left = most - _ENVELOPE - len(encode(evolve(report, failures=())))
     if len(report.failures) <= MOST_NOTES and _fits(report.failures, left):
         return report
     first, *rest = sorted(report.failures, key=lambda note: (not note.fatal, *place(note, note.age)))
@@ -129,10 +114,21 @@ def _fitting(report: Failed | Stopped, most: int) -> Failed | Stopped:
     left -= _size(root)
     kept = [root]
     for note, (told, size) in zip(rest, others, strict=False):
-        whole = _fits((note,), left + size)
-        kept.append(note if whole else told)
-        left -= _size(note) - size if whole else 0
+        fits = _fits((note,), left + size)
+        kept.append(note if fits else told)
+        left -= _size(note) - size if fits else 0
     return evolve(report, failures=tuple(kept))
+
+
+def early(report: Failed | Stopped, before: Failed | Stopped | None) -> Failed | Stopped:
+    """What is said as long as nobody asks for more: without what was said *before* of the same round, and not much."""
+    told: set[FailureNote] = set()
+    if before is not None and before.round == report.round:
+        told = {evolve(note, age=0.0) for note in before.failures}
+    news = tuple(note for note in report.failures if evolve(note, age=0.0) not in told)
+    report = evolve(report, failures=news)
+    kept = whole(report, EARLY)
+    return evolve(kept, failures=tuple(note if note in news else evolve(note, cut=True) for note in kept.failures))
 
 
 def _fits(notes: Sequence[FailureNote], most: int) -> bool:

@@ -17,10 +17,9 @@ from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._belief import DOUBT, LOOK_AGAIN
-from elasticlib.rendezvous.node._lanes import GREETING, SLICE
-from elasticlib.rendezvous.node._mailbox import WAKE
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_events import Lane
+from elasticlib.rendezvous.node._session_memory import GREETING, SLICE, WAKE
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,

@@ -9,8 +9,8 @@ from attrs import Factory, define
 from hypothesis import given, strategies as st
 
 from elasticlib.rendezvous.coordinator._coordinator import status, step
+from elasticlib.rendezvous.coordinator._handover import decode_state, encode_state
 from elasticlib.rendezvous.coordinator._places import PAUSES, STEADY
-from elasticlib.rendezvous.coordinator._snapshot import decode_state, encode_state
 from elasticlib.rendezvous.coordinator._state import Action, Event, Received, Rules, Send, State, Tick, WakeAt
 from elasticlib.rendezvous.protocol._messages import (
     Descriptor,

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._coordinator import mailboxes, step
-from elasticlib.rendezvous.coordinator._snapshot import decode_state, encode_state
+from elasticlib.rendezvous.coordinator._handover import decode_state, encode_state
 from elasticlib.rendezvous.coordinator._state import Event, Heartbeats, Past, Received, Rules, State, Tick, Watch
 from elasticlib.rendezvous.protocol._messages import (
     Close,

@@ -11,9 +11,9 @@ import pytest
 from attrs import evolve
 from hypothesis import example, given, strategies as st
 
+from elasticlib.rendezvous.coordinator._handover import decode_state
 from elasticlib.rendezvous.coordinator._server import Server
 from elasticlib.rendezvous.coordinator._server_events import Action, Arrived, Heard, Load, Loaded, Save
-from elasticlib.rendezvous.coordinator._snapshot import decode_state
 from elasticlib.rendezvous.coordinator._state import Rules, State
 from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.node._session import Session

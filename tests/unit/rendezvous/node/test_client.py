@@ -21,7 +21,7 @@ from elasticlib.errors import (
     RendezvousTimeoutError,
 )
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous.node import _session, _waiting
+from elasticlib.rendezvous.node import _session, _session_memory
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._exchange import (
@@ -590,7 +590,7 @@ def test_one_that_seeks_says_what_is_wrong_and_how_long_it_goes_on(
 def test_who_is_there_is_told_from_a_time_after_the_join(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_waiting, "_TELL_AFTER", (0.0,) * 1000)
+    monkeypatch.setattr(_session_memory, "_TELL_AFTER", (0.0,) * 1000)
     stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 1.0))
     stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("nonce", 1, "nobody is there"))
     member = make(stage)

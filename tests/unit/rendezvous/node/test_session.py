@@ -10,7 +10,6 @@ from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.node._belief import Belief
-from elasticlib.rendezvous.node._lanes import SLICE
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_events import (
     Action,
@@ -31,6 +30,7 @@ from elasticlib.rendezvous.node._session_events import (
     Tell,
 )
 from elasticlib.rendezvous.node._session_liveness import ATTEMPT, Limits, Tick
+from elasticlib.rendezvous.node._session_memory import SLICE
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
     CAUSE,

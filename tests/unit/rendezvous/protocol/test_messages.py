@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.protocol._codec import mac
+from elasticlib.rendezvous.protocol._codec import mac, write
 from elasticlib.rendezvous.protocol._messages import (
     Acknowledgement,
     Announcement,
@@ -114,7 +114,7 @@ def test_what_is_no_message_is_refused(data: bytes, said: str) -> None:
 def test_a_join_of_a_peer_that_does_not_know_of_heartbeats_is_read(key: bytes | None) -> None:
     plain = json.loads(encode(JOIN))
     del plain["pulse"]
-    data = json.dumps(plain if key is None else plain | {"mac": mac(plain, key, "here")}).encode()
+    data = json.dumps(plain if key is None else plain | {"mac": mac(write(plain), key, "here")}).encode()
 
     assert JOIN == decode(data, key, "here")
 

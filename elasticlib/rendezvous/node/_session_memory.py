@@ -1,0 +1,202 @@
+"""
+The parts of a session's memory: what is asked, the mailbox it reads, its own heartbeats, its wait for ranks. Pure.
+
+Rules of this file: one operation at a time on each of a connection's lanes; an answer finds the question by its number.
+Each request to join opens a new mailbox. What may be left in an old one is deleted once a notice came in the new one:
+then nobody of this node looks into the old one, nor writes there. A heartbeat that the store acknowledged, and that the
+coordinator still misses when it should long have read it, was destroyed in between; this node's own clock tells how
+long that is. When people are told that a node still waits for its ranks is data; what is said is made by whoever knows.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from attrs import Factory, evolve, frozen
+from typing_extensions import Self
+
+from elasticlib.rendezvous.node._session_events import Lane
+from elasticlib.rendezvous.protocol._exchange import heartbeat_key, mailbox_key
+from elasticlib.rendezvous.protocol._messages import CoordinatorHeartbeat
+
+SLICE = 60.0
+"""Seconds that one wait for a notice lasts."""
+GREETING = 1.0
+"""Seconds of one wait for the coordinator's greeting."""
+WAKE = b""
+"""What a node writes for itself where its next notice would lie, to wait there no more."""
+_SEEN_BY = 0.25
+"""Share of the heartbeat time in which a heartbeat in the store is read, and the coordinator's says so."""
+_UNANSWERED = frozenset(4 * 2**times for times in range(20))
+"""Heartbeats without ranks after which the request to join may have been removed from the store."""
+_KEPT = 4
+_TELL_AFTER = (5.0, 15.0, 30.0)
+"""Seconds of waiting after which it is told."""
+_TELL_EVERY = 60.0
+"""Seconds between two tellings afterwards."""
+
+
+class Task(enum.Enum):
+    """What an operation is for."""
+
+    FIND = "wait for the greeting"
+    GREET = "read the greeting"
+    WAKE = "wake the lane that watches for what comes no more"
+    DESCRIBE = "learn what this node brings"
+    POST = "post a letter"
+    HEARTBEAT = "write a heartbeat"
+    HEAR = "read the coordinator's heartbeat, after one of this node"
+    LISTEN = "read it, while the beats rest"
+    AWAIT = "wait for the next notice"
+    NOTICE = "read it"
+    CAUSE = "read the root cause whole"
+    FORGET = "delete it"
+
+    @property
+    def lane(self) -> Lane:
+        """The lane that it is asked of."""
+        return Lane.WATCH if self in (Task.AWAIT, Task.NOTICE, Task.CAUSE, Task.FORGET) else Lane.SPEAK
+
+
+@frozen
+class Asked:
+    """An operation that is under way."""
+
+    number: int
+    task: Task
+    sent: float
+    key: str = ""
+    seq: int = 0
+
+
+@frozen
+class Lanes:
+    """What was asked, and not answered yet."""
+
+    count: int = 0
+    """Number of the last operation."""
+    _busy: Mapping[Lane, Asked] = Factory(dict)
+
+    def is_free(self, lane: Lane) -> bool:
+        """Whether something can be asked."""
+        return lane not in self._busy
+
+    def ask(self, task: Task, sent: float, key: str = "", seq: int = 0) -> Self:
+        """Its lane is busy with that."""
+        number = self.count + 1
+        return evolve(self, count=number, busy={**self._busy, task.lane: Asked(number, task, sent, key, seq)})
+
+    def answered(self, number: int) -> tuple[Self, Asked | None]:
+        """The lane of that operation is free; None when nobody waits for its answer."""
+        for lane, asked in self._busy.items():
+            if asked.number == number:
+                return evolve(self, busy={each: it for each, it in self._busy.items() if each is not lane}), asked
+        return self, None
+
+    def cleared(self) -> Self:
+        """No answer is waited for."""
+        return evolve(self, busy={})
+
+
+@frozen
+class Mailbox:
+    """By default there is none."""
+
+    name: str = ""
+    read: int = 0
+    """Notices that were read."""
+    litter: tuple[str, ...] = ()
+    """Keys of older mailboxes."""
+
+    @property
+    def next_key(self) -> str | None:
+        """Where the next notice will lie."""
+        return mailbox_key(self.name, self.read) if self.name else None
+
+    def opened(self, name: str, epoch: int) -> Self:
+        """A new one, under the coordinator of that epoch."""
+        if not self.name:
+            return evolve(self, name=name)
+        # A coordinator that took over may have written again what was read before, and did not know of it.
+        first = 0 if epoch else self.read
+        left = (heartbeat_key(self.name), *(mailbox_key(self.name, index) for index in range(first, self.read + 1)))
+        return evolve(self, name=name, read=0, litter=(*self.litter, *left))
+
+    def further(self) -> Self:
+        """After one more notice."""
+        return evolve(self, read=self.read + 1)
+
+    def deletable(self) -> tuple[str, ...]:
+        """What nobody needs any more besides what was read."""
+        return self.litter if self.read else ()
+
+    def cleared(self, count: int) -> Self:
+        """Without the first so many keys of what was left, which are deleted."""
+        return evolve(self, litter=self.litter[count:])
+
+
+@frozen
+class OwnHeartbeats:
+    """By default, those of a node that has sent none yet."""
+
+    count: int = 0
+    unanswered: int = 0
+    """Since the last request to join."""
+    acknowledged: tuple[tuple[int, float], ...] = ()
+    """The last ones that are in the store since then, each with the time when it was sent."""
+
+    def joins(self) -> Self:
+        """A new mailbox is opened, in which there is no heartbeat."""
+        return evolve(self, unanswered=0, acknowledged=())
+
+    def next(self) -> Self:
+        """One more goes out."""
+        return evolve(self, count=self.count + 1, unanswered=self.unanswered + 1)
+
+    def acked(self, sent: float) -> Self:
+        """The last one, which was sent then, is in the store."""
+        return evolve(self, acknowledged=(*self.acknowledged[1 - _KEPT :], (self.count, sent)))
+
+    def is_late(self) -> bool:
+        """Whether an answer to the request should long have come, and it is time to say so."""
+        return self.unanswered in _UNANSWERED
+
+    def are_destroyed(self, heard: CoordinatorHeartbeat, node: str, heartbeat: float, known: int, asked: float) -> bool:
+        """
+        Whether *heard*, which was *asked* for then, misses heartbeats of this *node* that are in the store.
+
+        One whose count is not above that of the coordinator's heartbeat *known* before is old, and says nothing.
+        """
+        if heard.count <= known:
+            return False
+        last = next((each.count for each in heard.missed if each.node == node), None)
+        if last is None or not self.acknowledged:
+            return False
+        before = asked - _SEEN_BY * heartbeat
+        return any(count > last and sent <= before for count, sent in self.acknowledged)
+
+
+def search(where: str, host: str, status: str) -> str:
+    """Where a job is, as far as is known: the store's place, who coordinates, what else was heard."""
+    status = f"coordinated by node {host}" if host else status
+    return f" ({'; '.join(filter(None, (where, status)))})" if where or status else ""
+
+
+@frozen
+class Waiting:
+    """Since when a node has waited, and how often that was told."""
+
+    since: float
+    told: int = 0
+
+    def due_at(self) -> float:
+        """When it is to be told next."""
+        more = self.told - len(_TELL_AFTER)
+        return self.since + (_TELL_AFTER[self.told] if more < 0 else _TELL_AFTER[-1] + _TELL_EVERY * (more + 1))
+
+    def complain(self, node: str, job: str, why: str, now: float) -> tuple[Self, str]:
+        """Tell it once more, and how: *why* may be empty."""
+        why = why or "the job is found, but its coordinator has not reported its nodes yet"
+        said = f"node {node} has waited {now - self.since:.0f} s for job {job!r}: {why}"
+        return evolve(self, told=self.told + 1), said
