@@ -53,8 +53,8 @@ class Candidate:
     _thread: threading.Thread = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._candidacy, actions = events.Candidacy.begin(self._ttl, self._clock())
-        self._thread = threading.Thread(target=self._work, args=(actions,), name="elasticlib-candidate", daemon=True)
+        self._candidacy = events.Candidacy(self._ttl)
+        self._thread = threading.Thread(target=self._work, name="elasticlib-candidate", daemon=True)
 
     def start(self) -> None:
         """Begin; once."""
@@ -62,13 +62,19 @@ class Candidate:
 
     def close(self, timeout: float = 2.0) -> None:
         """Stand no more; resign at once if in office. Returns when that is done, after *timeout* seconds at most."""
-        for action in self._step(events.Close()):
-            self._do(action)
+        with self._lock:
+            self._candidacy = self._candidacy.close()
+            self._closing.set()
+            if self._term is not None:
+                self._term.end("it resigned")
+            elif self._keys is not None:
+                self._keys.interrupt()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    def _work(self, actions: tuple[events.Action, ...]) -> None:
+    def _work(self) -> None:
         try:
+            actions = self._step(events.Done())
             while actions:
                 actions = self._step(self._perform(actions))
         except Exception as error:
@@ -93,7 +99,7 @@ class Candidate:
 
     def _perform(self, actions: tuple[events.Action, ...]) -> events.Event:
         """Do it; what came of the last."""
-        came: events.Event = events.Rested()
+        came: events.Event = events.Done()
         try:
             for action in actions:
                 came = self._do(action) or came
@@ -102,7 +108,7 @@ class Candidate:
         return came
 
     def _do(self, action: events.Action) -> events.Event | None:
-        keys, leader = cast(Keys, self._keys), f"{self._root}/leader"  # what needs a connection comes after `Connected`
+        keys, leader = cast(Keys, self._keys), f"{self._root}/leader"  # what needs a connection comes after `Connect`
         match action:
             case events.Rest(seconds):
                 return self._rest(seconds)
@@ -112,23 +118,13 @@ class Candidate:
                     self._on_lost(why)
             case Log(level, text):
                 _log.log(logging.getLevelName(level.upper()), text)
-            case events.Interrupt():
-                with self._lock:
-                    self._closing.set()
-                    if self._term is not None:
-                        self._term.end("it resigned")
-                    elif self._keys is not None:
-                        self._keys.interrupt()
-            case events.Stop():
-                pass
             case events.Connect(limit):
-                return self._reach(limit)
+                self._reach(limit)
             case events.Look():
                 (held,), version = keys.read([leader])
                 return events.Found(version, held is not None)
             case events.Await(version, seconds):
                 keys.changed(leader, version, seconds)
-                return events.Changed()
             case events.Acquire(ttl):
                 return events.Acquired(keys.seize(leader, self._name, ttl))
             case events.Elect(hold):
@@ -144,7 +140,7 @@ class Candidate:
                 assert_never(action)
         return None
 
-    def _reach(self, limit: float) -> events.Event:
+    def _reach(self, limit: float) -> None:
         keys = self._connect(limit)
         with self._lock:
             old, self._keys = self._keys, keys
@@ -152,7 +148,6 @@ class Candidate:
                 keys.interrupt()
         if old is not None:
             old.close()
-        return events.Connected()
 
     def _elect(self, keys: Keys, hold: Hold) -> events.Event:
         with self._lock:
@@ -167,13 +162,13 @@ class Candidate:
             return events.Declined(str(error))
         return events.Elected()
 
-    def _rest(self, seconds: float) -> events.Event:
+    def _rest(self, seconds: float) -> events.Event | None:
         term = self._term
         if term is None:
             self._closing.wait(seconds)
         elif term.wait(seconds):
             return events.Over(term.why, term.last)
-        return events.Rested()
+        return None
 
     def _end_term(self, why: str) -> str:
         """End it if there is one; why it ended, which may have come before."""
