@@ -16,7 +16,7 @@ from elasticlib.rendezvous._options import ETCD_PREFIX
 from elasticlib.rendezvous.handlers._base import RendezvousParameters
 from elasticlib.rendezvous.handlers._registry import job_of
 from elasticlib.rendezvous.stores._keys import KEEP, component
-from elasticlib.rendezvous.stores._state_backend import RendezvousBackend, Token
+from elasticlib.rendezvous.stores._state_keys import RendezvousBackend, Token
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 from elasticlib.rendezvous.stores.etcd._v2 import V2Keys
 from elasticlib.rendezvous.stores.etcd._v3 import V3Keys
