@@ -624,7 +624,7 @@ class TestFile:
 
 def raw(node: C10dBackend) -> Any:
     """torch's own store, as any process that reaches the port may open it."""
-    return node._server
+    return node.server
 
 
 def scribble(node: C10dBackend, key: str, value: bytes) -> None:
