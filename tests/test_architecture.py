@@ -89,7 +89,6 @@ PURE = [
     "rendezvous/protocol/_reading.py",
     "rendezvous/stores/_keys.py",
     "rendezvous/stores/_state_document.py",
-    "rendezvous/stores/_state_backend.py",
     "rendezvous/coordinator/_ranks.py",
     "rendezvous/protocol/_codec.py",
     "rendezvous/node/_session_liveness.py",

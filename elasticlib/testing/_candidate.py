@@ -7,7 +7,6 @@ decides as little as they do; who has the office is decided by the store alone.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -38,19 +37,20 @@ class Candidate:
     host: Host | None = None
     _candidacy: Candidacy = field(init=False)
     _connection: Connection | None = None
-    _asks: int = 0
-    _asked: int | None = None
-    """Number of what is under way; None: nothing is."""
-    _early: events.Event | None = None
-    """How that ends when it is interrupted; None: it cannot be."""
+    _asked: Callable[[events.Event], None] | None = None
+    """Takes the answer to what is under way; None: nothing is."""
+    _waits: bool = False
+    """Whether that can be interrupted."""
+    _rests: bool = False
+    """Whether that is a pause, which needs no connection."""
     _over: events.Over | None = None
     """How the coordinator's part ended, if its term has not."""
 
     def start(self) -> None:
         """Stand for election."""
         ttl = max(2.0, self.node.cluster.rules.heartbeat / 2)
-        self._candidacy, actions = Candidacy.begin(ttl, self.node.rendezvous.clock())
-        self._do(deque(actions))
+        self._candidacy = Candidacy(ttl)
+        self._step(events.Done())
 
     def close(self, linger: float) -> None:
         """Coordinate no more, once the end is read where it has come; then call `gone`."""
@@ -65,17 +65,16 @@ class Candidate:
 
     def _close(self) -> None:
         if not self._candidacy.stopped:
-            self._candidacy, actions = self._candidacy.step(events.Close(), self.node.rendezvous.clock())
-            self._do(deque(actions))
+            self._candidacy = self._candidacy.close()
+            if self._asked is not None and self._waits:
+                self._step(events.Done())
 
     def _step(self, event: events.Event) -> None:
         self._asked = None
         self._candidacy, actions = self._candidacy.step(event, self.node.rendezvous.clock())
-        self._do(deque(actions))
-
-    def _do(self, actions: deque[events.Action]) -> None:
-        while actions:
-            match action := actions.popleft():
+        stopped = self._candidacy.stopped
+        for action in actions:
+            match action:
                 case events.Connect(limit):
                     self._connect(limit)
                 case events.Rest(seconds):
@@ -87,13 +86,6 @@ class Candidate:
                 case events.Release(hold):
                     if self._connection is not None:
                         self._connection.call("release", hold.born, then=lambda _: None)
-                case events.Interrupt():
-                    if self._asked is not None and self._early is not None:
-                        self._step(self._early)
-                case events.Stop():
-                    if self._connection is not None:
-                        self._connection.close()
-                    self.gone()
                 case events.Elect(hold):
                     self._elect(hold)
                 case events.Keep() | Log():
@@ -101,42 +93,37 @@ class Candidate:
                 case events.Look():
                     self._call("look", then=lambda found: events.Found(*found))
                 case events.Await(version, seconds):
-                    self._call(
-                        "changed", version, limit=seconds, late=events.Changed(), then=lambda _: events.Changed()
-                    )
+                    self._call("changed", version, limit=seconds, then=lambda _: events.Done())
                 case events.Acquire(ttl):
                     self._call("seize", self.node.name, ttl, then=lambda term: events.Acquired(self._hold(term)))
                 case events.Renew(hold):
                     self._call("renew", hold.born, hold.ttl, then=events.Renewed)
                 case _:
                     assert_never(action)
+        if stopped:
+            if self._connection is not None:
+                self._connection.close()
+            self.gone()
 
     def _hold(self, term: int | None) -> Hold | None:
         return None if term is None else Hold("leader", f"{self.node.name}/{term}", term, term, self._candidacy.ttl)
 
-    def _ask(self, early: events.Event | None = None) -> Callable[[events.Event], None]:
+    def _ask(self, *, waits: bool = False, rests: bool = False) -> Callable[[events.Event], None]:
         """Something is under way; the first event that is given to the answer counts."""
-        self._asks += 1
-        number = self._asked = self._asks
-        self._early = early
 
         def answer(event: events.Event) -> None:
-            if self._asked == number:
+            if self._asked is answer:
                 self._step(event)
 
+        self._asked, self._waits, self._rests = answer, waits, rests
         return answer
-
-    @property
-    def _rests(self) -> bool:
-        """Whether the last that was asked for is a pause, which needs no connection."""
-        return isinstance(self._early, events.Rested)
 
     def _connect(self, limit: float) -> None:
         if self._connection is not None:
             self._connection.close()
         answer = self._ask()
         line = self._connection = self.store.connect(
-            self.node.rendezvous, self.node.member.link, lambda _: answer(events.Connected()), self._broke
+            self.node.rendezvous, self.node.member.link, lambda _: answer(events.Done()), self._broke
         )
         self.node.rendezvous.after(
             limit, lambda: answer(events.Broke("no answer")) if line is self._connection else None
@@ -148,22 +135,23 @@ class Candidate:
             self._step(events.Broke(why))
 
     def _call(
-        self, kind: str, *arguments: Any, then: Callable[[Any], events.Event],
-        limit: float | None = None, late: events.Event | None = None,
-    ) -> None:  # fmt: skip
-        answer = self._ask(late)
+        self, kind: str, *arguments: Any, then: Callable[[Any], events.Event], limit: float | None = None
+    ) -> None:
+        """Ask the store; with a *limit* that is a wait, which is over then."""
+        answer = self._ask(waits=limit is not None)
         if self._connection is None:
             answer(events.Broke("the connection was lost"))
             return
+        late = events.Broke("no answer") if limit is None else events.Done()
         self._connection.call(kind, *arguments, then=lambda result: answer(then(result)))
-        self.node.rendezvous.after(limit or self._candidacy.ttl, lambda: answer(late or events.Broke("no answer")))
+        self.node.rendezvous.after(limit or self._candidacy.ttl, lambda: answer(late))
 
     def _rest(self, seconds: float) -> None:
-        answer = self._ask(events.Rested())
+        answer = self._ask(waits=True, rests=True)
         if self._over is not None:
             answer(self._over)
         else:
-            self.node.rendezvous.after(seconds, lambda: answer(events.Rested()))
+            self.node.rendezvous.after(seconds, lambda: answer(events.Done()))
 
     # What it coordinates.
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from attrs import frozen
 
-from elasticlib.rendezvous.stores._state_log import _pack
+from elasticlib.rendezvous.stores._election import _pack
 from elasticlib.testing import FailWorker, FaultPlan, Kill, Rules, SimulatedCluster, Started
 
 SIZES = (4, 64, 1000, 10_000)

@@ -16,9 +16,8 @@ import pytest
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
-from elasticlib.rendezvous.stores._election import Candidate
+from elasticlib.rendezvous.stores._election import Candidate, LeadershipLost, StateLog
 from elasticlib.rendezvous.stores._keys import Hold, Keys
-from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 from elasticlib.rendezvous.stores.etcd._server import EtcdServer
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.handlers._etcd_backend import EtcdRendezvousBackend
+from elasticlib.rendezvous.handlers._etcd import EtcdRendezvousBackend
 from elasticlib.rendezvous.stores._keys import Keys
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 from elasticlib.rendezvous.stores.etcd._server import EtcdServer

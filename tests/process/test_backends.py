@@ -14,7 +14,7 @@ import pytest
 
 from elasticlib.errors import ConfigError, RendezvousClosedError, RendezvousConnectionError
 from elasticlib.rendezvous import RendezvousParameters
-from elasticlib.rendezvous.handlers import _c10d_backend as c10d, _etcd_backend as on_etcd
+from elasticlib.rendezvous.handlers import _c10d_backend as c10d, _etcd as on_etcd
 from elasticlib.rendezvous.handlers._etcd import EtcdRendezvous, EtcdRendezvousHandler
 from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd, find_free_port, stop_etcd
 

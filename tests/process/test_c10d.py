@@ -32,8 +32,8 @@ from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, COORDINATOR_H
 from elasticlib.rendezvous.protocol._messages import Announcement, Terms, encode
 from elasticlib.rendezvous.stores import _c10d
 from elasticlib.rendezvous.stores._c10d import C10dBackend
+from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._guests import Claim, Guests
-from elasticlib.rendezvous.stores._state_log import LeadershipLost
 from elasticlib.rendezvous.stores._torch_store import StoreExchange, sign
 from tests.process.exchanges import answering
 
@@ -624,7 +624,7 @@ class TestFile:
 
 def raw(node: C10dBackend) -> Any:
     """torch's own store, as any process that reaches the port may open it."""
-    return node._server
+    return node.server
 
 
 def scribble(node: C10dBackend, key: str, value: bytes) -> None:

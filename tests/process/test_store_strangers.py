@@ -18,8 +18,8 @@ from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, COORDINATOR_H
 from elasticlib.rendezvous.protocol._messages import Announcement, CoordinatorHeartbeat, Terms, encode, key_of
 from elasticlib.rendezvous.protocol._reading import greeting_of
 from elasticlib.rendezvous.stores._c10d import C10dBackend
+from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._guests import Claim, LeaderExchange
-from elasticlib.rendezvous.stores._state_log import LeadershipLost
 from elasticlib.rendezvous.stores._torch_store import StoreExchange
 from tests.process.duties import wait_for
 from tests.process.exchanges import answering

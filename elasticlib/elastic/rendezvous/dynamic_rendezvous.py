@@ -7,6 +7,6 @@ from elasticlib.rendezvous.handlers._dynamic import (
     RendezvousTimeout as RendezvousTimeout,
     create_handler as create_handler,
 )
-from elasticlib.rendezvous.stores._state_backend import RendezvousBackend as RendezvousBackend, Token as Token
+from elasticlib.rendezvous.stores._state_keys import RendezvousBackend as RendezvousBackend, Token as Token
 
 _lazy.offer(__name__)

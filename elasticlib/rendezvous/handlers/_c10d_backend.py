@@ -22,7 +22,7 @@ from elasticlib.rendezvous.handlers._base import RendezvousParameters
 from elasticlib.rendezvous.handlers._registry import job_of
 from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT as DEFAULT_PORT
 from elasticlib.rendezvous.protocol._exchange import RequestRefusedError
-from elasticlib.rendezvous.stores._state_backend import RendezvousBackend, Token
+from elasticlib.rendezvous.stores._state_keys import RendezvousBackend, Token
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]

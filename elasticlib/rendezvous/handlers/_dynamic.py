@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -39,11 +38,8 @@ from elasticlib.rendezvous.net._binding import outward_address
 from elasticlib.rendezvous.net._endpoint import is_loopback
 from elasticlib.rendezvous.node._runtime import NodeRuntime
 from elasticlib.rendezvous.protocol._messages import RankAssignment
-from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
-from elasticlib.rendezvous.stores._election import Candidate
-from elasticlib.rendezvous.stores._state_backend import RendezvousBackend
-from elasticlib.rendezvous.stores._state_keys import LONGEST, SharedState, StateKeys
-from elasticlib.rendezvous.stores._state_log import StateLog
+from elasticlib.rendezvous.stores._election import KeysBackend
+from elasticlib.rendezvous.stores._state_keys import LONGEST, RendezvousBackend, SharedState, StateKeys
 from elasticlib.spec import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -276,44 +272,21 @@ def _address_beside(store: Any) -> str | None:
     return None if isinstance(host, str) and is_loopback(host) else outward_address()
 
 
-class StateBackend:
+class StateBackend(KeysBackend):
     """Makes connections for one job in the state that *backend* holds; *address* is where peers reach this machine."""
 
     def __init__(self, backend: RendezvousBackend, heartbeat: float, address: str | None = None) -> None:
-        self.name = backend.name
+        super().__init__(backend.name, ROOT, heartbeat)
         # A change that is seen late must not look like silence.
         longest = min(LONGEST, max(heartbeat * _LOOK, _SHORTEST_LOOK)) if heartbeat else LONGEST
         self._state = SharedState(backend, longest=longest)
-        self._heartbeat = heartbeat
         self._address = address
-
-    def dial(self, timeout: float) -> CompareAndSetExchange:
-        """A connection; raises `RendezvousConnectionError` when the back end does not answer now."""
-        return CompareAndSetExchange(self.connect(timeout), ROOT)
 
     def connect(self, timeout: float) -> StateKeys:
         """Like `dial`, for those who need more than an exchange; *timeout* binds the back end's own calls only."""
         del timeout  # nobody can end a call of somebody else's code; the thread that makes it is given up instead
         self._state.read()
         return StateKeys(self._state)
-
-    def address(self) -> str | None:
-        """Where peers reach this machine; None for this machine's loopback."""
-        return self._address
-
-    def candidate(
-        self,
-        name: str,
-        on_elected: Callable[[StateLog], None],
-        on_lost: Callable[[str], None],
-        ttl: float | None = None,
-    ) -> Candidate:
-        """One who stands for the coordination of the job; *ttl* is half the heartbeat time, and 2 s at least."""
-        seconds = max(2.0, self._heartbeat / 2) if ttl is None else ttl
-        return Candidate(self.connect, ROOT, name, seconds, on_elected, on_lost)
-
-    def close(self) -> None:
-        """Nothing: the back end is its owner's."""
 
 
 class _Place:

@@ -5,7 +5,7 @@ Rules of this file: what is wrong with the parameters of our own is said here, b
 plug-in is looked up when a handler is first made or asked for, never at import; one that is broken costs one warning
 that names it, and nothing else.
 
-(torch: ``torch.distributed.elastic.rendezvous.registry``)
+(torch: ``torch.distributed.elastic.rendezvous.registry`` and ``static_tcp_rendezvous``)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous.handlers._base import RendezvousHandler, RendezvousParameters
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
-from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint
+from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint, spell
 from elasticlib.spec import TOKEN_VARIABLE
 
 RendezvousHandlerCreator: TypeAlias = Callable[[RendezvousParameters], RendezvousHandler]
@@ -81,6 +81,23 @@ def _check_static(params: RendezvousParameters, rank: int | None) -> None:
     ports = {parse_rendezvous_endpoint(params.endpoint, default)[1] for default in (1, 2)}
     if not params.endpoint.strip() or len(ports) > 1 or ports == {0}:
         raise ConfigError(f"endpoint={params.endpoint!r}: rdzv_backend='static' needs host:port, such as node0:29500")
+
+
+class StaticTCPRendezvous(CoordinatedHandler):
+    """
+    Node *rank* of *world_size* nodes; rank 0 hosts the store at *master_addr*:*master_port*.
+
+    *timeout* seconds are for finding, connecting and ranks together. Differs from torch's: after a call of
+    `next_rendezvous` on one node `num_nodes_waiting` is positive on the others, so that all can meet again, and
+    the keys of the round before are gone then.
+    """
+
+    def __init__(
+        self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: float
+    ) -> None:
+        endpoint = spell(master_addr, master_port)
+        params = RendezvousParameters("static", endpoint, run_id, world_size, world_size, rank=rank, timeout=timeout)
+        super().__init__(create_handler(params).job)
 
 
 class RendezvousHandlerRegistry:

@@ -20,7 +20,7 @@ from elasticlib.rendezvous.coordinator._state import Rules, State
 from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, perform
 from elasticlib.rendezvous.protocol._progress import Seen
-from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
+from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
 
 _log = logging.getLogger("elasticlib")
 

@@ -25,7 +25,7 @@ from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._exchange import Exchange
 from elasticlib.rendezvous.protocol._messages import Leave, key_of
 from elasticlib.rendezvous.protocol._shortening import SHORT, cut
-from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
+from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
 
 _log = logging.getLogger("elasticlib")
 

@@ -84,8 +84,8 @@ class C10dBackend:
     """The FileStore's file."""
     _temporary: bool = field(init=False, default=False)
     _word: str = field(init=False, factory=lambda: secrets.token_hex(8))
-    _server: Any = field(init=False, default=None)
-    """The TCPStore that serves, for as long as it lives."""
+    server: Any = field(init=False, default=None)
+    """The TCPStore that this process hosts, for as long as it lives; None where it does not."""
     _inner: Address | None = field(init=False, default=None)
     """Where this very process reaches its server."""
     _local: str | None = field(init=False, default=None)
@@ -122,11 +122,6 @@ class C10dBackend:
         """Where the store is, with the true port once it is bound."""
         return self._path or "" if self.job.store_type == "file" else spell(self.host, self.port)
 
-    @property
-    def server(self) -> Any:
-        """The TCPStore that this process hosts; None where it does not."""
-        return self._server
-
     def prepare(self) -> None:
         """
         Import torch, however long a cold disk takes for that: no store is to be judged by it.
@@ -143,7 +138,7 @@ class C10dBackend:
         Raises `RendezvousConnectionError` where a later try may succeed (the name is not known yet, the port is
         taken), `ConfigError` where none can. *deadline* is monotonic.
         """
-        if self._server is not None:
+        if self.server is not None:
             return True
         if self.job.store_type == "file" or self._must_host is False:
             return False
@@ -214,13 +209,13 @@ class C10dBackend:
     def coordinating(self, exchange: Exchange) -> Exchange:
         """A new connection for the coordinator of a job that this node has claimed, or hosts the store of."""
         assert isinstance(exchange, StoreExchange)
-        return self._claim.coordinating(exchange, hosts=self._server is not None)
+        return self._claim.coordinating(exchange, hosts=self.server is not None)
 
     def forget_job(self) -> None:
         """Make the job's id free for the next one, now that this one is over for all, in a store that outlives it."""
         if self.job.store_type == "file" and self._path:
             Path(self._path).unlink(missing_ok=True)
-        elif self._server is None:
+        elif self.server is None:
             with suppress(RendezvousConnectionError):
                 self._claim.give_up(self._dial_store(_FORGETTING))
 
@@ -230,11 +225,11 @@ class C10dBackend:
 
         Who they are is told before the wait, if there is any; *gone* ends it. This job is over: its id is free.
         """
-        if self._server is None or self.job.store_type == "file":
+        if self.server is None or self.job.store_type == "file":
             return
 
         def settle(living: list[str]) -> None:
-            self._server.set(SERVES, "")
+            self.server.set(SERVES, "")
             forget(exchange)
             tell(living)
 
@@ -244,7 +239,7 @@ class C10dBackend:
 
     def close(self) -> None:
         """End the server, if there is one; may come twice."""
-        self._server = self._inner = None
+        self.server = self._inner = None
         if self._temporary and self._path:
             Path(self._path).unlink(missing_ok=True)
 
@@ -309,7 +304,7 @@ class C10dBackend:
 
         why = f"a name server of this machine is silent, and RES_OPTIONS={QUIET_LOOKUPS} is not set"
         silence = f"the store at {self.endpoint} did not start in {START:.0f} s: {why}"
-        self._server = Limited[Any]().run(start, START, silence)
+        self.server = Limited[Any]().run(start, START, silence)
         self._inner = inner
 
     def _talk(self, addresses: list[Address], timeout: float) -> StoreExchange:

@@ -9,7 +9,7 @@ last renewal. Whatever ended a term, its holder stands again, as it may be the o
 
 Rules of this file: `Candidacy.step` is a function of the candidacy, an event and the time: it returns the next one and
 what is to be done. The actions of a step are done in their order; the last is the one whose outcome is the next event.
-Only `Close` may come besides. A thread (`_election`) and the simulated cluster drive the same object. Times are this
+The first event is `Done`. A thread (`_election`) and the simulated cluster drive the same object. Times are this
 node's monotonic seconds, and only differences count.
 """
 
@@ -18,8 +18,8 @@ from __future__ import annotations
 import copy
 from typing import TypeAlias
 
-from attrs import define, frozen
-from typing_extensions import Self, assert_never
+from attrs import define, evolve, frozen
+from typing_extensions import Self
 
 from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.stores._keys import KEEP, Hold
@@ -35,8 +35,8 @@ _RENEWALS = 3
 
 
 @frozen
-class Connected:
-    """There is a connection."""
+class Done:
+    """There is a connection, or the pause is over, or who has the office may have changed."""
 
 
 @frozen
@@ -52,11 +52,6 @@ class Found:
 
     version: int
     held: bool
-
-
-@frozen
-class Changed:
-    """It may have changed since."""
 
 
 @frozen
@@ -86,11 +81,6 @@ class Renewed:
 
 
 @frozen
-class Rested:
-    """The pause is over."""
-
-
-@frozen
 class Over:
     """The coordinator's part is over, before the term was; *last*: so is the job."""
 
@@ -98,19 +88,14 @@ class Over:
     last: bool = False
 
 
-@frozen
-class Close:
-    """Stand no more; resign if in office."""
-
-
-Event: TypeAlias = Connected | Broke | Found | Changed | Acquired | Elected | Declined | Renewed | Rested | Over | Close
+Event: TypeAlias = Done | Broke | Found | Acquired | Elected | Declined | Renewed | Over
 
 # Actions: what the shell must do.
 
 
 @frozen
 class Connect:
-    """Make a new connection within so many seconds. Answer: `Connected` or `Broke`."""
+    """Make a new connection within so many seconds. Answer: `Done` or `Broke`."""
 
     limit: float
 
@@ -122,7 +107,7 @@ class Look:
 
 @frozen
 class Await:
-    """Wait until that changes, *seconds* at most. Answer: `Changed`."""
+    """Wait until that changes, *seconds* at most. Answer: `Done`."""
 
     version: int
     seconds: float
@@ -156,7 +141,7 @@ class Keep:
 
 @frozen
 class Rest:
-    """Wait, unless the coordinator's part ends. Answer: `Rested` or `Over`; no connection is needed."""
+    """Wait, unless the coordinator's part ends. Answer: `Done` or `Over`; no connection is needed."""
 
     seconds: float
 
@@ -176,19 +161,7 @@ class Release:
     hold: Hold
 
 
-@frozen
-class Interrupt:
-    """End a pause or a wait for the office at once; a term, too. No answer."""
-
-
-@frozen
-class Stop:
-    """This node stands no more."""
-
-
-Asked: TypeAlias = Look | Await | Acquire | Elect | Renew | Keep | Release
-"""What needs a connection."""
-Action: TypeAlias = Asked | Connect | Rest | VoteOut | Interrupt | Stop | Log
+Action: TypeAlias = Connect | Look | Await | Acquire | Elect | Renew | Keep | Rest | VoteOut | Release | Log
 
 
 @define(eq=False, repr=False)
@@ -200,71 +173,63 @@ class Candidacy:
     until: float = 0.0
     """When the term ends, unless it is renewed."""
     stopped: bool = False
+    """This node stands no more."""
     hold: Hold | None = None
     """The office is ours."""
     _in_office: bool = False
     """Elected, and not voted out."""
     _connected: bool = False
+    """There is a connection, or one was asked for."""
     _closing: bool = False
     _sent: float = 0.0
     """When that was sent whose answer makes the term longer."""
     _kept: float | None = None
 
-    @classmethod
-    def begin(cls, ttl: float, now: float) -> tuple[Candidacy, tuple[Action, ...]]:
-        """One who has not tried yet."""
-        candidacy, out = cls(ttl), list[Action]()
-        candidacy._go_on(now, out)
-        return candidacy, tuple(out)
+    def close(self) -> Self:
+        """The one that stands no more, and resigns if in office; what is under way is to be cut short."""
+        return evolve(self, closing=True)
 
     def step(self, event: Event, now: float) -> tuple[Self, tuple[Action, ...]]:
         """The candidacy after *event*, and what is to be done; *now* never goes back."""
         after, out = copy.copy(self), list[Action]()
         if not self.stopped:
-            after._hear(event, now, out)
+            after._go_on(now, out, after._hear(event, now, out))
         return after, tuple(out)
 
-    def _hear(self, event: Event, now: float, out: list[Action]) -> None:
-        if isinstance(event, Close):
-            self._closing = True
-            out.append(Interrupt())
-            return
-        then: Action | None = None
+    def _hear(self, event: Event, now: float, out: list[Action]) -> Action | None:
+        """What it is to do next; None: what there is to do."""
         match event:
-            case Connected():
-                self._connected = True
             case Broke(why):
                 out.append(Log("info", f"the election waits for the store: {why}"))
                 self._connected = False
-                then = Rest(PAUSE if self.hold is None else min(PAUSE, self.hold.ttl / 10))
+                return Rest(PAUSE if self.hold is None else min(PAUSE, self.hold.ttl / 10))
             case Found(version, True):
-                then = Await(version, SLICE)
+                return Await(version, SLICE)
             case Found():
                 self._sent = now
-                then = Acquire(self.ttl)
+                return Acquire(self.ttl)
             case Acquired(Hold() as hold):
-                self.hold, self.until, then = hold, self._sent + hold.ttl, Elect(hold)
-            case Elected():
+                self.hold, self.until = hold, self._sent + hold.ttl
+                return Elect(hold)
+            case Elected() | Renewed(True) if self.hold is not None:
+                self.until = self._sent + self.hold.ttl
+                if self._in_office and now < self.until and (self._kept is None or now - self._kept > KEEP / 3):
+                    self._kept = now
+                    out.append(Keep())
                 self._in_office = True
-                then = self._rest()
+                return Rest(self.hold.ttl / _RENEWALS)
             case Declined(why):
                 out.append(Log("info", f"the election begins again: {why}"))
                 self._leave(why, out)
-                then = Rest(PAUSE)
-            case Renewed(True):
-                then = self._renewed(now, out)
+                return Rest(PAUSE)
             case Renewed():
                 self._leave("the store says that the lease is over", out)
             case Over(why, last):
                 self._closing = self._closing or last
                 self._leave(why, out)
-            case Acquired() | Changed() | Rested():
-                pass
-            case _:
-                assert_never(event)
-        self._go_on(now, out, then)
+        return None
 
-    def _go_on(self, now: float, out: list[Action], then: Action | None = None) -> None:
+    def _go_on(self, now: float, out: list[Action], then: Action | None) -> None:
         """Do that next, or what there is to do; unless the term is over."""
         if self.hold is not None and (self._closing or now >= self.until):
             lapsed = f"the lease was not renewed for {self.hold.ttl:.3g} s"
@@ -272,10 +237,10 @@ class Candidacy:
             then = None
         if self._closing:
             self.stopped = True
-            out.append(Stop())
         elif isinstance(then, Rest):
             out.append(then)
         elif not self._connected:
+            self._connected = True
             out.append(Connect(self.ttl if self.hold is None else max(self.until - now, PAUSE)))
         elif then is not None:
             out.append(then)
@@ -284,17 +249,6 @@ class Candidacy:
             out.append(Renew(self.hold))
         else:
             out.append(Look())
-
-    def _rest(self) -> Rest | None:
-        return None if self.hold is None else Rest(self.hold.ttl / _RENEWALS)
-
-    def _renewed(self, now: float, out: list[Action]) -> Rest | None:
-        if self.hold is not None:
-            self.until = self._sent + self.hold.ttl
-        if now < self.until and (self._kept is None or now - self._kept > KEEP / 3):
-            self._kept = now
-            out.append(Keep())
-        return self._rest()
 
     def _leave(self, why: str, out: list[Action]) -> None:
         """The term is over."""

@@ -20,7 +20,7 @@ from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, CAUSE, COORDINATOR_HEARTBEAT
 from elasticlib.rendezvous.protocol._reading import LastHeartbeat, greeting_of
-from elasticlib.rendezvous.stores._state_log import LeadershipLost
+from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._torch_store import CLAIMANT, SERVES, StoreExchange
 
 SILENT = 2.0

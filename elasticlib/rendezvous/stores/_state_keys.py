@@ -1,5 +1,6 @@
 """
-Keys of a job in a `RendezvousBackend`: whatever can hold one state and compare before it sets carries a job.
+Keys of a job in a `RendezvousBackend`: whatever can hold one state and compare before it sets carries a job. (torch:
+``torch.distributed.elastic.rendezvous.dynamic_rendezvous``)
 
 Rules of this file: every change is one conditional write of the whole state, so what must hold together does. The back
 end is called by one thread at a time. It cannot tell of changes: who waits looks again and again, the more seldom the
@@ -10,20 +11,20 @@ A holder is gone when its renewals stand still for its time to live, by the cloc
 
 from __future__ import annotations
 
+import abc
 import random
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from attrs import define, field
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousError
+from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._keys import Hold, Item, Keys
-from elasticlib.rendezvous.stores._state_backend import RendezvousBackend, Token
 from elasticlib.rendezvous.stores._state_document import Document, Held, decode_document
-from elasticlib.rendezvous.stores._state_log import LeadershipLost
 
 SHORTEST, LONGEST = 0.01, 1.0
 """Bounds, in seconds, of the pause between two looks of one who waits."""
@@ -36,6 +37,35 @@ _COLLISION = 0.005
 _COLLISIONS = 6
 
 _T = TypeVar("_T")
+Token: TypeAlias = Any
+"""Stands for one version of the state."""
+
+
+class RendezvousBackend(abc.ABC):
+    """Holds one state, for all nodes that were made for the same job."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The back end's name."""
+
+    @abc.abstractmethod
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """
+        The state and its token; None when there is none yet.
+
+        Raises `RendezvousConnectionError` when the store fails and `RendezvousStateError` when what it holds
+        was not written by such a back end.
+        """
+
+    @abc.abstractmethod
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        """
+        Write *state* if the present one is that of *token*; without a token, if there is none yet.
+
+        What is there afterwards, its token, and whether that was written by this call. None when nothing was
+        written and there is no state either. Raises as `get_state`.
+        """
 
 
 @define(eq=False)

@@ -6,7 +6,7 @@ import queue
 import sys
 
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
+from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import ssl
 import time
-from collections.abc import Callable
 from typing import Any
 
 from elasticlib.errors import ConfigError, RendezvousConnectionError
@@ -19,22 +18,20 @@ from elasticlib.rendezvous._options import ETCD_PREFIX
 from elasticlib.rendezvous.net._binding import address_towards
 from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint
 from elasticlib.rendezvous.net._resolver import resolve
-from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
-from elasticlib.rendezvous.stores._election import Candidate
+from elasticlib.rendezvous.stores._election import KeysBackend
 from elasticlib.rendezvous.stores._keys import Keys, component
-from elasticlib.rendezvous.stores._state_log import StateLog
 from elasticlib.rendezvous.stores.etcd._http import Line, Site
 from elasticlib.rendezvous.stores.etcd._v2 import V2Keys
 from elasticlib.rendezvous.stores.etcd._v3 import Keeper, V3Keys
 
 DEFAULT_PORT = 2379
 NAMES = ("etcd", "etcd-v2", "etcd-v3")
-_TLS_FILES = {"ssl_cert": "cert", "ssl_cert_key": "key", "ca_cert": "cacert"}
-"""Options that name files, and what else they are called."""
+_TLS_FILES = ("ssl_cert", "ssl_cert_key", "ca_cert")
+"""Options that name files; `_options` lets them through with protocol=https only, and a key with its certificate."""
 _NO_V2 = "its v2 API is off; start etcd with --enable-v2 (up to 3.5), or use rdzv_backend='etcd-v3'"
 
 
-class EtcdBackend:
+class EtcdBackend(KeysBackend):
     """
     Makes connections for one job. ``etcd-v2`` and ``etcd-v3`` name the API; ``etcd`` takes v2 where the server
     has it, else v3. The endpoint may name several servers, with commas: any one will do.
@@ -43,29 +40,19 @@ class EtcdBackend:
     def __init__(self, job: Job) -> None:
         if job.backend not in NAMES:
             raise ConfigError(f"rdzv_backend={job.backend!r} is none of {', '.join(NAMES)}")
-        self.name = job.backend
-        self._heartbeat = job.heartbeat
         endpoints = (parse_rendezvous_endpoint(part, DEFAULT_PORT) for part in job.endpoint.split(","))
         self._endpoints = list(dict.fromkeys(endpoints))
         if any(port == 0 for _, port in self._endpoints):
             raise ConfigError(f"rdzv_endpoint={job.endpoint!r}: port 0 is no server's; etcd's own is {DEFAULT_PORT}")
         self._tls = _tls(job.options)
         self.prefix = str(job.options.get("etcd_prefix", ETCD_PREFIX)).strip("/")
-        self._root = f"/{self.prefix}/job_{component(job.run_id)}".replace("//", "/")
+        root = f"/{self.prefix}/job_{component(job.run_id)}".replace("//", "/")
+        super().__init__(job.backend, root, job.heartbeat)
         self._limit = float(job.options.get("read_timeout", 60.0))
         """Seconds that one call may take: a silent server is to be noticed well before this node is thought lost."""
         if job.heartbeat:
             self._limit = min(self._limit, max(2.0, job.heartbeat / 2))
-        self._address: str | None = None
         self._keeper = Keeper()
-
-    def dial(self, timeout: float) -> CompareAndSetExchange:
-        """
-        One attempt to reach one of the servers, within about *timeout* seconds.
-
-        Raises `RendezvousConnectionError`, or `ConfigError` where trying again is in vain.
-        """
-        return CompareAndSetExchange(self.connect(timeout), self._root)
 
     def connect(self, timeout: float) -> Keys:
         """Like `dial`, for those who need more than an exchange."""
@@ -92,24 +79,6 @@ class EtcdBackend:
                 self._endpoints = [(host, port), *endpoints[:number], *endpoints[number + 1 :]]
                 return keys
         raise RendezvousConnectionError("etcd cannot be reached: " + "; ".join(dict.fromkeys(troubles)))
-
-    def address(self) -> str | None:
-        """This machine's address on the way to the server that answered last; None before that."""
-        return self._address
-
-    def candidate(
-        self,
-        name: str,
-        on_elected: Callable[[StateLog], None],
-        on_lost: Callable[[str], None],
-        ttl: float | None = None,
-    ) -> Candidate:
-        """One who stands for the coordination of the job; *ttl* is half the heartbeat time, and 2 s at least."""
-        seconds = max(2.0, self._heartbeat / 2) if ttl is None else ttl
-        return Candidate(self.connect, self._root, name, seconds, on_elected, on_lost)
-
-    def close(self) -> None:
-        """Nothing: connections are closed by those who have them."""
 
     def _speak(self, site: Site, limit: float) -> Keys:
         line = Line(site, limit)
@@ -142,21 +111,12 @@ class EtcdBackend:
 
 
 def _tls(options: Any) -> ssl.SSLContext | None:
-    named = {name: options.get(name, options.get(other)) for name, other in _TLS_FILES.items()}
-    files = {name: path for name, path in named.items() if path is not None}
-    for name, path in files.items():
-        if not os.path.isfile(path):
-            raise ConfigError(f"{name}={path!r}: there is no such file")
-    protocol = options.get("protocol", "http")
-    if protocol not in ("http", "https"):
-        raise ConfigError(f"protocol={protocol!r} must be http or https")
-    if protocol == "http":
-        if files:
-            raise ConfigError(f"{next(iter(files))} is given, but protocol is http: add protocol=https")
+    if options.get("protocol") != "https":
         return None
-    cert, key, ca = map(files.get, _TLS_FILES)
-    if key and not cert:
-        raise ConfigError(f"ssl_cert_key={key!r} is given without ssl_cert")
+    cert, key, ca = map(options.get, _TLS_FILES)
+    for name, path in zip(_TLS_FILES, (cert, key, ca), strict=True):
+        if path is not None and not os.path.isfile(path):
+            raise ConfigError(f"{name}={path!r}: there is no such file")
     try:
         context = ssl.create_default_context(cafile=ca)
     except (ssl.SSLError, OSError) as error:

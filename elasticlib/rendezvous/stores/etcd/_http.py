@@ -23,6 +23,7 @@ from typing_extensions import Self
 
 from elasticlib._wire import wait_readable
 from elasticlib.errors import RendezvousConnectionError
+from elasticlib.rendezvous.net._endpoint import spell
 from elasticlib.rendezvous.stores._keys import Keys
 
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
@@ -44,8 +45,7 @@ class Site:
     @property
     def url(self) -> str:
         """For people."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'http' if self.tls is None else 'https'}://{host}:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://{spell(self.host, self.port)}"
 
 
 @frozen

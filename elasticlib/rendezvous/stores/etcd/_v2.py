@@ -19,8 +19,8 @@ from attrs import define
 
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.protocol._exchange import RequestRefusedError
+from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._keys import KEEP, RAISE, Hold, Item
-from elasticlib.rendezvous.stores._state_log import LeadershipLost
 from elasticlib.rendezvous.stores.etcd._http import Answer, LineKeys
 
 _NOT_FOUND = 100

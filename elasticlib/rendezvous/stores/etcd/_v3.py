@@ -20,8 +20,8 @@ from attrs import Factory, define
 
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.protocol._exchange import RequestRefusedError, parts
+from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._keys import KEEP, RAISE, Hold, Item
-from elasticlib.rendezvous.stores._state_log import LeadershipLost
 from elasticlib.rendezvous.stores.etcd._http import LineKeys
 
 _NOT_FOUND = 5

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from elasticlib.elastic.rendezvous.static_tcp_rendezvous import create_rdzv_handler
 from elasticlib.errors import (
     ConfigError,
     RendezvousClosedError,
@@ -31,8 +32,7 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Membership, Talk, Word
 from elasticlib.rendezvous.handlers import _round_store
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
-from elasticlib.rendezvous.handlers._registry import create_handler
-from elasticlib.rendezvous.handlers._static import StaticTCPRendezvous, create_rdzv_handler
+from elasticlib.rendezvous.handlers._registry import StaticTCPRendezvous, create_handler
 from elasticlib.rendezvous.net._node_info import BoundNodeInfo
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import Host

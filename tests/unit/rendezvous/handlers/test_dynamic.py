@@ -20,7 +20,7 @@ from elasticlib.elastic.rendezvous.dynamic_rendezvous import (
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import RendezvousParameters
 from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
-from elasticlib.rendezvous.handlers._etcd_backend import EtcdRendezvousBackend
+from elasticlib.rendezvous.handlers._etcd import EtcdRendezvousBackend
 from elasticlib.rendezvous.node import _client, _runtime
 
 

@@ -41,8 +41,8 @@ from elasticlib.rendezvous.protocol._messages import (
     encode,
     key_of,
 )
+from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._memory import MemoryExchange
-from elasticlib.rendezvous.stores._state_log import LeadershipLost
 
 LIMIT = 15.0
 OFFER = Descriptor(1, "trainer", ("127.0.0.1",), 1)

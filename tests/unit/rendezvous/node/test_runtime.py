@@ -20,8 +20,8 @@ from elasticlib.rendezvous.node import _client, _coordinator_host, _runtime
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._runtime import NodeRuntime
 from elasticlib.rendezvous.protocol._messages import Leave
-from elasticlib.rendezvous.stores._state_backend import RendezvousBackend
-from elasticlib.rendezvous.stores._state_log import LeadershipLost, StateLog
+from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
+from elasticlib.rendezvous.stores._state_keys import RendezvousBackend
 
 LIMIT = 15.0
 

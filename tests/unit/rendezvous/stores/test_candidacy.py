@@ -18,16 +18,13 @@ from elasticlib.rendezvous.stores._candidacy import (
     Await,
     Broke,
     Candidacy,
-    Changed,
-    Close,
     Connect,
-    Connected,
     Declined,
+    Done,
     Elect,
     Elected,
     Event,
     Found,
-    Interrupt,
     Keep,
     Look,
     Over,
@@ -35,8 +32,6 @@ from elasticlib.rendezvous.stores._candidacy import (
     Renew,
     Renewed,
     Rest,
-    Rested,
-    Stop,
     VoteOut,
 )
 from elasticlib.rendezvous.stores._keys import Hold
@@ -49,7 +44,7 @@ HOLD = Hold("leader", "a/1", 7, 1, TTL)
 class Shell:
     """Tells a candidacy what came of what it asked for."""
 
-    candidacy: Candidacy = Factory(lambda: Candidacy.begin(TTL, 100.0)[0])
+    candidacy: Candidacy = Factory(lambda: Candidacy(TTL).step(Done(), 100.0)[0])
     now: float = 100.0
     done: list[Action] = Factory(list)
 
@@ -61,41 +56,44 @@ class Shell:
             self.done += actions
         return [action for action in actions if not isinstance(action, Log)]
 
+    def close(self) -> None:
+        self.candidacy = self.candidacy.close()
+
     def in_office(self) -> Shell:
-        assert [Acquire(TTL)] == self.hear(Connected(), Found(1, False))
+        assert [Acquire(TTL)] == self.hear(Done(), Found(1, False))
         assert [Elect(HOLD)] == self.hear(Acquired(HOLD))
         assert [Rest(TTL / 3)] == self.hear(Elected())
         return self
 
 
 def test_it_connects_first() -> None:
-    assert (Connect(TTL),) == Candidacy.begin(TTL, 0.0)[1]
+    assert (Connect(TTL),) == Candidacy(TTL).step(Done(), 0.0)[1]
 
 
 def test_whoever_finds_the_office_taken_waits_for_a_change_and_looks_again() -> None:
     shell = Shell()
 
-    assert [Look()] == shell.hear(Connected())
+    assert [Look()] == shell.hear(Done())
     assert [Await(3, SLICE)] == shell.hear(Found(3, True))
-    assert [Look()] == shell.hear(Changed())
+    assert [Look()] == shell.hear(Done())
 
 
 def test_who_was_forestalled_looks_again() -> None:
-    assert [Look()] == Shell().hear(Connected(), Found(1, False), Acquired(None))
+    assert [Look()] == Shell().hear(Done(), Found(1, False), Acquired(None))
 
 
 def test_a_holder_renews_three_times_in_its_time_to_live() -> None:
     shell = Shell().in_office()
 
-    assert [Renew(HOLD)] == shell.hear(Rested(), after=TTL / 3)
+    assert [Renew(HOLD)] == shell.hear(Done(), after=TTL / 3)
     assert [Keep(), Rest(TTL / 3)] == shell.hear(Renewed(True))
-    assert [Renew(HOLD)] == shell.hear(Rested(), after=TTL / 3)
+    assert [Renew(HOLD)] == shell.hear(Done(), after=TTL / 3)
     assert [Rest(TTL / 3)] == shell.hear(Renewed(True))
 
 
 def test_a_term_counts_from_when_the_renewal_was_sent() -> None:
     shell = Shell().in_office()
-    shell.hear(Rested(), after=2.0)
+    shell.hear(Done(), after=2.0)
     shell.hear(Renewed(True), after=3.0)
 
     assert 100.0 + 2.0 + TTL == shell.candidacy.until
@@ -103,14 +101,14 @@ def test_a_term_counts_from_when_the_renewal_was_sent() -> None:
 
 def test_a_seizure_that_took_longer_than_the_term_is_none() -> None:
     shell = Shell()
-    shell.hear(Connected(), Found(1, False))
+    shell.hear(Done(), Found(1, False))
 
     assert [Release(HOLD), Look()] == shell.hear(Acquired(HOLD), after=TTL)
 
 
 def test_a_term_that_could_not_be_renewed_in_time_is_over_and_its_holder_stands_again() -> None:
     shell = Shell().in_office()
-    shell.hear(Rested(), after=TTL / 3)
+    shell.hear(Done(), after=TTL / 3)
 
     told = VoteOut("the lease was not renewed for 6 s", True)
     assert [told, Release(HOLD), Look()] == shell.hear(Renewed(True), after=TTL)
@@ -118,7 +116,7 @@ def test_a_term_that_could_not_be_renewed_in_time_is_over_and_its_holder_stands_
 
 def test_a_hold_that_is_gone_ends_the_term_and_its_holder_stands_again() -> None:
     shell = Shell().in_office()
-    shell.hear(Rested(), after=TTL / 3)
+    shell.hear(Done(), after=TTL / 3)
 
     told = VoteOut("the store says that the lease is over", True)
     assert [told, Release(HOLD), Look()] == shell.hear(Renewed(False))
@@ -134,62 +132,66 @@ def test_a_coordinator_that_was_turned_down_ends_the_term_and_its_node_stands_ag
 def test_nobody_stands_again_when_the_job_is_over() -> None:
     shell = Shell().in_office()
 
-    assert [VoteOut("purged", False), Release(HOLD), Stop()] == shell.hear(Over("purged", last=True))
-    assert [] == shell.hear(Rested())
+    assert [VoteOut("purged", False), Release(HOLD)] == shell.hear(Over("purged", last=True))
+    assert shell.candidacy.stopped
+    assert [] == shell.hear(Done())
 
 
 def test_who_cannot_coordinate_leaves_the_office_to_others_and_rests() -> None:
     shell = Shell()
-    shell.hear(Connected(), Found(1, False), Acquired(HOLD))
+    shell.hear(Done(), Found(1, False), Acquired(HOLD))
 
     assert [Release(HOLD), Rest(PAUSE)] == shell.hear(Declined("it broke"))
-    assert [Look()] == shell.hear(Rested())
+    assert [Look()] == shell.hear(Done())
 
 
 def test_a_broken_connection_is_made_anew_within_what_is_left_of_the_term() -> None:
     shell = Shell().in_office()
-    shell.hear(Rested(), after=2.0)
+    shell.hear(Done(), after=2.0)
 
     assert [Rest(PAUSE)] == shell.hear(Broke("reset"))
-    assert [Connect(TTL - 2.5)] == shell.hear(Rested(), after=0.5)
-    assert [Renew(HOLD)] == shell.hear(Connected())
+    assert [Connect(TTL - 2.5)] == shell.hear(Done(), after=0.5)
+    assert [Renew(HOLD)] == shell.hear(Done())
     assert [Keep(), Rest(TTL / 3)] == shell.hear(Renewed(True))
 
 
 def test_without_a_connection_nothing_is_released_when_the_term_ends() -> None:
     shell = Shell().in_office()
-    shell.hear(Rested(), after=2.0)
+    shell.hear(Done(), after=2.0)
     shell.hear(Broke("reset"))
 
     told = VoteOut("the lease was not renewed for 6 s", True)
-    assert [told, Connect(TTL)] == shell.hear(Rested(), after=TTL)
+    assert [told, Connect(TTL)] == shell.hear(Done(), after=TTL)
 
 
-@pytest.mark.parametrize("last", [Rested(), Over("it resigned")])
+@pytest.mark.parametrize("last", [Done(), Over("it resigned")])
 def test_who_closes_in_office_resigns(last: Event) -> None:
     shell = Shell().in_office()
 
-    assert [Interrupt()] == shell.hear(Close())
+    shell.close()
     end = shell.hear(last)
 
     assert [False] == [action.told for action in end if isinstance(action, VoteOut)]
-    assert [Release(HOLD), Stop()] == end[1:]
+    assert [Release(HOLD)] == end[1:]
+    assert shell.candidacy.stopped
 
 
 def test_who_closes_before_it_knows_that_it_has_the_office_gives_it_back() -> None:
     shell = Shell()
-    shell.hear(Connected(), Found(1, False))
+    shell.hear(Done(), Found(1, False))
 
-    assert [Interrupt()] == shell.hear(Close())
-    assert [Release(HOLD), Stop()] == shell.hear(Acquired(HOLD))
+    shell.close()
+    assert [Release(HOLD)] == shell.hear(Acquired(HOLD))
+    assert shell.candidacy.stopped
 
 
 def test_who_closes_while_it_waits_goes() -> None:
     shell = Shell()
-    shell.hear(Connected(), Found(1, True))
+    shell.hear(Done(), Found(1, True))
 
-    assert [Interrupt()] == shell.hear(Close())
-    assert [Stop()] == shell.hear(Changed())
+    shell.close()
+    assert [] == shell.hear(Done())
+    assert shell.candidacy.stopped
 
 
 @given(st.data())
@@ -200,12 +202,10 @@ def test_no_course_of_events_leaves_it_without_something_to_do_or_in_office_past
     elected = False
     for _ in range(data.draw(st.integers(1, 40))):
         if data.draw(st.integers(0, 30)) == 0:
-            assert [Interrupt()] == shell.hear(Close())
+            shell.close()
         event = data.draw(st.sampled_from(ANSWERS[type(asked)]))
         before = shell.candidacy
         out = shell.hear(event, after=data.draw(st.sampled_from((0.0, 0.1, 2.0, 7.0))))
-        asked = out[-1]
-        assert isinstance(asked, (*ANSWERS, Stop))
         elected = elected or isinstance(event, Elected)
         for action in out:
             if isinstance(action, Elect):
@@ -214,18 +214,21 @@ def test_no_course_of_events_leaves_it_without_something_to_do_or_in_office_past
         if elected:
             assert shell.candidacy.hold is not None
             assert shell.now < shell.candidacy.until
-        if isinstance(asked, Stop):
+        if shell.candidacy.stopped:
             assert shell.candidacy.hold is None
+            assert not any(isinstance(action, tuple(ANSWERS)) for action in out)
             return
+        asked = out[-1]
+        assert isinstance(asked, tuple(ANSWERS))
         assert before.ttl == shell.candidacy.ttl
 
 
 ANSWERS: dict[type, tuple[Event, ...]] = {
-    Connect: (Connected(), Broke("refused")),
+    Connect: (Done(), Broke("refused")),
     Look: (Found(1, True), Found(2, False), Broke("reset")),
-    Await: (Changed(), Broke("reset")),
+    Await: (Done(), Broke("reset")),
     Acquire: (Acquired(HOLD), Acquired(None), Broke("reset")),
     Elect: (Elected(), Declined("no")),
     Renew: (Renewed(True), Renewed(False), Broke("reset")),
-    Rest: (Rested(), Over("turned down"), Over("purged", last=True)),
+    Rest: (Done(), Over("turned down"), Over("purged", last=True)),
 }

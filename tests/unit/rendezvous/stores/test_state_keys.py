@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._keys import Hold
-from elasticlib.rendezvous.stores._state_backend import RendezvousBackend
 from elasticlib.rendezvous.stores._state_document import Document, decode_document
-from elasticlib.rendezvous.stores._state_keys import LONGEST, SHORTEST, SharedState, StateKeys
-from elasticlib.rendezvous.stores._state_log import LeadershipLost
+from elasticlib.rendezvous.stores._state_keys import LONGEST, SHORTEST, RendezvousBackend, SharedState, StateKeys
 from tests.unit.untrusted import spoiled, strange
 
 TTL = 10.0
