@@ -14,8 +14,7 @@ import weakref
 from typing import Any
 
 from elasticlib._wire import wait_readable
-from elasticlib.timer._requests import RequestQueue, TimerClient
-from elasticlib.timer._server import ProcessTimers, TimerServer
+from elasticlib.timer._api import ProcessTimers, RequestQueue, TimerClient, TimerServer
 from elasticlib.timer._timer_table import TimerRequest
 
 
