@@ -14,22 +14,9 @@ launcher runs a server, and its workers find it at ``TORCHELASTIC_TIMER_FILE``::
 (torch: ``torch.distributed.elastic.timer``, whose workers and servers speak the same protocol)
 """
 
-from elasticlib.timer._api import RequestQueue, TimerClient, TimerServer, configure, expires
-from elasticlib.timer._fifo import FileTimerClient, FileTimerRequest, FileTimerServer
-from elasticlib.timer._queue import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
-from elasticlib.timer._timer_table import TimerRequest
+from elasticlib import _lazy
+from elasticlib.timer._api import *  # noqa: F403 - all that it lists
+from elasticlib.timer._fifo import *  # noqa: F403
+from elasticlib.timer._queue import *  # noqa: F403
 
-__all__ = [
-    "FileTimerClient",
-    "FileTimerRequest",
-    "FileTimerServer",
-    "LocalTimerClient",
-    "LocalTimerServer",
-    "MultiprocessingRequestQueue",
-    "RequestQueue",
-    "TimerClient",
-    "TimerRequest",
-    "TimerServer",
-    "configure",
-    "expires",
-]
+_lazy.offer(__name__)

@@ -35,6 +35,8 @@ from elasticlib.utils.process_state import read_proc_state
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
 
+__all__ = ["RequestQueue", "TimerClient", "TimerRequest", "TimerServer", "configure", "expires"]
+
 _log = logging.getLogger("elasticlib")
 _SHORTEST = 0.001
 """Seconds: a server without any sleep would take a CPU for itself."""

@@ -35,6 +35,8 @@ from elasticlib.timer._api import ProcessTimers, TimerClient, checked_interval
 from elasticlib.timer._timer_table import TimerRequest, is_deadline, patience
 from elasticlib.utils.process_state import read_proc_state
 
+__all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
+
 _log = logging.getLogger("elasticlib")
 VERSION = 1
 _TRIES = 10

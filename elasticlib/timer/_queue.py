@@ -17,6 +17,8 @@ from elasticlib._wire import wait_readable
 from elasticlib.timer._api import ProcessTimers, RequestQueue, TimerClient, TimerServer
 from elasticlib.timer._timer_table import TimerRequest
 
+__all__ = ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue"]
+
 
 class LocalTimerClient(TimerClient):
     """Sends the timers of this process through *mp_queue* to a `LocalTimerServer` of the same machine."""
