@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from elasticlib.errors import ElasticError, SpecError
-from elasticlib.numa._options import NumaOptions, as_numa_options
+from elasticlib.numa import NumaOptions, as_numa_options
 from elasticlib.spec import DEVICE_WORDS
 from elasticlib.workers import _environment, _machine
 from elasticlib.workers._fork_servers import ForkServerKey, count_devices, depends_on_path, fork_servers, list_gpus
