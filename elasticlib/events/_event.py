@@ -13,6 +13,8 @@ from typing import TypeAlias, TypeVar
 
 from elasticlib.errors import ConfigError, UnknownNameError
 
+__all__ = ["Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"]
+
 EventMetadataValue: TypeAlias = str | int | float | bool | None
 
 T = TypeVar("T")
