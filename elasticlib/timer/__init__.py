@@ -17,6 +17,5 @@ launcher runs a server, and its workers find it at ``TORCHELASTIC_TIMER_FILE``::
 from elasticlib import _lazy
 from elasticlib.timer._api import *  # noqa: F403 - all that it lists
 from elasticlib.timer._fifo import *  # noqa: F403
-from elasticlib.timer._queue import *  # noqa: F403
 
 _lazy.offer(__name__)
