@@ -257,12 +257,7 @@ class ProcessFailure:
 
     def signal_name(self) -> str:
         """Name of the signal that ended the worker, or ``<N/A>``."""
-        if self.exitcode >= 0:
-            return NOT_AVAILABLE
-        try:
-            return signal.Signals(-self.exitcode).name
-        except ValueError:
-            return f"SIG{-self.exitcode}"
+        return NOT_AVAILABLE if self.exitcode >= 0 else name_of_signal(-self.exitcode, "SIG")
 
     def summary(self) -> str:
         """What happened, and where in the user's code, in one line."""
@@ -281,6 +276,14 @@ class ProcessFailure:
     def timestamp_isoformat(self) -> str:
         """Local time of the failure, ``_`` between date and time."""
         return datetime.datetime.fromtimestamp(self.when()).isoformat(sep="_", timespec="milliseconds")
+
+
+def name_of_signal(number: int, unnamed: str = "signal ") -> str:
+    """The name of a signal; *unnamed* and the *number* where it has none, such as most real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"{unnamed}{number}"
 
 
 def read_error_file(path: str) -> Any:

@@ -25,7 +25,7 @@ from elasticlib import events, metrics, records
 from elasticlib.agent import LocalElasticAgent
 from elasticlib.agent._checks import check_health_check_server
 from elasticlib.agent._health import HealthCheckServer
-from elasticlib.agent._preparation import prepare
+from elasticlib.agent._local import prepare
 from elasticlib.agent._watch import stop_health_check
 from elasticlib.errors import ChildFailedError, ConfigError
 from elasticlib.logs import DefaultLogsSpecs

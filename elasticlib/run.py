@@ -21,7 +21,7 @@ from elasticlib.cli._parser import PROG, Parser
 from elasticlib.cli._request import Request, by_source, request_of
 from elasticlib.errors import ChildFailedError, ConfigError, ElasticError, RendezvousGracefulExitError, SignalException
 from elasticlib.spec import Entrypoint, LaunchConfig
-from elasticlib.utils._levels import VARIABLE, level_of
+from elasticlib.utils.log_level import VARIABLE, level_of
 
 log = logging.getLogger("elasticlib.run")
 

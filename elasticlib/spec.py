@@ -23,7 +23,7 @@ from attrs.validators import optional
 
 from elasticlib import _rules
 from elasticlib.errors import ConfigError, SpecError
-from elasticlib.numa._options import NumaOptions, as_numa_options
+from elasticlib.numa import NumaOptions, as_numa_options
 from elasticlib.utils._dataclasses import DataclassView
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]

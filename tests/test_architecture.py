@@ -110,7 +110,7 @@ PURE = [
     "rendezvous/_job.py",
     "rendezvous/net/_endpoint.py",
     "rendezvous/_choice.py",
-    "numa/_options.py",
+    "numa/__init__.py",
     "numa/_cpus.py",
     "workers/_environment.py",
     "workers/spawner/_reads.py",

@@ -2,14 +2,18 @@
 The agent whose workers are processes of this machine: functions, scripts, modules or programs.
 
 Rules of this file: it wakes up when a worker ends, not to look whether one did; whatever ends a round,
-the log files are read to their last byte before anything is reported.
+the log files are read to their last byte before anything is reported. `prepare` is the check of the call: made before a
+rendezvous is opened, it starts no worker, and at most the fork server, to ask it for the GPUs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
 
 from elasticlib import _rules, metrics, records
 from elasticlib._times import soonest
@@ -17,7 +21,6 @@ from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._health import HealthCheckServer
-from elasticlib.agent._preparation import Preparation, prepare
 from elasticlib.agent._watch import Sockets, Watch
 from elasticlib.errors import ProcessFailure, RendezvousError
 from elasticlib.logs import _streams
@@ -26,13 +29,41 @@ from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._open import Rendezvous
 from elasticlib.rendezvous.handlers._coordinated import NO_SHARING
 from elasticlib.rendezvous.protocol._messages import ContactLost
-from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, StartMethod, WorkerSpec
+from elasticlib.spec import DEFAULT_SIGNALS, START_METHODS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
-from elasticlib.workers import _environment
+from elasticlib.workers import _environment, _machine, _plan, _signals
 from elasticlib.workers._processes import Processes
 
 _CONSOLE_PATIENCE = 0.2
 """Seconds between two looks for a signal while the console takes no more lines."""
+
+
+@frozen
+class Preparation:
+    """What `prepare` found."""
+
+    caller: Mapping[str, str]
+    """The environment of this process."""
+    cpus: float
+    signals_to_handle: str
+    """Those that can be handled here; the workers' environment names all that were asked for."""
+    job: _plan.Job
+
+
+def prepare(spec: WorkerSpec, start_method: StartMethod, signals_to_handle: str) -> Preparation:
+    """
+    All that the workers of *spec* need; its rendezvous is not looked at.
+
+    Raises `ConfigError` and its kinds for an entry point, arguments, a start method, signals, devices or CPUs that
+    cannot be.
+    """
+    _rules.check_choice("start_method", start_method, START_METHODS)
+    handled = ",".join(signum.name for signum in _signals.parse(signals_to_handle))
+    caller = dict(os.environ)
+    cpus = _machine.cpus()
+    threads = _environment.threads_per_worker(caller, cpus, spec.local_world_size)
+    environment = _environment.common_variables(caller, threads, signals_to_handle)
+    return Preparation(caller, cpus, handled, _plan.plan(spec, start_method, environment, threads))
 
 
 class LocalElasticAgent(SimpleElasticAgent):

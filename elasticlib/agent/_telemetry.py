@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from elasticlib import events, metrics, records
 from elasticlib._clock import Clock
 from elasticlib.errors import ProcessFailure
-from elasticlib.metrics._profiling import MEASURED
+from elasticlib.metrics._streams import MEASURED
 from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._open import Rendezvous
 from elasticlib.rendezvous.protocol._messages import RankAssignment

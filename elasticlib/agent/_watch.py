@@ -4,8 +4,9 @@ Unix socket for each worker where it offers torch's debug server.
 
 Rules of this file: all of it is off unless asked for, and then costs nothing; none of it can end the job by its own
 fault: a port that is taken is a warning. A worker counts as asleep only as long as it was in state D at every look: one
-look at which it was not, or was gone, and the time begins anew. Paths of sockets are short, for an address has 108
-bytes; nothing of them is left when the run ends.
+look at which it was not, or was gone, and the time begins anew. The watchdog's pipe is in a folder of its own unless
+the user named one; what expired is known before the worker is killed for it, so that no report can come without it.
+Paths of sockets are short, for an address has 108 bytes; nothing of them is left when the run ends.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -25,12 +28,16 @@ from elasticlib._clock import Clock, monotonic
 from elasticlib._times import soonest
 from elasticlib.agent._checks import as_seconds
 from elasticlib.agent._health import HealthCheckServer, create_healthcheck_server
-from elasticlib.agent._watchdog import ENABLE, Watchdog
-from elasticlib.errors import ProcessFailure
+from elasticlib.errors import ConfigError, ProcessFailure
 from elasticlib.utils.process_state import is_uninterruptible_state, read_proc_state
 from elasticlib.workers.child._serving import VARIABLE
 from elasticlib.workers.child._start_spec import StartSpec
 
+if TYPE_CHECKING:
+    from elasticlib.timer import FileTimerRequest, FileTimerServer
+
+ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
+FILE = "TORCHELASTIC_TIMER_FILE"
 HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 HEALTH_CHECK_TIMEOUT = 60
@@ -173,6 +180,90 @@ def stop_health_check(server: HealthCheckServer, sink: records.Sink) -> None:
     except Exception as error:
         why = f"the health check {server!r} could not be stopped: {type(error).__name__}: {error}"
         sink(records.HealthCheckReported(why, listens=False))
+
+
+class Watchdog:
+    """
+    The timers of one agent's workers; *environment* is the agent's own.
+
+    Without ``TORCHELASTIC_ENABLE_FILE_TIMER=1`` it does nothing.
+    """
+
+    def __init__(self, environment: Mapping[str, str], run_id: str, sink: records.Sink) -> None:
+        self._wanted = environment.get(ENABLE) == "1"
+        self._asked = environment.get(FILE)
+        self._path = self._asked or ""
+        self._run_id = run_id
+        self._sink = sink
+        self._server: FileTimerServer | None = None
+        self._folder: str | None = None
+        self._expired: dict[int, str] = {}
+        """The timer for which a process was killed."""
+
+    def start(self) -> dict[str, str]:
+        """Have it run from now on; the variables by which workers find it. Raises `ConfigError` for a bad path."""
+        if not self._wanted:
+            return {}
+        if self._server is None:
+            from elasticlib.timer import FileTimerServer  # only here: most launches have no watchdog
+
+            if self._asked is None or _is_read(self._asked):
+                # No path, or one that a launcher above this one, which set the variables too, gave to its own workers.
+                self._folder = self._folder or tempfile.mkdtemp(prefix="elasticlib_")  # for this user alone
+                self._asked, self._path = None, os.path.join(self._folder, "timers")
+            try:
+                self._server = FileTimerServer(self._path, self._run_id, log_event=self._tell)
+            except ConfigError as error:
+                if self._path != self._asked:
+                    raise
+                raise ConfigError(
+                    f"{FILE}={self._path!r} cannot become a named pipe: {error.__cause__}; give another path, or none"
+                ) from error
+            self._server.start()
+        return {FILE: self._path}
+
+    def stop(self) -> None:
+        """End it and remove the pipe; it may be started again."""
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def last_progress(self) -> int | None:
+        """When it was last seen at work, in seconds since the epoch; None while it does not run."""
+        return None if self._server is None else self._server.get_last_progress_time()
+
+    def explain(self, failure: ProcessFailure) -> None:
+        """Say which timer was the end of this worker, if one was."""
+        scope = self._expired.get(failure.pid)
+        if scope is not None and failure.exitcode < 0 and not failure.exception_type:
+            failure.message = f"timer {scope!r} expired: the watchdog sent {failure.signal_name()} to PID {failure.pid}"
+            failure.hint = (
+                "the worker did not leave the block of that timer in time: it hangs, or the time is too short"
+            )
+
+    def _tell(self, event: str, timer: FileTimerRequest | None) -> None:
+        if timer is None:
+            self._sink(records.WatchdogReported(event))
+            return
+        if timer.signal > 0:
+            self._expired[timer.worker_pid] = timer.scope_id
+        self._sink(
+            records.WatchdogReported(event, timer.worker_pid, timer.scope_id, timer.expiration_time, int(timer.signal))
+        )
+
+
+def _is_read(path: str) -> bool:
+    """Whether somebody reads from the named pipe *path* now."""
+    try:
+        if not stat.S_ISFIFO(os.stat(path).st_mode):
+            return False
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
 
 
 class Sockets:

@@ -71,32 +71,28 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         1 if values["standalone"] and min_nodes == 1 else max_nodes,  # nobody else can come
         values["nproc_per_node"],
         logs_specs=_logs_specs(values),
-        role=values["role"],
-        max_restarts=values["max_restarts"],
-        monitor_interval=values["monitor_interval"],
         start_method=start_method,
         log_line_prefix_template=values["log_line_prefix_template"] or environ.get(PREFIX_VARIABLE),
-        signals_to_handle=values["signals_to_handle"],
-        shutdown_timeout=values["shutdown_timeout"],
-        exit_timeout=values["exit_timeout"],
         module=values["module"] and not values["run_path"],
         no_python=values["no_python"] and not values["run_path"],
-        preload=values["preload"],
-        local_addr=values["local_addr"],
-        wait_for=values["wait_for"],
-        event_log_handler=values["event_log_handler"],
         duplicate_stdout_filters=values["duplicate_stdout_filters"] or None,
         duplicate_stderr_filters=values["duplicate_stderr_filters"] or None,
         numa_options=_numa_options(values["numa_binding"]),
-        virtual_local_rank=values["virtual_local_rank"],
-        worker_server=values["worker_server"],
         **_rendezvous(values, given),
+        **{name: values[name] for name in _AS_GIVEN},
     )
     if "preload" in given and config.preload and (config.start_method == "spawn" or config.no_python):
         raise ConfigError(
             f"{given['preload']}: modules are imported ahead only for Python that is not started by spawn: leave it out"
         )
     return config
+
+
+_AS_GIVEN = (
+    *("role", "max_restarts", "monitor_interval", "signals_to_handle", "shutdown_timeout", "exit_timeout", "preload"),
+    *("local_addr", "wait_for", "event_log_handler", "virtual_local_rank", "worker_server"),
+)
+"""Fields that have the value of the option of their name."""
 
 
 def by_source(error: ConfigError, given: Mapping[str, str]) -> ConfigError:

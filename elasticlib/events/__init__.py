@@ -27,13 +27,7 @@ from elasticlib.events._destinations import (
     record as record,
     record_rdzv_event as record_rdzv_event,
 )
-from elasticlib.events._event import (
-    Event as Event,
-    EventMetadataValue as EventMetadataValue,
-    EventSource as EventSource,
-    NodeState as NodeState,
-    RdzvEvent as RdzvEvent,
-)
+from elasticlib.events._event import *  # noqa: F403 - all that it lists
 from elasticlib.events._sink import (
     JobFacts as JobFacts,
     Standing as Standing,

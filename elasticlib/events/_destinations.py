@@ -15,7 +15,7 @@ import traceback
 
 from elasticlib.errors import ConfigError, UnknownNameError
 from elasticlib.events._event import Event, NodeState, RdzvEvent
-from elasticlib.utils._levels import VARIABLE, level_of
+from elasticlib.utils.log_level import VARIABLE, level_of
 
 _log = logging.getLogger("elasticlib")
 

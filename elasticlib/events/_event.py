@@ -13,6 +13,8 @@ from typing import TypeAlias, TypeVar
 
 from elasticlib.errors import ConfigError, UnknownNameError
 
+__all__ = ["Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"]
+
 EventMetadataValue: TypeAlias = str | int | float | bool | None
 
 T = TypeVar("T")
@@ -35,7 +37,17 @@ class NodeState(str, Enum):
 
 
 @dataclass
-class Event:
+class _Told:
+    def __str__(self) -> str:
+        return self.serialize()
+
+    def serialize(self) -> str:
+        """The event as JSON; raises TypeError for metadata that JSON has no word for."""
+        return json.dumps(asdict(self))
+
+
+@dataclass
+class Event(_Told):
     """
     Something that happened to an agent or to a worker. (torch: ``torch.distributed.elastic.events.Event``)
 
@@ -47,13 +59,6 @@ class Event:
     timestamp: int = 0
     metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        return self.serialize()
-
-    def serialize(self) -> str:
-        """The event as JSON; raises TypeError for metadata that JSON has no word for."""
-        return json.dumps(asdict(self))
-
     @staticmethod
     def deserialize(data: str | Event) -> Event:
         """The event that `serialize` wrote, or *data* itself if it is one; `ConfigError` for anything else."""
@@ -61,7 +66,7 @@ class Event:
 
 
 @dataclass
-class RdzvEvent:
+class RdzvEvent(_Told):
     """Something that happened on a node's way into a round. (torch: ``torch.distributed.elastic.events.RdzvEvent``)"""
 
     name: str
@@ -75,13 +80,6 @@ class RdzvEvent:
     rank: int | None = None
     local_id: int | None = None
     error_trace: str = ""
-
-    def __str__(self) -> str:
-        return self.serialize()
-
-    def serialize(self) -> str:
-        """The event as JSON."""
-        return json.dumps(asdict(self))
 
     @staticmethod
     def deserialize(data: str | RdzvEvent) -> RdzvEvent:

@@ -16,6 +16,8 @@ import stat
 import time
 from typing import Any
 
+from elasticlib.utils.process_state import stat_words
+
 MARK = ".elasticlib"
 """Name of the file in each folder that says which program made it."""
 KEPT = 50
@@ -114,7 +116,7 @@ def _has_ended(folder: str) -> bool:
 
 def _program(pid: int) -> dict[str, Any]:
     """What tells a process from every other one, on any machine, before and after any boot."""
-    facts = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    facts = stat_words(pid)
     return {
         "pid": pid,
         "started": facts[19] if len(facts) > 19 and facts[0] not in "ZX" else "",

@@ -25,21 +25,8 @@ of the whole job, and a local agent looks when something happened, not ten times
 """
 
 from elasticlib import _lazy
-from elasticlib.metrics._profiling import get_elapsed_time_ms as get_elapsed_time_ms, prof as prof, profile as profile
 from elasticlib.metrics._sink import MetricSink as MetricSink
-from elasticlib.metrics._streams import (
-    ConsoleMetricHandler as ConsoleMetricHandler,
-    MetricData as MetricData,
-    MetricHandler as MetricHandler,
-    MetricsConfig as MetricsConfig,
-    MetricStream as MetricStream,
-    NullMetricHandler as NullMetricHandler,
-    configure as configure,
-    getStream as getStream,
-    handler_of as handler_of,
-    initialize_metrics as initialize_metrics,
-    publish_metric as publish_metric,
-    put_metric as put_metric,
-)
+from elasticlib.metrics._streams import *  # noqa: F403 - those of torch's module
+from elasticlib.metrics._streams import handler_of as handler_of, initialize_metrics as initialize_metrics
 
 _lazy.offer(__name__)

@@ -1,27 +1,54 @@
 """
-Measured values and where they go: a handler for each group of metrics, and one for all other groups.
+Measured values and where they go: a handler for each group of metrics, and one for all other groups; functions that
+measure themselves: how often they end well or badly, and how long they take.
 
 Rules of this file: the table of handlers is the program's own, as in torch; it may be read and written from any
 thread. A handler that raises raises into the code that measured; agents keep it from their loop (`records.fan_out`).
-Of ``metrics_cfg``, what nothing reads is named in a warning, for torch takes it, and reads nothing of it at all.
+Of ``metrics_cfg``, what nothing reads is named in a warning, for torch takes it, and reads nothing of it at all. A
+decorated function behaves as before, whatever its metrics do on their way; what is no `Exception` (an interrupt, an
+exit) counts as neither success nor failure, as in torch.
 """
 
 from __future__ import annotations
 
 import abc
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar, overload
 
 from typing_extensions import deprecated
 
+from elasticlib._clock import monotonic
 from elasticlib.errors import ConfigError
+
+__all__ = [
+    "ConsoleMetricHandler",
+    "MetricData",
+    "MetricHandler",
+    "MetricStream",
+    "MetricsConfig",
+    "NullMetricHandler",
+    "configure",
+    "getStream",
+    "get_elapsed_time_ms",
+    "prof",
+    "profile",
+    "publish_metric",
+    "put_metric",
+]
+"""What torch's module has, too."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _log = logging.getLogger("elasticlib")
 
 AGENTS = "torchelastic"
 """The group of what agents measure, and of all that names no group."""
+MEASURED = "__measured_by_prof__"
+"""Attribute of functions that `prof` made: an agent does not measure such a hook once more."""
 
 
 class MetricData(NamedTuple):
@@ -144,3 +171,69 @@ def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
     handler = handler_of(cfg.params) if cfg is not None else None
     if handler is not None:
         configure(handler)
+
+
+@overload
+def prof(fn: Callable[P, T], group: str = AGENTS) -> Callable[P, T]: ...
+
+
+@overload
+def prof(fn: None = None, group: str = AGENTS) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+
+
+def prof(
+    fn: Callable[P, T] | None = None, group: str = AGENTS
+) -> Callable[P, T] | Callable[[Callable[P, T]], Callable[P, T]]:
+    """
+    Decorate a function, with or without parentheses, so that each call puts two metrics into *group*.
+
+    They are ``<name>.success`` or ``<name>.failure``, which is 1, and ``<name>.duration.ms``, in whole milliseconds;
+    the name is ``Class.method``, or ``module.function`` with the last part of the module's name. (torch:
+    ``torch.distributed.elastic.metrics.prof``)
+    """
+
+    def measured(function: Callable[P, T]) -> Callable[P, T]:
+        return _measured(function, _name(function), group)
+
+    return measured if fn is None else measured(fn)
+
+
+@deprecated("profile is deprecated: use prof(group=...)", category=FutureWarning)
+def profile(group: str | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """As `prof`, with the function's bare name; deprecated. (torch: ``...metrics.profile``)"""
+
+    def measured(function: Callable[P, T]) -> Callable[P, T]:
+        return _measured(function, function.__name__, AGENTS if group is None else group)
+
+    return measured
+
+
+def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
+    """Whole milliseconds since *start_time_in_seconds*, a ``time.time()``. (torch: ``...get_elapsed_time_ms``)"""
+    return int((time.time() - start_time_in_seconds) * 1000)
+
+
+def _measured(function: Callable[P, T], name: str, group: str) -> Callable[P, T]:
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        begun = monotonic()
+        try:
+            result = function(*args, **kwargs)
+        except Exception:
+            put_metric(f"{name}.failure", 1, group)
+            raise
+        else:
+            put_metric(f"{name}.success", 1, group)
+            return result
+        finally:
+            put_metric(f"{name}.duration.ms", int((monotonic() - begun) * 1000), group)
+
+    setattr(wrapper, MEASURED, True)
+    return wrapper
+
+
+def _name(function: Callable[..., object]) -> str:
+    name = function.__qualname__
+    if "." in name or not function.__module__:
+        return name
+    return f"{function.__module__.rpartition('.')[2]}.{name}"

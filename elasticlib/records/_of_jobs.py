@@ -7,12 +7,12 @@ Rules of this file: a record holds facts; its text is made from them, here.
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Iterable
 
 from attrs import frozen
 
 from elasticlib._lease import CUT_OFF
+from elasticlib.errors import name_of_signal
 from elasticlib.records._sinks import Record
 
 _MOST = 8
@@ -22,13 +22,6 @@ def _few(numbers: Iterable[int]) -> str:
     """Numbers for people: the first few of many."""
     texts = [str(number) for number in numbers]
     return ", ".join(texts[:_MOST]) + (f" and {len(texts) - _MOST} more" if len(texts) > _MOST else "")
-
-
-def _name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
 
 
 @frozen
@@ -111,7 +104,7 @@ class StopAwaited(Record, level=logging.WARNING):
         several = "s" if len(self.pids) > 1 else ""
         who = f"rank{several} {_few(self.pids)} (process{'es' if several else ''} {_few(self.pids.values())})"
         return (
-            f"waiting for {who} to end by {_name(self.signum)}: SIGKILL follows in {self.left:.1f} s, "
+            f"waiting for {who} to end by {name_of_signal(self.signum)}: SIGKILL follows in {self.left:.1f} s, "
             "or at once with another Ctrl-C or signal"
         )
 
@@ -129,7 +122,8 @@ class WorkerStuck(Record, level=logging.WARNING):
     def __str__(self) -> str:
         return (
             f"rank {self.rank} (process {self.pid}) is in native code, such as a collective, and has not handled "
-            f"{_name(self.signum)} in {self.waited:.1f} s, nor has any other worker here: killed, to free the others"
+            f"{name_of_signal(self.signum)} in {self.waited:.1f} s, nor has any other worker here: "
+            "killed, to free the others"
         )
 
 

@@ -14,24 +14,8 @@ launcher runs a server, and its workers find it at ``TORCHELASTIC_TIMER_FILE``::
 (torch: ``torch.distributed.elastic.timer``, whose workers and servers speak the same protocol)
 """
 
-from elasticlib.timer._fifo_client import FileTimerClient, FileTimerRequest
-from elasticlib.timer._fifo_server import FileTimerServer
-from elasticlib.timer._queue import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
-from elasticlib.timer._requests import RequestQueue, TimerClient, configure, expires
-from elasticlib.timer._server import TimerServer
-from elasticlib.timer._timer_table import TimerRequest
+from elasticlib import _lazy
+from elasticlib.timer._api import *  # noqa: F403 - all that it lists
+from elasticlib.timer._fifo import *  # noqa: F403
 
-__all__ = [
-    "FileTimerClient",
-    "FileTimerRequest",
-    "FileTimerServer",
-    "LocalTimerClient",
-    "LocalTimerServer",
-    "MultiprocessingRequestQueue",
-    "RequestQueue",
-    "TimerClient",
-    "TimerRequest",
-    "TimerServer",
-    "configure",
-    "expires",
-]
+_lazy.offer(__name__)

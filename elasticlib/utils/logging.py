@@ -10,8 +10,7 @@ import logging
 import os
 import sys
 
-from elasticlib.utils._levels import VARIABLE, level_of
-from elasticlib.utils.log_level import get_log_level
+from elasticlib.utils.log_level import VARIABLE, get_log_level, level_of
 
 
 def get_logger(name: str | None = None) -> logging.Logger:

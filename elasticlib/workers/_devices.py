@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from elasticlib._programs import Process
 from elasticlib._wire import Message, wait_readable
 from elasticlib.errors import ElasticError, SpecError, StartError
-from elasticlib.numa._options import NumaOptions, as_numa_options
+from elasticlib.numa import NumaOptions, as_numa_options
 from elasticlib.spec import DEVICE_WORDS
 from elasticlib.workers import _environment, _machine
 from elasticlib.workers._fork_servers import ForkServerKey, depends_on_path, fork_servers

@@ -24,9 +24,9 @@ from attrs import evolve, frozen
 
 from elasticlib._programs import need_system
 from elasticlib.errors import ConfigError, EntrypointError
-from elasticlib.numa._apply import attempt
 from elasticlib.numa._cpus import cpus_for
 from elasticlib.numa._sysfs import read_topology
+from elasticlib.numa.binding import attempt
 from elasticlib.spec import DEFAULT_PRELOAD, WorkerSpec
 from elasticlib.workers import _devices, _environment, _packing
 from elasticlib.workers._fork_servers import ForkServerKey, depends_on_path, flags_here, fresh_command, importable_by

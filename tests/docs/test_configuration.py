@@ -18,7 +18,7 @@ import pytest
 
 import elasticlib
 from elasticlib import launch, records
-from elasticlib.agent import LocalElasticAgent, _watchdog
+from elasticlib.agent import LocalElasticAgent, _watch
 from elasticlib.cli._legacy import get_args_parser
 from elasticlib.cli._options import OPTIONS
 from elasticlib.cli._parser import Parser
@@ -309,7 +309,7 @@ def set_in_workers() -> set[str]:
         *_environment.worker_variables(place, 0, ""),
         *_environment.common_variables({}, 1, ""),
         *with_a_device,
-        *(_watchdog.FILE, _serving.VARIABLE, _serving.SERVED_VARIABLE, _child.DEFINITIONS_VARIABLE),
+        *(_watch.FILE, _serving.VARIABLE, _serving.SERVED_VARIABLE, _child.DEFINITIONS_VARIABLE),
         *of_the_sidecar,
     }
 

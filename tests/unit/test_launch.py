@@ -32,8 +32,7 @@ from elasticlib.errors import (
 from elasticlib.launch import elastic_launch, launch_agent
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.metrics import _streams
-from elasticlib.numa import AffinityMode, NumaOptions
-from elasticlib.numa._options import BindingError
+from elasticlib.numa import AffinityMode, BindingError, NumaOptions
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.handlers import _registry
 from elasticlib.spec import LaunchConfig, Std, WorkerSpec

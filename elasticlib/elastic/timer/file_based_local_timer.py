@@ -1,6 +1,5 @@
 """Re-export: ``torch.distributed.elastic.timer.file_based_local_timer``."""
 
-from elasticlib.timer._fifo_client import FileTimerClient, FileTimerRequest
-from elasticlib.timer._fifo_server import FileTimerServer
+from elasticlib.timer._fifo import FileTimerClient, FileTimerRequest, FileTimerServer
 
 __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from typing import NoReturn
 
 from elasticlib._programs import FEW_PROCESSES, close_all_but
+from elasticlib.errors import name_of_signal
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
 
@@ -78,7 +79,7 @@ class StoreHost:
         said = _report.read_text(words)
         os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOWAIT)
         pid, code = self._pid, self._let_go()
-        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"
+        how = f"was ended by {name_of_signal(-code)}" if code < 0 else f"ended with status {code}"
         self._told(f"{_NAME} (pid {pid}) {how}{': ' if said else ''}{said}", pid, code)
 
     def end(self) -> None:
@@ -100,13 +101,6 @@ class StoreHost:
         os.close(self._words)
         self._handle = None
         return os.waitstatus_to_exitcode(status)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _host(listener: int, parent: int, words: int, keep: Collection[int]) -> NoReturn:

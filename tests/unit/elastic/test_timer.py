@@ -8,7 +8,7 @@ import logging
 import pytest
 
 import elasticlib.timer
-from elasticlib.timer._expired import log_debug_info_for_expired_timers
+from elasticlib.timer._fifo import log_debug_info_for_expired_timers
 
 
 @pytest.mark.parametrize(

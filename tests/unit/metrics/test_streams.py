@@ -142,7 +142,7 @@ def test_prof_needs_no_parentheses() -> None:
 
 def test_durations_are_whole_milliseconds(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 10.0129])
-    monkeypatch.setattr("elasticlib.metrics._profiling.monotonic", lambda: next(times))
+    monkeypatch.setattr("elasticlib.metrics._streams.monotonic", lambda: next(times))
 
     Loader().load()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib.numa import AffinityMode, BindingError, NumaOptions, _apply, _gpus
+from elasticlib.numa import AffinityMode, BindingError, NumaOptions, _gpus, binding
 from elasticlib.numa._sysfs import read_topology
 from tests.unit.numa.machines import ALLOWED, TWO_PACKAGES
 
@@ -26,9 +26,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TWO_PACKAGES.write(tmp_path)
     (tmp_path / "numactl").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(_apply, "_addresses", lambda: tuple(TWO_PACKAGES.addresses))
+    monkeypatch.setattr(binding, "_addresses", lambda: tuple(TWO_PACKAGES.addresses))
     topology = read_topology(TWO_PACKAGES.addresses, str(tmp_path))
-    monkeypatch.setattr(_apply, "read_topology", lambda addresses: topology)
+    monkeypatch.setattr(binding, "read_topology", lambda addresses: topology)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(ALLOWED))
 
 
@@ -42,17 +42,19 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]]:
 
 @pytest.mark.usefixtures("machine")
 def test_a_command_runs_through_numactl_on_ranges_of_cpus() -> None:
-    command = _apply.wrap_command(("train", "--fast"), device_index=1, numa_options=NODE)
+    command = binding._maybe_wrap_command_args_with_numa_binding(("train", "--fast"), device_index=1, numa_options=NODE)
 
     assert ("numactl", "--physcpubind=0-3,13-15", "train", "--fast") == command
 
 
 def test_without_options_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_apply, "_cpus", None)
+    monkeypatch.setattr(binding, "_cpus", None)
 
-    assert ("train",) == _apply.wrap_command(("train",), device_index=9, numa_options=None)
-    assert print is _apply.wrap_function(print, device_index=9, numa_options=None)
-    _apply.bind_process(device_index=9, numa_options=None)
+    assert ("train",) == binding._maybe_wrap_command_args_with_numa_binding(
+        ("train",), device_index=9, numa_options=None
+    )
+    assert print is binding._maybe_wrap_with_numa_binding(print, device_index=9, numa_options=None)
+    binding._maybe_apply_numa_binding_to_current_process(device_index=9, numa_options=None)
 
 
 @pytest.mark.usefixtures("machine")
@@ -60,7 +62,7 @@ def test_a_command_without_numactl_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", "")
 
     with pytest.raises(RuntimeError, match=r"numa_options=node: numactl is not on PATH.*install numactl"):
-        _apply.wrap_command(("train",), device_index=1, numa_options=NODE)
+        binding._maybe_wrap_command_args_with_numa_binding(("train",), device_index=1, numa_options=NODE)
 
 
 @pytest.mark.usefixtures("machine")
@@ -69,7 +71,9 @@ def test_where_the_options_allow_it_a_command_that_cannot_be_bound_runs_as_it_is
 ) -> None:
     monkeypatch.setenv("PATH", "")
 
-    command = _apply.wrap_command(("train",), device_index=1, numa_options=NumaOptions(AffinityMode.NODE, True))
+    command = binding._maybe_wrap_command_args_with_numa_binding(
+        ("train",), device_index=1, numa_options=NumaOptions(AffinityMode.NODE, True)
+    )
 
     assert ("train",) == command
     assert [logging.WARNING] == [record.levelno for record in caplog.records]
@@ -81,10 +85,10 @@ def test_an_error_that_nobody_foresaw_is_one_of_the_binding(monkeypatch: pytest.
     def broken() -> tuple[str, ...]:
         raise OSError("the driver hangs")
 
-    monkeypatch.setattr(_apply, "_addresses", broken)
+    monkeypatch.setattr(binding, "_addresses", broken)
 
     with pytest.raises(BindingError, match="numa_options=node: the driver hangs; or leave the binding out"):
-        _apply.wrap_command(("train",), device_index=1, numa_options=NODE)
+        binding._maybe_wrap_command_args_with_numa_binding(("train",), device_index=1, numa_options=NODE)
 
 
 @pytest.mark.usefixtures("machine")
@@ -96,7 +100,7 @@ def test_a_process_binds_its_threads_and_leaves_those_that_were_bound_before(
     monkeypatch.setattr(os, "listdir", lambda path: [str(thread) for thread in tasks.pop(0)])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2} if pid == 12 else set(ALLOWED))
 
-    _apply.bind_process(device_index=0, numa_options=NODE)
+    binding._maybe_apply_numa_binding_to_current_process(device_index=0, numa_options=NODE)
 
     node = {8, 9, 10, 11, 20, 21, 22, 23}
     assert {0: node, own: node, 11: node, 13: node} == bound
@@ -111,7 +115,7 @@ def test_a_thread_that_ends_meanwhile_is_no_error(bound: dict[int, set[int]], mo
 
     monkeypatch.setattr(os, "sched_getaffinity", affinity)
 
-    _apply.bind_process(device_index=4, numa_options=NODE)
+    binding._maybe_apply_numa_binding_to_current_process(device_index=4, numa_options=NODE)
 
     assert [0] == list(bound)
 
@@ -121,7 +125,7 @@ def test_a_function_binds_its_process_before_it_runs(bound: dict[int, set[int]])
     def train(rate: float, *, epochs: int) -> tuple[float, int, set[int]]:
         return rate, epochs, bound[0]
 
-    wrapped = _apply.wrap_function(train, device_index=4, numa_options=NODE)
+    wrapped = binding._maybe_wrap_with_numa_binding(train, device_index=4, numa_options=NODE)
 
     assert "train" == wrapped.__name__
     assert {} == bound
@@ -147,7 +151,7 @@ def test_addresses_are_those_of_torchs_devices_in_the_kernels_spelling(monkeypat
 
 def answer(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Have *code* answer in place of the program that asks torch."""
-    _apply._asked.cache_clear()
+    binding._asked.cache_clear()
     monkeypatch.setattr(_gpus, "__file__", "-c")
     plain = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda args, **options: plain([*args, code], **options))
@@ -158,7 +162,7 @@ def test_another_program_is_asked_where_this_one_has_no_device_open(monkeypatch:
     monkeypatch.setitem(sys.modules, "torch", torch_with("xpu", is_initialized=lambda: False))
     answer(monkeypatch, "print('noise'); print('[\"0000:01:00.0\"]')")
 
-    assert ("0000:01:00.0",) == _apply._addresses()
+    assert ("0000:01:00.0",) == binding._addresses()
 
 
 @pytest.mark.slow
@@ -167,7 +171,7 @@ def test_what_that_program_fails_with_is_told(monkeypatch: pytest.MonkeyPatch) -
     answer(monkeypatch, "raise SystemExit('CUDA driver is too old')")
 
     with pytest.raises(BindingError, match="torch cannot list the GPUs: CUDA driver is too old"):
-        _apply._addresses()
+        binding._addresses()
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
@@ -176,16 +180,16 @@ def test_a_process_with_a_device_open_asks_itself(monkeypatch: pytest.MonkeyPatc
     place = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xDC, pci_device_id=1)
     made = torch_with(kind, is_initialized=lambda: True, get_device_properties=lambda index: place)
     monkeypatch.setitem(sys.modules, "torch", made)
-    monkeypatch.setattr(_apply, "_asked", None)
+    monkeypatch.setattr(binding, "_asked", None)
 
-    assert ("0000:dc:01.0",) == _apply._addresses()
+    assert ("0000:dc:01.0",) == binding._addresses()
 
 
 def test_a_torch_without_accelerator_has_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch_with(None))
     answer(monkeypatch, "print('[]')")
 
-    assert () == _apply._addresses()
+    assert () == binding._addresses()
     assert [] == _gpus.addresses_here()
 
 

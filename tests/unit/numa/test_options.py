@@ -11,8 +11,7 @@ import pytest
 
 from elasticlib import LaunchConfig, WorkerSpec
 from elasticlib.errors import ConfigError
-from elasticlib.numa import AffinityMode, BindingError, NumaOptions
-from elasticlib.numa._options import as_numa_options
+from elasticlib.numa import AffinityMode, BindingError, NumaOptions, as_numa_options
 
 
 def test_the_modes_have_torchs_names_and_texts() -> None:

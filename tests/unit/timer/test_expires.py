@@ -11,7 +11,7 @@ import pytest
 
 from elasticlib import timer
 from elasticlib.errors import ConfigError, TimerError
-from elasticlib.timer import _requests
+from elasticlib.timer import _api
 
 HERE = pathlib.Path(__file__).name
 
@@ -30,7 +30,7 @@ class Client(timer.TimerClient):
 
 @pytest.fixture(autouse=True)
 def unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_requests, "_client", None)
+    monkeypatch.setattr(_api, "_client", None)
     yield
 
 

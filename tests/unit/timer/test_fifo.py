@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given
 
 from elasticlib.errors import ConfigError, TimerError, TimerServerError
-from elasticlib.timer import FileTimerClient, FileTimerRequest, FileTimerServer, _fifo_client, _fifo_server
+from elasticlib.timer import FileTimerClient, FileTimerRequest, FileTimerServer, _fifo
 from elasticlib.timer._timer_table import TimerTable, patience
 from tests.unit.untrusted import spoiled, strange
 
@@ -228,7 +228,7 @@ GOOD, KEPT = FileTimerRequest(12345, "a", 1.5, 9), FileTimerRequest(54321, "kept
 @example(b'{"version": 1, "pid": 5, "scope_id": "\\ud800\\u001b[2J", "expiration_time": Infinity, "signal": 9}')
 def test_whatever_a_worker_writes_is_a_request_that_can_be_watched_or_refused(line: bytes) -> None:
     try:
-        request = _fifo_server._read_request(line)
+        request = _fifo._read_request(line)
     except ValueError as error:
         assert len(str(error)) < 200
         return
@@ -236,7 +236,7 @@ def test_whatever_a_worker_writes_is_a_request_that_can_be_watched_or_refused(li
     ledger.register([KEPT, request])
     assert 0 <= patience(ledger, 2.0, 60.0) <= 60.0
     assert KEPT in ledger.expired(2.0)[54321]
-    assert request == _fifo_server._read_request(request.to_json().encode())
+    assert request == _fifo._read_request(request.to_json().encode())
     assert request.scope_id == request.scope_id.encode().decode()
     assert 1 < request.worker_pid < 2**31
 
@@ -307,7 +307,7 @@ def test_a_request_is_one_json_line_as_torchs_servers_read_it(path: str) -> None
 def test_without_a_server_the_client_fails_soon_and_says_how_to_get_one(
     path: str, there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_fifo_client, "_PAUSE", 0.0)
+    monkeypatch.setattr(_fifo, "_PAUSE", 0.0)
     if there == "a file":
         pathlib.Path(path).write_text("")
     elif there != "nothing":

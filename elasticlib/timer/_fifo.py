@@ -1,38 +1,132 @@
 """
-The server of timers over a named pipe: the watchdog of the workers of one launcher.
+Timers over a named pipe: one JSON line for each request, as torch's clients write it and its servers read it.
 
-Rules of this file: the pipe is this user's alone; what comes through it is checked, and what is wrong with it costs
-nobody else a timer; an expired timer ends the process that set it, and no other.
+The client is the worker's side; the server is the watchdog of the workers of one launcher.
+
+Rules of this file: a line is written at once or not at all, for all workers share the pipe; nothing waits for ever
+for a server that is not there. The pipe is this user's alone; what comes through it is checked, and what is wrong with
+it costs nobody else a timer; an expired timer ends the process that set it, and no other. (torch:
+``torch.distributed.elastic.timer.file_based_local_timer``)
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import logging
 import os
-import signal
+import select
+import signal as _signal
+import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+from attrs import define
 
 from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
 from elasticlib._untrusted import Refusals, line as escaped, parse, shown
 from elasticlib._wire import wait_readable
-from elasticlib.errors import ConfigError, TimerError
-from elasticlib.timer._expired import log_debug_info_for_expired_timers
-from elasticlib.timer._fifo_client import VERSION, FileTimerRequest
-from elasticlib.timer._server import ProcessTimers, checked_interval
-from elasticlib.timer._timer_table import is_deadline, patience
+from elasticlib.errors import ConfigError, TimerError, TimerServerError
+from elasticlib.timer._api import ProcessTimers, TimerClient, checked_interval
+from elasticlib.timer._timer_table import TimerRequest, is_deadline, patience
 from elasticlib.utils.process_state import read_proc_state
 
+__all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
+
 _log = logging.getLogger("elasticlib")
+VERSION = 1
+_TRIES = 10
+_PAUSE = 0.1
+"""Seconds between two tries to find the server."""
 _PIECE = 65536
 """Bytes that are read before deadlines are looked at again: what the kernel keeps for a pipe."""
 _LONGEST_LINE = 65536
 
-LogEvent = Callable[[str, "FileTimerRequest | None"], None]
+
+@define(init=False, unsafe_hash=True, repr=False)
+class FileTimerRequest(TimerRequest):
+    """A request as it goes through the pipe; *signal* is what the worker is to be killed with, 0 for nothing."""
+
+    version: ClassVar[int] = VERSION
+    signal: int
+
+    def __init__(self, worker_pid: int, scope_id: str, expiration_time: float, signal: int = 0) -> None:
+        self.__attrs_init__(worker_pid, scope_id, expiration_time, signal)
+
+    @property
+    def worker_pid(self) -> int:
+        """The process whose timer it is."""
+        return int(self.worker_id)
+
+    def to_json(self) -> str:
+        """The request as it is sent, without the end of the line."""
+        return json.dumps(
+            {
+                "version": self.version,
+                "pid": self.worker_pid,
+                "scope_id": self.scope_id,
+                "expiration_time": self.expiration_time,
+                "signal": int(self.signal),
+            }
+        )
+
+
+LogEvent = Callable[[str, FileTimerRequest | None], None]
 """Is told of ``watchdog started``, ``watchdog stopped``, ``timer expired`` and ``kill worker process``."""
+
+
+class FileTimerClient(TimerClient):
+    """
+    Sends the timers of this process through the named pipe *file_path* to a `FileTimerServer`, torch's or ours.
+
+    When a timer expires, the server sends *signal* to this process; 0 or less: it only reports. `acquire` and
+    `release` raise `TimerServerError` (a ``BrokenPipeError``) when no server has the pipe open within a second,
+    and `TimerError` (a ``RuntimeError``) for a scope whose request is longer than ``select.PIPE_BUF``.
+    """
+
+    def __init__(self, file_path: str | os.PathLike[str], signal: int = _signal.SIGKILL) -> None:
+        self._file_path = os.fspath(file_path)
+        self.signal = signal
+
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        """Begin a timer of this process."""
+        self._send(FileTimerRequest(os.getpid(), scope_id, expiration_time, self.signal))
+
+    def release(self, scope_id: str) -> None:
+        """End a timer of this process."""
+        self._send(FileTimerRequest(os.getpid(), scope_id, -1))
+
+    def _send(self, request: FileTimerRequest) -> None:
+        line = f"{request.to_json()}\n".encode()
+        if len(line) > select.PIPE_BUF:
+            raise TimerError(
+                f"the request for timer {request.scope_id[:80]!r}... has {len(line)} bytes, but a pipe takes only "
+                f"{select.PIPE_BUF} at once: give the scope a shorter name"
+            )
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                return self._write(line)
+            except OSError as error:
+                if not left:
+                    raise TimerServerError(
+                        f"no timer server reads {self._file_path!r} ({error}): start it before its clients, as "
+                        "TORCHELASTIC_ENABLE_FILE_TIMER=1 does"
+                    ) from error
+            time.sleep(_PAUSE)  # the server may be about to start, or to read
+
+    def _write(self, line: bytes) -> None:
+        # To open it for writing, without waiting, fails as long as nobody reads.
+        descriptor = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is no named pipe")
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
 
 
 class FileTimerServer(ProcessTimers[FileTimerRequest]):
@@ -246,6 +340,16 @@ def _read_request(line: bytes) -> FileTimerRequest:
         raise ValueError("scope_id is no text")
     if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not is_deadline(deadline):
         raise ValueError("expiration_time is no number, or too large")
-    if type(signum) is not int or (signum > 0 and signum not in signal.valid_signals()):
+    if type(signum) is not int or (signum > 0 and signum not in _signal.valid_signals()):
         raise ValueError("signal is no signal of this system")
     return FileTimerRequest(pid, escaped(scope), deadline, signum)
+
+
+def log_debug_info_for_expired_timers(run_id: str, expired_timers: Mapping[int, Sequence[str]]) -> None:
+    """
+    Log which timers of the job *run_id* expired, as {process id: timers as text}; nothing for none.
+
+    (torch: ``torch.distributed.elastic.timer.debug_info_logging.log_debug_info_for_expired_timers``)
+    """
+    if expired_timers:
+        _log.info("job %s: timers expired: %s", run_id, dict(expired_timers))

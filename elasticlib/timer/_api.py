@@ -1,8 +1,13 @@
 """
-The server of any kind of timer: a thread that takes requests and reaps the workers that are overdue.
+What timers of any kind are made of: clients with `expires`, queues of requests, and the server; and those timers that
+are just that, over a multiprocessing queue, for workers that the caller starts itself and can give the queue.
 
-Rules of this file: it sleeps until a request comes or the next timer is over, and whatever a subclass raises or a
-client asks for, it goes on watching. Where a worker is a process, no other one is ever hit that got its number.
+The server is a thread that takes requests and reaps the workers that are overdue.
+
+Rules of this file: a deadline is wall-clock time, since both ends run on one machine and torch's ends say it so; a
+timer is released however its block ends. The server sleeps until a request comes or the next timer is over, and
+whatever a subclass raises or a client asks for, it goes on watching. Where a worker is a process, no other one is ever
+hit that got its number. (torch: ``torch.distributed.elastic.timer.api``, ``...timer.local_timer``)
 """
 
 from __future__ import annotations
@@ -13,24 +18,106 @@ import errno
 import logging
 import math
 import os
+import queue
 import signal
+import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Generic
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic
 
 from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
-from elasticlib._untrusted import Refusals
+from elasticlib._untrusted import Refusals, shown
 from elasticlib._wire import room_for, wait_readable
-from elasticlib.errors import ConfigError
-from elasticlib.timer._requests import RequestQueue
+from elasticlib.errors import ConfigError, TimerError
 from elasticlib.timer._timer_table import R, TimerRequest, TimerTable, is_deadline, patience
 from elasticlib.utils.process_state import read_proc_state
+
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
+
+__all__ = ["RequestQueue", "TimerClient", "TimerRequest", "TimerServer", "configure", "expires"]
+__all__ += ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue"]
 
 _log = logging.getLogger("elasticlib")
 _SHORTEST = 0.001
 """Seconds: a server without any sleep would take a CPU for itself."""
+
+
+class TimerClient(abc.ABC):
+    """Sets and releases the timers of this process. (torch: ``torch.distributed.elastic.timer.TimerClient``)"""
+
+    @abc.abstractmethod
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        """Begin the timer *scope_id*, which expires at *expiration_time* (seconds since the epoch)."""
+
+    @abc.abstractmethod
+    def release(self, scope_id: str) -> None:
+        """End the timer *scope_id*."""
+
+
+class RequestQueue(abc.ABC):
+    """Where a server finds what clients asked for. (torch: ``torch.distributed.elastic.timer.api.RequestQueue``)"""
+
+    @abc.abstractmethod
+    def size(self) -> int:
+        """How many requests wait; until the next `get` there may be more, never fewer."""
+
+    @abc.abstractmethod
+    def get(self, size: int, timeout: float) -> list[TimerRequest]:
+        """Up to *size* requests, waiting for them for at most *timeout* seconds in all."""
+
+    def interrupt(self) -> None:  # noqa: B027 - torch's subclasses have none
+        """Have the `get` that waits return at once. A queue that cannot do so makes its server slow to stop."""
+
+
+_client: TimerClient | None = None
+
+
+def configure(timer_client: TimerClient) -> None:
+    """Have `expires` use *timer_client* in this process, wherever it is not given another one."""
+    global _client
+    _client = timer_client
+    _log.debug("timers of this process go through %s", type(timer_client).__name__)
+
+
+def expires(
+    after: float, scope: str | None = None, client: TimerClient | None = None
+) -> _GeneratorContextManager[None]:
+    """
+    A context manager, and decorator, whose block this process must leave within *after* seconds, or be killed.
+
+    Who kills it is the server that *client* speaks to; None takes what was given to `configure`. *scope* names the
+    timer, by default by the place in the source that called this. Raises `TimerError` (a ``RuntimeError``) on entry
+    when there is no client, `ConfigError` for an *after* that is no number. (torch:
+    ``torch.distributed.elastic.timer.expires``; there, the default scope always names a line of ``contextlib``)
+    """
+    if not is_deadline(after):
+        raise ConfigError(f"after={shown(after)} must be a number of seconds")
+    if scope is None:
+        caller = sys._getframe(1)
+        scope = f"{caller.f_code.co_filename}#{caller.f_lineno}"
+    return _countdown(after, scope, client)
+
+
+@contextlib.contextmanager
+def _countdown(after: float, scope: str, client: TimerClient | None) -> Iterator[None]:
+    client = client if client is not None else _client
+    if client is None:
+        raise TimerError("no timer client is configured: call timer.configure(...) first, or give expires a client")
+    client.acquire(scope, time.time() + after)
+    try:
+        yield
+    except BaseException:
+        try:
+            client.release(scope)
+        except Exception as error:
+            # What the block raised is what its caller must hear of.
+            _log.warning("timer %r could not be released: %s: %s", scope, type(error).__name__, error)
+        raise
+    client.release(scope)
 
 
 class TimerServer(abc.ABC):
@@ -200,3 +287,71 @@ def checked_interval(value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise ConfigError(f"max_interval={value!r} must be a finite number of seconds, 0 or more")
     return max(value, _SHORTEST)
+
+
+class LocalTimerClient(TimerClient):
+    """Sends the timers of this process through *mp_queue* to a `LocalTimerServer` of the same machine."""
+
+    def __init__(self, mp_queue: Any) -> None:
+        self._mp_queue = mp_queue
+
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        """Begin a timer of this process."""
+        self._mp_queue.put(TimerRequest(os.getpid(), scope_id, expiration_time))
+
+    def release(self, scope_id: str) -> None:
+        """End a timer of this process."""
+        self._mp_queue.put(TimerRequest(os.getpid(), scope_id, -1))
+
+
+class MultiprocessingRequestQueue(RequestQueue):
+    """The requests that come through a ``multiprocessing.Queue``."""
+
+    def __init__(self, mp_queue: Any) -> None:
+        self._mp_queue = mp_queue
+        self._interrupt = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._interrupt)
+
+    def size(self) -> int:
+        """How many requests wait."""
+        return int(self._mp_queue.qsize())
+
+    def get(self, size: int, timeout: float) -> list[TimerRequest]:
+        """Up to *size* requests that come within *timeout* seconds."""
+        deadline = time.monotonic() + timeout
+        found: list[TimerRequest] = []
+        while len(found) < size and self._comes(max(0.0, deadline - time.monotonic())):
+            try:
+                found.append(self._mp_queue.get(timeout=max(0.0, deadline - time.monotonic())))
+            except queue.Empty:
+                break
+        return found
+
+    def interrupt(self) -> None:
+        """Have a `get` that waits return at once."""
+        os.eventfd_write(self._interrupt, 1)
+
+    def _comes(self, timeout: float) -> bool:
+        # Queues of other kinds (a manager's, a program's own) have no pipe to wait for, only a get that blocks.
+        pipe = getattr(self._mp_queue, "_reader", None)
+        if pipe is None:
+            return True
+        ready = wait_readable([pipe, self._interrupt], timeout)
+        if self._interrupt in ready:
+            os.eventfd_read(self._interrupt)  # it was for this wait alone: the server may be started again
+        return pipe.fileno() in ready
+
+
+class LocalTimerServer(ProcessTimers[TimerRequest], TimerServer):
+    """
+    Kills, with SIGKILL, each worker that did not release a timer in time. Its clients are `LocalTimerClient` s.
+
+    A worker that has ended by itself counts as killed. (torch: ``torch.distributed.elastic.timer.LocalTimerServer``)
+    """
+
+    def __init__(self, mp_queue: Any, max_interval: float = 60, daemon: bool = True) -> None:
+        ProcessTimers.__init__(self)
+        TimerServer.__init__(self, MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
+
+    def _reap_worker(self, worker_id: int) -> bool:
+        return self._kill(worker_id, signal.SIGKILL)
