@@ -368,6 +368,13 @@ def test_a_spare_that_has_read_the_end_is_told_it_once_more_where_he_has_it_ask_
     CheckedCluster(rules, 3, plan, "elected", seed=566, work=5.0, token=TOKEN).run()
 
 
+def test_who_asks_after_the_end_and_sends_no_heartbeats_is_told_nothing() -> None:
+    rules = Rules(1, 2, 2, last_call=2.0, join_timeout=60.0, heartbeat=10.0, wait_for="max")
+    faults = Slow(1, 0.016, 25.5), Pause(1, 38.0, 13.75, what="agent")
+    tamper = Tamper(17.75, 20.0, seed=535567, acts=(13, 37))
+    CheckedCluster(rules, 4, FaultPlan((*faults, tamper)), "fixed", seed=570, work=20.0, token=TOKEN).run()
+
+
 def forge_greetings(patch: pytest.MonkeyPatch, heartbeat: float, until: float) -> None:
     """All that the coordinator writes from a while after its start to *until*."""
     sound = Store.put

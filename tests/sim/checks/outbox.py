@@ -141,6 +141,8 @@ class OutboxChecks:
         for node, mailbox in server.logic.mailboxes(server.state).items():
             if heartbeat_key(mailbox) not in self._heartbeats or _outbox(server).mailbox_of(node) != mailbox:
                 continue
+            if node in server._garbage._buried:  # it is waited for, and sends no heartbeats
+                continue
             for index in range(self._read(mailbox), self._told.get(mailbox, 0)):
                 last = self._written.get(mailbox_key(mailbox, index), now)
                 late = now - last > REMINDED * server.state.rules.heartbeat + SOON
