@@ -8,7 +8,6 @@ CPU; what a mode may do without (a virtual machine often hides its caches) is le
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -77,8 +76,11 @@ def _package(folder: str, cpu: int) -> int | None:
 
 def _highest_cache(folder: str) -> frozenset[int] | None:
     """CPUs that share the highest level of data cache in *folder*; None where it tells of none."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(folder) if re.fullmatch(r"index\d+", name)]
     levels: dict[int, frozenset[int]] = {}
-    for name in glob.glob("index[0-9]*", root_dir=folder):
+    for name in names:
         kind, level, shared = (_read(os.path.join(folder, name, fact)) for fact in ("type", "level", "shared_cpu_list"))
         if kind in _DATA_CACHES and level and shared:
             levels[int(level)] = parse_ranges(shared)
