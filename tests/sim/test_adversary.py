@@ -375,6 +375,13 @@ def test_who_asks_after_the_end_and_sends_no_heartbeats_is_told_nothing() -> Non
     CheckedCluster(rules, 4, FaultPlan((*faults, tamper)), "fixed", seed=570, work=20.0, token=TOKEN).run()
 
 
+def test_who_said_that_it_read_an_end_is_told_anew_by_who_was_given_an_older_memory() -> None:
+    rules = Rules(2, 3, 1, last_call=2.0, join_timeout=60.0, heartbeat=10.0, wait_for="min")
+    tamper = Tamper(0.129, 40.0, seed=27810, every=0.1, acts=(31, 36, 144, 151, 192))
+    plan = FaultPlan((Cut(2, 0.009, 20.0), tamper))
+    CheckedCluster(rules, 3, plan, "elected", seed=618, work=5.0, token=TOKEN).run()
+
+
 def forge_greetings(patch: pytest.MonkeyPatch, heartbeat: float, until: float) -> None:
     """All that the coordinator writes from a while after its start to *until*."""
     sound = Store.put

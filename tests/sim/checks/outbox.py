@@ -19,9 +19,9 @@ from attrs import Factory, define
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._handover import read_handover
 from elasticlib.rendezvous.coordinator._server import Server
-from elasticlib.rendezvous.coordinator._server_events import Action, Broke, Event, Heard, Save, Unsaved
-from elasticlib.rendezvous.protocol._exchange import heartbeat_key, key_place, mailbox_key
-from elasticlib.rendezvous.protocol._messages import NodeHeartbeat, decode
+from elasticlib.rendezvous.coordinator._server_events import Action, Arrived, Broke, Event, Heard, Save, Unsaved
+from elasticlib.rendezvous.protocol._exchange import heartbeat_key, key_place, mailbox_key, report_place
+from elasticlib.rendezvous.protocol._messages import Acknowledgement, Envelope, Message, NodeHeartbeat, decode
 from elasticlib.rendezvous.protocol._operations import Read, Write
 from elasticlib.rendezvous.protocol._timing import INTERVAL
 from tests.sim.checks.demand import SOON, Demand
@@ -66,6 +66,9 @@ class OutboxChecks:
         if isinstance(event, Heard):
             for key, data in zip(self._asked, event.found, strict=True):
                 self._hear(key, data, before, now)
+        if isinstance(event, Arrived):
+            for entry in event.entries:
+                self._parts(entry.data, before)
         if isinstance(event, Broke):  # how far it came with that is not known
             self._written.clear()
         if isinstance(event, Unsaved):  # what was to follow was not done
@@ -108,6 +111,17 @@ class OutboxChecks:
                 self._written.pop(mailbox_key(mailbox, index), None)
             self._told[mailbox] = self._read(mailbox)
             self._here[node] = now
+
+    def _parts(self, data: bytes, server: Server) -> None:
+        """Who says that it has read the end needs no notices; one that follows all the same counts as the first."""
+        try:
+            envelope = decode(data, server.key, lambda each: _place(each, server))
+        except RendezvousStateError:
+            return
+        if isinstance(envelope, Envelope) and isinstance(envelope.report, Acknowledgement):
+            mailbox = _outbox(server).mailbox_of(envelope.report.node)
+            for index in range(self._told.pop(mailbox, 0)):
+                self._written.pop(mailbox_key(mailbox, index), None)
 
     def _read(self, mailbox: str) -> int:
         node_heartbeat = self._heartbeats.get(heartbeat_key(mailbox))
@@ -179,6 +193,12 @@ class OutboxChecks:
         for each in (left, outbox):
             each._unread = {mailbox: notices for mailbox, notices in each._unread.items() if notices}
         self.demand(left == outbox, f"its successor would know {left}, and it knows {outbox}")
+
+
+def _place(message: Message, server: Server) -> str:
+    if not isinstance(message, Envelope):
+        raise ValueError("no node posts that")
+    return report_place(server.run_id, server.nonce, message.report.node, message.seq)
 
 
 def _outbox(server: Server) -> Any:
