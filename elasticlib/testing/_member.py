@@ -98,7 +98,8 @@ class NodeClient:
         before, (self.session, actions) = self.session, self.session.step(event, self.process.clock())
         self._observe(event, before, actions)
         self._perform(actions)
-        if (self.session.words or (self.session.error and not self._ended)) and not self._taking:
+        failed = self.session.error is not None and self.session.final is None and not self._ended
+        if (self.session.words or failed) and not self._taking:
             self._taking = True
             self.process.after(TAKEN, self._take)
         self._set_alarm()

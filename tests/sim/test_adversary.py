@@ -382,6 +382,15 @@ def test_who_said_that_it_read_an_end_is_told_anew_by_who_was_given_an_older_mem
     CheckedCluster(rules, 3, plan, "elected", seed=618, work=5.0, token=TOKEN).run()
 
 
+@BOTH
+def test_a_sidecar_that_knows_the_end_and_failed_besides_rests_while_its_agent_stands_still(coordinator: str) -> None:
+    rules = Rules(3, 4, 0, last_call=2.0, join_timeout=60.0, heartbeat=10.0)
+    plan = FaultPlan((Pause(1, 0.204, 39.75, what="agent"), Tamper(0.251, 8.0, seed=114660, every=0.02, acts=(369,))))
+    cluster = CheckedCluster(rules, 2, plan, coordinator, seed=113, work=20.0).run()
+
+    assert 20_000 > cluster.timeline.steps
+
+
 def forge_greetings(patch: pytest.MonkeyPatch, heartbeat: float, until: float) -> None:
     """All that the coordinator writes from a while after its start to *until*."""
     sound = Store.put
