@@ -30,7 +30,7 @@ from elasticlib.rendezvous.node._session_events import (
     Tell,
 )
 from elasticlib.rendezvous.node._session_liveness import ATTEMPT, Limits, Tick
-from elasticlib.rendezvous.node._session_memory import SLICE
+from elasticlib.rendezvous.node._session_memory import SLICE, search
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
     CAUSE,
@@ -1204,3 +1204,17 @@ def test_what_could_not_be_deleted_is_deleted_by_the_next_connection() -> None:
     shell.reads(RoundEnd(1, "a worker failed", True))
 
     assert Delete((key(1, "b/2"), NODE_HEARTBEAT, key(1))) == shell.what(Lane.WATCH)
+
+
+@pytest.mark.parametrize(
+    ("known", "text"),
+    [
+        (("", "", ""), ""),
+        (("c10d at a:1", "", ""), " (c10d at a:1)"),
+        (("", "b", "unused"), " (coordinated by node b)"),
+        (("", "", "nobody"), " (nobody)"),
+        (("c10d at a:1", "", "nobody"), " (c10d at a:1; nobody)"),
+    ],
+)
+def test_where_a_job_was_sought_is_said_as_far_as_it_is_known(known: tuple[str, str, str], text: str) -> None:
+    assert text == search(*known)
