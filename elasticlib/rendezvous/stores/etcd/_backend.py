@@ -26,8 +26,8 @@ from elasticlib.rendezvous.stores.etcd._v3 import Keeper, V3Keys
 
 DEFAULT_PORT = 2379
 NAMES = ("etcd", "etcd-v2", "etcd-v3")
-_TLS_FILES = ("ssl_cert", "ssl_cert_key", "ca_cert")
-"""Options that name files; `_options` lets them through with protocol=https only, and a key with its certificate."""
+_TLS_FILES = {"ssl_cert": "cert", "ssl_cert_key": "key", "ca_cert": "cacert"}
+"""Options that name files, and what else they are called."""
 _NO_V2 = "its v2 API is off; start etcd with --enable-v2 (up to 3.5), or use rdzv_backend='etcd-v3'"
 
 
@@ -111,12 +111,21 @@ class EtcdBackend(KeysBackend):
 
 
 def _tls(options: Any) -> ssl.SSLContext | None:
-    if options.get("protocol") != "https":
-        return None
-    cert, key, ca = map(options.get, _TLS_FILES)
-    for name, path in zip(_TLS_FILES, (cert, key, ca), strict=True):
-        if path is not None and not os.path.isfile(path):
+    named = {name: options.get(name, options.get(other)) for name, other in _TLS_FILES.items()}
+    files = {name: path for name, path in named.items() if path is not None}
+    for name, path in files.items():
+        if not os.path.isfile(path):
             raise ConfigError(f"{name}={path!r}: there is no such file")
+    protocol = options.get("protocol", "http")
+    if protocol not in ("http", "https"):
+        raise ConfigError(f"protocol={protocol!r} must be http or https")
+    if protocol == "http":
+        if files:
+            raise ConfigError(f"{next(iter(files))} is given, but protocol is http: add protocol=https")
+        return None
+    cert, key, ca = map(files.get, _TLS_FILES)
+    if key and not cert:
+        raise ConfigError(f"ssl_cert_key={key!r} is given without ssl_cert")
     try:
         context = ssl.create_default_context(cafile=ca)
     except (ssl.SSLError, OSError) as error:

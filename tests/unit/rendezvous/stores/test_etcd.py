@@ -11,7 +11,6 @@ from hypothesis import given, strategies as st
 
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._options import read
 from elasticlib.rendezvous.protocol._exchange import parts
 from elasticlib.rendezvous.stores._keys import component
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
@@ -20,10 +19,8 @@ from elasticlib.rendezvous.stores.etcd._v3 import _BYTES, _OPERATIONS
 
 
 def backend(endpoint: str = "h:1", run_id: str = "run", heartbeat: float = 10.0, **options: Any) -> EtcdBackend:
-    others = read("etcd", options).others
-    return EtcdBackend(
-        Job(run_id=run_id, node="n", backend="etcd", endpoint=endpoint, heartbeat=heartbeat, options=others)
-    )
+    job = Job(run_id=run_id, node="n", backend="etcd", endpoint=endpoint, heartbeat=heartbeat, options=options)
+    return EtcdBackend(job)
 
 
 @pytest.mark.parametrize(
@@ -56,24 +53,28 @@ def test_another_back_end_s_job_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["ssl_cert", "ssl_cert_key", "ca_cert"])
 def test_a_missing_tls_file_is_named(name: str) -> None:
-    certificate = {"ssl_cert": __file__} if name == "ssl_cert_key" else {}
     with pytest.raises(ConfigError, match=f"{name}='/no/such/file': there is no such file"):
-        backend(protocol="https", **certificate, **{name: "/no/such/file"})
+        backend(protocol="https", **{name: "/no/such/file"})
 
 
 @pytest.mark.parametrize("name", ["cert", "key", "cacert"])
 def test_the_other_names_of_tls_files_are_known(name: str) -> None:
-    certificate = {"cert": __file__} if name == "key" else {}
-    with pytest.raises(ConfigError, match="='/no/such/file': there is no such file"):
-        backend(protocol="https", **certificate, **{name: "/no/such/file"})
+    with pytest.raises(ConfigError, match="there is no such file"):
+        backend(protocol="https", **{name: "/no/such/file"})
 
 
-def test_tls_files_without_tls_are_not_looked_at() -> None:
-    assert backend(ca_cert="/no/such/file")._tls is None
+def test_tls_files_without_tls_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "ca").write_text("")
+
+    with pytest.raises(ConfigError, match="ca_cert is given, but protocol is http: add protocol=https"):
+        backend(ca_cert=str(tmp_path / "ca"))
 
 
-def test_a_key_without_its_certificate_is_not_looked_at() -> None:
-    assert backend(protocol="https", ssl_cert_key="/no/such/file")._tls is not None
+def test_a_key_without_its_certificate_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("")
+
+    with pytest.raises(ConfigError, match="is given without ssl_cert"):
+        backend(protocol="https", ssl_cert_key=str(tmp_path / "key"))
 
 
 @pytest.mark.parametrize(("name", "why"), [("ca_cert", "holds no certificate"), ("ssl_cert", "no certificate and key")])
@@ -86,7 +87,7 @@ def test_a_tls_file_that_holds_something_else_is_named(tmp_path: Path, name: str
 
 
 def test_an_unknown_protocol_is_refused() -> None:
-    with pytest.raises(ConfigError, match="protocol must be http or https"):
+    with pytest.raises(ConfigError, match="protocol='ftp' must be http or https"):
         backend(protocol="ftp")
 
 
