@@ -281,6 +281,11 @@ def _stranger(backend: str, name: Any) -> str:
     return f"{name} is unknown and has no effect: {fix}rdzv_backend={backend!r} takes {', '.join(taken)}"
 
 
+def bounded(silence: float) -> float:
+    """The heartbeat time for a *silence* in torch's terms, which may have any length: the nearest one that can be."""
+    return min(max(silence, SHORTEST_HEARTBEAT), LONGEST_TIME)
+
+
 def _heartbeat(found: Mapping[str, Any], idle: list[str]) -> float:
     if "keep_alive_interval" in found or "keep_alive_max_attempt" in found:
         interval: float = found.get("keep_alive_interval", KEEP_ALIVE_INTERVAL)
@@ -290,7 +295,7 @@ def _heartbeat(found: Mapping[str, Any], idle: list[str]) -> float:
                 f"rdzv_configs: keep_alive_interval={interval:g} times keep_alive_max_attempt={attempts} is too short: "
                 f"{SHORTEST_HEARTBEAT:g} s is taken"
             )
-        return min(max(silence, SHORTEST_HEARTBEAT), LONGEST_TIME)
+        return bounded(silence)
     return float(found.get("heartbeat_timeout", HEARTBEAT))
 
 

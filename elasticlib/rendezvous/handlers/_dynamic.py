@@ -30,6 +30,7 @@ from elasticlib.rendezvous._options import (
     KEEP_ALIVE_ATTEMPTS,
     KEEP_ALIVE_INTERVAL,
     LAST_CALL,
+    bounded,
 )
 from elasticlib.rendezvous.handlers._base import RendezvousInfo, RendezvousParameters, check_nodes
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
@@ -135,7 +136,7 @@ class DynamicRendezvousHandler(CoordinatedHandler):
             local_addr=local_addr,
             join_timeout=min(times.join.total_seconds(), LONGEST_TIME),
             last_call=min(times.last_call.total_seconds(), LONGEST_TIME),
-            heartbeat=min(settings.silence, LONGEST_TIME),
+            heartbeat=bounded(settings.silence),
             close_timeout=min(times.close.total_seconds(), LONGEST_TIME),
         )
         super().__init__(job, self._connect_here)

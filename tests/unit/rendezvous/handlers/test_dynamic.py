@@ -73,6 +73,15 @@ def test_the_settings_are_what_was_given() -> None:
     assert (7.0, 8.0) == (handler.job.join_timeout, handler.job.heartbeat)
 
 
+def test_a_silence_in_which_nobody_could_be_heard_is_made_longer() -> None:
+    """torch takes it."""
+    limits = RendezvousTimeout(heartbeat=timedelta(milliseconds=20))
+
+    handler = made(timeout=limits, keep_alive_interval=0.02, keep_alive_max_attempt=1)
+
+    assert 0.1 == handler.job.rules.heartbeat
+
+
 def test_no_node_is_lost_while_one_heartbeat_may_take() -> None:
     limits = RendezvousTimeout(heartbeat=timedelta(seconds=60))
 
