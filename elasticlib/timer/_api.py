@@ -33,7 +33,6 @@ from elasticlib._untrusted import Refusals, shown
 from elasticlib._wire import room_for, wait_readable
 from elasticlib.errors import ConfigError, TimerError
 from elasticlib.timer._timer_table import R, TimerRequest, TimerTable, is_deadline, patience
-from elasticlib.utils.process_state import read_proc_state
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
@@ -204,6 +203,19 @@ class TimerServer(abc.ABC):
             return True
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is a process with this number, whoever owns it: ``/proc`` may be missing, or hide it."""
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
 class ProcessTimers(Generic[R]):
     """
     The timers of processes, for one thread; a process is held, since the kernel gives its number away again.
@@ -251,7 +263,7 @@ class ProcessTimers(Generic[R]):
     def _has_ended(self, pid: int) -> bool:
         if (handle := self._handles.get(pid)) is not None:
             return bool(wait_readable([handle], 0))
-        return pid not in self._handles or read_proc_state(pid) is None
+        return pid not in self._handles or not is_running(pid)
 
     def _kill(self, pid: int, signum: int) -> bool:
         """Send *signum*; whether that is settled: it was sent, or there is no such process to send it to."""

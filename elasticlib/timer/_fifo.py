@@ -31,9 +31,8 @@ from elasticlib._programs import start_thread
 from elasticlib._untrusted import Refusals, line as escaped, parse, shown
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, TimerError, TimerServerError
-from elasticlib.timer._api import ProcessTimers, TimerClient, checked_interval
+from elasticlib.timer._api import ProcessTimers, TimerClient, checked_interval, is_running
 from elasticlib.timer._timer_table import TimerRequest, is_deadline, patience
-from elasticlib.utils.process_state import read_proc_state
 
 __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
 
@@ -222,7 +221,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
     @staticmethod
     def is_process_running(pid: int) -> bool:
         """Whether there is a process *pid*."""
-        return read_proc_state(pid) is not None
+        return is_running(pid)
 
     def clear_timers(self, worker_pids: set[int]) -> None:
         """Forget all timers of these processes, and of those that have ended."""

@@ -379,3 +379,21 @@ def test_a_process_that_can_be_signalled_at_last_is(make: Make, told: Told, monk
 
     assert ["timer expired", "kill worker process"] == [next_told(told)[0], next_told(told)[0]]
     assert {} == server.get_expired_timers(6.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "running"), [(None, True), (PermissionError, True), (ProcessLookupError, False), (OverflowError, False)]
+)
+def test_a_process_is_there_unless_the_kernel_says_that_it_is_not(
+    error: type[Exception] | None, running: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by /proc, which may hide it from this user, or be missing."""
+
+    def kill(pid: int, signum: int) -> None:
+        assert (7, 0) == (pid, signum)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(os, "kill", kill)
+
+    assert running is FileTimerServer.is_process_running(7)
