@@ -43,7 +43,7 @@ class Job(JobOptions):
     @property
     def terms(self) -> Terms:
         """What all nodes must have been told alike."""
-        return Terms(self.min_nodes, self.max_nodes, self.max_restarts)
+        return self.rules.terms
 
     @property
     def rules(self) -> Rules:

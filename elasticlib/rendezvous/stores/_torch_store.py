@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -31,6 +30,7 @@ from attrs import Factory, define, evolve, field
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.protocol._exchange import Exchange, Posted, RequestRefusedError, parts
+from elasticlib.utils.process_state import stat_words
 
 ROOT = "elasticlib/"
 """What all our keys start with; workers that share the store use others."""
@@ -365,8 +365,5 @@ def _namespace() -> str:
 
 def _born(pid: int) -> str:
     """Start time of a process, in clock ticks; empty when it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    facts = stat_words(pid)
+    return "" if not facts or facts[0] in "ZX" else facts[19]
