@@ -64,7 +64,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     The hooks and their contracts are those of ``torch.distributed.elastic.agent.server.SimpleElasticAgent``.
     This class looks at its workers with `_monitor_workers` each ``spec.monitor_interval`` seconds; a
-    subclass that can tell when there is something to see says so in `_watched` and `_patience`.
+    subclass that can tell when there is something to see says so in `_watched` and `_poll_timeout`.
 
     *exit_barrier_timeout* is accepted for torch's sake: the end is agreed, so there is no barrier.
     *shutdown_timeout* is in seconds, from the stop signal to SIGKILL, for every stop. What happens goes to *sink*, as
@@ -139,7 +139,7 @@ class SimpleElasticAgent(ElasticAgent):
         """What becomes readable when `_monitor_workers` has something new to tell."""
         return ()
 
-    def _patience(self) -> float | None:
+    def _poll_timeout(self) -> float | None:
         """Seconds between two looks at workers that run; None when `_watched` tells all."""
         return self._worker_group.spec.monitor_interval
 
@@ -241,8 +241,8 @@ class SimpleElasticAgent(ElasticAgent):
         watched: list[HasDescriptor] = [self._signals, self._member]
         if runs:
             watched += self._watched()
-        wait_readable(watched, soonest(self._member.patience(), self._patience() if runs else None))
-        events: list[_policy.Event] = [_policy.StopRequested(signum) for signum in self._signals.take()]
+        wait_readable(watched, soonest(self._member.poll_timeout(), self._poll_timeout() if runs else None))
+        events: list[_policy.Event] = [_policy.StopRequested(signum) for signum in self._signals.drain()]
         # Workers may have been killed because contact was lost: looked at first, that is heard of before them.
         seen = self._look() if runs else []
         return [*events, *self._words(), *seen]
@@ -328,7 +328,7 @@ class SimpleElasticAgent(ElasticAgent):
         """What the rendezvous has to say; raises what broke it, as often as it is asked."""
         if self._broken is None:
             try:
-                return self._member.take()
+                return self._member.drain()
             except RendezvousError as error:
                 self._broken = error
         raise self._broken

@@ -34,7 +34,7 @@ from elasticlib.state import RunResult, WorkerGroup, WorkerState
 from elasticlib.workers import _environment, _machine, _plan, _signals
 from elasticlib.workers._processes import Processes
 
-_CONSOLE_PATIENCE = 0.2
+_CONSOLE_TIMEOUT = 0.2
 """Seconds between two looks for a signal while the console takes no more lines."""
 
 
@@ -168,8 +168,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _watched(self) -> Sequence[HasDescriptor]:
         return () if self._processes.fileno() < 0 else (self._processes,)
 
-    def _patience(self) -> float | None:
-        return self._watch.patience(self._worker_group.spec.monitor_interval)
+    def _poll_timeout(self) -> float | None:
+        return self._watch.poll_timeout(self._worker_group.spec.monitor_interval)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
         # Rank 0 without a socket: the rendezvous' own store has the port, and no worker could bind it.
@@ -226,7 +226,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         processes = self._processes
-        processes.take()
+        processes.poll()
         if processes.any_failed() or processes.gone():
             self._watch.rest()
         if processes.all_succeeded():
@@ -265,8 +265,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Wait for the workers' end, or for a reason to hurry; not longer than *limit* s."""
         hears = self._broken is None
         watched: list[HasDescriptor] = [self._signals, self._processes, *([self._member] if hears else [])]
-        wait_readable(watched, soonest(limit, self._member.patience() if hears else None))
-        for came in self._signals.take():
+        wait_readable(watched, soonest(limit, self._member.poll_timeout() if hears else None))
+        for came in self._signals.drain():
             self._events.append(_policy.StopRequested(came))
             self._processes.hasten(signal.SIGKILL, 0.0)
         with contextlib.suppress(RendezvousError):
@@ -281,4 +281,4 @@ class LocalElasticAgent(SimpleElasticAgent):
         finally:
             self._processes.dismiss()
         # Where nobody reads the console, the operator will not wait for it.
-        self._processes.finish(_CONSOLE_PATIENCE, self._signals.take)
+        self._processes.finish(_CONSOLE_TIMEOUT, self._signals.drain)

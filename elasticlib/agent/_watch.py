@@ -118,7 +118,7 @@ class Watch:
         self._asleep, self._stuck, self._turned = {}, {}, None
         return self._watchdog.start()
 
-    def patience(self, interval: float) -> float | None:
+    def poll_timeout(self, interval: float) -> float | None:
         """Seconds until `look` is due again, where that is asked for each *interval*; None where it is not."""
         return soonest(interval if self._allowed else None, None if self._health is None else _HEALTH_INTERVAL)
 

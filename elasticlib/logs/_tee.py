@@ -216,7 +216,7 @@ class Tee:
             self._close()
 
     def _await_work(self) -> None:
-        for fd, _ in self._poll.poll(self._patience()):
+        for fd, _ in self._poll.poll(self._poll_timeout()):
             if fd == self._wake:
                 os.eventfd_read(self._wake)
             elif self._inotify is not None:
@@ -234,7 +234,7 @@ class Tee:
                 stream.watch = None
                 self._ready.add(stream)
 
-    def _patience(self) -> float | None:
+    def _poll_timeout(self) -> float | None:
         """Milliseconds until there is something to do unasked; None when only a notice can say so."""
         if self._ready or self._queue:
             return 0

@@ -45,12 +45,12 @@ class Membership(Protocol):
         """With group rank 0: the bound socket for the round's worker store, now the caller's own."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `take` has something."""
+        """A descriptor that is readable when `drain` has something."""
 
-    def patience(self) -> float | None:
-        """Seconds until `take` wants to be called whether or not anything is readable; None: not at all."""
+    def poll_timeout(self) -> float | None:
+        """Seconds until `drain` wants to be called whether or not anything is readable; None: not at all."""
 
-    def take(self) -> list[Word]:
+    def drain(self) -> list[Word]:
         """What came, oldest first; never blocks. Raises a `RendezvousError` when this node's part is over."""
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Talk(Membership, Protocol):
     """What a handler needs besides."""
 
     final: Final | None
-    """How this node's part in the job ended, once `take` has told it."""
+    """How this node's part in the job ended, once `drain` has told it."""
 
     def post(self, report: WorkerReport | Close) -> None:
         """As that of every member; a `Close` ends the job for everybody, and `Final` answers."""

@@ -147,10 +147,10 @@ class SimulatedCluster:
         """The workers that run."""
         return [group for node in self.members for group in node.groups if not group.gone]
 
-    def patience(self) -> float:
+    def time_limit(self) -> float:
         """When everything must be over: no wait of any node, one after the other, is longer in total."""
         rules = self.rules
-        one = rules.patience + rules.last_call + FLAP + 3 * rules.heartbeat + 40.0 + self.work
+        one = rules.join_limit + rules.last_call + FLAP + 3 * rules.heartbeat + 40.0 + self.work
         return self.plan.last + (len(self.plan) + 3) * one
 
     def run(self, until: float | None = None) -> SimulatedCluster:
@@ -160,7 +160,7 @@ class SimulatedCluster:
         Raises `InvariantBroken` as soon as a rule is broken, and when an agent waits for ever.
         """
         try:
-            self._go_on(self.patience() if until is None else until, to_the_end=until is None)
+            self._go_on(self.time_limit() if until is None else until, to_the_end=until is None)
             if until is not None:
                 self.timeline.now = max(self.timeline.now, until)
                 return self

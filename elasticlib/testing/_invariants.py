@@ -162,7 +162,7 @@ class Watch(Watcher):
                 assignment.world_size,
             )
             there = (number, place, len(assignments), base, world)
-            self._demand(here == there, f"{entry.node} has seat {here} instead of {there}")
+            self._demand(here == there, f"{entry.node} has ranks {here} instead of {there}")
             master = (assignment.master_addresses, assignment.master_port)
             self._demand(master == (first.addresses, first.store_port), f"{entry.node} has the master {master}")
             base += entry.descriptor.slots

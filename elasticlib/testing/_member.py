@@ -73,7 +73,7 @@ class NodeClient:
     def start(self) -> None:
         """Begin to seek the job."""
         rules = self.cluster.rules
-        limits = Limits(rules.patience, FLAP, 0.0, moves=self.cluster.coordinator == "elected")
+        limits = Limits(rules.join_limit, FLAP, 0.0, elected=self.cluster.coordinator == "elected")
         terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
         belief = Belief("job", self.name, self.key)
         self.session, actions = Session.begin(belief, limits, self.process.clock(), terms, WHERE)
@@ -113,7 +113,7 @@ class NodeClient:
         if self.session.closed:
             return
         self.hear(Tick())
-        before, (self.session, words) = self.session, self.session.take()
+        before, (self.session, words) = self.session, self.session.drain()
         self._observe(None, before, words)
         for word in words:
             self.tell(word)

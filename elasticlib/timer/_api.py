@@ -32,7 +32,7 @@ from elasticlib._programs import start_thread
 from elasticlib._untrusted import Refusals, shown
 from elasticlib._wire import room_for, wait_readable
 from elasticlib.errors import ConfigError, TimerError
-from elasticlib.timer._timer_table import R, TimerRequest, TimerTable, is_deadline, patience
+from elasticlib.timer._timer_table import R, TimerRequest, TimerTable, is_deadline, poll_timeout
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
@@ -157,7 +157,7 @@ class TimerServer(abc.ABC):
         if self._thread is not None:
             _log.warning("%s is at work already: start() has no effect", type(self).__name__)
             return
-        # Each thread has an event of its own: one that outstayed the patience of `stop` still ends.
+        # Each thread has an event of its own: one that outstayed the time limit of `stop` still ends.
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._watch, args=(self._stopping,), name="elasticlib-timers", daemon=self._daemon
@@ -182,7 +182,7 @@ class TimerServer(abc.ABC):
 
     def _turn(self) -> None:
         running = [timer for timers in self.get_expired_timers(math.inf).values() for timer in timers]
-        wait = patience(running, time.time(), self._max_interval)
+        wait = poll_timeout(running, time.time(), self._max_interval)
         asked = self._request_queue.get(max(1, self._request_queue.size()), wait)
         sound = [request for request in asked if is_deadline(getattr(request, "expiration_time", None))]
         if len(sound) < len(asked):

@@ -32,7 +32,7 @@ from elasticlib._untrusted import Refusals, line as escaped, parse, shown
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, TimerError, TimerServerError
 from elasticlib.timer._api import ProcessTimers, TimerClient, checked_interval, is_running
-from elasticlib.timer._timer_table import TimerRequest, is_deadline, patience
+from elasticlib.timer._timer_table import TimerRequest, is_deadline, poll_timeout
 
 __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
 
@@ -234,7 +234,8 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             once = self._once
             try:
                 # No wait is long once it is to end: nobody takes away what wakes it then.
-                wait_readable([self._pipe, self._wake], patience(self._timer_table, time.time(), self._max_interval))
+                timeout = poll_timeout(self._timer_table, time.time(), self._max_interval)
+                wait_readable([self._pipe, self._wake], timeout)
                 if not self._stopping:
                     self._turn(to_the_end=once)
             except Exception:
@@ -301,12 +302,12 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
 
     # How it begins and ends.
 
-    def _end(self, patience: float | None) -> None:
+    def _end(self, timeout: float | None) -> None:
         os.eventfd_write(self._wake, 1)
         if self._thread is not None:
-            self._thread.join(patience)
+            self._thread.join(timeout)
             if self._thread.is_alive():
-                _log.warning("the watchdog's thread did not end within %s s", patience)
+                _log.warning("the watchdog's thread did not end within %s s", timeout)
                 return  # it may still use the descriptors
             self._thread = None
         with contextlib.suppress(OSError):

@@ -78,7 +78,7 @@ class TimerTable(Generic[R]):
         return iter(list(self._timers.values()))
 
 
-def patience(timers: Iterable[TimerRequest], now: float, longest: float) -> float:
+def poll_timeout(timers: Iterable[TimerRequest], now: float, longest: float) -> float:
     """Seconds until a server must look at these *timers* again, at most *longest*."""
     # What is overdue was looked at just now, and could not be killed: not again at once, and again.
     waits = (timer.expiration_time - now if timer.expiration_time > now else _RETRY for timer in timers)

@@ -37,7 +37,7 @@ from elasticlib.workers.child._start_spec import StartSpec
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _GRACE = 30.0
 """Seconds from SIGTERM to SIGKILL for the others, once a worker has failed."""
-_CONSOLE_PATIENCE = 5.0
+_CONSOLE_TIMEOUT = 5.0
 """Seconds that the console gets to take the last lines; what it does not take by then follows when it does."""
 
 _running: set[PContext] = set()
@@ -186,7 +186,7 @@ class PContext(abc.ABC):
                     watched: list[int | HasDescriptor] = [came, self._ended]
                     if (number := self._processes.fileno()) >= 0:
                         watched.append(number)
-                    wait_readable(watched, soonest(left, self._processes.patience()))
+                    wait_readable(watched, soonest(left, self._processes.poll_timeout()))
                     self._raise(came)
             return result
         finally:
@@ -194,7 +194,7 @@ class PContext(abc.ABC):
                 self._handlers.remove()
 
     def _raise(self, came: _signals.Signals) -> None:
-        for signum in came.take():
+        for signum in came.drain():
             raise _signals.interruption(signum, self._doing)
 
     def _look(self, deadline: float) -> RunProcsResult | None:
@@ -212,7 +212,7 @@ class PContext(abc.ABC):
         if not self.nprocs:
             return RunProcsResult()
         processes = self._processes
-        processes.take()
+        processes.poll()
         if processes.any_failed() and not self._stopping and not processes.gone():
             self._stopping = True
             processes.ask_to_stop(signal.SIGTERM, _GRACE)
@@ -239,7 +239,7 @@ class PContext(abc.ABC):
 
             def watch(limit: float | None) -> None:
                 wait_readable([came, self._processes], limit)
-                for signum in came.take():
+                for signum in came.drain():
                     late.append(signum)
                     self._processes.hasten(signal.SIGKILL, 0.0)
 
@@ -263,7 +263,7 @@ class PContext(abc.ABC):
         finally:
             _running.discard(self)
             os.eventfd_write(self._ended, 1)
-            self._processes.finish(_CONSOLE_PATIENCE, lambda: True)
+            self._processes.finish(_CONSOLE_TIMEOUT, lambda: True)
 
 
 class MultiprocessContext(PContext):

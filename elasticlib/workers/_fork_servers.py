@@ -173,11 +173,11 @@ class ForkServer:
         """Why a channel from this fork server ended: its own error, or that the child alone was killed."""
         return self.listen() or StartError("the process that starts the workers was ended from outside")
 
-    def close(self, patience: float | None = None) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """
         End the fork server and its reaper, with everything below; return when they are gone.
 
-        Those that hang are killed in the end: by a thread, where that takes longer than *patience* seconds.
+        Those that hang are killed in the end: by a thread, where that takes longer than *timeout* seconds.
         """
         self.listen()
         if self._process is None:
@@ -187,7 +187,7 @@ class ForkServer:
         with self._lock:
             self._failure = self._failure or StartError("the fork server was closed")
             self._link.close()
-        if patience is None or self._reaper.ends(patience):
+        if timeout is None or self._reaper.ends(timeout):
             self._reap()
         else:
             try:

@@ -53,7 +53,7 @@ class SpawnerClient:
         """Whether the fork server had done its imports when it was employed, so that its end was no fault of theirs."""
 
     def fileno(self) -> int:
-        """Readable when `take` has something to tell; -1 when no spawner is there."""
+        """Readable when `drain` has something to tell; -1 when no spawner is there."""
         return -1 if self._channel is None else self._channel.fileno()
 
     def employ(self, fork_server: ForkServer) -> None:
@@ -156,7 +156,7 @@ class SpawnerClient:
             self._early += self._event(answer, extra)
         return {}
 
-    def take(self) -> list[Event]:
+    def drain(self) -> list[Event]:
         """What has happened since the last call; never waits for more than one message under way."""
         events, self._early = self._early, []
         while self._channel is not None and wait_readable([self._channel], 0):

@@ -165,14 +165,14 @@ class Processes:
     # A round goes on.
 
     def fileno(self) -> int:
-        """Readable when `take` has something to learn; -1 when nobody is there to tell."""
+        """Readable when `poll` has something to learn; -1 when nobody is there to tell."""
         return -1 if self._spawner is None else self._spawner.fileno()
 
-    def take(self) -> None:
+    def poll(self) -> None:
         """Learn what has happened since the last call; never waits."""
         if self._spawner is None:
             return
-        for event in self._spawner.take():
+        for event in self._spawner.drain():
             match event:
                 case Exit():
                     self.exits[event.local_rank] = event
@@ -196,8 +196,8 @@ class Processes:
         if time.monotonic() >= self._latest():
             self._end_deaf(self._spawner)
 
-    def patience(self) -> float | None:
-        """Seconds until `take` wants to be called though nothing is readable; None: not at all."""
+    def poll_timeout(self) -> float | None:
+        """Seconds until `poll` wants to be called though nothing is readable; None: not at all."""
         limit = self._latest()
         return None if limit == math.inf else max(0.0, limit - time.monotonic())
 
@@ -255,19 +255,19 @@ class Processes:
         told for whom, with ranks that begin at *rank_base*.
         """
         self._rank_base = rank_base
-        self.take()
+        self.poll()
         spawner = self._spawner
         if spawner is not None and spawner.started and not self.gone():
             self.ask_to_stop(signum, grace, spare_failed)
             tell_at = time.monotonic() + _AT_ONCE if somebody_waits else None
             while not self.gone():
                 until_told = None if tell_at is None else max(0.0, tell_at - time.monotonic())
-                limit = soonest(until_told, self.patience())
+                limit = soonest(until_told, self.poll_timeout())
                 if meanwhile is None:
                     wait_readable([self], limit)
                 else:
                     meanwhile(limit)
-                self.take()
+                self.poll()
                 if tell_at is not None and time.monotonic() >= tell_at and not self.gone():
                     tell_at = None
                     left = {rank_base + rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
@@ -310,10 +310,10 @@ class Processes:
             self._spawner.close()
             self._spawner = None
 
-    def finish(self, patience: float | None = None, impatient: Callable[[], object] = bool) -> None:
-        """Wait for the console to take all lines; every *patience* s *impatient* may say that it is enough."""
+    def finish(self, timeout: float | None = None, impatient: Callable[[], object] = bool) -> None:
+        """Wait for the console to take all lines; every *timeout* s *impatient* may say that it is enough."""
         tee, self._tee = self._tee, None
-        while tee is not None and not tee.finish(patience):
+        while tee is not None and not tee.finish(timeout):
             if impatient():
                 break
 

@@ -128,7 +128,7 @@ class Signals:
         for signum, former in self._former.items():
             signal.signal(signum, former)
         self._former.clear()
-        missed = self.take() if kind is None else []
+        missed = self.drain() if kind is None else []
         os.close(self._ready)
         self._ready = -1
         for late in missed:
@@ -143,7 +143,7 @@ class Signals:
         """A descriptor that is readable while signals wait."""
         return self._ready
 
-    def take(self) -> list[int]:
+    def drain(self) -> list[int]:
         """The signals that came since the last call, oldest first."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._ready)

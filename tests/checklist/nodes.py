@@ -42,7 +42,7 @@ for line in sys.stdin:
         answer = {"error": [kind.__name__ for kind in type(error).__mro__], "text": str(error)}
     print(json.dumps(answer), flush=True)
 """
-PATIENCE = 40.0
+TIMEOUT = 40.0
 
 
 class Refused(Exception):  # noqa: N818 - what the node answered, not a fault of the test
@@ -81,7 +81,7 @@ class Node:
         except BrokenPipeError:
             pass  # the missing answer tells
 
-    def answer(self, limit: float = PATIENCE) -> Any:
+    def answer(self, limit: float = TIMEOUT) -> Any:
         """The answer to the oldest order without one. Raises `Refused`, or `TimeoutError` when none comes."""
         try:
             line = self._answers.get(timeout=limit)
@@ -93,7 +93,7 @@ class Node:
             raise Refused(found["error"], found["text"])
         return found
 
-    def ask(self, order: str, limit: float = PATIENCE) -> Any:
+    def ask(self, order: str, limit: float = TIMEOUT) -> Any:
         """Give an order and wait for its answer."""
         self.tell(order)
         return self.answer(limit)
@@ -138,7 +138,7 @@ class Cluster:
             node.process.kill()
 
 
-def let_in(newcomer: Node, others: Sequence[Node], limit: float = 2 * PATIENCE) -> list[Any]:
+def let_in(newcomer: Node, others: Sequence[Node], limit: float = 2 * TIMEOUT) -> list[Any]:
     """
     What *others* and *newcomer*, which has asked, answer last: the others ask again as agents do, whenever they hear
     that somebody waits, until the newcomer has its answer.

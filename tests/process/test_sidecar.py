@@ -271,7 +271,7 @@ def test_a_job_that_cannot_work_is_refused_as_over_there() -> None:
         with pytest.raises((ConfigError, RendezvousError), match="99999"):
             while True:
                 assert wait_readable([member], LIMIT)
-                member.take()
+                member.drain()
     finally:
         member.close()
 

@@ -71,7 +71,7 @@ def error_of(runtime: NodeRuntime) -> str:
     while time.monotonic() < deadline:
         wait_readable([runtime.member], 0.05)
         try:
-            runtime.member.take()
+            runtime.member.drain()
         except RendezvousClosedError as error:
             return str(error)
     raise AssertionError("nothing ended it")

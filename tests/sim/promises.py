@@ -63,7 +63,7 @@ def admission_limit(rules: Rules) -> float:
     """Seconds after the last fault by which everybody is in: found, lost, stopped, waited for, after its pause."""
     to_find = 1.3 * rules.heartbeat + 8.0
     to_find += PAUSES[-1] * rules.heartbeat
-    return to_find + LADDER + rules.patience + rules.last_call
+    return to_find + LADDER + rules.join_limit + rules.last_call
 
 
 def left_out(cluster: SimulatedCluster) -> list[str]:

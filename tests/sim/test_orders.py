@@ -101,7 +101,7 @@ class Node:
         self.workers = False
         self.join()
 
-    def take(self) -> None:
+    def drain(self) -> None:
         notice = self.outbox.popleft()
         match notice:
             case RankAssignment():
@@ -209,7 +209,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(name=nodes)
     def a_node_takes_a_notice(self, name: str) -> None:
         if self.cluster.nodes[name].outbox:
-            self.cluster.nodes[name].take()
+            self.cluster.nodes[name].drain()
 
     @rule()
     def everything_under_way_arrives(self) -> None:
@@ -348,7 +348,7 @@ class ClusterMachine(RuleBasedStateMachine):
             self.check()
         for node in cluster.nodes.values():
             while node.outbox:
-                node.take()
+                node.drain()
                 busy = True
             node.stop()
         return busy

@@ -52,12 +52,12 @@ def gather(state: State, now: float) -> Outcome:
             return _give_up(state, "are left", "; with join_timeout=0 no node is replaced")
         if now < deadline:
             return state, (_wake(state, deadline, now),)
-        return _give_up(state, f"joined in {rules.patience:g} s", "")
+        return _give_up(state, f"joined in {rules.join_limit:g} s", "")
     if _is_anyone_coming(state):
         if now < deadline:
             return state, (WakeAt(deadline),)
         absent = named(coming(state))
-        return finalize(state, f"{present} nodes are there; {absent} did not return in {rules.patience:g} s", there)
+        return finalize(state, f"{present} nodes are there; {absent} did not return in {rules.join_limit:g} s", there)
     if present >= rules.max_nodes:
         return finalize(state, f"all {rules.max_nodes} nodes are there", there)
     if current is not None and len(current.left) < len(current.entries):
@@ -147,7 +147,7 @@ def _is_anyone_coming(state: State) -> bool:
 
 
 def _deadline(state: State, now: float) -> float:
-    return (now if state.gathering_since is None else state.gathering_since) + state.rules.patience
+    return (now if state.gathering_since is None else state.gathering_since) + state.rules.join_limit
 
 
 def _due(state: State, present: int, deadline: float, now: float) -> tuple[float, str]:
@@ -157,7 +157,7 @@ def _due(state: State, present: int, deadline: float, now: float) -> tuple[float
         case "min":
             return -math.inf, f"{present} nodes are there, {rules.min_nodes} are enough"
         case "max":
-            return deadline, f"{present} of {rules.max_nodes} nodes joined in {rules.patience:g} s"
+            return deadline, f"{present} of {rules.max_nodes} nodes joined in {rules.join_limit:g} s"
     why = f"{present} nodes are there and no other joined for {now - state.last_join:.3g} s"
     return min(state.last_join + rules.last_call, deadline), why
 

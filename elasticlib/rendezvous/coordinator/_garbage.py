@@ -74,14 +74,14 @@ class Garbage:
         if len(known) > _LAST and next(reversed(known)) == mailbox:
             self._mailboxes[node] = dict(list(known.items())[-_LAST:])
 
-    def sweep(self, here: Collection[str], now: float, patience: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Keys of nodes that have been gone, who are not *here*, for *patience* seconds; and these nodes."""
+    def sweep(self, here: Collection[str], now: float, timeout: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Keys of nodes that have been gone, who are not *here*, for *timeout* seconds; and these nodes."""
         for node in self._mailboxes:
             if node in here:
                 self._gone.pop(node, None)
             else:
                 self._gone.setdefault(node, now)
-        nodes = tuple(node for node, since in self._gone.items() if now >= since + patience)
+        nodes = tuple(node for node, since in self._gone.items() if now >= since + timeout)
         keys: list[str] = []
         for node in nodes:
             del self._gone[node]
@@ -91,7 +91,7 @@ class Garbage:
                 keys += (heartbeat_key(mailbox), *(mailbox_key(mailbox, index) for index in range(first, told + 1)))
         return tuple(keys), nodes
 
-    def bury(self, outbox: Outbox, counts: Mapping[str, int], now: float, patience: float) -> None:
+    def bury(self, outbox: Outbox, counts: Mapping[str, int], now: float, timeout: float) -> None:
         """Wait no more for nodes that were told the end, and whose heartbeats have stopped since."""
         for node in list(outbox.unparted):
             mailbox = outbox.mailbox_of(node)
@@ -99,7 +99,7 @@ class Garbage:
             seen, since = self._ends.get(node, (None, now))
             if seen is None or heartbeat.follows(seen):
                 self._ends[node] = heartbeat, now
-            elif now >= since + patience:
+            elif now >= since + timeout:
                 outbox.part(node)
                 self._buried[node] = seen
         self._ends = {node: it for node, it in self._ends.items() if node in outbox.unparted}

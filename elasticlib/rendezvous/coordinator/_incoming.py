@@ -86,7 +86,7 @@ class Incoming:
         self._latest = {mailbox: self._latest[mailbox] for mailbox in mailboxes if mailbox in self._latest}
         return {each: heartbeat.count for each, heartbeat in self._latest.items() if each not in self._hidden}
 
-    def removed(self, node: str, said: int, heard: int, now: float, patience: float) -> int | None:
+    def removed(self, node: str, said: int, heard: int, now: float, timeout: float) -> int | None:
         """The number of the message that was removed from the store unread; None where none was."""
         if said <= heard:
             self._said.pop(node, None)
@@ -95,7 +95,7 @@ class Incoming:
         if number <= heard:
             del self._said[node]
             return None
-        return number if now > since + patience else None
+        return number if now > since + timeout else None
 
     def retain(self, nodes: Collection[str]) -> None:
         """Forget what others said."""

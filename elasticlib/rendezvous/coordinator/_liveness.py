@@ -56,8 +56,8 @@ def given_up(state: State) -> Mapping[str, str]:
 
 def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tuple[str, ...]]:
     """What the heartbeats tell: the nodes that were silent for longer than they may be."""
-    watch, patience = state.watch, state.rules.heartbeat
-    was_away = watch.at is None or now - watch.at > patience / 2
+    watch, timeout = state.watch, state.rules.heartbeat
+    was_away = watch.at is None or now - watch.at > timeout / 2
     sightings: dict[str, Sighting] = {}
     silent = []
     for node, entry in _watched(state).items():
@@ -70,7 +70,7 @@ def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tu
             sightings[node] = evolve(old, at=now)
         else:
             sightings[node] = old
-            if now - old.at >= patience:
+            if now - old.at >= timeout:
                 silent.append(node)
     return evolve(state, watch=evolve(watch, sightings=sightings, at=now)), tuple(silent)
 
@@ -135,8 +135,8 @@ def is_missed(state: State, entry: Entry) -> bool:
 
 def next_loss(state: State) -> float | None:
     """When the next node will have been silent for too long, if it goes on so; None if nobody may be lost."""
-    watch, patience = state.watch, state.rules.heartbeat
-    if not patience or watch.at is None or state.final is not None:
+    watch, timeout = state.watch, state.rules.heartbeat
+    if not timeout or watch.at is None or state.final is not None:
         return None
-    times = (sighting.at + patience for sighting in watch.sightings.values())
+    times = (sighting.at + timeout for sighting in watch.sightings.values())
     return min((time for time in times if time > watch.at), default=None)

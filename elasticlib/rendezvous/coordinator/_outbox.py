@@ -137,10 +137,10 @@ class Outbox:
         """The latest mailbox of the node; empty when it needs no notices any more."""
         return self._mailboxes.get(node, "")
 
-    def remind(self, now: float, patience: float) -> None:
-        """Write again what was not read for *patience* seconds."""
+    def remind(self, now: float, timeout: float) -> None:
+        """Write again what was not read for *timeout* seconds."""
         for mailbox, notices in self._unread.items():
-            late = {index: evolve(notice, at=now) for index, notice in notices.items() if now >= notice.at + patience}
+            late = {index: evolve(notice, at=now) for index, notice in notices.items() if now >= notice.at + timeout}
             if late:
                 self._unread[mailbox] = {**notices, **late}
                 self._due.update({mailbox_key(mailbox, index): notice.notice for index, notice in late.items()})

@@ -269,8 +269,8 @@ class Server:
         self._outbox.note(mailbox, heartbeat.read)
         if heartbeat.read:
             self._garbage.has_read(node, mailbox)
-        heard, patience = self.state.heard.get(node, 0), self.state.rules.heartbeat
-        if (number := self._incoming.removed(node, heartbeat.said, heard, now, patience)) is not None:
+        heard, timeout = self.state.heard.get(node, 0), self.state.rules.heartbeat
+        if (number := self._incoming.removed(node, heartbeat.said, heard, now, timeout)) is not None:
             self._abandon = events.Abandon(f"message {number} of node {node} was removed from the store unread{ADVICE}")
         told = self._outbox.next_index(mailbox)
         if self.journaled and heartbeat.read > told and not self._outbox.is_parted(node, mailbox, self.state):

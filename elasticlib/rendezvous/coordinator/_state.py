@@ -19,7 +19,7 @@ from elasticlib.rendezvous.coordinator._ranks import natural_key
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._timing import SHORTEST_HEARTBEAT
 
-FIRST_PATIENCE = 600.0
+FIRST_JOIN_LIMIT = 600.0
 """Seconds that nodes wait for others where a `join_timeout` of 0 forbids to wait for replacements only."""
 AGENT_GONE = "its agent"
 """A `Leave` whose reason begins so was posted for an agent that can speak no more: it counts as a loss."""
@@ -91,9 +91,9 @@ class Rules:
             )
 
     @property
-    def patience(self) -> float:
+    def join_limit(self) -> float:
         """Seconds that a gathering may take."""
-        return self.join_timeout or FIRST_PATIENCE
+        return self.join_timeout or FIRST_JOIN_LIMIT
 
     @property
     def terms(self) -> messages.Terms:

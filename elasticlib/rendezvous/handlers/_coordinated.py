@@ -299,9 +299,9 @@ class CoordinatedHandler(RendezvousHandler):
 
     def _listen(self, member: Talk) -> None:
         while not self._closing:
-            wait_readable([member, self._wake], member.patience())
+            wait_readable([member, self._wake], member.poll_timeout())
             try:
-                words = member.take()
+                words = member.drain()
             except (ElasticError, OSError) as error:
                 broken = RendezvousError(f"the rendezvous of this node failed: {error}")
                 with self._turned:

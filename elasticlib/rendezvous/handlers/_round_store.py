@@ -18,7 +18,7 @@ from elasticlib.errors import RendezvousConnectionError
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds that a client waits for the server, and for a key that nobody has written."""
 _PROBE = 1.0
 """Seconds that an address of the store gets to answer, where there are several."""
@@ -54,7 +54,7 @@ def _store(address: str, port: int, listener: int | None = None) -> Store:
     """The store there: served on the descriptor *listener* where that is given, else reached."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    limit = datetime.timedelta(seconds=PATIENCE)
+    limit = datetime.timedelta(seconds=TIMEOUT)
     hosts = listener is not None
     try:
         return TCPStore(

@@ -73,7 +73,7 @@ class NodeClient:
         self.round: int | None = None
         """The round of the last rank assignment."""
         self.final: messages.Final | None = None
-        """How this node's part in the job ended, once `take` has told it."""
+        """How this node's part in the job ended, once `drain` has told it."""
         self._dial = dial
         self._offer = offer
         self._clock = clock
@@ -113,7 +113,7 @@ class NodeClient:
         self.tell(events.Hold(held))
 
     def fail(self, error: RendezvousError) -> None:
-        """Let `take` raise *error*: this node's part is over. From any thread."""
+        """Let `drain` raise *error*: this node's part is over. From any thread."""
         self.tell(events.Refused(None, error))
 
     def guard(self, handle: int) -> None:
@@ -138,11 +138,11 @@ class NodeClient:
         return self.final is not None
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `take` has something; it is closed by `close`."""
+        """A descriptor that is readable when `drain` has something; it is closed by `close`."""
         return self._ready
 
-    def patience(self) -> float | None:
-        """Seconds until `take` wants to be called though nothing is readable."""
+    def poll_timeout(self) -> float | None:
+        """Seconds until `drain` wants to be called though nothing is readable."""
         return self._until(self._session.wake_at())
 
     def kill_in(self) -> float | None:
@@ -150,7 +150,7 @@ class NodeClient:
         when = self._session.kill_at()
         return None if when is None else when - self._clock()
 
-    def take(self) -> list[Word]:
+    def drain(self) -> list[Word]:
         """
         What came, oldest first; never blocks.
 
@@ -164,7 +164,7 @@ class NodeClient:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._ready)
             self.tell(Tick())
-            self._session, words = self._session.take()
+            self._session, words = self._session.drain()
             error = None if self._session.final is not None else self._session.error
             if error is not None and words:
                 os.eventfd_write(self._ready, 1)

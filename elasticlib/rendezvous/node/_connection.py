@@ -36,7 +36,7 @@ class Connection:
     """A connection from its first attempt to its end; `start` it once."""
 
     number: int
-    desk: NodeClient
+    client: NodeClient
     """Whose the connection is: it holds `turned` when it calls, and is told what happens without it."""
     dial: Dial
     limit: float
@@ -70,10 +70,10 @@ class Connection:
         if self._watch is not None:
             self._watch.close()
 
-    def join(self, patience: float) -> None:
-        """Wait until the threads have ended, at most *patience* seconds for each."""
+    def join(self, timeout: float) -> None:
+        """Wait until the threads have ended, at most *timeout* seconds for each."""
         for thread in self._threads:
-            thread.join(patience)
+            thread.join(timeout)
 
     def _run(self, work: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
@@ -84,17 +84,17 @@ class Connection:
         try:
             work()
         except RendezvousConnectionError as error:
-            self.desk.tell(events.Lost(self.number, str(error), isinstance(error, RefusedError)))
+            self.client.tell(events.Lost(self.number, str(error), isinstance(error, RefusedError)))
         except (RendezvousError, ConfigError, StartError) as error:
-            self.desk.tell(events.Refused(self.number, error))
+            self.client.tell(events.Refused(self.number, error))
         except Exception as error:
             _log.exception("a thread of the rendezvous failed")
-            self.desk.tell(events.Refused(self.number, RendezvousStateError(f"the rendezvous failed: {error!r}")))
+            self.client.tell(events.Refused(self.number, RendezvousStateError(f"the rendezvous failed: {error!r}")))
 
     def _speak(self) -> None:
         exchange = self._exchange = self.dial(self.limit)
         try:
-            self.desk.tell(events.Connected(self.number))
+            self.client.tell(events.Connected(self.number))
             self._serve(events.Lane.SPEAK, exchange)
         finally:
             exchange.close()
@@ -109,12 +109,12 @@ class Connection:
 
     def _serve(self, lane: events.Lane, exchange: Exchange) -> None:
         while (ask := self._next(lane)) is not None:
-            self.desk.tell(self._done(ask, exchange))
+            self.client.tell(self._done(ask, exchange))
 
     def _done(self, ask: events.Ask, exchange: Exchange) -> events.Event:
         what = ask.operation
         if isinstance(what, events.Describe):
-            return events.Answer(self.number, ask.number, self.desk.describe(what.slots, what.role))
+            return events.Answer(self.number, ask.number, self.client.describe(what.slots, what.role))
         try:
             return events.Answer(self.number, ask.number, perform(exchange, what))
         except RequestRefusedError as error:
@@ -123,13 +123,13 @@ class Connection:
     def _next(self, lane: events.Lane) -> events.Ask | None:
         """What is to be done on the lane, once there is something; None at the end."""
         while True:
-            with self.desk.turned:
+            with self.client.turned:
                 if (ask := self._work.pop(lane, None)) is not None:
                     return ask
                 if self._ending:
                     return None
-                idle = self.desk.idle() if lane is events.Lane.SPEAK else None
+                idle = self.client.idle() if lane is events.Lane.SPEAK else None
                 if idle is None or idle > 0:
-                    self.desk.turned.wait(idle)
+                    self.client.turned.wait(idle)
                     continue
-            self.desk.tell(Tick())
+            self.client.tell(Tick())

@@ -96,7 +96,7 @@ class NodeRuntime:
             run_id=job.run_id,
             terms=job.terms,
             key=self._key,
-            limits=Limits(job.rules.patience, job.reconnect_timeout, 0.0, moves=self._moves),
+            limits=Limits(job.rules.join_limit, job.reconnect_timeout, 0.0, elected=self._moves),
             clock=self._clock,
             on_leave=self._left,
             where=f"{job.backend} at {job.endpoint}",
@@ -197,7 +197,7 @@ class NodeRuntime:
     def _dial_c10d(self, timeout: float) -> Exchange:
         """Connect; before the first contact, become the store's host if this machine is it."""
         backend = self._backend
-        if not self._met and not self._host and backend.serve(self._began + self.job.rules.patience):
+        if not self._met and not self._host and backend.serve(self._began + self.job.rules.join_limit):
             own = self._attempt(timeout)
             self._coordinate(backend.coordinating(own))
             own.close()

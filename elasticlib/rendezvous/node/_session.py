@@ -34,7 +34,7 @@ from elasticlib.rendezvous.protocol._timing import GRACE, INTERVAL
 
 @define(eq=False, repr=False)
 class Session:
-    """All that one node knows of its job. `take` what came for its agent."""
+    """All that one node knows of its job. `drain` what came for its agent."""
 
     belief: Belief
     contact: SessionLiveness
@@ -90,7 +90,7 @@ class Session:
         after._complain(now, out)
         return after, tuple(out)
 
-    def take(self) -> tuple[Self, tuple[Word, ...]]:
+    def drain(self) -> tuple[Self, tuple[Word, ...]]:
         """The session without what came, and that, oldest first. Take a `step` before: time may have passed."""
         after = copy.copy(self)
         after.words = ()
@@ -124,8 +124,6 @@ class Session:
                     self._disconnected()
                     self.contact, self.status = evolve(self.contact, trying=False), ""  # also where it judges no more
                     self._judge(_session_liveness.Broken(why, gone), now, out)
-                    if self.closed:
-                        self._part(out)
             case events.Answer(_, number, result):
                 self._lanes, asked = self._lanes.answered(number)
                 if asked is not None:
@@ -175,7 +173,7 @@ class Session:
                     self._stop(why, grace)
                 case _session_liveness.GiveUp(why, closed, gone):
                     # Nobody coordinates the job any more: its store is gone, or the one who does is cut off here.
-                    if gone or (closed and not self.contact.limits.moves and self._host == self.belief.node):
+                    if gone or (closed and not self.contact.limits.elected and self._host == self.belief.node):
                         self.words += (messages.StoreGone(why),)
                     kind = errors.RendezvousConnectionError if closed else errors.RendezvousNotFoundError
                     place = memory.search(self.where, self._host if self.contact.met else "", self.status)

@@ -58,7 +58,7 @@ class Limits:
     reconnect_timeout: float = 60.0
     heartbeat: float = 0.0
     """0: nobody is ever thought lost."""
-    moves: bool = False
+    elected: bool = False
     """Whether another node may take the coordination over; its silence is no reason to stop then."""
 
 
@@ -282,7 +282,7 @@ def _wake(contact: SessionLiveness, slept: int, now: float) -> Outcome:
 def _fence_at(contact: SessionLiveness) -> float:
     heartbeats = contact.acknowledged + FENCE * contact.limits.heartbeat
     # Two clocks of one interval each lie between two of the coordinator's that are seen: this limit is wider.
-    return heartbeats if contact.limits.moves else min(heartbeats, contact.heard_at + contact.limits.heartbeat)
+    return heartbeats if contact.limits.elected else min(heartbeats, contact.heard_at + contact.limits.heartbeat)
 
 
 def _doubt_at(contact: SessionLiveness) -> float:
@@ -331,7 +331,7 @@ def _settle(contact: SessionLiveness, now: float) -> Outcome:
         contact = evolve(contact, live=False, began=now, try_at=now)
     if not contact.live:
         sought = now - contact.began
-        if contact.met and contact.refusals >= _REFUSALS and not contact.limits.moves:
+        if contact.met and contact.refusals >= _REFUSALS and not contact.limits.elected:
             why = f"the host of the job's store is gone: {contact.trouble}"
             return evolve(contact, over=True), (*actions, GiveUp(why, True, gone=True))
         if now >= _deadline(contact):

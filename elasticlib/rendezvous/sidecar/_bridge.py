@@ -76,7 +76,7 @@ class LogLines(logging.Handler):
         """Readable while lines wait."""
         return self._ready
 
-    def take(self) -> list[Message]:
+    def drain(self) -> list[Message]:
         """The lines that wait, oldest first."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._ready)
@@ -107,7 +107,7 @@ class Bridge:
     def run(self) -> bool:
         """Work until the launcher says goodbye (True) or has died (False)."""
         self.begin()
-        while (said_goodbye := self.step(self.patience())) is None:
+        while (said_goodbye := self.step(self.poll_timeout())) is None:
             pass
         return said_goodbye
 
@@ -116,11 +116,11 @@ class Bridge:
         self.watch = SidecarWatch(self.heartbeat, self.clock(), self.clock(), self.stall)
         self.channel.send({"op": "alive"})
 
-    def step(self, patience: float | None) -> bool | None:
-        """Wait *patience* seconds for whatever comes, and act; whether the launcher said goodbye, None if it lives."""
+    def step(self, timeout: float | None) -> bool | None:
+        """Wait *timeout* seconds for whatever comes, and act; whether the launcher said goodbye, None if it lives."""
         watched: list[int | HasDescriptor] = [self.channel, self.lines, self.launcher]
         watched += [] if self._broken else [self.share.member]
-        ready = wait_readable(watched, patience)
+        ready = wait_readable(watched, timeout)
         while wait_readable([self.channel], 0):
             received = self.channel.receive()
             if received is None:
@@ -138,15 +138,15 @@ class Bridge:
             self.kill()
         return None
 
-    def patience(self) -> float | None:
+    def poll_timeout(self) -> float | None:
         """Seconds until `step` has something to do though nothing comes."""
         wake, now = self.watch.wake_at(self._kill_at()), self.clock()
-        due = soonest(None if wake is None else wake - now, None if self._broken else self.share.member.patience())
+        due = soonest(None if wake is None else wake - now, None if self._broken else self.share.member.poll_timeout())
         return None if due is None else max(0.0, due)
 
     def say_lines(self) -> None:
         """Send what was logged to where people see it."""
-        for line in self.lines.take():
+        for line in self.lines.drain():
             if not self.watch.held:  # nobody reads; what is said while nobody reads must not fill the channel
                 self.channel.send(line)
 
@@ -190,7 +190,7 @@ class Bridge:
         if self._broken:
             return
         try:
-            words = self.share.member.take()
+            words = self.share.member.drain()
         except Exception as error:
             self._broken = True
             self.channel.send(told(error))

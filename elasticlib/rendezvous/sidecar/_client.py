@@ -85,7 +85,7 @@ class SidecarClient:
     heartbeat time, or *stall* times the heartbeat time where that is given: for a program that supervises
     no workers, whatever keeps its other threads from running does not make it dead.
 
-    Raises `StartError` when the process cannot be started; what it finds wrong later comes from `take`.
+    Raises `StartError` when the process cannot be started; what it finds wrong later comes from `drain`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class SidecarClient:
         self.node = job.node
         self._job = job
         self.final: Final | None = None
-        """How this node's part in the job ended, once `take` has told it."""
+        """How this node's part in the job ended, once `drain` has told it."""
         self._clock = clock
         self._owner = os.getpid()
         self._birth_limit = job.join_timeout or _BIRTH
@@ -205,11 +205,11 @@ class SidecarClient:
         return self._waiting
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `take` has something; -1 once closed."""
+        """A descriptor that is readable when `drain` has something; -1 once closed."""
         return self._link.fileno()
 
-    def patience(self) -> float | None:
-        """Seconds until `take` wants to be called though nothing is readable."""
+    def poll_timeout(self) -> float | None:
+        """Seconds until `drain` wants to be called though nothing is readable."""
         if self._error is not None:
             return 0.0
         deadline = self._deadline()
@@ -217,7 +217,7 @@ class SidecarClient:
             deadline = min(deadline, self._born + self._tell_after)
         return None if deadline is None else max(0.0, deadline - self._clock())
 
-    def take(self) -> list[Word]:
+    def drain(self) -> list[Word]:
         """
         What came, oldest first; never blocks.
 

@@ -45,7 +45,7 @@ T = TypeVar("T")
 _ROOT = "elasticlib"
 _CALL = f"{_ROOT}/call"
 _OFFER = re.compile(rb"(-1|[0-9]{1,18}) ([0-9]{1,18}) (.*)", re.DOTALL)
-PATIENCE = 45.0
+TIMEOUT = 45.0
 """Seconds that a judge waits until the workers of all nodes are gone: more than a stop takes by default."""
 _GRACE = 15.0
 
@@ -219,14 +219,14 @@ class FailureCollection:
             for rank in set(range(self.table.size)) - self._heard:
                 if (stopped := self.table.read(Stopped, f"gone/{rank}")) is not None:
                     self._hear(rank, stopped, now)
-            if len(self._heard) < self.table.size and now < self.began + PATIENCE:
+            if len(self._heard) < self.table.size and now < self.began + TIMEOUT:
                 return None
             final = self._final()
             self.table.judge(final)
             return final
         if (word := self.table.read(Final, "final")) is not None:
             return word
-        return self._final() if now >= self.began + PATIENCE + _GRACE else None
+        return self._final() if now >= self.began + TIMEOUT + _GRACE else None
 
     def _hear(self, rank: int, stopped: Stopped, now: float) -> None:
         self._heard.add(rank)

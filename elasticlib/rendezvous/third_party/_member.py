@@ -138,15 +138,15 @@ class HandlerMember:
         return self._offer.listener()
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `take` has something; it is closed by `close`."""
+        """A descriptor that is readable when `drain` has something; it is closed by `close`."""
         return self._ready
 
-    def patience(self) -> float:
-        """Seconds until `take` must be called to notice a handler that does not answer."""
+    def poll_timeout(self) -> float:
+        """Seconds until `drain` must be called to notice a handler that does not answer."""
         since = self._since
         return self._silence if since is None else max(0.0, since + self._silence - self._clock())
 
-    def take(self) -> list[Word]:
+    def drain(self) -> list[Word]:
         """What came, oldest first. Raises a `RendezvousError` when the handler failed or does not answer."""
         if self._closing.is_set():
             return []

@@ -106,7 +106,7 @@ class Nodes:
         while len(found) < len(self._members):
             for key, _ in self._selector.select(_TICK):
                 number = numbers[key.data]
-                for word in key.data.take():
+                for word in key.data.drain():
                     match word:
                         case RoundEnd():
                             key.data.post(Stopped(key.data.node, word.round, self._notes[number]))
@@ -129,7 +129,7 @@ class Nodes:
         while len(found) < len(self._members):
             ready = [key.data for key, _ in self._selector.select(_TICK)]
             if time.monotonic() >= tick:
-                ready = [*ready, *(member for member in self._members.values() if member.patience() == 0.0)]
+                ready = [*ready, *(member for member in self._members.values() if member.poll_timeout() == 0.0)]
                 tick = time.monotonic() + _TICK
             for member in ready:
                 found += self._hear(member)
@@ -137,7 +137,7 @@ class Nodes:
 
     def _hear(self, member: NodeClient) -> list[tuple[float, int]]:
         found: list[tuple[float, int]] = []
-        for word in member.take():
+        for word in member.drain():
             match word:
                 case RankAssignment():
                     found.append((time.monotonic(), word.group_rank))

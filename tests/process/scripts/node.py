@@ -42,8 +42,8 @@ try:
     join()
     number = -1
     while True:
-        wait_readable([member], member.patience())
-        for word in member.take():
+        wait_readable([member], member.poll_timeout())
+        for word in member.drain():
             match word:
                 case RankAssignment():
                     number = word.round

@@ -149,7 +149,7 @@ class Contact:
     def lost_at(self) -> float:
         """When it counts as lost."""
         silent_at = self.sign + FENCE * self.heartbeat
-        return silent_at if self.limits.moves else min(silent_at, self.read_at + self.heartbeat)
+        return silent_at if self.limits.elected else min(silent_at, self.read_at + self.heartbeat)
 
     def is_stale(self, now: float) -> bool:
         """Whether contact that is there is of no use: a new connection may be better."""
@@ -167,7 +167,7 @@ class Contact:
 
     def is_gone(self) -> bool:
         """Whether the host of the job's store is."""
-        return self.met and self._refusals >= REFUSALS and not self.limits.moves
+        return self.met and self._refusals >= REFUSALS and not self.limits.elected
 
     def gives_up(self, error: Exception, now: float) -> None:
         """This node's part ends by that error."""

@@ -142,7 +142,7 @@ class SessionChecks:
             self.contact.gives_up(after.error, now)
             for part in (self._node, repr(self._job), self._host if self.contact.met else before.status):
                 self.demand(part in str(after.error), f"it gives up, and does not say {part!r}: {after.error}")
-            hosts = self.contact.met and not self.contact.limits.moves and self._host == self._node
+            hosts = self.contact.met and not self.contact.limits.elected and self._host == self._node
             told = any(isinstance(word, messages.StoreGone) for word in words)
             self.demand(told == (self.contact.is_gone() or hosts), f"the agent is told {words} as its store is gone")
         self.contact.over = self.closed or self.final or after.error is not None

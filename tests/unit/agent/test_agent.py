@@ -426,7 +426,7 @@ def test_an_agent_that_can_tell_is_woken_and_does_not_poll(make: Make) -> None:
 
     bells: list[HasDescriptor] = [Bell()]
     agent._watched = lambda: bells  # type: ignore[method-assign]
-    agent._patience = lambda: None  # type: ignore[method-assign]
+    agent._poll_timeout = lambda: None  # type: ignore[method-assign]
     try:
         result = run(agent)
     finally:
@@ -558,10 +558,10 @@ class Told:
     def fileno(self) -> int:
         return self.ready
 
-    def patience(self) -> float | None:
+    def poll_timeout(self) -> float | None:
         return self.wait
 
-    def take(self) -> list[Word]:
+    def drain(self) -> list[Word]:
         word = self.words.popleft() if self.words else None
         if isinstance(word, Exception):
             raise word
@@ -651,11 +651,11 @@ def test_ranks_that_come_together_with_lost_contact_start_nobody(assigned: Assig
 
 
 def test_ranks_that_came_before_the_next_wish_start_nobody(assigned: Assigned) -> None:
-    """Lost contact was answered by another wish: the coordinator takes these ranks's workers for gone by then."""
+    """Lost contact was answered by another join: the coordinator takes these ranks's workers for gone by then."""
     agent, member = assigned([Final(True, "all succeeded")])
     together: deque[list[Word]] = deque([[LOST, NODES]])
-    take = member.take
-    member.take = lambda: together.popleft() if together else take()  # type: ignore[method-assign]
+    drain = member.drain
+    member.drain = lambda: together.popleft() if together else drain()  # type: ignore[method-assign]
 
     run(agent)
 
@@ -699,13 +699,13 @@ def test_a_signal_is_the_end_also_when_the_rendezvous_breaks_meanwhile(assigned:
         signal.raise_signal(signal.SIGTERM)
         return HEALTHY
 
-    def take() -> list[Word]:
+    def drain() -> list[Word]:
         if any(call[0] == "shutdown" for call in agent.calls):
             raise RendezvousConnectionError("gone")
-        return Told.take(member)
+        return Told.drain(member)
 
     agent, member = assigned([NODES], [interrupt, HEALTHY])
-    member.take = take  # type: ignore[method-assign]
+    member.drain = drain  # type: ignore[method-assign]
 
     with pytest.raises(SignalException):
         agent.run()
@@ -713,7 +713,7 @@ def test_a_signal_is_the_end_also_when_the_rendezvous_breaks_meanwhile(assigned:
 
 def test_a_rendezvous_that_wants_to_be_asked_is_asked_though_nothing_is_to_be_read(assigned: Assigned) -> None:
     agent, member = assigned([NODES], [HEALTHY] * 9)
-    agent._patience = lambda: None  # type: ignore[method-assign]
+    agent._poll_timeout = lambda: None  # type: ignore[method-assign]
     os.eventfd_read(member.ready)
     member.wait = 0.001
     member.words.append(Final(False, "over", kind="timeout"))
@@ -891,7 +891,7 @@ def test_somebody_elses_handler_is_taken_part_in_for_the_length_of_a_run() -> No
     with pytest.raises(RendezvousClosedError, match="the job is over"):
         run(agent)
     assert (before, handler.calls[:1]) == ([], ["next_rendezvous"])
-    assert agent._member.take() == []
+    assert agent._member.drain() == []
 
 
 def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> None:

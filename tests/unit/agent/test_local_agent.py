@@ -236,7 +236,7 @@ def test_without_a_spawner_there_is_nothing_to_watch(make: Make) -> None:
     agent = make()
 
     assert tuple(agent._watched()) == ()
-    assert agent._patience() is None
+    assert agent._poll_timeout() is None
 
 
 def test_an_agent_may_be_shut_down_before_it_ran_and_twice(make: Make) -> None:
@@ -273,7 +273,7 @@ class Starter:
     def fileno(self) -> int:
         return -1
 
-    def take(self) -> list[Event]:
+    def drain(self) -> list[Event]:
         events, self.events = self.events, []
         return events
 
@@ -448,14 +448,14 @@ def bring_down(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *words
     """Stop the workers with 30 s of grace while the rendezvous says *words*; raises what it left to be said."""
     left, spawner = list(words), Ladder()
 
-    def take() -> list[Any]:
+    def drain() -> list[Any]:
         word = left.pop(0) if left else None
         if isinstance(word, Exception):
             raise word
         return [] if word is None else [word]
 
-    monkeypatch.setattr(agent._member, "take", take)
-    monkeypatch.setattr(agent._member, "patience", lambda: 0.0)
+    monkeypatch.setattr(agent._member, "drain", drain)
+    monkeypatch.setattr(agent._member, "poll_timeout", lambda: 0.0)
     agent._processes._spawner = spawner  # type: ignore[assignment]
     with agent._signals:
         agent._bring_down(signal.SIGTERM, 30.0)
@@ -485,13 +485,13 @@ def test_a_rendezvous_that_breaks_while_workers_stop_is_an_error_thereafter(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent, spawner = make(), Ladder()
-    monkeypatch.setattr(spawner, "take", lambda: [Stopped()] if agent._broken else [])
-    monkeypatch.setattr(agent._member, "take", raising(RendezvousConnectionError("gone")))
+    monkeypatch.setattr(spawner, "drain", lambda: [Stopped()] if agent._broken else [])
+    monkeypatch.setattr(agent._member, "drain", raising(RendezvousConnectionError("gone")))
     agent._processes._spawner = spawner  # type: ignore[assignment]
     with agent._signals:
         os.eventfd_write(spawner.ready, 1)
         agent._bring_down(signal.SIGTERM, 30.0)
-    monkeypatch.setattr(agent._member, "take", list)
+    monkeypatch.setattr(agent._member, "drain", list)
     spawner.close()
     agent._processes._spawner = None
 
@@ -500,10 +500,10 @@ def test_a_rendezvous_that_breaks_while_workers_stop_is_an_error_thereafter(
 
 
 def raising(error: Exception) -> Callable[[], Any]:
-    def take() -> Any:
+    def drain() -> Any:
         raise error
 
-    return take
+    return drain
 
 
 @pytest.mark.parametrize(("state", "left"), [(WorkerState.SUCCEEDED, 0), (WorkerState.FAILED, 1)])

@@ -241,7 +241,7 @@ def test_ranks_that_never_came_are_told_with_its_error(make: Make, monkeypatch: 
     def nobody() -> list[Any]:
         raise RendezvousTimeoutError("nobody came")
 
-    monkeypatch.setattr(agent._member, "take", nobody)
+    monkeypatch.setattr(agent._member, "drain", nobody)
     with pytest.raises(RendezvousTimeoutError):
         agent.run()
 

@@ -77,7 +77,7 @@ def test_nothing_is_on_unless_asked_for(make: Make, said: Said, world: Worlds) -
     watch = make()
     watch.open()
 
-    assert ({}, None, False) == (watch.start(), watch.patience(0.1), watch.look([7]))
+    assert ({}, None, False) == (watch.start(), watch.poll_timeout(0.1), watch.look([7]))
     assert said.empty()
 
 
@@ -214,7 +214,7 @@ def test_a_time_asleep_that_is_no_number_is_a_warning(make: Make, said: Said, te
     watch.open()
 
     record = said.get_nowait()
-    assert (logging.WARNING, None) == (record.level, watch.patience(0.25))
+    assert (logging.WARNING, None) == (record.level, watch.poll_timeout(0.25))
     assert f"{ASLEEP}={text!r}" in str(record) and "must be a number of seconds" in str(record)
 
 
@@ -228,9 +228,9 @@ def test_a_time_asleep_that_is_one_or_is_not_asked_for_is_no_news(
 
 
 def test_it_looks_at_each_interval_only_where_asked(make: Make) -> None:
-    assert 0.25 == make({ASLEEP: "5"}).patience(0.25)
-    assert 0.25 == make(uninterruptible_state_timeout=5.0).patience(0.25)
-    assert make({ASLEEP: "5"}, uninterruptible_state_timeout=0).patience(0.25) is None
+    assert 0.25 == make({ASLEEP: "5"}).poll_timeout(0.25)
+    assert 0.25 == make(uninterruptible_state_timeout=5.0).poll_timeout(0.25)
+    assert make({ASLEEP: "5"}, uninterruptible_state_timeout=0).poll_timeout(0.25) is None
 
 
 def test_a_new_round_knows_nothing_of_the_last_ones_sleepers(make: Make, world: Worlds) -> None:

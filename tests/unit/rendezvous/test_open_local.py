@@ -39,7 +39,7 @@ def notice(rendezvous: Rendezvous) -> Notice:
     taken: list[Word] = []
     while not taken:
         assert select.select([rendezvous.member], [], [], LIMIT)[0], f"no notice within {LIMIT:g} s"
-        taken = rendezvous.member.take()
+        taken = rendezvous.member.drain()
     (word,) = taken
     assert not isinstance(word, ContactLost)
     return word

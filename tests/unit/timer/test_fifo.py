@@ -18,7 +18,7 @@ from hypothesis import example, given
 
 from elasticlib.errors import ConfigError, TimerError, TimerServerError
 from elasticlib.timer import FileTimerClient, FileTimerRequest, FileTimerServer, _fifo
-from elasticlib.timer._timer_table import TimerTable, patience
+from elasticlib.timer._timer_table import TimerTable, poll_timeout
 from tests.unit.untrusted import spoiled, strange
 
 LIMIT = 20.0
@@ -234,7 +234,7 @@ def test_whatever_a_worker_writes_is_a_request_that_can_be_watched_or_refused(li
         return
     ledger = TimerTable[FileTimerRequest]()
     ledger.register([KEPT, request])
-    assert 0 <= patience(ledger, 2.0, 60.0) <= 60.0
+    assert 0 <= poll_timeout(ledger, 2.0, 60.0) <= 60.0
     assert KEPT in ledger.expired(2.0)[54321]
     assert request == _fifo._read_request(request.to_json().encode())
     assert request.scope_id == request.scope_id.encode().decode()

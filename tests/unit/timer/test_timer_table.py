@@ -7,7 +7,7 @@ import math
 import pytest
 
 from elasticlib.timer import TimerRequest
-from elasticlib.timer._timer_table import TimerTable, patience
+from elasticlib.timer._timer_table import TimerTable, poll_timeout
 
 
 def ledger(*requests: TimerRequest) -> TimerTable[TimerRequest]:
@@ -68,17 +68,17 @@ def test_a_server_sleeps_until_the_first_deadline_and_at_most_as_long_as_it_may(
 ) -> None:
     timers = [TimerRequest(7, str(deadline), deadline) for deadline in deadlines]
 
-    assert expected == patience(timers, 100.0, 30.0)
+    assert expected == poll_timeout(timers, 100.0, 30.0)
 
 
 @pytest.mark.parametrize(("longest", "expected"), [(30.0, 1.0), (0.5, 0.5)])
 def test_what_is_still_overdue_after_a_look_does_not_make_the_server_spin(longest: float, expected: float) -> None:
-    assert expected == patience([TimerRequest(7, "a", 99.0)], 100.0, longest)
+    assert expected == poll_timeout([TimerRequest(7, "a", 99.0)], 100.0, longest)
 
 
 def test_a_timer_that_is_overdue_keeps_no_other_from_being_noticed_in_time() -> None:
     overdue, soon = TimerRequest(1, "a", 90.0), TimerRequest(2, "b", 100.25)
 
-    assert 0.25 == patience([overdue, soon], 100.0, 60.0)
-    assert 1.0 == patience([overdue], 100.0, 60.0)
-    assert 0.1 == patience([overdue, soon], 100.0, 0.1)
+    assert 0.25 == poll_timeout([overdue, soon], 100.0, 60.0)
+    assert 1.0 == poll_timeout([overdue], 100.0, 60.0)
+    assert 0.1 == poll_timeout([overdue, soon], 100.0, 0.1)

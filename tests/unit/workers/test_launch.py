@@ -164,7 +164,7 @@ def test_an_end_comes_with_what_the_worker_left(spawner: Spawner) -> None:
     report = _report.Report("result", b"payload")
     spawner.exited(1, -11, report=report)
 
-    events = spawner.spawner.take()
+    events = spawner.spawner.drain()
 
     assert events == [Exit(1, 71, -11, False, report, "Fatal Python error", "last words\n")]
 
@@ -175,7 +175,7 @@ def test_ends_are_taken_all_at_once_and_only_once(spawner: Spawner) -> None:
     spawner.exited(0)
     spawner.say("stopped", survivors=[])
 
-    first, second = spawner.spawner.take(), spawner.spawner.take()
+    first, second = spawner.spawner.drain(), spawner.spawner.drain()
 
     assert [type(event) for event in first] == [Exit, Exit, Stopped]
     assert second == []
@@ -188,7 +188,7 @@ def test_what_is_said_of_an_earlier_round_is_not_heard(spawner: Spawner) -> None
     spawner.start(1)
     spawner.say("stopped", 0, survivors=[])
 
-    assert spawner.spawner.take() == []
+    assert spawner.spawner.drain() == []
 
 
 def test_an_end_is_told_though_no_descriptor_was_free_for_what_was_left(spawner: Spawner) -> None:
@@ -197,14 +197,14 @@ def test_an_end_is_told_though_no_descriptor_was_free_for_what_was_left(spawner:
     body = json.dumps(said).encode()
     spawner.channel._sock.sendall(struct.pack("!II", len(body), 3) + body)
 
-    assert spawner.spawner.take() == [Exit(1, 71, 3, False, None, "", unread=True)]
+    assert spawner.spawner.drain() == [Exit(1, 71, 3, False, None, "", unread=True)]
 
 
 def test_the_end_of_the_store_is_told_with_its_process(spawner: Spawner) -> None:
     spawner.start()
     spawner.say("store", why="it was ended by SIGKILL", pid=77, exitcode=-9)
 
-    assert spawner.spawner.take() == [StoreGone("it was ended by SIGKILL", 77, -9)]
+    assert spawner.spawner.drain() == [StoreGone("it was ended by SIGKILL", 77, -9)]
 
 
 def hold(spawner: Spawner) -> int:
@@ -247,7 +247,7 @@ def test_survivors_are_named(spawner: Spawner) -> None:
     spawner.start()
     spawner.say("stopped", survivors=[71])
 
-    assert spawner.spawner.take() == [Stopped([71])]
+    assert spawner.spawner.drain() == [Stopped([71])]
 
 
 def test_a_spawner_that_is_gone_has_lost_its_workers(spawner: Spawner) -> None:
@@ -255,7 +255,7 @@ def test_a_spawner_that_is_gone_has_lost_its_workers(spawner: Spawner) -> None:
     spawner.exited(0)
     spawner.channel.close()
 
-    exited, lost = spawner.spawner.take()
+    exited, lost = spawner.spawner.drain()
 
     assert isinstance(exited, Exit) and isinstance(lost, Lost)
     assert lost.why == "the process that starts the workers was ended from outside"
@@ -275,7 +275,7 @@ def test_a_spawner_that_broke_in_a_round_is_a_loss_with_its_reason(spawner: Spaw
     spawner.channel.send({"op": "broken", "why": "the process that starts the workers failed"})
     ready = wait_readable([spawner.spawner], 0)
 
-    (lost,) = spawner.spawner.take()
+    (lost,) = spawner.spawner.drain()
 
     assert ready == {spawner.spawner.fileno()}
     assert isinstance(lost, Lost) and isinstance(lost.cause, StartError)
@@ -342,6 +342,6 @@ def test_rounds_leave_no_descriptor_open(spawner: Spawner) -> None:
         spawner.hear()
         spawner.exited(0, number=number)
         spawner.exited(1, number=number - 1)
-        spawner.spawner.take()
+        spawner.spawner.drain()
 
     assert open_descriptors() == before

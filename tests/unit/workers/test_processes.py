@@ -40,7 +40,7 @@ class Told:
     def fileno(self) -> int:
         return self.ready
 
-    def take(self) -> list[Event]:
+    def drain(self) -> list[Event]:
         events, self.events = self.events, []
         return events
 
@@ -86,11 +86,11 @@ Make = Callable[..., tuple[Processes, Told]]
 
 def test_all_have_succeeded_only_when_nothing_of_them_is_left(make: Make) -> None:
     processes, spawner = make(ended(0), ended(1))
-    processes.take()
+    processes.poll()
     before = processes.all_succeeded()
 
     spawner.events = [Stopped()]
-    processes.take()
+    processes.poll()
 
     assert (before, processes.all_succeeded()) == (False, True)
 
@@ -100,7 +100,7 @@ def test_a_set_is_gone_when_all_ended_or_were_lost(make: Make, last: Event) -> N
     processes, _ = make(last)
     before = processes.gone()
 
-    processes.take()
+    processes.poll()
 
     assert (before, processes.gone()) == (False, True)
 
@@ -108,14 +108,14 @@ def test_a_set_is_gone_when_all_ended_or_were_lost(make: Make, last: Event) -> N
 def test_survivors_are_said_in_a_record(make: Make, said: list[records.Record]) -> None:
     processes, _ = make(Stopped([100]))
 
-    processes.take()
+    processes.poll()
 
     assert said == [records.WorkersSurvived((100,))]
 
 
 def test_who_was_stopped_by_us_is_no_failure_but_cut_short(make: Make) -> None:
     processes, _ = make(ended(0, -signal.SIGTERM, told=True), ended(1), Stopped())
-    processes.take()
+    processes.poll()
 
     assert processes.failures() == {}
     (failure,) = processes.cut_short().values()
@@ -125,14 +125,14 @@ def test_who_was_stopped_by_us_is_no_failure_but_cut_short(make: Make) -> None:
 
 def test_who_was_not_seen_to_end_is_cut_short(make: Make) -> None:
     processes, _ = make(ended(1), Stopped([100]))
-    processes.take()
+    processes.poll()
 
     assert {rank: each.pid for rank, each in processes.cut_short().items()} == {0: 100}
 
 
 def test_a_loss_is_the_failure_of_all_unless_it_is_nobodys(make: Make) -> None:
     processes, _ = make(Lost("killed from outside"))
-    processes.take()
+    processes.poll()
 
     assert {rank: each.pid for rank, each in processes.failures(4).items()} == {4: 100, 5: 101}
     assert processes.failures(by_loss=False) == {}
@@ -161,12 +161,12 @@ def test_a_spawner_whose_lease_is_over_is_killed_if_its_workers_still_run(
     processes, spawner = make()
     processes._lease = lease = Lease()
     lease.renew(time.monotonic() + 60.0)
-    processes.take()
-    patience, killed = processes.patience(), spawner.killed
+    processes.poll()
+    patience, killed = processes.poll_timeout(), spawner.killed
     lease.renew(time.monotonic() - 1.0)
 
-    waits = processes.patience()
-    processes.take()
+    waits = processes.poll_timeout()
+    processes.poll()
 
     assert patience is not None and 50.0 < patience <= 60.0
     assert (False, 0.0, True, True) == (killed, waits, spawner.killed, processes.gone())
@@ -176,18 +176,18 @@ def test_a_spawner_whose_lease_is_over_is_killed_if_its_workers_still_run(
 
 def test_a_spawner_has_as_long_as_its_workers_and_some_more(make: Make) -> None:
     processes, spawner = make()
-    before = processes.patience()
+    before = processes.poll_timeout()
 
     processes.ask_to_stop(signal.SIGTERM, 30.0)
-    asked = processes.patience()
+    asked = processes.poll_timeout()
     processes.hasten(signal.SIGKILL, 0.0)
-    hastened = processes.patience()
+    hastened = processes.poll_timeout()
     spawner.events = [Stopped()]
-    processes.take()
+    processes.poll()
 
     assert asked is not None and hastened is not None
     assert asked > 30.0 > hastened > 0.0
-    assert (before, processes.patience()) == (None, None)
+    assert (before, processes.poll_timeout()) == (None, None)
 
 
 STORE = StoreGone("the process that hosts the workers' store (pid 7) was ended by SIGKILL", 7, -signal.SIGKILL)
@@ -200,7 +200,7 @@ def raised(rank: int, *, secondary: bool) -> Exit:
 
 def test_a_store_that_ended_is_a_failure_though_all_workers_run(make: Make) -> None:
     processes, _ = make(STORE)
-    processes.take()
+    processes.poll()
 
     assert processes.any_failed() and not processes.gone()
     ((rank, failure),) = processes.failures(4).items()
@@ -210,7 +210,7 @@ def test_a_store_that_ended_is_a_failure_though_all_workers_run(make: Make) -> N
 
 def test_a_store_that_ended_is_the_root_cause_of_connections_that_were_lost(make: Make) -> None:
     processes, _ = make(raised(0, secondary=True), raised(1, secondary=True), STORE, Stopped())
-    processes.take()
+    processes.poll()
 
     _, cause = root_cause(processes.failures())
 
@@ -219,7 +219,7 @@ def test_a_store_that_ended_is_the_root_cause_of_connections_that_were_lost(make
 
 def test_a_worker_that_failed_by_itself_is_not_blamed_on_the_store(make: Make) -> None:
     processes, _ = make(raised(0, secondary=False), STORE, Stopped())
-    processes.take()
+    processes.poll()
 
     failures = processes.failures()
 
@@ -228,7 +228,7 @@ def test_a_worker_that_failed_by_itself_is_not_blamed_on_the_store(make: Make) -
 
 def test_what_could_not_be_read_of_a_worker_is_an_error_and_no_none(make: Make) -> None:
     processes, _ = make(Exit(0, 100, 0, False, None, "", unread=True), ended(1), Stopped())
-    processes.take()
+    processes.poll()
 
     with pytest.raises(PicklingError, match=r"rank 0 .*as many files open as it may.*ulimit -n"):
         processes.return_values()
@@ -399,7 +399,7 @@ def test_a_wait_may_be_as_long_as_one_likes(make: Make, timeout: float) -> None:
     _, spawner = make()
     context = context_on(spawner)
     looks = iter([[], [ended(0), ended(1), Stopped()]])
-    spawner.take = lambda: next(looks)  # type: ignore[method-assign]
+    spawner.drain = lambda: next(looks)  # type: ignore[method-assign]
 
     result = context.wait(timeout)
 

@@ -59,7 +59,7 @@ def test_a_signal_that_cannot_be_caught_is_refused(name: str) -> None:
 def test_a_signal_is_collected_and_not_acted_on(seen: list[int]) -> None:
     with Signals((signal.SIGUSR1,)) as signals:
         signal.raise_signal(signal.SIGUSR1)
-        taken = signals.take()
+        taken = signals.drain()
 
     assert taken == [signal.SIGUSR1]
     assert seen == []
@@ -69,7 +69,7 @@ def test_signals_are_taken_once_and_oldest_first(seen: list[int]) -> None:
     with Signals((signal.SIGUSR1, signal.SIGUSR2)) as signals:
         signal.raise_signal(signal.SIGUSR2)
         signal.raise_signal(signal.SIGUSR1)
-        first, second = signals.take(), signals.take()
+        first, second = signals.drain(), signals.drain()
 
     assert first == [signal.SIGUSR2, signal.SIGUSR1]
     assert second == []
@@ -80,7 +80,7 @@ def test_a_waiting_signal_makes_the_descriptor_readable_until_it_is_taken(seen: 
         before = wait_readable([signals], 0)
         signal.raise_signal(signal.SIGUSR1)
         while_waiting = wait_readable([signals], 0)
-        signals.take()
+        signals.drain()
         afterwards = wait_readable([signals], 0)
 
         assert (before, while_waiting, afterwards) == (set(), {signals.fileno()}, set())
@@ -155,7 +155,7 @@ def test_another_thread_installs_no_handler(seen: list[int]) -> None:
 
     def enter() -> None:
         with Signals((signal.SIGUSR1,)) as signals:
-            found.extend((signal.getsignal(signal.SIGUSR1), signals.take()))
+            found.extend((signal.getsignal(signal.SIGUSR1), signals.drain()))
 
     thread = threading.Thread(target=enter)
     thread.start()
@@ -255,7 +255,7 @@ def test_a_loop_on_top_collects_what_would_raise(hang_ups: list[int]) -> None:
 
     with Signals((signal.SIGHUP,)) as signals:
         signal.raise_signal(signal.SIGHUP)
-        came = signals.take()
+        came = signals.drain()
     handlers.remove()
 
     assert came == [signal.SIGHUP]

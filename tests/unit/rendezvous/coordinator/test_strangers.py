@@ -245,7 +245,7 @@ def test_whatever_a_node_finds_breaks_nothing(data: st.DataObject) -> None:
             event = Tick()
         now += data.draw(st.sampled_from([0.0, 0.05, 1.0]))
         session, actions = session.step(event, now)
-        session, words = session.take()
+        session, words = session.drain()
 
         assert session.error is None or "node" in str(session.error) or "job" in str(session.error)
         assert all(encode(word) for word in words if not isinstance(word, ContactLost))

@@ -544,7 +544,7 @@ def heard(member: Membership, kind: type[Word]) -> Any:
     found: list[Word] = []
 
     def came() -> bool:
-        found.extend(word for word in member.take() if isinstance(word, kind))
+        found.extend(word for word in member.drain() if isinstance(word, kind))
         return bool(found)
 
     wait_until(came)

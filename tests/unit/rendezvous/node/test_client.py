@@ -127,7 +127,7 @@ class Stage:
         """Ask the member again and again, as its owner does, until there is a report."""
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
-            assert [] == member.take()
+            assert [] == member.drain()
             if posted := self.exchange.receive(0.01):
                 self.early += posted
                 return
@@ -158,10 +158,10 @@ def take(member: NodeClient, count: int = 1) -> list[Word]:
     """The next *count* words; a wait ends when the member wants to be asked, as its owner's does."""
     words: list[Word] = []
     while len(words) < count:
-        patience = member.patience()
+        patience = member.poll_timeout()
         ready = select.select([member], [], [], LIMIT if patience is None else min(LIMIT, patience))[0]
         assert ready or patience is not None, f"nothing within {LIMIT:g} s"
-        words += member.take()
+        words += member.drain()
     return words
 
 
@@ -170,7 +170,7 @@ def fails(member: NodeClient) -> Exception:
     with pytest.raises(ElasticError) as caught:
         while time.monotonic() < deadline:
             select.select([member], [], [], 0.1)
-            assert {ContactLost} >= {type(word) for word in member.take()}
+            assert {ContactLost} >= {type(word) for word in member.drain()}
     return caught.value
 
 
@@ -215,7 +215,7 @@ def test_a_notice_makes_the_descriptor_readable_until_it_is_taken(member: NodeCl
     deadline = time.monotonic() + LIMIT
     while select.select([member], [], [], 0)[0]:  # an acknowledged heartbeat wakes the owner too, and is no word
         assert time.monotonic() < deadline, "readable with nothing to take"
-        assert [] == member.take()
+        assert [] == member.drain()
 
 
 def test_notices_keep_their_order(member: NodeClient, stage: Stage) -> None:
@@ -294,7 +294,7 @@ def test_close_sends_what_still_waits_to_be_sent(stage: Stage) -> None:
 def test_a_closed_member_takes_nothing_and_refuses_reports(member: NodeClient) -> None:
     member.close()
 
-    assert [] == member.take()
+    assert [] == member.drain()
     with pytest.raises(RendezvousClosedError, match="node a has closed its rendezvous: Succeeded"):
         member.post(Succeeded(member.node, 0))
 
@@ -384,7 +384,7 @@ def until(member: NodeClient, condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         select.select([member], [], [], 0.1)
-        assert [] == member.take()
+        assert [] == member.drain()
 
 
 @pytest.mark.parametrize("fault", ["dead", "frozen"])
@@ -481,7 +481,7 @@ def test_a_job_that_began_anew_is_another_job(stage: Stage) -> None:
 def test_a_job_that_began_anew_while_the_store_went_on_is_over_for_this_node(stage: Stage) -> None:
     stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.3))
     stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("nonce", 7))
-    member = make(stage, limits=Limits(moves=True))
+    member = make(stage, limits=Limits(elected=True))
     member.join(1, "trainer")
     stage.hear()
     stage.greet(Announcement("job", "another nonce", "host", Terms(1, 1, 3), 0.3))
@@ -495,14 +495,14 @@ def test_a_job_that_began_anew_while_the_store_went_on_is_over_for_this_node(sta
 
 def test_a_greeting_of_old_that_is_played_again_changes_nothing_while_the_coordinator_lives(stage: Stage) -> None:
     stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 2.0))
-    member = make(stage, limits=Limits(moves=True))
+    member = make(stage, limits=Limits(elected=True))
     member.join(1, "trainer")
     stage.hear()
     stage.greet(Announcement("job", "old nonce", "host", Terms(1, 1, 3), 2.0))
     for count in range(1, 4):
         stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("nonce", count))
         decode_beat(stage, "a/1")
-        assert [] == member.take()
+        assert [] == member.drain()
     member.close()
 
 
@@ -580,7 +580,7 @@ def test_one_that_seeks_says_what_is_wrong_and_how_long_it_goes_on(
     ):  # the attempt fails in a thread, which is nothing to wake the agent for
         assert time.monotonic() < deadline
     now = 106.0
-    member.take()
+    member.drain()
     member.close()
 
     why = "node a has waited 6 s for job 'job': node0:29400 cannot be reached (10.0.0.9: timed out); 54 s left"
@@ -598,7 +598,7 @@ def test_who_is_there_is_told_from_a_time_after_the_join(
     deadline = time.monotonic() + LIMIT
     while not any("nobody is there" in message for message in caplog.messages) and time.monotonic() < deadline:
         select.select([member], [], [], 0.01)
-        member.take()
+        member.drain()
 
     assert "its coordinator has not reported its nodes yet" in " ".join(caplog.messages)
     assert decode_beat(stage, "a/1").count > 1

@@ -174,11 +174,11 @@ def shared(state: InMemory, **facts: Any) -> NodeRuntime:
 
 
 def words_of(member: NodeClient) -> list[Any]:
-    """The next words; raises what `take` raises."""
+    """The next words; raises what `drain` raises."""
     deadline = time.monotonic() + LIMIT
     while time.monotonic() < deadline:
         wait_readable([member], 0.05)
-        if words := member.take():
+        if words := member.drain():
             return words
     raise AssertionError(f"no word within {LIMIT:g} s")
 

@@ -166,7 +166,7 @@ class Shell:
         return self.answer([message if isinstance(message, bytes) else put(message)], Lane.WATCH)
 
     def words(self) -> tuple[Any, ...]:
-        self.session, words = self.session.take()
+        self.session, words = self.session.drain()
         return words
 
     def envelope(self) -> Envelope:
@@ -550,7 +550,7 @@ def test_a_node_without_acknowledged_heartbeats_is_fenced_and_connects_anew() ->
 
 def test_a_job_that_has_begun_anew_is_left_by_whoever_was_in_it() -> None:
     """Its heartbeat is none of ours, so that contact is sought anew: even where any node may coordinate."""
-    shell = Shell(Session.begin(Belief("job", "b", None), Limits(moves=True), 100.0)[0]).greeted().joined()
+    shell = Shell(Session.begin(Belief("job", "b", None), Limits(elected=True), 100.0)[0]).greeted().joined()
 
     while shell.connection == 1 and shell.now < 200.0:
         shell.later(INTERVAL * HEARTBEAT)
@@ -784,7 +784,7 @@ def test_a_heartbeat_that_goes_on_as_it_should_stops_nobody() -> None:
 
 
 def test_a_new_coordinators_heartbeat_is_counted_from_its_own_beginning() -> None:
-    shell = Shell(Session.begin(Belief("job", "b", None), Limits(moves=True), 100.0)[0]).greeted().joined()
+    shell = Shell(Session.begin(Belief("job", "b", None), Limits(elected=True), 100.0)[0]).greeted().joined()
     for count, slept in (((1 << 32) + 3, 0), ((2 << 32) + 20, 1)):
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
@@ -991,7 +991,7 @@ def test_a_store_that_fell_silent_is_gone_for_the_node_that_coordinates_alone(ho
 
 
 def test_where_another_node_may_coordinate_no_store_is_gone() -> None:
-    session, _ = Session.begin(Belief("job", "b", None), Limits(moves=True), 100.0)
+    session, _ = Session.begin(Belief("job", "b", None), Limits(elected=True), 100.0)
     shell = refused(silent(Shell(session).greeted(evolve(GREETING, host="b")).joined()))
 
     assert not any(isinstance(word, StoreGone) for word in shell.words())

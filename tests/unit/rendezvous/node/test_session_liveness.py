@@ -31,8 +31,8 @@ from elasticlib.rendezvous.protocol._timing import GRACE
 LIMITS = Limits(join_timeout=100.0, reconnect_timeout=60.0)
 
 
-def live(heartbeat: float = 10.0, now: float = 0.0, *, moves: bool = False) -> SessionLiveness:
-    contact, _ = begin(evolve(LIMITS, moves=moves), now)
+def live(heartbeat: float = 10.0, now: float = 0.0, *, elected: bool = False) -> SessionLiveness:
+    contact, _ = begin(evolve(LIMITS, elected=elected), now)
     contact, _ = step(contact, Greeted(heartbeat), now)
     return contact
 
@@ -166,7 +166,7 @@ def test_a_host_that_refuses_again_and_again_after_contact_is_gone() -> None:
 
 def test_where_the_coordination_moves_a_refusal_is_no_end() -> None:
     contact, done = play(
-        live(moves=True), *((1.0 + n, Broken("refused", gone=True)) for n in range(20)), (22.0, Greeted(10.0))
+        live(elected=True), *((1.0 + n, Broken("refused", gone=True)) for n in range(20)), (22.0, Greeted(10.0))
     )
 
     assert not [action for action in done if isinstance(action, GiveUp)]
@@ -196,17 +196,17 @@ def test_a_coordinator_that_is_silent_though_its_store_answers_fences_too() -> N
 
 def test_where_the_coordination_moves_a_silent_coordinator_fences_nobody() -> None:
     _, done = play(
-        live(moves=True),
+        live(elected=True),
         *((3.0 * node_heartbeat, Acknowledged(3.0 * node_heartbeat, 1)) for node_heartbeat in range(1, 25)),
     )
 
     assert [] == done
 
 
-@pytest.mark.parametrize("moves", [False, True])
-def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(moves: bool) -> None:
+@pytest.mark.parametrize("elected", [False, True])
+def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(elected: bool) -> None:
     """Each new connection finds the old greeting: only the coordinator's heartbeat tells that nobody is there."""
-    contact, now = live(moves=moves), 3.0
+    contact, now = live(elected=elected), 3.0
     done: list[Action] = []
     while not contact.over and now < 200.0:
         for event in (Greeted(10.0), Acknowledged(now, 1), Tick()):
@@ -223,7 +223,7 @@ def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(moves: 
 def test_a_coordinator_is_judged_by_heartbeats_alone() -> None:
     """A node that rested saw nothing, and a message's answer does not tell of the coordinator's heartbeat."""
     contact, _ = play(
-        live(moves=True),
+        live(elected=True),
         (3.0, Acknowledged(3.0, 1)),
         (6.0, Acknowledged(6.0, 1)),
         (200.0, Tick()),
@@ -265,18 +265,18 @@ def test_a_search_has_an_end_and_contact_has_none() -> None:
 def test_a_heartbeat_that_is_gone_or_of_an_older_coordinator_does_not_say_that_a_node_slept(heard: int) -> None:
     """Somebody put it there: time goes on by heartbeats that grow."""
     heartbeats = ((3.0, Acknowledged(3.0, (2 << 32) + 5)), (6.0, Acknowledged(6.0, heard)))
-    _, done = play(live(moves=True), *heartbeats)
+    _, done = play(live(elected=True), *heartbeats)
 
     assert [] == done
 
 
 @pytest.mark.parametrize("heard", [NOTHING_HEARD, 4])
-@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("elected", [False, True])
 def test_a_heartbeat_counts_only_with_a_coordinators_heartbeat_that_is_not_older_than_one_that_was_read(
-    heard: int, moves: bool
+    heard: int, elected: bool
 ) -> None:
     """Whoever hides the one may destroy the other: such a node must not run on beside its successors."""
-    contact, _ = play(live(moves=moves), (3.0, Acknowledged(3.0, 5)))
+    contact, _ = play(live(elected=elected), (3.0, Acknowledged(3.0, 5)))
 
     heartbeats = tuple((at, Acknowledged(at, heard)) for at in (4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
     _, done = play(contact, *heartbeats)

@@ -77,13 +77,13 @@ class Member:
     def fileno(self) -> int:
         return self.ready
 
-    def patience(self) -> float | None:
+    def poll_timeout(self) -> float | None:
         return None
 
     def kill_in(self) -> float | None:
         return self.kill_after
 
-    def take(self) -> list[Word]:
+    def drain(self) -> list[Word]:
         words: list[Word] = []
         while self.words:
             word = self.words.popleft()
@@ -396,7 +396,7 @@ def test_a_launcher_that_may_stand_still_keeps_its_heartbeats_for_so_long(desk: 
     desk.step()
     before = list(desk.member.asked)
 
-    patience = desk.bridge.patience()
+    patience = desk.bridge.poll_timeout()
     desk.now += 0.1 * HEARTBEAT
     desk.step()
 
@@ -458,7 +458,7 @@ def test_workers_that_have_time_left_live(desk: Desk) -> None:
 
     desk.step()
 
-    assert desk.bridge.patience() == pytest.approx(0.1)
+    assert desk.bridge.poll_timeout() == pytest.approx(0.1)
     assert desk.runs(desk.spawner)
 
 

@@ -125,7 +125,7 @@ def member(process: Process, clock: Clock) -> Iterator[SidecarClient]:
 
 def taken(member: SidecarClient) -> list[Word]:
     assert wait_readable([member], LIMIT), "nothing came"
-    return member.take()
+    return member.drain()
 
 
 def failing(member: SidecarClient) -> BaseException:
@@ -192,7 +192,7 @@ def test_no_report_waits_for_a_process_that_does_not_read(member: SidecarClient)
     for _ in range(10):
         member.post(Failed(member.node, 0, long))
 
-    assert member.take() == []
+    assert member.drain() == []
 
 
 # What comes.
@@ -297,9 +297,9 @@ def test_what_came_before_an_error_is_told_before_it(member: SidecarClient, proc
     first = taken(member)
 
     assert first == [ContactLost("nobody answers", 1.0)]
-    assert member.patience() == 0.0
+    assert member.poll_timeout() == 0.0
     with pytest.raises(RendezvousConnectionError, match="gone"):
-        member.take()
+        member.drain()
 
 
 def test_what_the_process_logs_is_logged_here(
@@ -325,7 +325,7 @@ def test_the_death_of_the_process_is_lost_contact_and_then_an_error(member: Side
 
     assert isinstance(word, ContactLost)
     assert word.grace == pytest.approx(0.15 * HEARTBEAT)
-    assert member.patience() == 0.0
+    assert member.poll_timeout() == 0.0
     assert isinstance(failing(member), RendezvousConnectionError)
 
 
@@ -350,34 +350,34 @@ def test_a_dead_process_takes_reports_without_a_word(member: SidecarClient, proc
 def test_a_process_that_does_not_answer_is_lost_contact_once(member: SidecarClient, clock: Clock) -> None:
     clock.now += 0.45 * HEARTBEAT
 
-    assert member.patience() == 0.0
-    (word,) = member.take()
+    assert member.poll_timeout() == 0.0
+    (word,) = member.drain()
     assert isinstance(word, ContactLost) and "does not answer" in word.why
-    assert (member.take(), member.patience()) == ([], 60.0)
+    assert (member.drain(), member.poll_timeout()) == ([], 60.0)
 
 
 def test_a_process_that_stays_silent_is_given_up(member: SidecarClient, clock: Clock) -> None:
     clock.now += HEARTBEAT
-    member.take()
+    member.drain()
     clock.now += 59.9
-    before = member.take()
+    before = member.drain()
 
     clock.now += 0.1
 
     assert before == []
     with pytest.raises(RendezvousConnectionError, match="sidecar has not answered for 60 s more"):
-        member.take()
+        member.drain()
 
 
 def test_a_process_that_answers_again_is_watched_again(member: SidecarClient, process: Process, clock: Clock) -> None:
     clock.now += HEARTBEAT
-    member.take()
+    member.drain()
     process.say("alive")
 
     assert taken(member) == []
-    assert member.patience() == pytest.approx(0.45 * HEARTBEAT)
+    assert member.poll_timeout() == pytest.approx(0.45 * HEARTBEAT)
     clock.now += HEARTBEAT
-    assert [type(word) for word in member.take()] == [ContactLost]
+    assert [type(word) for word in member.drain()] == [ContactLost]
 
 
 def test_a_program_that_may_stand_still_gives_its_process_that_time_too(process: Process, clock: Clock) -> None:
@@ -386,12 +386,12 @@ def test_a_program_that_may_stand_still_gives_its_process_that_time_too(process:
     process.say("alive")
     taken(member)
     clock.now += 1.4 * HEARTBEAT
-    before = member.take()
+    before = member.drain()
 
     clock.now += 0.2 * HEARTBEAT
 
     assert (said["stillness"], before) == (1.0, [])
-    assert [type(word) for word in member.take()] == [ContactLost]
+    assert [type(word) for word in member.drain()] == [ContactLost]
     process.end()
     member.close()
 
@@ -401,19 +401,19 @@ def test_answers_that_wait_count_before_silence(member: SidecarClient, process: 
     wait_readable([member], LIMIT)
     clock.now += 10 * HEARTBEAT
 
-    assert member.take() == []
+    assert member.drain() == []
 
 
 def test_a_process_that_never_begins_is_waited_for_as_long_as_a_join_may_take(process: Process, clock: Clock) -> None:
     member = SidecarClient(job(join_timeout=50.0), clock=clock)
     clock.now += 49.0
-    before = member.take()
+    before = member.drain()
 
     clock.now += 1.0
 
     assert before == []
     with pytest.raises(RendezvousTimeoutError, match="did not start within 50 s"):
-        member.take()
+        member.drain()
     process.end()
     member.close()
 
@@ -422,17 +422,17 @@ def test_who_waits_for_a_process_that_has_not_begun_is_told_so_now_and_then(
     process: Process, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     member = SidecarClient(job(join_timeout=50.0), clock=clock)
-    patience = [member.patience()]
+    patience = [member.poll_timeout()]
     with caplog.at_level(logging.WARNING, "elasticlib"):
         for _ in range(12):
             clock.now += 4.0
-            assert member.take() == []
-    patience.append(member.patience())
+            assert member.drain() == []
+    patience.append(member.poll_timeout())
     process.say("alive")
     taken(member)
     clock.now += 40.0
     with caplog.at_level(logging.WARNING, "elasticlib"):
-        member.take()
+        member.drain()
 
     said = [record.getMessage() for record in caplog.records]
     assert [line.partition(": ")[0] for line in said] == [
@@ -452,7 +452,7 @@ def test_without_a_heartbeat_silence_means_nothing(process: Process, clock: Cloc
 
     clock.now += 1e6
 
-    assert (member.take(), member.patience()) == ([], None)
+    assert (member.drain(), member.poll_timeout()) == ([], None)
     process.end()
     member.close()
 
@@ -484,7 +484,7 @@ def test_after_the_end_nothing_comes_and_reports_are_refused(member: SidecarClie
     member.close()
     member.close()
 
-    assert (member.take(), member.fileno()) == ([], -1)
+    assert (member.drain(), member.fileno()) == ([], -1)
     with pytest.raises(RendezvousClosedError, match="too late"):
         member.join(2, "trainer")
 

@@ -157,7 +157,7 @@ def cluster() -> Iterator[Cluster]:
 def take(member: HandlerMember) -> Word:
     """The next word, which must be the only one."""
     assert select.select([member], [], [], LIMIT)[0], f"no word within {LIMIT:g} s"
-    [word] = member.take()
+    [word] = member.drain()
     return word
 
 
@@ -480,7 +480,7 @@ def test_other_errors_of_a_handler_are_raised_to_the_agent(
     select.select([member], [], [], LIMIT)
 
     with pytest.raises(RendezvousError, match="no route") as raised:
-        member.take()
+        member.drain()
 
     assert kind is raised.type
 
@@ -491,8 +491,8 @@ def test_a_handler_that_does_not_answer_is_noticed_and_never_blocks_the_agent(cl
     assigned(cluster, member)
     handler.num_nodes_waiting = thawed.wait  # type: ignore[method-assign]
     with pytest.raises(RendezvousConnectionError, match="Handler has not answered for"):
-        while not member.take():
-            select.select([member], [], [], member.patience())
+        while not member.drain():
+            select.select([member], [], [], member.poll_timeout())
 
     thawed.set()
 
@@ -512,7 +512,7 @@ def test_closing_does_not_wait_for_a_handler_that_seeks_peers(cluster: Cluster) 
     member.close()
 
     assert member._thread.is_alive()
-    assert [] == member.take()
+    assert [] == member.drain()
     thawed.set()
 
 
@@ -547,7 +547,7 @@ def test_a_scribble_in_the_store_is_a_state_error(cluster: Cluster, scribble: by
     select.select([member], [], [], LIMIT)
 
     with pytest.raises(RendezvousStateError):
-        member.take()
+        member.drain()
 
 
 def test_what_is_no_handler_is_refused_by_the_methods_that_it_lacks() -> None:
