@@ -391,6 +391,18 @@ def test_a_sidecar_that_knows_the_end_and_failed_besides_rests_while_its_agent_s
     assert 20_000 > cluster.timeline.steps
 
 
+def test_a_heartbeat_removed_before_it_was_read_and_then_the_coordinators_stop_a_node_in_time() -> None:
+    """The store took its heartbeat, so that it had no reason to stop before others had its ranks."""
+    tamper = Tamper(
+        0.194, 8.0, seed=926327, every=0.02, where=("leader", "all", "inbox"), acts=(32, 149, 291, 307, 393)
+    )
+    rules = Rules(2, 2, max_restarts=1, last_call=0.0, join_timeout=20.0)
+
+    CheckedCluster(
+        rules, 3, FaultPlan((Stubborn(1, 0.27, 60.0), tamper)), "fixed", seed=89, work=60.0, token="secret"
+    ).run()
+
+
 def forge_greetings(patch: pytest.MonkeyPatch, heartbeat: float, until: float) -> None:
     """All that the coordinator writes from a while after its start to *until*."""
     sound = Store.put

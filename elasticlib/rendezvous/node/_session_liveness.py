@@ -13,8 +13,9 @@ A machine that sleeps does not see that time has passed. So the coordinator's he
 gone on by about `heartbeat` seconds between two heartbeats that were acknowledged one after the other, this node may
 have been given up, and stops its workers at once.
 
-A heartbeat counts only with one of the coordinator's that is readable and not older than the last. What this cannot
-see: where any node may coordinate, the coordinator's stands still for as long as an election takes, so whoever shows a
+A heartbeat counts only with one of the coordinator's that is readable and not older than the last. Where that is not
+there, somebody removed it, maybe with this node's last heartbeat before it was read: that node stops sooner. What this
+cannot see: where any node may coordinate, the coordinator's stands still for as long as an election takes, so whoever shows a
 node the coordinator's last heartbeat, and destroys its heartbeats, without a break and without fail, keeps its workers
 running for that time.
 
@@ -31,7 +32,7 @@ from attrs import evolve, frozen
 from typing_extensions import assert_never
 
 from elasticlib.rendezvous.protocol._messages import EPOCH_BITS
-from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL, KILL, TICK
+from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, IN_DOUBT, INTERVAL, KILL, TICK
 
 SLEPT = 19
 """
@@ -256,7 +257,7 @@ def kill_at(contact: SessionLiveness) -> float | None:
     """When workers that still run here must be killed, whoever else has been told."""
     if not contact.met or not contact.limits.heartbeat:
         return None
-    limit = contact.acknowledged + KILL * contact.limits.heartbeat
+    limit = contact.acknowledged + (IN_DOUBT + GRACE if _suspects(contact) else KILL) * contact.limits.heartbeat
     return limit if contact.doomed_at is None else min(limit, contact.doomed_at)
 
 
@@ -280,9 +281,15 @@ def _wake(contact: SessionLiveness, slept: int, now: float) -> Outcome:
 
 
 def _fence_at(contact: SessionLiveness) -> float:
-    heartbeats = contact.acknowledged + FENCE * contact.limits.heartbeat
+    heartbeats = contact.acknowledged + (IN_DOUBT if _suspects(contact) else FENCE) * contact.limits.heartbeat
     # Two clocks of one interval each lie between two of the coordinator's that are seen: this limit is wider.
     return heartbeats if contact.limits.elected else min(heartbeats, contact.heard_at + contact.limits.heartbeat)
+
+
+def _suspects(contact: SessionLiveness) -> bool:
+    """Whether somebody may have removed this node's last heartbeat, too, before it was read."""
+    # The process that has the store writes the coordinator's without a break.
+    return bool(contact.doubt) and not contact.limits.elected
 
 
 def _doubt_at(contact: SessionLiveness) -> float:

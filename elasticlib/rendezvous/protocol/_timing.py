@@ -11,6 +11,12 @@ INTERVAL = 0.3
 """Share of the heartbeat time between two heartbeats."""
 FENCE = 0.6
 """Share after which, unacknowledged, the workers are told to stop."""
+IN_DOUBT = 0.3
+"""
+The same where the coordinator's heartbeat was removed: `IN_DOUBT` + `GRACE` after one that counted, all have ended.
+
+The coordinator may not have read that one, but missed none before it: it waits for half of its time from there.
+"""
 GRACE = 0.15
 """Share that they have for it."""
 KILL = 0.85

@@ -3,7 +3,8 @@ What must hold for a node's contact with its job: when it counts as lost, when w
 
 A node's last sign of life is its last heartbeat, or request to join, that went out and was answered with a heartbeat
 of the coordinator that is not older than one before. `FENCE` after it, and not before, the agent is told to stop its
-workers; at `KILL` they are killed, or sooner where others may have its ranks already. A node between two of whose
+workers; at `KILL` they are killed, or sooner where others may have its ranks already. Where one process coordinates,
+and its heartbeat is not there, the times are `IN_DOUBT`, and `GRACE` more. A node between two of whose
 heartbeats the coordinator's time went on by the heartbeat time was suspended. Contact that is lost is sought at once,
 then again and again within a second each, for as long as the limits say, and no longer.
 """
@@ -17,7 +18,7 @@ from attrs import define
 from elasticlib.errors import RendezvousConnectionError, RendezvousNotFoundError
 from elasticlib.rendezvous.node._session_liveness import SLEPT, Limits
 from elasticlib.rendezvous.protocol._messages import EPOCH_BITS, ContactLost
-from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, KILL
+from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, IN_DOUBT, KILL
 from tests.sim.checks.demand import SOON, Demand
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
@@ -148,8 +149,11 @@ class Contact:
 
     def lost_at(self) -> float:
         """When it counts as lost."""
-        silent_at = self.sign + FENCE * self.heartbeat
+        silent_at = self.sign + (IN_DOUBT if self._suspects() else FENCE) * self.heartbeat
         return silent_at if self.limits.elected else min(silent_at, self.read_at + self.heartbeat)
+
+    def _suspects(self) -> bool:
+        return bool(self._doubt) and not self.limits.elected
 
     def is_stale(self, now: float) -> bool:
         """Whether contact that is there is of no use: a new connection may be better."""
@@ -189,5 +193,6 @@ class Contact:
 
     def kills(self, kill_at: float | None) -> None:
         """Workers that still run here are killed then."""
-        at = min(self.sign + KILL * self.heartbeat, self._doomed_at) if self.met and self.heartbeat else None
+        share = IN_DOUBT + GRACE if self._suspects() else KILL
+        at = min(self.sign + share * self.heartbeat, self._doomed_at) if self.met and self.heartbeat else None
         self.demand(kill_at == at, f"workers are killed at {kill_at}, and should be at {at}")

@@ -106,7 +106,7 @@ class SessionChecks:
         self.waking.stepped(now)
         words = [word for word in after.words if not any(word is old for old in before.words)]
         losses = [word for word in words if isinstance(word, messages.ContactLost)]
-        early = [loss for loss in losses if loss.why.startswith(LOST)]
+        early = [loss for loss in losses if loss.why.startswith(LOST) and now >= self.contact.lost_at()]
         for loss in early:
             self.contact.told(loss, now)
         # What had to be done before the event was heard.

@@ -700,7 +700,7 @@ def test_a_node_whose_beats_the_coordinator_misses_though_they_are_in_the_store_
     assert stops == any("this node's heartbeats are removed from the store" in why for why in words)
 
 
-def test_an_old_heartbeat_that_misses_heartbeats_stops_nobody() -> None:
+def test_an_old_heartbeat_that_misses_heartbeats_says_only_that_it_is_an_old_one() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
     for number, missed in ((7, ()), (8, ()), (7, (Missed("b", 0),))):
@@ -708,7 +708,8 @@ def test_an_old_heartbeat_that_misses_heartbeats_stops_nobody() -> None:
         shell.answer()
         shell.answer([put(CoordinatorHeartbeat("nonce", number, missed=missed))])
 
-    assert [SEAT] == list(shell.words())
+    [lost] = shell.words()
+    assert "the heartbeat of the job's coordinator is an old one (3 s)" in lost.why
 
 
 def test_a_request_for_ranks_is_said_again_with_its_number_when_no_answer_comes() -> None:

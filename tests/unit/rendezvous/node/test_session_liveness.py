@@ -284,6 +284,20 @@ def test_a_heartbeat_counts_only_with_a_coordinators_heartbeat_that_is_not_older
     assert [Fence] == [type(action) for action in done if not isinstance(action, Connect)]
 
 
+@pytest.mark.parametrize(("elected", "stopped", "killed"), [(False, 6.0, 7.5), (True, 9.0, 11.5)])
+def test_where_one_process_coordinates_a_node_whose_sight_of_it_was_removed_stops_before_its_ranks_are_given_away(
+    elected: bool, stopped: float, killed: float
+) -> None:
+    """Its last heartbeat may have been removed, too: the coordinator counts from the one before."""
+    contact, _ = play(live(elected=elected), (3.0, Acknowledged(3.0, 5)))
+
+    contact, done = play(contact, (6.0, Acknowledged(6.0, NOTHING_HEARD)), *((at, Tick()) for at in (6.0, 8.99)))
+    assert (stopped == 6.0) == any(isinstance(action, Fence) for action in done)
+    contact, done = play(contact, (9.0, Tick()))
+    assert (stopped == 9.0) == any(isinstance(action, Fence) for action in done)
+    assert pytest.approx(killed) == kill_at(contact)
+
+
 def test_a_node_whose_heartbeats_are_destroyed_is_stopped_once_until_it_asks_anew() -> None:
     contact, done = play(live(), (3.0, Acknowledged(3.0, 1)), (6.0, Unheard()), (6.5, Unheard()))
 
