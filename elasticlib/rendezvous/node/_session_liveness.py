@@ -14,10 +14,10 @@ gone on by about `heartbeat` seconds between two heartbeats that were acknowledg
 have been given up, and stops its workers at once.
 
 A heartbeat counts only with one of the coordinator's that is readable and not older than the last. Where that is not
-there, somebody removed it, maybe with this node's last heartbeat before it was read: that node stops sooner. What this
-cannot see: where any node may coordinate, the coordinator's stands still for as long as an election takes, so whoever shows a
-node the coordinator's last heartbeat, and destroys its heartbeats, without a break and without fail, keeps its workers
-running for that time.
+there, somebody removed it, maybe with this node's last heartbeat before it was read: that node stops sooner. What
+this cannot see: where any node may coordinate, the coordinator's stands still for as long as an election takes, so
+whoever shows a node the coordinator's last heartbeat, and destroys its heartbeats, without a break and without fail,
+keeps its workers running for that time.
 
 Rules of this file: `step` is a function of state, event and time; times are this node's monotonic
 seconds, and only differences count.
