@@ -28,7 +28,7 @@ __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
 _ROOM = 16
 """Clients that are listened to at once."""
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 """Seconds that `stop` waits for a callback that does not return."""
 _PAUSE = 0.5
 """Seconds until the next connection is accepted, where the last one could not be."""
@@ -96,7 +96,7 @@ class HealthCheckServer:
         wake, self._wake = self._wake, None
         if wake is not None and self._thread is not None:
             os.eventfd_write(wake, 1)
-            self._thread.join(_PATIENCE)
+            self._thread.join(_TIMEOUT)
             if not self._thread.is_alive():  # else it may still use the descriptor
                 os.close(wake)
 

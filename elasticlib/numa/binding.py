@@ -39,7 +39,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _log = logging.getLogger("elasticlib")
-_PATIENCE = 120.0
+_TIMEOUT = 120.0
 """Seconds that the program which asks for the devices may take: it imports torch."""
 
 
@@ -141,10 +141,10 @@ def _asked(environment: frozenset[tuple[str, str]]) -> tuple[str, ...]:
     """The GPUs that a program with the present variables sees; *environment* is what they depend on."""
     try:
         done = subprocess.run(
-            [sys.executable, _gpus.__file__], capture_output=True, text=True, timeout=_PATIENCE, check=False
+            [sys.executable, _gpus.__file__], capture_output=True, text=True, timeout=_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
-        raise BindingError(f"torch did not list the GPUs within {_PATIENCE:g} s: check the driver") from None
+        raise BindingError(f"torch did not list the GPUs within {_TIMEOUT:g} s: check the driver") from None
     if done.returncode != 0:
         words = done.stderr.strip().splitlines()
         raise BindingError(f"torch cannot list the GPUs: {words[-1] if words else done.returncode}")

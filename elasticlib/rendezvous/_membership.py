@@ -1,7 +1,7 @@
 """
 What an agent needs of a rendezvous, whoever provides it.
 
-Rules of this file: the contract only. No call blocks; what happens comes through `take`.
+Rules of this file: the contract only. No call blocks; what happens comes through `drain`.
 """
 
 from __future__ import annotations

@@ -64,6 +64,8 @@ class NodeClient:
     tell: Callable[[Word], None]
     over: Callable[[str], None]
     key: bytes | None
+    stepped: Callable[[], object] = bool
+    """Is called when the session may see its workers' end otherwise than before."""
     session: Session = field(init=False)
     _line: Line | None = None
     _wakes_at: float | None = None
@@ -103,6 +105,7 @@ class NodeClient:
             self._taking = True
             self.process.after(TAKEN, self._take)
         self._set_alarm()
+        self.stepped()
 
     def _observe(self, event: events.Event | None, before: Session | None, actions: tuple[Any, ...]) -> None:
         if self.cluster.observer is not None:

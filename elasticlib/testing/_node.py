@@ -101,6 +101,8 @@ class Node:
     """Of the sidecar."""
     _busy: bool = False
     _guarded: Group | None = None
+    _looks_at: float = math.inf
+    """When the sidecar looks whether it must kill them."""
 
     def __attrs_post_init__(self) -> None:
         self.timeline, machine = self.cluster.timeline, self.machine
@@ -108,7 +110,7 @@ class Node:
         self.rendezvous = Process(f"rendezvous {self.name}", self.timeline, machine.skew, machine.drift)
         self.member = NodeClient(
             self.name, self.rendezvous, machine.link, self.cluster, self._describe, self._pass_on,
-            lambda why: self._send(Stopping(why)), self.cluster.key,
+            lambda why: self._send(Stopping(why)), self.cluster.key, self._look_sooner,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -306,8 +308,15 @@ class Node:
             self._tell(Leave(self.name, why, number))
 
     def _guard(self, group: Group) -> None:
-        self._guarded = group
+        self._guarded, self._looks_at = group, math.inf
         self._watch_over(group)
+
+    def _look_sooner(self) -> None:
+        """Where workers are to be killed sooner than they were: look then."""
+        due = self.member.session.kill_at()
+        if due is not None and due < self._looks_at and self._guarded is not None and self._watch.running:
+            group, self._looks_at = self._guarded, due
+            self.rendezvous.at(due, lambda: self._watch_over(group))
 
     def _watch_over(self, group: Group) -> None:
         """Kill the workers when they outlive the contact."""
@@ -316,6 +325,7 @@ class Node:
             return
         self._judge()
         if not self._watch.due:
+            self._looks_at = due
             self.rendezvous.at(due, lambda: self._watch_over(group))
 
     def _judge(self) -> None:

@@ -140,7 +140,7 @@ def test_who_hosts_the_store_writes_again_whom_it_serves_and_who_coordinates(nod
 def test_of_two_coordinators_of_one_job_one_ends_and_names_the_other(node: Open) -> None:
     """Whoever removes all that tells of a coordinator makes the next node coordinate as well."""
     first = node("first", token="secret")
-    wait_for(first.member.take, LONG)  # else the other one may take the message of the node out of the inbox
+    wait_for(first.member.drain, LONG)  # else the other one may take the message of the node out of the inbox
     rival = Host(
         first._backend.dial(LONG), first.job.rules, run_id="job", name="rival/1", key=key_of("secret")
     )  # knows nothing of the first one, and hears nothing of what it should

@@ -403,6 +403,20 @@ def test_a_heartbeat_removed_before_it_was_read_and_then_the_coordinators_stop_a
     ).run()
 
 
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_workers_whose_agent_stands_still_are_killed_in_time_where_the_coordinators_heartbeat_was_removed(
+    seed: int,
+) -> None:
+    """Its sidecar had another moment in mind before it read that."""
+    tamper = Tamper(4.0, 4.0, seed=seed, every=0.02, where=("pulse",))
+    plan = FaultPlan((Pause(1, 5.9, 30.0, what="agent"), tamper))
+    rules = Rules(2, 2, max_restarts=1, last_call=0.0, join_timeout=20.0)
+    cluster = CheckedCluster(rules, 2, plan, "fixed", seed=seed, work=60.0, token=TOKEN).run()
+
+    [gone] = [event for event in cluster.history if isinstance(event, Gone) and event.at < 10.0]
+    assert ("killed", True) == (gone.how, gone.at < 8.0)
+
+
 def forge_greetings(patch: pytest.MonkeyPatch, heartbeat: float, until: float) -> None:
     """All that the coordinator writes from a while after its start to *until*."""
     sound = Store.put

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import threading
@@ -18,6 +19,7 @@ from typing import Protocol
 from typing_extensions import Self, assert_never
 
 from elasticlib._clock import Clock, monotonic
+from elasticlib._times import soonest
 from elasticlib.errors import RendezvousClosedError, RendezvousError, RendezvousStateError, StartError
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _session_events as events
@@ -199,13 +201,18 @@ class NodeClient:
         """Let the session know of it, and do what it asks for."""
         with self.turned:
             news = (len(self._session.words), self._session.error)
-            wakes = self._session.speaks_at()
+            wakes, due = self._session.speaks_at(), self._due_at()
             self._session, actions = self._session.step(event, self._clock())
             self._perform(actions)
-            if self._ready >= 0 and news != (len(self._session.words), self._session.error):
+            sooner = self._due_at() < due  # than whoever waits for this node was told
+            if self._ready >= 0 and (sooner or news != (len(self._session.words), self._session.error)):
                 os.eventfd_write(self._ready, 1)
             if actions or wakes != self._session.speaks_at():
                 self.turned.notify_all()  # a connection has something to do, or something else to wait for
+
+    def _due_at(self) -> float:
+        times = soonest(self._session.wake_at(), self._session.kill_at())
+        return math.inf if times is None else times
 
     def describe(self, slots: int, role: str) -> messages.Descriptor:
         """What this node brings to a round; raises `RendezvousStateError` for what it may not say."""

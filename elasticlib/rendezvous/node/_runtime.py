@@ -77,12 +77,12 @@ class NodeRuntime:
         self._leads = False
         self._pause = threading.Event()
         self._lock = threading.Lock()
-        self._moves = backend is not None or job.backend.startswith("etcd")
+        self._by_election = backend is not None or job.backend.startswith("etcd")
         self._backend = backend_of(job) if backend is None else backend
 
     def prepare(self) -> None:
         """Import what takes long, in this thread and without a time limit; nothing is contacted."""
-        if not self._moves:
+        if not self._by_election:
             self._backend.prepare()
 
     def start(self) -> None:
@@ -90,13 +90,13 @@ class NodeRuntime:
         job = self.job
         self._began = self._clock()
         self.member = NodeClient(
-            self._dial_etcd if self._moves else self._dial_c10d,
+            self._dial_etcd if self._by_election else self._dial_c10d,
             job.node,
             self._offer(),
             run_id=job.run_id,
             terms=job.terms,
             key=self._key,
-            limits=Limits(job.rules.join_limit, job.reconnect_timeout, 0.0, elected=self._moves),
+            limits=Limits(job.rules.join_limit, job.reconnect_timeout, 0.0, elected=self._by_election),
             clock=self._clock,
             on_leave=self._left,
             where=f"{job.backend} at {job.endpoint}",

@@ -14,10 +14,12 @@ gone on by about `heartbeat` seconds between two heartbeats that were acknowledg
 have been given up, and stops its workers at once.
 
 A heartbeat counts only with one of the coordinator's that is readable and not older than the last. Where that is not
-there, somebody removed it, maybe with this node's last heartbeat before it was read: that node stops sooner. What
-this cannot see: where any node may coordinate, the coordinator's stands still for as long as an election takes, so
-whoever shows a node the coordinator's last heartbeat, and destroys its heartbeats, without a break and without fail,
-keeps its workers running for that time.
+there, somebody removed it, maybe with this node's last heartbeat before it was read: that node stops sooner.
+
+What this cannot see is a heartbeat that was removed unread, where nothing else looks wrong: when the link breaks in the
+same moment, or somebody shows this node the coordinator's last heartbeat again and again. Its workers may then run for
+a part of the heartbeat time beside those who got their ranks; where any node may coordinate, for as long as an election
+takes, since the coordinator's heartbeat stands still then by itself.
 
 Rules of this file: `step` is a function of state, event and time; times are this node's monotonic
 seconds, and only differences count.
@@ -330,7 +332,9 @@ def _settle(contact: SessionLiveness, now: float) -> Outcome:
         silent = now - min(contact.acknowledged, contact.heard_at)
         live = f"{contact.doubt} ({silent:.3g} s)" if contact.doubt else f"no answer for {silent:.3g} s"
         why = live if contact.live else contact.trouble
-        actions.append(Fence(f"contact with the job is lost: {why}", GRACE * heartbeat))
+        # Those who are told have to be done before the workers are killed.
+        left = (kill_at(contact) or now) - TICK * heartbeat - now
+        actions.append(Fence(f"contact with the job is lost: {why}", max(0.0, min(GRACE * heartbeat, left))))
         contact = evolve(contact, fenced=True, trouble=why)
         if contact.live:  # a frozen store answers no call on the old connection, but perhaps on a new one
             contact = evolve(contact, live=False, began=now, try_at=now)

@@ -3,6 +3,7 @@ The times of the protocol, as shares of the heartbeat time that the coordinator 
 
 0 .. INTERVAL .. FENCE .. FENCE + GRACE < KILL .. 1: a heartbeat each INTERVAL; after FENCE without an answer it
 stops its workers, which have GRACE for it; at KILL they are killed; at 1 the coordinator takes the node for lost.
+Where the coordinator's heartbeat was removed: IN_DOUBT, what is left of GRACE, IN_DOUBT + GRACE.
 """
 
 SHORTEST_HEARTBEAT = 0.1
@@ -15,7 +16,8 @@ IN_DOUBT = 0.3
 """
 The same where the coordinator's heartbeat was removed: `IN_DOUBT` + `GRACE` after one that counted, all have ended.
 
-The coordinator may not have read that one, but missed none before it: it waits for half of its time from there.
+The coordinator may not have read that one, but missed none before it: it read one within `MISSED` of its time before,
+and waits for all of it from there.
 """
 GRACE = 0.15
 """Share that they have for it."""

@@ -184,7 +184,7 @@ class SidecarClient:
                 if not self._send(body or _ALIVE, descriptors):
                     return
             except OSError:
-                return  # stopped for so long that nothing goes in any more: `take` hears nothing and says so
+                return  # stopped for so long that nothing goes in any more: `drain` hears nothing and says so
 
     def _send(self, body: bytes, descriptors: tuple[int, ...]) -> bool:
         try:

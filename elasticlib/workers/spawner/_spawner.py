@@ -45,6 +45,7 @@ _FIXES = {
     errno.ENOMEM: "; start fewer workers",
 }
 _LONGEST_WAIT = 86400.0
+_SHORTEST_WAIT = 0.01
 _MOST_NOTICES = 65536
 """Bytes that a pipe holds."""
 
@@ -124,9 +125,10 @@ class Spawner:
         due = [each.course.deadline for each in self._live.values() if each.course.deadline is not None]
         if self._stopping is not None:
             due.append(self._stopping.next_look)
-        if (end := self._lease_end()) < math.inf:  # it may have been renewed by then, and never ends sooner
-            due.append(end)
-        return min(max(0.0, min(due) - time.monotonic()), _LONGEST_WAIT) if due else None
+        now = time.monotonic()
+        if (end := self._lease_end()) < math.inf:  # it may be renewed before, or shortened
+            due.append(min(end, now + max(_SHORTEST_WAIT, (end - now) / 2)))
+        return min(max(0.0, min(due) - now), _LONGEST_WAIT) if due else None
 
     def _leave(self) -> NoReturn:
         _reaper.sweep()

@@ -26,9 +26,9 @@ from elasticlib.workers import _reaper
 
 INTERVAL = 0.25
 """Seconds between two looks."""
-TIMEOUT = 2.0
+STUCK = 2.0
 """Seconds that all workers must have been deaf and idle for, where the signal would raise `KeyboardInterrupt`."""
-PATIENCE_FOR_HANDLERS = 10.0
+STUCK_WITH_HANDLERS = 10.0
 """The same where the program has a handler of its own, such as one that saves a checkpoint."""
 _PAUSE = 0.5
 """Seconds in which the end of one may free the others."""
@@ -89,7 +89,7 @@ class Stop:
         if not looks or (self._ended is not None and now - self._ended < _PAUSE):
             return None
         handles = any(seen is not None and seen.own_handler for seen in looks.values())
-        if now - max(self._idle[rank][0] for rank in looks) < (PATIENCE_FOR_HANDLERS if handles else TIMEOUT):
+        if now - max(self._idle[rank][0] for rank in looks) < (STUCK_WITH_HANDLERS if handles else STUCK):
             return None
         self._ended = now
         return max(looks)

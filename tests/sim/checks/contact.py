@@ -18,7 +18,7 @@ from attrs import define
 from elasticlib.errors import RendezvousConnectionError, RendezvousNotFoundError
 from elasticlib.rendezvous.node._session_liveness import SLEPT, Limits
 from elasticlib.rendezvous.protocol._messages import EPOCH_BITS, ContactLost
-from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, IN_DOUBT, KILL
+from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, IN_DOUBT, KILL, TICK
 from tests.sim.checks.demand import SOON, Demand
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
@@ -132,7 +132,9 @@ class Contact:
     def told(self, loss: ContactLost, now: float) -> None:
         """The agent is told to stop its workers."""
         grace = GRACE * self.heartbeat
-        self.demand(loss.grace == grace, f"workers are given {loss.grace:g} s to stop, and have {grace:g}")
+        if loss.why.startswith(LOST):
+            grace = max(0.0, min(grace, self._killed_at() - TICK * self.heartbeat - now))
+        self.demand(abs(loss.grace - grace) < SOON, f"workers are given {loss.grace:g} s to stop, and have {grace:g}")
         if loss.why.startswith(LOST):
             self.demand(self.met and not self.fenced, f"it counts as lost once more: {loss.why}")
             self.demand(now >= self.lost_at(), f"it counts as lost {self.lost_at() - now:.6f} s too early")
@@ -191,8 +193,11 @@ class Contact:
         idle = not self.live and not self.trying and now >= self._broke_at + LONGEST_PAUSE
         self.demand(not idle and not (self.live and self.is_stale(now)), "it is time to seek contact, and it does not")
 
+    def _killed_at(self) -> float:
+        share = IN_DOUBT + GRACE if self._suspects() else KILL
+        return min(self.sign + share * self.heartbeat, self._doomed_at)
+
     def kills(self, kill_at: float | None) -> None:
         """Workers that still run here are killed then."""
-        share = IN_DOUBT + GRACE if self._suspects() else KILL
-        at = min(self.sign + share * self.heartbeat, self._doomed_at) if self.met and self.heartbeat else None
+        at = self._killed_at() if self.met and self.heartbeat else None
         self.demand(kill_at == at, f"workers are killed at {kill_at}, and should be at {at}")

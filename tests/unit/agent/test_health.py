@@ -217,7 +217,7 @@ def test_where_no_thread_can_be_started_it_does_not_start_and_listens_nowhere(mo
 def test_a_callback_that_hangs_does_not_keep_the_server_from_being_stopped(
     make: Make, crowd: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_health, "_PATIENCE", 0.01)
+    monkeypatch.setattr(_health, "_TIMEOUT", 0.01)
     asked, done = threading.Event(), threading.Event()
 
     def hangs() -> int:

@@ -65,7 +65,7 @@ class Fake:
     def ready(self) -> bool:
         return self.imported
 
-    def close(self, patience: float | None = None) -> None:
+    def close(self, timeout: float | None = None) -> None:
         self.closed = True
 
     def drop(self) -> None:

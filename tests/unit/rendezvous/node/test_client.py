@@ -165,6 +165,30 @@ def take(member: NodeClient, count: int = 1) -> list[Word]:
     return words
 
 
+def test_who_waits_for_a_node_is_woken_where_it_must_act_sooner_than_it_said(stage: Stage) -> None:
+    """Else a node whose store comes a moment after it would not try again before its whole time was over."""
+    tried: list[float] = []
+
+    def dial(timeout: float) -> Exchange:
+        tried.append(timeout)
+        if len(tried) == 1:
+            raise RendezvousConnectionError("refused")
+        return stage.exchange.clone()
+
+    waiting = threading.Event()
+    member = NodeClient(lambda timeout: waiting.wait(LIMIT) and dial(timeout), "a", Wares(), run_id="job").start()
+    try:
+        before = member.poll_timeout()
+        waiting.set()
+
+        assert [member] == select.select([member], [], [], LIMIT)[0]
+        member.drain()
+        after = member.poll_timeout()
+        assert before is not None and after is not None and after <= 1.0 < before
+    finally:
+        member.close()
+
+
 def fails(member: NodeClient) -> Exception:
     deadline = time.monotonic() + LIMIT
     with pytest.raises(ElasticError) as caught:

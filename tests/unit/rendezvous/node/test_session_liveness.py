@@ -298,6 +298,17 @@ def test_where_one_process_coordinates_a_node_whose_sight_of_it_was_removed_stop
     assert pytest.approx(killed) == kill_at(contact)
 
 
+@pytest.mark.parametrize(("late", "grace"), [(0.0, 1.0), (0.4, 0.6), (1.6, 0.0)])
+def test_workers_are_told_to_stop_in_the_time_that_they_have_before_they_are_killed(late: float, grace: float) -> None:
+    contact, _ = play(live(), (3.0, Acknowledged(3.0, 5)))
+
+    contact, done = play(contact, (6.0 + late, Acknowledged(6.0, NOTHING_HEARD)))
+
+    [fence] = [action for action in done if isinstance(action, Fence)]
+    assert pytest.approx(grace) == fence.grace
+    assert pytest.approx(7.5) == kill_at(contact)
+
+
 def test_a_node_whose_heartbeats_are_destroyed_is_stopped_once_until_it_asks_anew() -> None:
     contact, done = play(live(), (3.0, Acknowledged(3.0, 1)), (6.0, Unheard()), (6.5, Unheard()))
 

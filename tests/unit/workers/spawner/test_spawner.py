@@ -8,6 +8,7 @@ import selectors
 import shutil
 import signal
 import struct
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -327,6 +328,19 @@ def test_a_grace_may_be_longer_than_the_kernel_can_count(yard: Yard, grace: floa
     ready = yard.spawner._selector.select(yard.spawner._left())
 
     assert [key.fileobj for key, _ in ready] == [yard.theirs]
+
+
+def test_a_lease_that_may_be_shortened_is_looked_at_before_it_is_over(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(yard.spawner, "_lease_end", lambda: now + 8.0)
+    waits = [yard.spawner._left()]
+    monkeypatch.setattr(yard.spawner, "_lease_end", lambda: time.monotonic() + 0.005)
+    waits.append(yard.spawner._left())
+
+    assert waits[0] is not None and 3.0 < waits[0] <= 4.0
+    assert waits[1] is not None and 0.0 <= waits[1] < 0.01
 
 
 def announced(yard: Yard, live: _spawner._Live, outcome: Outcome, status: int) -> None:

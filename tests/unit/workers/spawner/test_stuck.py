@@ -13,7 +13,7 @@ import pytest
 
 from elasticlib.workers import _reaper
 from elasticlib.workers.spawner import _stuck
-from elasticlib.workers.spawner._stuck import INTERVAL, PATIENCE_FOR_HANDLERS, TIMEOUT, Look, Stop
+from elasticlib.workers.spawner._stuck import INTERVAL, STUCK, STUCK_WITH_HANDLERS, Look, Stop
 
 LIMIT = 30.0
 WAITS = Look(cpu=1.0, sleeps=True, own_handler=False)
@@ -36,7 +36,7 @@ def test_when_all_sit_in_native_code_one_after_the_other_is_killed_from_the_last
     ends = killed(lambda now: {0: WAITS, 1: WAITS, 2: WAITS}, until=10.0)
 
     assert [2, 1, 0] == [rank for _, rank in ends]
-    assert TIMEOUT <= ends[0][0] < TIMEOUT + INTERVAL
+    assert STUCK <= ends[0][0] < STUCK + INTERVAL
     assert all(later - earlier >= INTERVAL for (earlier, _), (later, _) in itertools.pairwise(ends))
 
 
@@ -45,13 +45,13 @@ def test_one_that_is_at_work_on_its_end_keeps_the_time_of_all() -> None:
     ends = killed(lambda now: {0: None, 1: WAITS} if now < 9.0 else {1: WAITS}, until=20.0)
 
     ((at, rank),) = ends
-    assert (1, True) == (rank, 9.0 + TIMEOUT - INTERVAL <= at)
+    assert (1, True) == (rank, 9.0 + STUCK - INTERVAL <= at)
 
 
 def test_a_program_with_a_handler_of_its_own_has_more_time() -> None:
-    ends = killed(lambda now: {0: HANDLES, 1: WAITS}, until=PATIENCE_FOR_HANDLERS + INTERVAL)
+    ends = killed(lambda now: {0: HANDLES, 1: WAITS}, until=STUCK_WITH_HANDLERS + INTERVAL)
 
-    assert PATIENCE_FOR_HANDLERS <= ends[0][0]
+    assert STUCK_WITH_HANDLERS <= ends[0][0]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_native_code_that_is_at_work_is_left_alone(at_work: Callable[[float], Lo
 
 
 def test_a_wait_that_looks_about_now_and_then_is_a_wait() -> None:
-    assert killed(lambda now: {0: Look(1.0 + now / 100, sleeps=True, own_handler=False)}, until=TIMEOUT + INTERVAL)
+    assert killed(lambda now: {0: Look(1.0 + now / 100, sleeps=True, own_handler=False)}, until=STUCK + INTERVAL)
 
 
 def test_nobody_is_nobody() -> None:
