@@ -16,7 +16,7 @@ import pytest
 
 from elasticlib import LaunchConfig, LaunchInterrupted, SignalException, elastic_launch
 from elasticlib.workers import _reaper
-from elasticlib.workers.spawner._stuck import TIMEOUT
+from elasticlib.workers.spawner._stuck import STUCK
 from tests.process import duties
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
@@ -294,7 +294,7 @@ def test_one_interrupt_ends_ranks_that_sit_in_native_code_and_says_what_is_waite
     duties.wait_for(lambda: all(map(in_native_code, workers)))
     job.send(signal.SIGINT)
 
-    status, stderr = job.end(TIMEOUT + AT_ONCE)
+    status, stderr = job.end(STUCK + AT_ONCE)
 
     assert 1 == status
     assert f"waiting for ranks 0, 1 (processes {workers[0]}, {workers[1]}) to end by SIGINT: SIGKILL follows" in stderr
@@ -311,7 +311,7 @@ def test_one_interrupt_ends_a_collective_that_never_completes(where: str, count:
     job.wait_for(*(f"round0.rank{rank}" for rank in range(int(count))))
     job.send(signal.SIGINT)
 
-    status, stderr = job.end(TIMEOUT + AT_ONCE)
+    status, stderr = job.end(STUCK + AT_ONCE)
 
     assert 1 == status
     assert "got SIGINT: its workers were stopped" in stderr
@@ -328,12 +328,12 @@ def test_one_interrupt_ends_a_collective_that_never_completes(where: str, count:
 def test_a_rank_that_is_at_work_on_its_end_has_the_whole_time_beside_one_in_native_code(
     duty: str, mark: str, job: Job
 ) -> None:
-    longer = duty.format(seconds=TIMEOUT + 1)
+    longer = duty.format(seconds=STUCK + 1)
     job.start(f"sits_in_native_code(here) if os.environ['RANK'] == '1' else {longer}", "--shutdown-timeout", NEVER)
     job.wait_for(*ALL_AT_WORK)
     job.send(signal.SIGINT)
 
-    status, _ = job.end(2 * TIMEOUT + 1 + AT_ONCE)
+    status, _ = job.end(2 * STUCK + 1 + AT_ONCE)
 
     assert 1 == status
     assert (job.folder / mark).exists()
@@ -344,14 +344,14 @@ def test_a_rank_that_has_taken_note_of_the_signal_may_go_on_in_native_code(job: 
     code = (
         "import ctypes\nasked = []\nsignal.signal(signal.SIGTERM, lambda *_: asked.append(1))\nat_work(here)\n"
         "while not asked:\n    time.sleep(0.01)\n"
-        f"clock = time.monotonic()\nwhile time.monotonic() < clock + {TIMEOUT + 1}:\n    ctypes.CDLL(None).sleep(1)\n"
+        f"clock = time.monotonic()\nwhile time.monotonic() < clock + {STUCK + 1}:\n    ctypes.CDLL(None).sleep(1)\n"
         "say(here / f\"saved{os.environ['RANK']}\", '')"
     )
     job.start(code, "--shutdown-timeout", NEVER)
     job.wait_for(*ALL_AT_WORK)
     job.send(signal.SIGTERM)
 
-    status, stderr = job.end(TIMEOUT + 1 + AT_ONCE)
+    status, stderr = job.end(STUCK + 1 + AT_ONCE)
 
     assert (1, True) == (status, "got SIGTERM" in stderr)
     assert ["saved0", "saved1"] == sorted(path.name for path in job.folder.glob("saved*"))
