@@ -259,6 +259,10 @@ def kill_at(contact: SessionLiveness) -> float | None:
     """When workers that still run here must be killed, whoever else has been told."""
     if not contact.met or not contact.limits.heartbeat:
         return None
+    return _killed_at(contact)
+
+
+def _killed_at(contact: SessionLiveness) -> float:
     limit = contact.acknowledged + (IN_DOUBT + GRACE if _suspects(contact) else KILL) * contact.limits.heartbeat
     return limit if contact.doomed_at is None else min(limit, contact.doomed_at)
 
@@ -333,7 +337,7 @@ def _settle(contact: SessionLiveness, now: float) -> Outcome:
         live = f"{contact.doubt} ({silent:.3g} s)" if contact.doubt else f"no answer for {silent:.3g} s"
         why = live if contact.live else contact.trouble
         # Those who are told have to be done before the workers are killed.
-        left = (kill_at(contact) or now) - TICK * heartbeat - now
+        left = _killed_at(contact) - TICK * heartbeat - now
         actions.append(Fence(f"contact with the job is lost: {why}", max(0.0, min(GRACE * heartbeat, left))))
         contact = evolve(contact, fenced=True, trouble=why)
         if contact.live:  # a frozen store answers no call on the old connection, but perhaps on a new one

@@ -134,7 +134,7 @@ class Contact:
         grace = GRACE * self.heartbeat
         if loss.why.startswith(LOST):
             grace = max(0.0, min(grace, self._killed_at() - TICK * self.heartbeat - now))
-        self.demand(abs(loss.grace - grace) < SOON, f"workers are given {loss.grace:g} s to stop, and have {grace:g}")
+        self.demand(loss.grace == grace, f"workers are given {loss.grace:g} s to stop, and have {grace:g}")
         if loss.why.startswith(LOST):
             self.demand(self.met and not self.fenced, f"it counts as lost once more: {loss.why}")
             self.demand(now >= self.lost_at(), f"it counts as lost {self.lost_at() - now:.6f} s too early")
