@@ -32,7 +32,7 @@ from elasticlib.rendezvous.protocol._messages import (
     Stopped,
     Succeeded,
 )
-from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL
+from elasticlib.rendezvous.protocol._timing import DEAF, GRACE
 from elasticlib.rendezvous.sidecar._watch import SidecarWatch
 from elasticlib.testing._faults import FailWorker
 from elasticlib.testing._group import CHANNEL, END, WORKERS_FAILED, Group
@@ -48,8 +48,6 @@ PARTING = 2.0
 """Seconds that a sidecar tries to send what it has still to say."""
 LADDER = 30.0
 """Seconds from SIGTERM to SIGKILL."""
-DEAF = FENCE - INTERVAL / 2
-"""Share after which an agent whose sidecar is silent counts itself as cut off."""
 CLOSING = 30.0
 """Seconds that the store's host waits for others to read how the job ended."""
 

@@ -24,9 +24,6 @@ SURVIVORS: dict[str, str] = {
     "node/_session_liveness.py step: pause stays, not _FIRST_PAUSE": (
         "only how long the pause before an attempt is, within the longest one"
     ),
-    "node/_session_liveness.py step: quiet_since stays, not None": (
-        "no history has a coordinator that stands still twice, and lives on"
-    ),
     "node/_session_liveness.py step: not (contact.quiet_since)": ("only the seconds in a text for people"),
     "node/_session_liveness.py step: over stays, not True": ("the session hears nothing more once its part is over"),
     "coordinator/_outbox.py Outbox.written: self._unread stays": ("nodes of simulated jobs always send heartbeats"),

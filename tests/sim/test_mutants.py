@@ -101,9 +101,16 @@ def tells_nobody_that_he_was_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_coordinator, "_tell_given_up", lambda entries, why: ())
 
 
+def takes_what_is_stored_for_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_session_liveness, "_alive_at", lambda contact: contact.acknowledged)
+
+
 def does_not_know_of_sleep(patch: pytest.MonkeyPatch) -> None:
-    does_not_see_that_it_slept(patch)
-    tells_nobody_that_he_was_given_up(patch)
+    for mutate in WAYS:
+        mutate(patch)
+
+
+WAYS = (does_not_see_that_it_slept, tells_nobody_that_he_was_given_up, takes_what_is_stored_for_read)
 
 
 def workers_have_no_lease(patch: pytest.MonkeyPatch) -> None:
@@ -139,13 +146,18 @@ def test_the_same_faults_are_no_trouble_without_the_mutant(name: str, coordinato
     SimulatedCluster(rules, plan=plan_for(faults, coordinator), coordinator=coordinator).run()
 
 
-@pytest.mark.parametrize("mutate", [does_not_see_that_it_slept, tells_nobody_that_he_was_given_up])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("coordinator", ["fixed", "elected"])
-def test_a_machine_that_slept_is_stopped_in_either_of_two_ways(
-    mutate: Mutate, coordinator: str, monkeypatch: pytest.MonkeyPatch
+def test_a_machine_that_slept_is_stopped_in_any_of_three_ways(
+    way: Mutate, coordinator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It sees how far the job's time has gone on; and whoever gave it up says so when it is heard again."""
-    mutate(monkeypatch)
+    """
+    It sees how far the job's time has gone on; whoever gave it up says so when it is heard again; and its heartbeats
+    are not read any more.
+    """
+    for mutate in WAYS:
+        if mutate is not way:
+            mutate(monkeypatch)
 
     SimulatedCluster(RULES, plan=FaultPlan(SLEPT), coordinator=coordinator).run()
 

@@ -299,14 +299,14 @@ def test_when_the_coordinator_broke_and_its_store_lives_all_end() -> None:
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_greeting_in_doubt_is_looked_at_for_three_seconds_of_one_connection(coordinator: str, broken: bool) -> None:
     """A coordinator renews its own: somebody destroys it again and again."""
-    cluster = CheckedCluster(RULES, 2, FaultPlan([Join(2, at=10.0), *([Break(2, at=12.0)] * broken)]), coordinator)
+    cluster = CheckedCluster(RULES, 2, FaultPlan([Join(2, at=10.03), *([Break(2, at=12.0)] * broken)]), coordinator)
 
     def destroy() -> None:
         if cluster.store is not None:
             cluster.store.values["hello"] = b"{}"
 
-    for turn in range(1000):
-        cluster.timeline.at(9.0 + turn / 100, None, destroy)
+    for turn in range(10_000):
+        cluster.timeline.at(9.0 + turn / 1000, None, destroy)
     cluster.run()
 
     (end,) = [node.outcome for node in cluster.members if node.number == 2]

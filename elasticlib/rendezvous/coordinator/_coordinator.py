@@ -20,7 +20,7 @@ from typing_extensions import assert_never
 from elasticlib.rendezvous.coordinator import _ending, _liveness, _places
 from elasticlib.rendezvous.coordinator._ending import tell_end
 from elasticlib.rendezvous.coordinator._finalizing import gather, status
-from elasticlib.rendezvous.coordinator._liveness import given_up, mailboxes, missed, next_loss
+from elasticlib.rendezvous.coordinator._liveness import given_up, mailboxes, next_loss, read
 from elasticlib.rendezvous.coordinator._past import heard_of, remembering
 from elasticlib.rendezvous.coordinator._state import (
     AGENT_GONE,
@@ -39,7 +39,7 @@ from elasticlib.rendezvous.coordinator._state import (
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._exchange import mailbox_name
 
-__all__ = ["abandon", "asks_again", "given_up", "mailboxes", "missed", "next_loss", "status", "step", "tell_end"]
+__all__ = ["abandon", "asks_again", "given_up", "mailboxes", "next_loss", "read", "status", "step", "tell_end"]
 
 SILENT = "no heartbeat for {:g} s"
 """Why a node is lost whose heartbeats stay away."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from attrs import evolve
 
 from elasticlib.rendezvous.coordinator._ending import finish, losses_after
-from elasticlib.rendezvous.coordinator._liveness import is_missed
+from elasticlib.rendezvous.coordinator._liveness import is_missed, last_count
 from elasticlib.rendezvous.coordinator._places import next_free, pauses, ready, refused
 from elasticlib.rendezvous.coordinator._ranks import assign, order
 from elasticlib.rendezvous.coordinator._state import (
@@ -87,6 +87,8 @@ def finalize(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
     number = current.number + 1 if current is not None else 0
     assignments = assign([chosen[node] for node in nodes], number, state.restarts, rules.max_restarts, why)
     entries = {node: _rested(state.waiting[node]) for node in nodes}
+    heard_last = (last_count(state, entry) for entry in entries.values())
+    assignments = tuple(evolve(each, heard=last) for each, last in zip(assignments, heard_last, strict=True))
     rest = {node: entry for node, entry in state.waiting.items() if node not in entries}
     losses = state.losses if current is None else losses_after(state.losses, current)
     state = evolve(state, waiting=rest, losses=losses, gathering_since=None)

@@ -36,7 +36,7 @@ from elasticlib.rendezvous.protocol._exchange import key_place, mailbox_name
 
 VERSION = 1
 _T = TypeVar("_T")
-_OWN = ("rank_base", "role_rank_base", "role_world_size")
+_OWN = ("rank_base", "role_rank_base", "role_world_size", "heard")
 """What differs between the ranks of nodes of a round, besides the place."""
 _SHARED = tuple(part.name for part in fields(messages.RankAssignment) if part.name not in (*_OWN, "group_rank"))
 _RULES = {part.name: PLAIN[str(part.type)] for part in fields(Rules)}

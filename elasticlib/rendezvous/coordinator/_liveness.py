@@ -14,17 +14,14 @@ from collections.abc import Iterable, Mapping
 from attrs import evolve
 
 from elasticlib.rendezvous.coordinator._state import Entry, Sighting, State
-from elasticlib.rendezvous.protocol._messages import Missed
+from elasticlib.rendezvous.protocol._heartbeats_read import HeartbeatsRead
 
 MISSED = 0.45
 """
 Share of the heartbeat time for which no heartbeat of a node came, whose heartbeats are missed.
 
-Between two heartbeats lie 0.3 of it, and the coordinator looks after each 0.1. A node hears of it with its next
-heartbeat or the one after it, at 0.9 of that time at the latest, and has workers that are to be gone by the end of it.
+Between two heartbeats lie 0.3 of it, and the coordinator looks after each 0.1.
 """
-MOST_MISSED = 32
-"""Nodes whose heartbeats are said to be missed, in every heartbeat of the coordinator."""
 REMEMBERED = 64
 """Nodes that were given up and are still listened to."""
 
@@ -114,14 +111,18 @@ def asks_anew(state: State, node: str) -> State:
     return evolve(state, watch=evolve(state.watch, given_up=rest))
 
 
-def missed(state: State) -> tuple[Missed, ...]:
-    """The nodes whose heartbeats were missed when they were last read, those who will be lost first."""
-    watch = state.watch
-    if watch.at is None:
-        return ()
-    since = watch.at - MISSED * state.rules.heartbeat
-    late = sorted((seen.at, node) for node, seen in watch.sightings.items() if seen.at <= since)
-    return tuple(Missed(node, watch.sightings[node].count or 0) for _, node in late[:MOST_MISSED])
+def read(state: State) -> HeartbeatsRead | None:
+    """Which heartbeats of the nodes of the last round were read, for those whose heartbeats there still count."""
+    current = state.round
+    if current is None:
+        return None
+    return HeartbeatsRead.of(current.number, (last_count(state, entry) for entry in current.entries.values()))
+
+
+def last_count(state: State, entry: Entry) -> int:
+    """The count of the last heartbeat that was read in that mailbox; 0: none was."""
+    seen = state.watch.sightings.get(entry.node)
+    return 0 if seen is None or seen.mailbox != entry.mailbox else seen.count or 0
 
 
 def is_missed(state: State, entry: Entry) -> bool:

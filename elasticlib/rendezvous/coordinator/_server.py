@@ -32,10 +32,8 @@ from elasticlib.rendezvous.coordinator._state import ClearStore, Heartbeats, Rec
 from elasticlib.rendezvous.protocol import _exchange as exchange, _messages as messages
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
-from elasticlib.rendezvous.protocol._timing import INTERVAL, TICK
+from elasticlib.rendezvous.protocol._timing import INTERVAL, LOOK, TICK
 
-LOOK = 0.1
-"""Share of the heartbeat time between two readings of all heartbeats."""
 _SHORTEST_LOOK = 0.01
 REFUSALS = 2
 """Of the document, by the store, before there is nothing more to leave out of it."""
@@ -71,10 +69,12 @@ class Server:
     """What came, and is to be forgotten once what followed from it is written."""
     _reads: tuple[tuple[str, str], ...] = ()
     """The nodes and their mailboxes whose heartbeats are being read."""
-    _began: float = 0.0
-    _greet_at: float = 0.0
+    _greets: bool = False
+    """Whether it is time to say again that this coordinator lives."""
     _look_at: float = 0.0
-    _heartbeats: int = 0
+    _looked_at: float = 0.0
+    _served: float = 0.0
+    """Seconds of this term in which it looked around: of what came before, nobody was blamed for a silence."""
     _wake_at: float | None = None
     _dirty: bool = False
     _abandon: events.Abandon | None = None
@@ -91,7 +91,7 @@ class Server:
         """Start to coordinate."""
         after, out = self._copy(), list[events.Action]()
         after._interval = self.state.rules.heartbeat * INTERVAL
-        after._began = after._greet_at = after._look_at = now
+        after._look_at = after._looked_at = now
         if after.journaled:
             out.append(events.Load())
         else:
@@ -180,7 +180,7 @@ class Server:
 
     def _conclude(self, now: float, out: list[events.Action]) -> None:
         self._commit(now, out)
-        if self._interval and now >= self._greet_at:
+        if self._interval and self._greets:
             self._greet(now, out)
         if self._posted:
             out.append(Discard(self._posted))
@@ -200,7 +200,7 @@ class Server:
             return
         times = [self._wake_at, self._leave_by]
         if self._interval:
-            times += [self._look_at, self._greet_at]
+            times += [self._look_at]
         due = now if self._abandon is not None else soonest(*times)
         self._receives = True
         out.append(Receive(None if due is None else max(0.0, due - now)))
@@ -243,11 +243,12 @@ class Server:
                 self._heed(node, mailbox, heartbeat, now, out)
             elif heartbeat is not None:
                 self._outbox.catch_up(node, mailbox, heartbeat.read)
-        silent = self.logic.given_up(self.state).keys(), self.logic.missed(self.state)
         counts = self._incoming.counts([mailbox for _, mailbox in self._reads])
         self._step(Heartbeats(counts), now, out)
-        if silent != (self.logic.given_up(self.state).keys(), self.logic.missed(self.state)):
-            self._greet_at = now  # by the coordinator's heartbeat a node sees that it slept, or that it is not heard
+        if (passed := now - self._looked_at) <= self.state.rules.heartbeat / 2:
+            self._served += passed
+        # By it a node sees which of its heartbeats were read, and that time passed while it slept.
+        self._looked_at, self._greets = now, True
         self._garbage.bury(self._outbox, counts, now, self.state.rules.heartbeat)
         # Once a heartbeat says that a notice was not read for longer than a heartbeat takes, the store has lost it.
         self._outbox.remind(now, 2 * self._interval)
@@ -323,19 +324,23 @@ class Server:
     def _greet(self, now: float, out: list[events.Action]) -> None:
         """Say who we are and that we live; again and again, in case somebody removed or scribbled on it."""
         rules, signed = self.state.rules, self.key is not None
-        # The ticks of the time that it has served, so that two heartbeats tell the time between.
-        served = int((now - self._began) / (rules.heartbeat * TICK)) if rules.heartbeat else 0
-        self._heartbeats, self._greet_at = max(self._heartbeats + 1, served), now + self._interval
         status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
         status = f"{status}; {self.remark}" if status and self.remark else status
-        count, missed = self._count(), self.logic.missed(self.state)
-        heartbeat = messages.CoordinatorHeartbeat(self.nonce, count, status, waiting, self._over, missed)
+        read = self.logic.read(self.state) if self._interval else None
+        heartbeat = messages.CoordinatorHeartbeat(self.nonce, self._count(), status, waiting, self._over, read)
         announcement = messages.Announcement(self.run_id, self.nonce, self.name, rules.terms, rules.heartbeat, signed)
         out.append(self._write({exchange.ANNOUNCEMENT: announcement, exchange.COORDINATOR_HEARTBEAT: heartbeat}))
+        self._greets = False
 
     def _count(self) -> int:
-        """Of the coordinator's last heartbeat: above all of the epochs before."""
-        return (self._epoch << messages.EPOCH_BITS) + self._heartbeats
+        """
+        Of the coordinator's last heartbeat: above all of the epochs before.
+
+        It counts the time that was served, so that two heartbeats tell the time between, however many there are.
+        """
+        heartbeat = self.state.rules.heartbeat
+        served = 1 + int(self._served / (heartbeat * TICK)) if heartbeat else 1
+        return (self._epoch << messages.EPOCH_BITS) + served
 
     # For whoever takes over.
 
@@ -382,7 +387,7 @@ class Server:
         """End the job for nodes that may be in it unknown here: the coordinator's heartbeat says it to everybody."""
         why += ADVICE
         out.append(Log("error", f"job {self.run_id!r}: {why}"))
-        self._over, self._told_at, self._greet_at = why, now + self.state.rules.heartbeat, now
+        self._over, self._told_at, self._greets = why, now + self.state.rules.heartbeat, True
         self._follow(self.logic.abandon(self.state, why), now, out)
 
     def _save_and_open(self, now: float, out: list[events.Action]) -> None:

@@ -24,12 +24,13 @@ from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _session_events as events, _session_liveness, _session_memory as memory
 from elasticlib.rendezvous.node._belief import DOUBT, LOOK_AGAIN, Belief
 from elasticlib.rendezvous.node._outbox import Outbox, Written
+from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
 from elasticlib.rendezvous.node._session_liveness import NOTHING_HEARD, Limits, SessionLiveness, Tick
-from elasticlib.rendezvous.node._session_memory import Asked, Lanes, Mailbox, OwnHeartbeats, Task, Waiting
+from elasticlib.rendezvous.node._session_memory import Asked, Lanes, Mailbox, Task, Waiting
 from elasticlib.rendezvous.protocol import _exchange as exchange, _messages as messages
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write, refuse
 from elasticlib.rendezvous.protocol._progress import Seen
-from elasticlib.rendezvous.protocol._timing import GRACE, INTERVAL
+from elasticlib.rendezvous.protocol._timing import GRACE
 
 
 @define(eq=False, repr=False)
@@ -40,32 +41,27 @@ class Session:
     contact: SessionLiveness
     terms: messages.Terms | None = None
     where: str = ""  # the store's place, for people
-    words: tuple[Word, ...] = ()
-    """What came for the agent, and was not taken yet."""
+    words: tuple[Word, ...] = ()  # what came for the agent, and was not taken yet
     final: messages.Final | None = None
     error: events.Permanent | None = None  # what ended this node's part
     closed: bool = False
     parted: bool = False  # closed, and everything that could be sent was sent
     spares: int = 0  # nodes that wait for ranks, as the coordinator says
-    status: str = ""
-    """For whom the job waits, as the coordinator says."""
-    seen: Seen = field(factory=Seen)
-    """How far this node knows the job to have come."""
+    status: str = ""  # for whom the job waits, as the coordinator says
+    seen: Seen = field(factory=Seen)  # how far this node knows the job to have come
     _host: str = ""
     # What outlives a connection: messages to send, the mailbox to read, and how far both have come.
     _outbox: Outbox = field(factory=Outbox)
     _mailbox: Mailbox = field(factory=Mailbox)
     _heartbeats: OwnHeartbeats = field(factory=OwnHeartbeats)
-    _held: bool = False
     _waiting: Waiting | None = None  # for ranks
-    # The connection.
+    _unsure: bool = False  # whether the ranks that came may be others' by now, and the agent has not got them
     _connection: int = 0
     _connected: bool = False
     _greeted: bool = False
     _lanes: Lanes = field(factory=Lanes)
     _greet_at: float | None = None
     _doubted: float | None = None
-    _heartbeat_at: float = 0.0
     _awaited: str | None = None
     _ending: messages.Final | None = None  # while its whole root cause is being read
     _refusals: Refusals = field(factory=Refusals)
@@ -105,7 +101,9 @@ class Session:
         """When the lane that speaks wants a `Tick`; None: not before something happens."""
         if not self._lanes.is_free(events.Lane.SPEAK) or not self._connected or self.parted:
             return None
-        return self._greet_at if not self._greeted else self._heartbeat_at if self._may_send_heartbeat() else None
+        if not self._greeted:
+            return self._greet_at
+        return self._heartbeats.due_at() if self._may_send_heartbeat() else None
 
     def kill_at(self) -> float | None:
         """When workers that still run here must be killed; None: there is no need that can be foreseen."""
@@ -141,7 +139,7 @@ class Session:
             case events.Tell(report):
                 self._outbox = self._outbox.add(report)
             case events.Hold(held):
-                self._held, self._heartbeat_at = held, self._heartbeat_at if held else now
+                self._heartbeats = self._heartbeats.hold(held, now)
             case events.Close():
                 self.closed = True
             case _:
@@ -149,12 +147,11 @@ class Session:
 
     def _seek(self, describe: events.Describe, now: float) -> None:
         self._outbox = self._outbox.add(describe)
-        mailbox = exchange.mailbox_name(self.belief.node, self._outbox.join_seq)
-        self._mailbox = self._mailbox.opened(mailbox, self.seen.epoch)
+        name = exchange.mailbox_name(self.belief.node, self._outbox.join_seq)
+        self._mailbox = self._mailbox.opened(name, self.seen.epoch)
         # What came before and was not taken speaks of ranks that this node does not want any more.
-        old = (messages.RankAssignment, messages.RoundEnd)
-        self.words = tuple(word for word in self.words if not isinstance(word, old))
-        self._waiting, self._heartbeats = Waiting(now), self._heartbeats.joins()
+        self.words = tuple(it for it in self.words if not isinstance(it, (messages.RankAssignment, messages.RoundEnd)))
+        self._waiting, self._unsure, self._heartbeats = Waiting(now), False, self._heartbeats.joins()
         self.contact = _session_liveness.rejoin(self.contact)
 
     def _judge(self, event: _session_liveness.Event, now: float, out: list[events.Action]) -> None:
@@ -179,17 +176,16 @@ class Session:
                     place = memory.search(self.where, self._host if self.contact.met else "", self.status)
                     self.error = kind(f"node {self.belief.node}, job {self.belief.run_id!r}{place}: {why}")
 
-    def _stop(self, why: str, grace: float) -> None:
+    def _stop(self, why: str, grace: float | None = None) -> None:
         """Others may have this node's ranks by now, and an assignment that was not taken yet is none any more."""
-        self.words = (
-            *(word for word in self.words if not isinstance(word, messages.RankAssignment)),
-            messages.ContactLost(why, grace),
-        )
+        loss = messages.ContactLost(why, GRACE * self.contact.limits.heartbeat if grace is None else grace)
+        self.words = (*(word for word in self.words if not isinstance(word, messages.RankAssignment)), loss)
+        self._unsure = False
 
     def _disconnected(self) -> None:
         self._connected = self._greeted = False
         self._greet_at = self._doubted = self._awaited = None
-        self._heartbeat_at, self._lanes = 0.0, self._lanes.cleared()
+        self._heartbeats, self._lanes = evolve(self._heartbeats, send_at=0.0), self._lanes.cleared()
 
     def _fail(self, error: events.Permanent, out: list[events.Action]) -> None:
         self.error = self.error or error
@@ -216,10 +212,11 @@ class Session:
             case Task.POST, _:
                 self._outbox = self._outbox.done(asked.seq)
                 if asked.seq == self._outbox.join_seq and not self._heartbeats.unanswered:
-                    self._heartbeat_at = now
+                    self._heartbeats = evolve(self._heartbeats, send_at=now)
                     self._judge(_session_liveness.Acknowledged(asked.sent), now, out)
             case Task.HEARTBEAT, _:
-                self._ask(Task.HEAR, Read((exchange.COORDINATOR_HEARTBEAT,)), now, out, sent=asked.sent)
+                self._heartbeats = evolve(self._heartbeats, stored=asked.sent)
+                self._ask(Task.HEAR, Read((exchange.COORDINATOR_HEARTBEAT,)), now, out)
             case ((Task.HEAR | Task.LISTEN), [heard]):
                 self._feel(heard, asked, now, out)
             case Task.AWAIT, found:
@@ -253,23 +250,23 @@ class Session:
             self._judge(_session_liveness.Greeted(announcement.heartbeat), now, out)
 
     def _feel(self, raw: bytes | None, asked: Asked, now: float, out: list[events.Action]) -> None:
-        heartbeat, sent, (heard, doubt) = self.contact.limits.heartbeat, asked.sent, self.belief.heard(raw)
+        heard, doubt = self.belief.heard(raw)
+        read = None
         if heard is None and raw is not None:
             self._refuse("coordinator's heartbeat", doubt, now, out)
         if heard is not None:
             # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
-            self.status, self.spares = heard.status if self._heartbeats.acknowledged else "", heard.waiting
-            self._heartbeats = self._heartbeats.acked(sent) if asked.task is Task.HEAR else self._heartbeats
+            self.status, self.spares = heard.status if self._heartbeats.answered else "", heard.waiting
+            told = heard.read if heard.count >= self.contact.heard else None
+            self._heartbeats, read = self._heartbeats.hears(told, answered=asked.task is Task.HEAR)
             if heard.epoch > self.seen.epoch and self.final is None:
                 self._outbox = self._outbox.again(self.seen)  # whoever took over may have been given an old memory
-            if self._heartbeats.are_destroyed(heard, self.belief.node, heartbeat, self.contact.heard, sent):
-                self._judge(_session_liveness.Unheard(), now, out)
             self.seen = self.seen.felt(heard)
             if heard.over:
                 self._fail(errors.RendezvousClosedError(f"job {self.belief.run_id!r} has ended: {heard.over}"), out)
-        if asked.task is Task.HEAR:
-            count = NOTHING_HEARD if heard is None else heard.count
-            self._judge(_session_liveness.Acknowledged(sent, count, doubt), now, out)
+        count = NOTHING_HEARD if heard is None else heard.count
+        self._judge(_session_liveness.Heard(self._heartbeats.stored, count, doubt, read), now, out)
+        self._take_up(read, now, out)
 
     def _notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
         notice = None
@@ -290,22 +287,36 @@ class Session:
     def _deliver(self, key: str, notice: messages.Told | None, now: float, out: list[events.Action]) -> None:
         if notice is not None and key == self._next_key():  # an earlier mailbox speaks of a round that is done with
             self._mailbox = self._mailbox.further()
-            self._believe(notice)
+            self._believe(notice, now, out)
         left = self._mailbox.deletable()
         self._ask(Task.FORGET, Delete((key, *left)), now, out, seq=len(left))
 
-    def _believe(self, notice: messages.Told) -> None:
+    def _believe(self, notice: messages.Told, now: float, out: list[events.Action]) -> None:
         self.seen = self.seen.told(notice)
         if isinstance(notice, messages.GivenUp):
-            self._stop(f"the job counts this node as lost: {notice.why}", GRACE * self.contact.limits.heartbeat)
+            self._stop(f"the job counts this node as lost: {notice.why}")
         elif isinstance(notice, messages.Elaborate):
             self._outbox = self._outbox.elaborate(notice.round, self.belief.node)
+        elif isinstance(notice, messages.RankAssignment):
+            self._unsure, self._waiting = True, None
+            self._heartbeats, read = self._heartbeats.assigned(notice, self._outbox.join_sent)
+            self._take_up(read, now, out)
         else:
-            self.words += (self._in_time(notice),)
+            if self._unsure:
+                self._stop("the ranks that it got came too late")
+            self.words += (notice,)
             self._waiting = self._waiting if isinstance(notice, messages.RoundEnd) else None
         if isinstance(notice, messages.Final):
             self.final = notice
             self._outbox = self._outbox.add(messages.Acknowledgement(self.belief.node))
+
+    def _take_up(self, read: float | None, now: float, out: list[events.Action]) -> None:
+        """Pass ranks on that came, once it is known that nobody else can have them: this node was *read* lately."""
+        ranks = self._heartbeats.ranks
+        if self._unsure and ranks and read is not None and not _session_liveness.is_stale(self.contact, read, now):
+            self._unsure = False
+            self._judge(_session_liveness.Assigned(read), now, out)
+            self.words += (self._in_time(ranks),)
 
     def _in_time(self, word: Word) -> Word:
         """The word itself, if it is no assignment of ranks that others may have by now."""
@@ -338,7 +349,7 @@ class Session:
             self._send(envelope, now, out)
         elif self.closed:
             self._part(out)
-        elif self._may_send_heartbeat() and now >= self._heartbeat_at:
+        elif self._may_send_heartbeat() and now >= self._heartbeats.due_at():
             self._send_heartbeat(now, out)
 
     def _send(self, envelope: Written, now: float, out: list[events.Action]) -> None:
@@ -354,11 +365,11 @@ class Session:
         return self.contact.limits.heartbeat > 0 and self._outbox.has_joined and not self.closed
 
     def _send_heartbeat(self, now: float, out: list[events.Action]) -> None:
-        self._heartbeat_at = now + INTERVAL * self.contact.limits.heartbeat
-        if self._held:  # what the coordinator says is heard all the same
+        """Or listen to the coordinator, between two of them, or while they rest."""
+        self._heartbeats, sends = self._heartbeats.turn(now, self.contact.limits.heartbeat)
+        if not sends:
             self._ask(Task.LISTEN, Read((exchange.COORDINATOR_HEARTBEAT,)), now, out)
             return
-        self._heartbeats = self._heartbeats.next()
         if self._waiting is not None and self._heartbeats.is_late():
             self._outbox = self._outbox.again(self.seen)
         count, read, said = self._heartbeats.count, self._mailbox.read, self._outbox.said

@@ -4,22 +4,19 @@ Whether one node still has contact with its job, and what to do when it has not.
     SEEKING --greeted--> LIVE --silence, or a broken connection--> SEEKING --greeted--> ...
        '--- no greeting in time, or the host is gone --> OVER
 
-Self-fencing: the coordinator gives the ranks of a node away `heartbeat` seconds after it last saw the
-node's heartbeat change. A heartbeat that the store acknowledged was seen no earlier than it was sent. So whoever
-stops its workers within `heartbeat` seconds after it *sent* its last acknowledged heartbeat can never work
-beside its successors, whatever the network does in between and whatever the clocks of others say.
+Self-fencing: the coordinator gives the ranks of a node away `heartbeat` seconds after it last read a new heartbeat of
+that node, and says which it has read. It read it no earlier than it was sent. So whoever stops its workers within
+`heartbeat` seconds after it *sent* the last one that was read can never work beside its successors, whatever the
+network does in between, whoever removes, keeps or shows again what lies in the store, and whatever the clocks of others
+say.
+
+Where any node may coordinate, the coordinator's heartbeat stands still until another one has taken over, who gives
+every node the whole time anew: meanwhile it is enough that the store has this node's heartbeats. Somebody who removes
+these, and hides the coordinator's own for long, makes workers run beside their successors for as long as he does that.
 
 A machine that sleeps does not see that time has passed. So the coordinator's heartbeat counts time: when it has
-gone on by about `heartbeat` seconds between two heartbeats that were acknowledged one after the other, this node may
-have been given up, and stops its workers at once.
-
-A heartbeat counts only with one of the coordinator's that is readable and not older than the last. Where that is not
-there, somebody removed it, maybe with this node's last heartbeat before it was read: that node stops sooner.
-
-What this cannot see is a heartbeat that was removed unread, where nothing else looks wrong: when the link breaks in the
-same moment, or somebody shows this node the coordinator's last heartbeat again and again. Its workers may then run for
-a part of the heartbeat time beside those who got their ranks; where any node may coordinate, for as long as an election
-takes, since the coordinator's heartbeat stands still then by itself.
+gone on by about `heartbeat` seconds between two looks of this node, it may have been given up, and stops its workers at
+once.
 
 Rules of this file: `step` is a function of state, event and time; times are this node's monotonic
 seconds, and only differences count.
@@ -34,15 +31,15 @@ from attrs import evolve, frozen
 from typing_extensions import assert_never
 
 from elasticlib.rendezvous.protocol._messages import EPOCH_BITS
-from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, IN_DOUBT, INTERVAL, KILL, TICK
+from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL, KILL, STALE, TICK
 
-SLEPT = 19
+SLEPT = 16
 """
-Growth of the coordinator's heartbeat between two heartbeats which says that this node may have been given up.
+Growth of the coordinator's heartbeat between two looks which says that this node may have been given up.
 
-That takes the whole heartbeat time, after which the coordinator's heartbeat is written at once: at least 20. A node
-with two heartbeats less than `FENCE` apart has read the first heartbeat when it was at most an `INTERVAL` old: at most
-18.
+That takes the whole heartbeat time from when a heartbeat of this node was read, which was half an `INTERVAL` before the
+look at the earliest: at least 17, and one less as both are rounded. A node that is awake is fenced before it has looked
+for the time from there to `FENCE`, and what it saw then was a `LOOK` old: at most 14, and one more.
 """
 ATTEMPT = 5.0
 """Seconds for one attempt to connect."""
@@ -73,19 +70,30 @@ class Greeted:
 
 
 @frozen
-class Acknowledged:
-    """What was sent at *sent* is in the store; *heard* is the coordinator's count, where it was looked for."""
+class Assigned:
+    """Ranks are this node's; what it sent at *sent* was read before."""
 
     sent: float
-    heard: int | None = None
-    """`NOTHING_HEARD` where none was found."""
-    doubt: str = ""
-    """Why none was."""
 
 
 @frozen
-class Unheard:
-    """The store acknowledges this node's heartbeats, and the coordinator says that they do not come to it."""
+class Acknowledged:
+    """What was sent at *sent* is in the store."""
+
+    sent: float
+
+
+@frozen
+class Heard:
+    """The coordinator's heartbeat was looked for; the store had a heartbeat of this node that was *sent* then."""
+
+    sent: float
+    count: int
+    """Its count; `NOTHING_HEARD` where none was found."""
+    doubt: str = ""
+    """Why none was."""
+    read: float | None = None
+    """When what it says to be the last heartbeat that was read of this node was sent, where it says so."""
 
 
 @frozen
@@ -101,7 +109,7 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Greeted | Acknowledged | Unheard | Broken | Tick
+Event: TypeAlias = Greeted | Assigned | Acknowledged | Heard | Broken | Tick
 
 
 @frozen
@@ -143,16 +151,18 @@ class SessionLiveness:
     trying: bool = False
     """Whether an attempt is on its way."""
     acknowledged: float = 0.0
-    """When the last thing was sent that the store acknowledged."""
+    """When the last thing was sent that the store acknowledged, while there was a coordinator."""
+    read: float | None = None
+    """When the last heartbeat was sent that the coordinator has read; None while this node has no ranks."""
     heard: int = NOTHING_HEARD
     heard_at: float = 0.0
     quiet_since: float | None = None
-    """Since when the store acknowledges heartbeats and the coordinator's stands still; None while it grows."""
+    """Since when the store answers and the coordinator's heartbeat stands still; None while it grows."""
     doubt: str = ""
-    """Why the last heartbeats do not count, although the store acknowledged them."""
+    """Why the coordinator's heartbeat does not count that was looked for last; empty where it does."""
     fenced: bool = False
     compares: bool = False
-    """Whether the coordinator's last heartbeat was read with a heartbeat of the present request to join."""
+    """Whether the coordinator's heartbeat was looked for since the present request to join."""
     doomed_at: float | None = None
     """When workers of a node that slept must be killed."""
     trouble: str = "the first attempt is not over yet"
@@ -188,34 +198,21 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
                 heard_at=now,
                 acknowledged=contact.acknowledged if contact.met else now,
             )
-        case Acknowledged(sent, heard, doubt):
+        case Assigned(sent):
+            contact = evolve(contact, read=sent)
+        case Acknowledged(sent):
             # What an abandoned connection still acknowledges is as true as anything else.
-            slept = _slept(contact, heard)
-            # Whoever hides the coordinator's, or puts an older one there, does the same with heartbeats in the store.
-            if heard is None or (heard != NOTHING_HEARD and heard >= contact.heard):
-                contact = evolve(contact, acknowledged=max(sent, contact.acknowledged), doubt="")
-            else:
-                contact = evolve(contact, doubt=doubt or "the heartbeat of the job's coordinator is an old one")
-            if heard is not None:
-                contact = evolve(contact, compares=True)
-            if heard is not None and heard > contact.heard:
-                contact = evolve(contact, heard=heard, heard_at=now, quiet_since=None)
-            elif heard is not None and contact.limits.heartbeat:
-                # Judged by heartbeats alone: one that sent none for a while has seen nothing.
-                contact = evolve(contact, quiet_since=now if contact.quiet_since is None else contact.quiet_since)
-                if now >= _silent_at(contact):
-                    quiet = now - (contact.quiet_since or now)
-                    why = f"the store answers, but no node has coordinated the job for {quiet:.3g} s"
-                    return evolve(contact, over=True), (GiveUp(why, True),)
+            contact = evolve(contact, acknowledged=max(sent, contact.acknowledged), doubt="")
+            contact = _contact_is_back(contact, now)
+        case Heard():
+            slept, contact = _slept(contact, event.count), _heard(contact, event, now)
+            if now >= _silent_at(contact):
+                quiet = now - (contact.quiet_since or now)
+                why = f"the store answers, but no node has coordinated the job for {quiet:.3g} s"
+                return evolve(contact, over=True), (GiveUp(why, True),)
             if slept and not contact.fenced:
                 return _wake(contact, slept, now)
-            if contact.live and now < _fence_at(contact):
-                contact = evolve(contact, fenced=False)
-        case Unheard():
-            if not contact.fenced and contact.doomed_at is None:
-                grace = GRACE * contact.limits.heartbeat
-                why = "this node's heartbeats are removed from the store: other nodes take its ranks soon"
-                return evolve(contact, doomed_at=now + grace), (Fence(why, grace),)
+            contact = _contact_is_back(contact, now)
         case Broken(why, gone):
             contact = _broken(contact, why, gone, now)
         case Tick():
@@ -227,7 +224,13 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
 
 def rejoin(contact: SessionLiveness) -> SessionLiveness:
     """No worker of this node runs any more, and it asks for ranks: what was before does not matter."""
-    return evolve(contact, compares=False, doomed_at=None)
+    known = contact.acknowledged if contact.read is None else max(contact.read, contact.acknowledged)
+    return evolve(contact, compares=False, doomed_at=None, read=None, acknowledged=known)
+
+
+def is_stale(contact: SessionLiveness, sent: float, now: float) -> bool:
+    """Whether this node may have been given up if nothing was read that it sent after *sent*."""
+    return bool(contact.limits.heartbeat) and now >= sent + STALE * contact.limits.heartbeat
 
 
 def wake_at(contact: SessionLiveness) -> float | None:
@@ -263,13 +266,41 @@ def kill_at(contact: SessionLiveness) -> float | None:
 
 
 def _killed_at(contact: SessionLiveness) -> float:
-    limit = contact.acknowledged + (IN_DOUBT + GRACE if _suspects(contact) else KILL) * contact.limits.heartbeat
+    limit = _alive_at(contact) + KILL * contact.limits.heartbeat
     return limit if contact.doomed_at is None else min(limit, contact.doomed_at)
 
 
-def _slept(contact: SessionLiveness, heard: int | None) -> int:
+def _alive_at(contact: SessionLiveness) -> float:
+    """When the last sign of life was sent that counts."""
+    if contact.read is None:
+        return contact.acknowledged
+    changes = contact.limits.elected and contact.quiet_since is not None
+    return max(contact.read, contact.acknowledged) if changes else contact.read
+
+
+def _heard(contact: SessionLiveness, event: Heard, now: float) -> SessionLiveness:
+    """With what the coordinator's heartbeat says, or that there was none that counts."""
+    count = event.count
+    contact = evolve(contact, compares=True, doubt=event.doubt)
+    # Whoever hides the coordinator's, or puts an older one there, does the same with heartbeats in the store.
+    if count != NOTHING_HEARD and count >= contact.heard:
+        contact = evolve(contact, acknowledged=max(event.sent, contact.acknowledged))
+        if contact.read is not None and event.read is not None:
+            contact = evolve(contact, read=max(event.read, contact.read))
+    elif count != NOTHING_HEARD:
+        contact = evolve(contact, doubt="the heartbeat of the job's coordinator is an old one")
+    if count > contact.heard:
+        return evolve(contact, heard=count, heard_at=now, quiet_since=None)
+    return evolve(contact, quiet_since=now if contact.quiet_since is None else contact.quiet_since)
+
+
+def _contact_is_back(contact: SessionLiveness, now: float) -> SessionLiveness:
+    return evolve(contact, fenced=False) if contact.live and now < _fence_at(contact) else contact
+
+
+def _slept(contact: SessionLiveness, heard: int) -> int:
     """By how much the coordinator's time has gone on more than this node's can have; 0: not so."""
-    if heard is None or heard <= contact.heard or not contact.compares or not contact.limits.heartbeat:
+    if heard <= contact.heard or not contact.compares or not contact.limits.heartbeat:
         return 0  # one that is not there, or of the past: somebody put it there
     # A new coordinator counts anew, and gives every node a full heartbeat time.
     same = heard >> EPOCH_BITS == contact.heard >> EPOCH_BITS
@@ -280,22 +311,14 @@ def _slept(contact: SessionLiveness, heard: int | None) -> int:
 def _wake(contact: SessionLiveness, slept: int, now: float) -> Outcome:
     heartbeat = contact.limits.heartbeat
     passed = f"{slept * TICK * heartbeat:.3g} s of the job's time"
-    why = f"{passed} passed between two heartbeats of this node, as if it was suspended: other nodes may have its ranks"
+    why = f"{passed} passed between two looks of this node, as if it was suspended: other nodes may have its ranks"
     contact = evolve(contact, compares=False, doomed_at=now + (KILL - FENCE) * heartbeat)
     contact, actions = _settle(contact, now)
     return contact, (Fence(why, GRACE * heartbeat), *actions)
 
 
 def _fence_at(contact: SessionLiveness) -> float:
-    heartbeats = contact.acknowledged + (IN_DOUBT if _suspects(contact) else FENCE) * contact.limits.heartbeat
-    # Two clocks of one interval each lie between two of the coordinator's that are seen: this limit is wider.
-    return heartbeats if contact.limits.elected else min(heartbeats, contact.heard_at + contact.limits.heartbeat)
-
-
-def _suspects(contact: SessionLiveness) -> bool:
-    """Whether somebody may have removed this node's last heartbeat, too, before it was read."""
-    # The process that has the store writes the coordinator's without a break.
-    return bool(contact.doubt) and not contact.limits.elected
+    return _alive_at(contact) + FENCE * contact.limits.heartbeat
 
 
 def _doubt_at(contact: SessionLiveness) -> float:
@@ -329,13 +352,20 @@ def _broken(contact: SessionLiveness, why: str, gone: bool, now: float) -> Sessi
     )
 
 
+def _why_lost(contact: SessionLiveness, now: float) -> str:
+    silent = now - _alive_at(contact)
+    if contact.doubt:
+        return f"{contact.doubt} ({silent:.3g} s)"
+    if contact.acknowledged > _alive_at(contact):
+        return f"the store has heartbeats of this node, and the job's coordinator has read none for {silent:.3g} s"
+    return f"no answer for {silent:.3g} s"
+
+
 def _settle(contact: SessionLiveness, now: float) -> Outcome:
     actions: list[Action] = []
     heartbeat = contact.limits.heartbeat
     if contact.met and heartbeat and not contact.fenced and now >= _fence_at(contact):
-        silent = now - min(contact.acknowledged, contact.heard_at)
-        live = f"{contact.doubt} ({silent:.3g} s)" if contact.doubt else f"no answer for {silent:.3g} s"
-        why = live if contact.live else contact.trouble
+        why = _why_lost(contact, now) if contact.live else contact.trouble
         # Those who are told have to be done before the workers are killed.
         left = _killed_at(contact) - TICK * heartbeat - now
         actions.append(Fence(f"contact with the job is lost: {why}", max(0.0, min(GRACE * heartbeat, left))))

@@ -1,11 +1,10 @@
 """
-The parts of a session's memory: what is asked, the mailbox it reads, its own heartbeats, its wait for ranks. Pure.
+The parts of a session's memory: what is asked, the mailbox it reads, its wait for ranks. Pure.
 
 Rules of this file: one operation at a time on each of a connection's lanes; an answer finds the question by its number.
 Each request to join opens a new mailbox. What may be left in an old one is deleted once a notice came in the new one:
-then nobody of this node looks into the old one, nor writes there. A heartbeat that the store acknowledged, and that the
-coordinator still misses when it should long have read it, was destroyed in between; this node's own clock tells how
-long that is. When people are told that a node still waits for its ranks is data; what is said is made by whoever knows.
+then nobody of this node looks into the old one, nor writes there. When people are told that a node still waits for its
+ranks is data; what is said is made by whoever knows.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing_extensions import Self
 
 from elasticlib.rendezvous.node._session_events import Lane
 from elasticlib.rendezvous.protocol._exchange import heartbeat_key, mailbox_key
-from elasticlib.rendezvous.protocol._messages import CoordinatorHeartbeat
 
 SLICE = 60.0
 """Seconds that one wait for a notice lasts."""
@@ -26,11 +24,6 @@ GREETING = 1.0
 """Seconds of one wait for the coordinator's greeting."""
 WAKE = b""
 """What a node writes for itself where its next notice would lie, to wait there no more."""
-_SEEN_BY = 0.25
-"""Share of the heartbeat time in which a heartbeat in the store is read, and the coordinator's says so."""
-_UNANSWERED = frozenset(4 * 2**times for times in range(20))
-"""Heartbeats without ranks after which the request to join may have been removed from the store."""
-_KEPT = 4
 _TELL_AFTER = (5.0, 15.0, 30.0)
 """Seconds of waiting after which it is told."""
 _TELL_EVERY = 60.0
@@ -47,7 +40,7 @@ class Task(enum.Enum):
     POST = "post a message"
     HEARTBEAT = "write a heartbeat"
     HEAR = "read the coordinator's heartbeat, after one of this node"
-    LISTEN = "read it, while no heartbeats are sent"
+    LISTEN = "read it between two heartbeats, or while they rest"
     AWAIT = "wait for the next notice"
     NOTICE = "read it"
     CAUSE = "read the root cause whole"
@@ -134,47 +127,6 @@ class Mailbox:
     def cleared(self, count: int) -> Self:
         """Without the first so many keys of what was left, which are deleted."""
         return evolve(self, litter=self.litter[count:])
-
-
-@frozen
-class OwnHeartbeats:
-    """By default, those of a node that has sent none yet."""
-
-    count: int = 0
-    unanswered: int = 0
-    """Since the last request to join."""
-    acknowledged: tuple[tuple[int, float], ...] = ()
-    """The last ones that are in the store since then, each with the time when it was sent."""
-
-    def joins(self) -> Self:
-        """A new mailbox is opened, in which there is no heartbeat."""
-        return evolve(self, unanswered=0, acknowledged=())
-
-    def next(self) -> Self:
-        """One more goes out."""
-        return evolve(self, count=self.count + 1, unanswered=self.unanswered + 1)
-
-    def acked(self, sent: float) -> Self:
-        """The last one, which was sent then, is in the store."""
-        return evolve(self, acknowledged=(*self.acknowledged[1 - _KEPT :], (self.count, sent)))
-
-    def is_late(self) -> bool:
-        """Whether an answer to the request should long have come, and it is time to say so."""
-        return self.unanswered in _UNANSWERED
-
-    def are_destroyed(self, heard: CoordinatorHeartbeat, node: str, heartbeat: float, known: int, asked: float) -> bool:
-        """
-        Whether *heard*, which was *asked* for then, misses heartbeats of this *node* that are in the store.
-
-        One whose count is not above that of the coordinator's heartbeat *known* before is old, and says nothing.
-        """
-        if heard.count <= known:
-            return False
-        last = next((each.count for each in heard.missed if each.node == node), None)
-        if last is None or not self.acknowledged:
-            return False
-        before = asked - _SEEN_BY * heartbeat
-        return any(count > last and sent <= before for count, sent in self.acknowledged)
 
 
 def search(where: str, host: str, status: str) -> str:

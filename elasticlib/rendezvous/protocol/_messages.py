@@ -20,6 +20,7 @@ from attrs.validators import and_, ge, in_, le, lt, min_len, optional, or_
 
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.protocol._codec import Code, Codec, Lines, Name, Place, mac, write
+from elasticlib.rendezvous.protocol._heartbeats_read import HeartbeatsRead
 from elasticlib.rendezvous.protocol._timing import SHORTEST_HEARTBEAT
 
 VERSION = 1
@@ -155,6 +156,8 @@ class RankAssignment:
     master_port: int = field(validator=and_(ge(0), le(65535)))
     why: str
     """What made the round start."""
+    heard: int = field(default=0, validator=ge(0))
+    """Count of the last heartbeat of this node that was read since it asked for ranks; 0: none was yet."""
 
     def __attrs_post_init__(self) -> None:
         for own, all_of_them in (
@@ -244,17 +247,8 @@ class Announcement:
 
 
 @frozen
-class Missed:
-    """A node whose heartbeats come no more to the coordinator, and the last one that came."""
-
-    node: Name
-    count: int = field(validator=ge(0))
-    """0: none came."""
-
-
-@frozen
 class CoordinatorHeartbeat:
-    """The coordinator lives: `count` grows, by one for each `TICK` of the heartbeat time and each heartbeat."""
+    """The coordinator lives: `count` grows, by one for each `TICK` of the heartbeat time in which it looked around."""
 
     nonce: Name
     """Of the beginning of the job that it coordinates."""
@@ -265,8 +259,8 @@ class CoordinatorHeartbeat:
     """Nodes that wait for ranks while a round runs."""
     over: str = ""
     """Why the job ended, where the coordinator may not know any more who is to be told."""
-    missed: tuple[Missed, ...] = ()
-    """Some of the nodes that will soon be lost: one that sends them knows by it that its heartbeats are destroyed."""
+    read: HeartbeatsRead | None = None
+    """Of the nodes of the last round."""
 
     @property
     def epoch(self) -> int:
@@ -337,7 +331,7 @@ _CLASSES: dict[str, type[Any]] = {
     "final": Final,
 }
 _REPORTS = ("join", "failed", "stopped", "succeeded", "leave", "bye", "close")
-_CODEC = Codec(VERSION, _CLASSES, (Descriptor, FailureNote, Terms, Missed), _REPORTS)
+_CODEC = Codec(VERSION, _CLASSES, (Descriptor, FailureNote, Terms, HeartbeatsRead), _REPORTS)
 
 
 def key_of(token: str) -> bytes:

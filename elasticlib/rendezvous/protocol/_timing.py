@@ -1,27 +1,31 @@
 """
 The times of the protocol, as shares of the heartbeat time that the coordinator announces. Pure.
 
-0 .. INTERVAL .. FENCE .. FENCE + GRACE < KILL .. 1: a heartbeat each INTERVAL; after FENCE without an answer it
-stops its workers, which have GRACE for it; at KILL they are killed; at 1 the coordinator takes the node for lost.
-Where the coordinator's heartbeat was removed: IN_DOUBT, what is left of GRACE, IN_DOUBT + GRACE.
+0 .. INTERVAL .. FENCE .. FENCE + GRACE < KILL .. 1: a node sends a heartbeat each INTERVAL, and looks twice as often
+what the coordinator says. The coordinator reads all heartbeats each LOOK, and says then which it has read. FENCE after
+a node sent the last one that was read, it stops its workers, which have GRACE for it; at KILL they are killed; 1 after
+it was read the coordinator takes the node for lost. So it works with clocks alone, whatever is lost, late or removed.
 """
 
 SHORTEST_HEARTBEAT = 0.1
 """Seconds: a shorter heartbeat time leaves no time for a message and its answer."""
+LOOK = 0.1
+"""Share of the heartbeat time between two readings of all heartbeats."""
 INTERVAL = 0.3
 """Share of the heartbeat time between two heartbeats."""
-FENCE = 0.6
-"""Share after which, unacknowledged, the workers are told to stop."""
-IN_DOUBT = 0.3
-"""
-The same where the coordinator's heartbeat was removed: `IN_DOUBT` + `GRACE` after one that counted, all have ended.
-
-The coordinator may not have read that one, but missed none before it: it read one within `MISSED` of its time before,
-and waits for all of it from there.
-"""
+STALE = 0.5
+"""Share after which ranks that come are believed only once the coordinator says that it has heard the node since."""
+FENCE = 0.75
+"""Share after which, unread, the workers are told to stop."""
 GRACE = 0.15
 """Share that they have for it."""
-KILL = 0.85
+KILL = 0.95
 """Share after which they are killed."""
+DEAF = 0.45
+"""
+Share for which a sidecar may be silent, before its launcher takes it for stopped.
+
+Its last heartbeat may be an INTERVAL old then: the workers have GRACE left before the node counts as lost.
+"""
 TICK = 0.05
 """Share of the heartbeat time in which the coordinator's heartbeat grows by one."""

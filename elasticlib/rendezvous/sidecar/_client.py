@@ -49,7 +49,7 @@ from elasticlib.rendezvous.protocol._messages import (
     to_plain,
 )
 from elasticlib.rendezvous.protocol._shortening import fitting
-from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL
+from elasticlib.rendezvous.protocol._timing import DEAF, GRACE
 from elasticlib.spec import TOKEN_VARIABLE
 
 _log = logging.getLogger("elasticlib")
@@ -98,9 +98,8 @@ class SidecarClient:
         self._clock = clock
         self._owner = os.getpid()
         self._birth_limit = job.join_timeout or _BIRTH
-        self._answer_limit = (FENCE - INTERVAL / 2 + (stall or 0.0)) * job.heartbeat
-        """Seconds within which the process answers, though this program stood still meanwhile. Shorter than what it
-        allows its store: its last heartbeat may be as old as the interval between two when it falls silent."""
+        self._answer_limit = (DEAF + (stall or 0.0)) * job.heartbeat
+        """Seconds within which the process answers, though this program stood still meanwhile."""
         self._waiting = 0
         self._generation = 0
         """How often ranks were asked for: an answer to an earlier request is none any more."""

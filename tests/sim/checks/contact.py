@@ -1,12 +1,13 @@
 """
 What must hold for a node's contact with its job: when it counts as lost, when workers are killed, what is tried.
 
-A node's last sign of life is its last heartbeat, or request to join, that went out and was answered with a heartbeat
-of the coordinator that is not older than one before. `FENCE` after it, and not before, the agent is told to stop its
-workers; at `KILL` they are killed, or sooner where others may have its ranks already. Where one process coordinates,
-and its heartbeat is not there, the times are `IN_DOUBT`, and `GRACE` more. A node between two of whose
-heartbeats the coordinator's time went on by the heartbeat time was suspended. Contact that is lost is sought at once,
-then again and again within a second each, for as long as the limits say, and no longer.
+The last sign of life of a node that has ranks is its last heartbeat that the coordinator says it has read; before, its
+last heartbeat, or request to join, that went out and was answered with a heartbeat of the coordinator that is not older
+than one before. The same holds while the coordinator's heartbeat stands still, where another node may take over.
+`FENCE` after it, and not before, the agent is told to stop its workers; at `KILL` they are killed, or sooner where
+others may have its ranks already. A node between two of whose looks at the coordinator's heartbeat its time went on by
+the heartbeat time was suspended. Contact that is lost is sought at once, then again and again within a second each, for
+as long as the limits say, and no longer.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ from attrs import define
 from elasticlib.errors import RendezvousConnectionError, RendezvousNotFoundError
 from elasticlib.rendezvous.node._session_liveness import SLEPT, Limits
 from elasticlib.rendezvous.protocol._messages import EPOCH_BITS, ContactLost
-from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, IN_DOUBT, KILL, TICK
+from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, KILL, STALE, TICK
 from tests.sim.checks.demand import SOON, Demand
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 REFUSALS = 4
 """In a row, after which nobody is there any more."""
 LOST, SLEEP = "contact with the job is lost: ", "as if it was suspended"
-REMOVED = "this node's heartbeats are removed"
 
 
 @define(eq=False, repr=False)
@@ -46,10 +46,11 @@ class Contact:
     over: bool = False
     """Whether nothing is tried any more."""
     sign: float = 0.0
-    """When the last sign of life went out."""
+    """When the last sign of life went out that the store has."""
+    credited: float | None = None
+    """When the last one went out that the coordinator has read; None without ranks."""
     read: int = -1
     """The coordinator's count that was read."""
-    read_at: float = 0.0
     suspended: bool = False
     """Whether the last answer says that this node was."""
     _fenced_at: float = -math.inf
@@ -64,7 +65,7 @@ class Contact:
     _why: str = ""
     """Why the connection broke."""
     _doubt: str = ""
-    """Why the last heartbeat was not answered, though the store took it."""
+    """Why the coordinator's heartbeat does not count."""
     _wakes: bool = False
     """Whether the agent must be told that this node was suspended."""
 
@@ -76,7 +77,7 @@ class Contact:
             not self.over and not self.trying, "it seeks contact though it does so already, or its part is over"
         )
         if self.live:
-            self.demand(self.is_stale(now), "it gives contact up that it has")
+            self.demand(self.is_useless(now), "it gives contact up that it has")
             self.live, self.since = False, now
         self.demand(now >= self._broke_at + SHORTEST_PAUSE - SOON, "it tries again without a pause")
         self.trying = True
@@ -91,29 +92,44 @@ class Contact:
     def greeted(self, heartbeat: float, now: float) -> None:
         """The coordinator's greeting was read."""
         self.sign = self.sign if self.met else now
-        self.heartbeat, self.since, self.read_at, self._refusals = heartbeat, now, now, 0
+        self.heartbeat, self.since, self._refusals = heartbeat, now, 0
         self.met, self.live, self.trying, self._broke_at = True, True, False, -math.inf
 
     def joins(self) -> None:
         """Ranks are asked for: no worker runs here any more."""
-        self._compares, self._doomed_at = False, math.inf
+        self.sign = self.sign if self.credited is None else max(self.sign, self.credited)
+        self._compares, self._doomed_at, self.credited = False, math.inf, None
+
+    def is_stale(self, sent: float | None, now: float) -> bool:
+        """Whether ranks that came with that as the last sign of life may be others' by now."""
+        return bool(self.heartbeat) and (sent is None or now >= sent + STALE * self.heartbeat)
+
+    def has_ranks(self, sent: float) -> None:
+        """The agent gets ranks, and that was the last sign of life."""
+        self.credited = sent
 
     def stored(self, sent: float, now: float) -> None:
         """A request to join that went out then is in the store."""
         self.sign, self._doubt = max(self.sign, sent), ""
         self._comes_back(now)
 
-    def felt(self, sent: float, count: int | None, doubt: str, now: float) -> None:
-        """The answer to a heartbeat that went out then: the coordinator's count; None where none is, and why."""
+    def felt(self, sent: float, count: int | None, doubt: str, credited: float | None, now: float) -> None:
+        """
+        The coordinator's count; None where none is, and why.
+
+        The store has a heartbeat that was *sent* then; that which the coordinator says it has read, at *credited*.
+        """
         self.suspended = self._compares and bool(self.heartbeat) and self._grown(count) >= SLEPT
         self._wakes = self.suspended and not self.fenced
         if count is not None and count >= self.read:
             self.sign, self._doubt = max(self.sign, sent), ""
+            if self.credited is not None and credited is not None:
+                self.credited = max(self.credited, credited)
         else:
             self._doubt = doubt or "an old one"
         self._compares = True
         if count is not None and count > self.read:
-            self.read, self.read_at, self._stands_since = count, now, None
+            self.read, self._stands_since = count, None
         elif self.heartbeat and self._stands_since is None:
             self._stands_since = now
         if not self.suspended or self.fenced:
@@ -144,26 +160,26 @@ class Contact:
         elif SLEEP in loss.why:
             self.demand(self.suspended and not self.fenced, f"it was not suspended: {loss.why}")
             self._compares, self._wakes, self._doomed_at = False, False, now + (KILL - FENCE) * self.heartbeat
-        elif loss.why.startswith(REMOVED):
-            self._doomed_at = now + grace
 
     # What must be.
 
     def lost_at(self) -> float:
         """When it counts as lost."""
-        silent_at = self.sign + (IN_DOUBT if self._suspects() else FENCE) * self.heartbeat
-        return silent_at if self.limits.elected else min(silent_at, self.read_at + self.heartbeat)
+        return self._alive_at() + FENCE * self.heartbeat
 
-    def _suspects(self) -> bool:
-        return bool(self._doubt) and not self.limits.elected
+    def _alive_at(self) -> float:
+        if self.credited is None:
+            return self.sign
+        changes = self.limits.elected and self._stands_since is not None
+        return max(self.credited, self.sign) if changes else self.credited
 
-    def is_stale(self, now: float) -> bool:
+    def is_useless(self, now: float) -> bool:
         """Whether contact that is there is of no use: a new connection may be better."""
         return self.fenced and (self._fenced_at == now or now >= self.since + FENCE * self.heartbeat)
 
     def may_try(self, now: float) -> bool:
         """Whether a connection may be made."""
-        return self.is_stale(now) if self.live else not self.trying
+        return self.is_useless(now) if self.live else not self.trying
 
     def ends_at(self) -> float:
         """When the search is given up."""
@@ -191,11 +207,11 @@ class Contact:
         lost = self.met and bool(self.heartbeat) and now >= self.lost_at()
         self.demand(self.fenced or not lost, "contact is lost, and the agent is not told")
         idle = not self.live and not self.trying and now >= self._broke_at + LONGEST_PAUSE
-        self.demand(not idle and not (self.live and self.is_stale(now)), "it is time to seek contact, and it does not")
+        useless = self.live and self.is_useless(now)
+        self.demand(not idle and not useless, "it is time to seek contact, and it does not")
 
     def _killed_at(self) -> float:
-        share = IN_DOUBT + GRACE if self._suspects() else KILL
-        return min(self.sign + share * self.heartbeat, self._doomed_at)
+        return min(self._alive_at() + KILL * self.heartbeat, self._doomed_at)
 
     def kills(self, kill_at: float | None) -> None:
         """Workers that still run here are killed then."""

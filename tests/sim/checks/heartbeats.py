@@ -2,19 +2,23 @@
 What must hold for a node's heartbeats.
 
 One goes out in each interval of the heartbeat time, no later for anything else that is to be said, and no earlier;
-each has the next number, and says what was read and said. Those of a node that is held rest; the coordinator's are
-read all the same.
+each has the next number, and says what was read and said. Half an interval later the coordinator's is read once more.
+Those of a node that is held rest; the coordinator's are read all the same.
 """
 
 from __future__ import annotations
 
 import math
+import string
 
-from attrs import define
+from attrs import Factory, define
 
-from elasticlib.rendezvous.protocol._messages import NodeHeartbeat
+from elasticlib.rendezvous.protocol._messages import HeartbeatsRead, NodeHeartbeat, RankAssignment
 from elasticlib.rendezvous.protocol._timing import INTERVAL
 from tests.sim.checks.demand import SOON, Demand
+
+DIGITS = string.ascii_letters + string.digits + "+/"
+REMEMBERED = 64
 
 
 @define(eq=False, repr=False)
@@ -27,11 +31,18 @@ class Heartbeats:
     held: bool = False
     sent_at: float = 0.0
     """When the last one went out."""
+    stored_at: float = -math.inf
+    """When the last one since the request to join went out that is in the store."""
     since_join: int = 0
     """That went out since the last request to join."""
     answered: int = 0
     """Of these, those after which one of the coordinator was read."""
+    sent: dict[int, float] = Factory(dict)
+    """When each of these went out."""
+    _credited: int = 0
+    """The last one that the coordinator has read."""
     _due_at: float = -math.inf
+    _listens_at: float = math.inf
 
     def at_once(self) -> None:
         """The next one is due."""
@@ -40,24 +51,43 @@ class Heartbeats:
     def joins(self) -> None:
         """A seat is asked for."""
         self.since_join = self.answered = 0
+        self.sent, self.stored_at = {}, -math.inf
 
     def heartbeats(self, node_heartbeat: NodeHeartbeat, read: int, said: int, now: float) -> None:
         """One goes out."""
         self.demand(not self.held, "a heartbeat goes out though they are to rest")
         self.count, self.since_join, self.sent_at = self.count + 1, self.since_join + 1, now
+        self.sent[self.count] = now
         right = NodeHeartbeat(self.count, read, said)
         self.demand(node_heartbeat == right, f"it sends {node_heartbeat}, and should {right}")
         self._goes_out(now)
 
+    def credited(self, told: HeartbeatsRead | None, ranks: RankAssignment | None) -> float | None:
+        """When the last one went out that the coordinator says it has read; it never takes back what it said."""
+        if told is None or ranks is None or told.round != ranks.round:
+            return None
+        digit = DIGITS.find(told.last[ranks.group_rank : ranks.group_rank + 1] or ".")
+        least = max(self._credited, ranks.heard, self.count - self.since_join + 1)
+        alike = next(count for count in range(least, least + 64) if digit < 0 or count % 64 == digit)
+        if digit < 0 or alike not in list(self.sent)[-REMEMBERED:]:
+            return None
+        self._credited = alike
+        return self.sent[alike]
+
     def listens(self, now: float) -> None:
-        """The coordinator's is read in its place."""
-        self.demand(self.held, "the coordinator's heartbeat is read without one of the node")
-        self._goes_out(now)
+        """The coordinator's is read without one of the node before."""
+        if self.held and now >= self._due_at - SOON:
+            self._goes_out(now)
+            return
+        self.demand(now < self._due_at, "the coordinator's heartbeat is read in the place of one of the node")
+        self.demand(now >= self._listens_at - SOON, "the coordinator's heartbeat is read too early")
+        self._listens_at = math.inf
 
     def _goes_out(self, now: float) -> None:
         self.demand(now >= self._due_at - SOON, f"a heartbeat goes out {self._due_at - now:.6f} s too early")
-        self._due_at = now + INTERVAL * self.heartbeat
+        self._due_at, self._listens_at = now + INTERVAL * self.heartbeat, now + INTERVAL / 2 * self.heartbeat
 
     def rests(self, now: float) -> None:
         """Nothing goes out though it could."""
         self.demand(now < self._due_at, "a heartbeat is due, and does not go out")
+        self.demand(now < self._listens_at, "it is time to read the coordinator's heartbeat")

@@ -9,6 +9,7 @@ What of the session itself is looked at are the fields that others read.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from attrs import define, field
@@ -78,6 +79,12 @@ class SessionChecks:
     """The node that coordinates, as far as is known."""
     _listens: bool = False
     """Whether the coordinator's heartbeat is being read without one of the node."""
+    _ranks: messages.RankAssignment | None = None
+    """That were read."""
+    _unsure: bool = False
+    """Whether they may be others', so that the agent has not got them."""
+    _too_late: bool = False
+    """Whether something came after such ranks: the agent must be told that they came too late."""
     _ending: messages.Final | None = None
     """Whose whole root cause is being read."""
     _key_of_end: str = ""
@@ -109,6 +116,7 @@ class SessionChecks:
         early = [loss for loss in losses if loss.why.startswith(LOST) and now >= self.contact.lost_at()]
         for loss in early:
             self.contact.told(loss, now)
+            self._unsure = False
         # What had to be done before the event was heard.
         first = [each for each in actions if isinstance(each, events.Connect) and self.contact.may_try(now)]
         for connect in first:
@@ -117,6 +125,9 @@ class SessionChecks:
         for loss in losses:
             if loss not in early:
                 self.contact.told(loss, now)
+                self._unsure = False
+        self.demand(bool(losses) or not self._too_late, "ranks came too late, and the agent is not told")
+        self._too_late = False
         is_told(told, words, after, self.contact.fenced, self.demand)
         parts = after.parted and not before.parted and not isinstance(event, events.Lost)
         left = self.envelopes.is_left and (
@@ -177,6 +188,7 @@ class SessionChecks:
                 self.envelopes.wants()
                 self.mailbox.opened(mailbox_name(self._node, self.envelopes.join_seq), self.seen.epoch > 0)
                 self.contact.joins()
+                self._unsure = False
                 self.heartbeats.joins()
                 self.waiting.begins(now)
                 old = [word for word in after.words if isinstance(word, (messages.RankAssignment, messages.RoundEnd))]
@@ -217,16 +229,17 @@ class SessionChecks:
                         self.contact.stored(self.envelopes.asked_at or now, now)
             case Write(values) if WAKE not in values.values():
                 self.lanes.follow[lane] = Read((COORDINATOR_HEARTBEAT,))
+                self.heartbeats.stored_at = self.heartbeats.sent_at
             case Delete():
                 self.mailbox.deleted()
             case Read((key, *_)) if key == ANNOUNCEMENT:
                 self._is_greeted(result, after, now)
             case Read((key,)) if key == COORDINATOR_HEARTBEAT:
-                self._felt(result[0], after, now)
+                return self._felt(result[0], after, now)
             case Read((key,)) if key == CAUSE:
-                return self._ended(result[0], after)
+                return self._ended(result[0], after, now)
             case Read((key,)) if result[0] is not None:
-                return self._noticed(key, result[0])
+                return self._noticed(key, result[0], now)
         return None
 
     def _is_greeted(self, found: list[bytes | None], after: Session, now: float) -> None:
@@ -250,7 +263,8 @@ class SessionChecks:
                 self.contact.greeted(announcement.heartbeat, now)
             self.heartbeats.heartbeat = self.contact.heartbeat
 
-    def _felt(self, raw: bytes | None, after: Session, now: float) -> None:
+    def _felt(self, raw: bytes | None, after: Session, now: float) -> messages.Told | None:
+        credited = None
         heard, doubt = heartbeat_of(raw, self._job, self.seen.nonce, self._key)
         if heard is not None:
             shown = heard.status if self.heartbeats.answered else ""
@@ -261,12 +275,22 @@ class SessionChecks:
                 self.envelopes.repeats(self.seen)
             self.seen = self.seen.felt(heard)
             self._must_end = self._must_end or bool(heard.over)
+            if heard.count >= self.contact.read:
+                credited = self.heartbeats.credited(heard.read, self._ranks)
         elif raw is not None:
             self.refusals.refuses("coordinator's heartbeat")
-        if not (self._listens or self.contact.over or self._must_end):
-            self.contact.felt(self.heartbeats.sent_at, None if heard is None else heard.count, doubt, now)
+        if not (self.contact.over or self._must_end):
+            self.contact.felt(self.heartbeats.stored_at, None if heard is None else heard.count, doubt, credited, now)
+        if not self._unsure or credited is None or self.contact.is_stale(credited, now):
+            return None
+        return self._gets_ranks(credited)
 
-    def _noticed(self, key: str, data: bytes) -> messages.Told | None:
+    def _gets_ranks(self, credited: float) -> messages.RankAssignment | None:
+        self._unsure = False
+        self.contact.has_ranks(credited)
+        return self._ranks
+
+    def _noticed(self, key: str, data: bytes, now: float) -> messages.Told | None:
         try:
             notice = None if data == WAKE else notice_in(data, key, self._job, self._key, self.seen)
         except RendezvousStateError:
@@ -276,18 +300,18 @@ class SessionChecks:
             self._ending, self._key_of_end = notice, key
             self.lanes.follow[Lane.WATCH] = Read((CAUSE,))
             return None
-        return self._delivered(key, notice)
+        return self._delivered(key, notice, now)
 
-    def _ended(self, cause: bytes | None, after: Session) -> messages.Told | None:
+    def _ended(self, cause: bytes | None, after: Session, now: float) -> messages.Told | None:
         """The end was read, with its whole root cause or the few lines of it that it came with."""
         told, brief = after.final, self._ending
         if told is not None and told != brief and refers(told) == brief:
-            return self._delivered(self._key_of_end, told)
+            return self._delivered(self._key_of_end, told, now)
         if cause is not None:
             self.refusals.refuses("root cause")
-        return self._delivered(self._key_of_end, brief)
+        return self._delivered(self._key_of_end, brief, now)
 
-    def _delivered(self, key: str, notice: messages.Told | None) -> messages.Told | None:
+    def _delivered(self, key: str, notice: messages.Told | None, now: float) -> messages.Told | None:
         """The notice that is the next one; it is to be deleted now."""
         self.lanes.follow[Lane.WATCH] = Delete((key,))
         if notice is None or self._has_read_all() or key != self.mailbox.next_key:
@@ -301,6 +325,12 @@ class SessionChecks:
             self.envelopes.elaborates(notice.round)
         if isinstance(notice, (messages.RankAssignment, messages.Final)):
             self.waiting.ends()
+        if isinstance(notice, messages.RankAssignment):
+            self._ranks, self._unsure = notice, True
+            sent = self.heartbeats.sent.get(notice.heard, self.envelopes.asked_at)
+            return None if self.contact.is_stale(sent, now) else self._gets_ranks(-math.inf if sent is None else sent)
+        if isinstance(notice, (messages.RoundEnd, messages.Final)):
+            self._too_late, self._unsure = self._unsure, False
         return notice
 
     def _has_read_all(self) -> bool:

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous.coordinator import _past
-from elasticlib.rendezvous.coordinator._coordinator import abandon, given_up, mailboxes, missed, next_loss, status, step
+from elasticlib.rendezvous.coordinator._coordinator import abandon, given_up, mailboxes, next_loss, read, status, step
 from elasticlib.rendezvous.coordinator._liveness import REMEMBERED
 from elasticlib.rendezvous.coordinator._state import (
     Action,
@@ -33,9 +33,9 @@ from elasticlib.rendezvous.protocol._messages import (
     FailureNote,
     Final,
     GivenUp,
+    HeartbeatsRead,
     Join,
     Leave,
-    Missed,
     Notice,
     RankAssignment,
     Report,
@@ -1040,16 +1040,47 @@ def test_nobody_is_lost_once_the_job_has_ended() -> None:
     assert next_loss(desk.state) is None
 
 
-def test_a_node_whose_heartbeats_are_missed_is_named_long_before_it_is_lost() -> None:
+def test_the_heartbeats_that_were_read_are_told_by_group_rank() -> None:
     desk = watched("a", "b", "c", min_nodes=2)
-    desk.node_heartbeat().node_heartbeat("b")
-    assert () == missed(desk.state)
-
-    desk.node_heartbeat("b")
-    count = desk.heartbeats[mailboxes(desk.state)["b"]]
-    assert (Missed("b", count),) == missed(desk.state)
+    assert desk.state.round is not None
+    assert ["a", "b", "c"] == list(desk.state.round.entries)
     desk.node_heartbeat()
-    assert () == missed(desk.state)
+    desk.node_heartbeat("b")
+
+    assert HeartbeatsRead(0, "cbc") == read(desk.state)
+
+
+def test_of_a_node_that_left_or_waits_for_other_ranks_no_heartbeat_counts_that_it_sent_for_these() -> None:
+    desk = watched("a", "b", "c", min_nodes=2).node_heartbeat()
+    desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, ()), Join("a", offer()), Leave("c", "signal 15", 0))
+    desk.hear(Stopped("c", 0, ()))
+    desk.node_heartbeat()
+
+    found = read(desk.state)
+
+    assert found is not None
+    assert (".", ".") == (found.last[0], found.last[2])
+    assert "." != found.last[1]
+
+
+def test_before_the_first_round_no_heartbeat_is_told_to_be_read() -> None:
+    desk = Desk(Rules(2, 2, heartbeat=10.0))
+    desk.join("a")
+    desk.node_heartbeat()
+
+    assert read(desk.state) is None
+
+
+def test_ranks_come_with_the_last_heartbeat_that_was_read_of_their_node() -> None:
+    desk = Desk(Rules(2, 2, heartbeat=10.0))
+    desk.join("a")
+    desk.node_heartbeat().node_heartbeat()
+    count = desk.heartbeats[mailboxes(desk.state)["a"]]
+
+    desk.join("b")
+
+    assert desk.state.round is not None
+    assert [count, 0] == [assignment.heard for assignment in desk.state.round.assignments]
 
 
 def test_a_spare_whose_heartbeats_are_missed_gets_no_ranks_while_another_one_is_heard() -> None:

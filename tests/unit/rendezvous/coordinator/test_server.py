@@ -32,8 +32,10 @@ from elasticlib.rendezvous.protocol._exchange import (
     heartbeat_key,
     mailbox_key,
 )
+from elasticlib.rendezvous.protocol._heartbeats_read import HeartbeatsRead
 from elasticlib.rendezvous.protocol._messages import (
     Acknowledgement,
+    CoordinatorHeartbeat,
     Descriptor,
     Envelope,
     Final,
@@ -124,7 +126,7 @@ def test_it_greets_and_waits_for_messages() -> None:
 def test_what_came_is_forgotten_only_after_what_followed_from_it_is_written() -> None:
     shell = Shell().begin().say(Join("b", OFFER))
 
-    assert [Write, Discard, Receive] == shell.kinds()
+    assert [Write, Write, Discard, Receive] == shell.kinds()
     assert isinstance(shell.notice("b", 0), RankAssignment)
 
 
@@ -136,7 +138,7 @@ def test_what_was_decided_is_saved_before_anybody_is_told() -> None:
 
     shell.say(Join("b", OFFER))
 
-    assert [Save, Write, Discard, Receive] == shell.kinds()
+    assert [Save, Write, Write, Discard, Receive] == shell.kinds()
 
 
 def test_a_successor_goes_on_where_its_predecessor_saved() -> None:
@@ -166,7 +168,7 @@ def test_a_message_that_is_none_is_refused_with_a_line() -> None:
 
     shell.hear(Arrived([Posted(1, b"scribble"), Posted(2, b""), Posted(3, encode(NodeHeartbeat(1, 0, 0)))]))
 
-    assert [Log, Log, Discard, Receive] == shell.kinds()
+    assert [Log, Log, Write, Discard, Receive] == shell.kinds()
 
 
 def test_heartbeats_are_read_in_time_and_what_was_not_read_is_written_again() -> None:
@@ -181,6 +183,37 @@ def test_heartbeats_are_read_in_time_and_what_was_not_read_is_written_again() ->
     assert {mailbox_key("b/1", 0), ANNOUNCEMENT, COORDINATOR_HEARTBEAT} == {
         key for each in shell.done if isinstance(each, Write) for key in each.values
     }
+
+
+def heartbeat_in(shell: Shell) -> CoordinatorHeartbeat:
+    heartbeat = decode(shell.values[COORDINATOR_HEARTBEAT])
+    assert isinstance(heartbeat, CoordinatorHeartbeat)
+    return heartbeat
+
+
+def test_after_each_look_the_coordinator_says_which_heartbeats_it_has_read() -> None:
+    shell = Shell(answers=False).begin().say(Join("b", OFFER))
+    shell.hear(Heard([None]))
+    assert HeartbeatsRead(0, ".") == heartbeat_in(shell).read
+    told = []
+    for count in (1, 2):
+        shell.later(LOOK * HEARTBEAT)
+        shell.hear(Heard([encode(NodeHeartbeat(count, 0, 1))]))
+        told.append(heartbeat_in(shell).read)
+
+    assert [HeartbeatsRead.of(0, [1]), HeartbeatsRead.of(0, [2])] == told
+
+
+def test_the_coordinators_heartbeat_counts_the_time_in_which_it_looked_around() -> None:
+    """However often it says that it lives, and however long it stood still: then it blames nobody for a silence."""
+    shell, counts = Shell().begin(), []
+    for seconds in (0.0, *[0.011 * HEARTBEAT] * 10, 0.5 * HEARTBEAT, 0.6 * HEARTBEAT, LOOK * HEARTBEAT):
+        shell.now += seconds
+        shell.server._look_at = shell.now
+        shell.later(0.0)
+        counts.append(heartbeat_in(shell).count)
+
+    assert [1, 1, 3, 13, 13, 15] == [counts[0], counts[1], *counts[10:]]
 
 
 def test_a_job_is_abandoned_for_all_but_for_the_node_that_leaves() -> None:

@@ -52,10 +52,10 @@ from elasticlib.rendezvous.protocol._messages import (
     FailureNote,
     Final,
     GivenUp,
+    HeartbeatsRead,
     Join,
     Leave,
     Message,
-    Missed,
     NodeHeartbeat,
     RankAssignment,
     RoundEnd,
@@ -69,7 +69,7 @@ from elasticlib.rendezvous.protocol._messages import (
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Wait, Write
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._shortening import EARLY, ENVELOPE, refers
-from elasticlib.rendezvous.protocol._timing import FENCE, INTERVAL
+from elasticlib.rendezvous.protocol._timing import FENCE, INTERVAL, KILL
 
 HEARTBEAT = 10.0
 GREETING = Announcement("job", "nonce", "a", Terms(1, 2, 3), HEARTBEAT)
@@ -505,8 +505,12 @@ def test_heartbeats_begin_with_the_request_and_come_each_interval() -> None:
     assert shell.session.speaks_at() is None
     shell.joined()
 
-    assert shell.session.speaks_at() == pytest.approx(shell.now + INTERVAL * HEARTBEAT)
-    shell.later(INTERVAL * HEARTBEAT)
+    assert shell.session.speaks_at() == pytest.approx(shell.now + INTERVAL / 2 * HEARTBEAT)
+    shell.later(INTERVAL / 2 * HEARTBEAT)
+    assert Read((COORDINATOR_HEARTBEAT,)) == shell.what()
+    shell.answer([None])
+    assert shell.session.speaks_at() == pytest.approx(shell.now + INTERVAL / 2 * HEARTBEAT)
+    shell.later(INTERVAL / 2 * HEARTBEAT)
 
     assert {NODE_HEARTBEAT: put(NodeHeartbeat(2, 0, 1))} == shell.what().values
 
@@ -524,17 +528,19 @@ def test_heartbeats_rest_while_they_are_held() -> None:
     assert isinstance(shell.what(), Write)
 
 
-def test_a_node_whose_heartbeats_rest_hears_that_its_last_one_was_destroyed() -> None:
+def test_a_node_whose_heartbeats_rest_hears_which_was_read_last() -> None:
     """Its launcher stands still, so that it writes no other: it must know all the same how long its workers have."""
     shell = Shell().greeted().joined()
-    shell.hear(Hold(True))
-    kill_at = shell.session.kill_at()
-
+    shell.reads(SEAT)
     shell.later(INTERVAL * HEARTBEAT)
-    shell.answer([put(CoordinatorHeartbeat("nonce", 9, missed=(Missed("b", 0),)))])
+    sent = shell.now
+    shell.beaten()
+    shell.hear(Hold(True))
 
-    assert ["this node's heartbeats are removed from the store" in str(word) for word in shell.words()] == [True]
-    assert (shell.session.kill_at() or 0.0) < (kill_at or 0.0)
+    shell.later(INTERVAL / 2 * HEARTBEAT)
+    shell.answer([put(tells("c", count=9))])
+
+    assert shell.session.kill_at() == sent + KILL * HEARTBEAT
 
 
 def test_a_node_without_acknowledged_heartbeats_is_fenced_and_connects_anew() -> None:
@@ -545,7 +551,7 @@ def test_a_node_without_acknowledged_heartbeats_is_fenced_and_connects_anew() ->
 
     assert [Connect] == [type(action) for action in actions if not isinstance(action, Log)]
     assert [ContactLost] == [type(word) for word in shell.words()]
-    assert 100.0 + 0.85 * HEARTBEAT == shell.session.kill_at()
+    assert 100.0 + KILL * HEARTBEAT == shell.session.kill_at()
 
 
 def test_a_job_that_has_begun_anew_is_left_by_whoever_was_in_it() -> None:
@@ -667,8 +673,9 @@ def test_ranks_that_come_while_contact_is_lost_are_none() -> None:
     shell.later(FENCE * HEARTBEAT + 0.1)
     shell.words()
     shell.greeted()
+    assert isinstance(shell.what(), Write)
 
-    shell.reads(SEAT)
+    shell.reads(evolve(SEAT, heard=2))
 
     [word] = shell.words()
     assert isinstance(word, ContactLost)
@@ -684,32 +691,122 @@ def test_ranks_that_are_taken_after_contact_was_lost_are_none() -> None:
     assert [ContactLost] == [type(word) for word in shell.words()]
 
 
-@pytest.mark.parametrize(("count", "stops"), [(1, True), (2, False)])
-def test_a_node_whose_beats_the_coordinator_misses_though_they_are_in_the_store_stops_its_workers(
-    count: int, stops: bool
+def tells(last: str, round: int = 0, count: int = 1) -> CoordinatorHeartbeat:
+    """The coordinator says which heartbeats it has read: a is 0, b is 1."""
+    return CoordinatorHeartbeat("nonce", count, read=HeartbeatsRead(round, "x" + last))
+
+
+@pytest.mark.parametrize(
+    ("told", "read"),
+    [
+        (tells("c", count=9), 103.0),
+        (tells("b", count=9), 100.0),
+        (tells(".", count=9), 100.0),
+        (tells("", count=9), 100.0),
+        (tells("9", count=9), 100.0),  # as of 61 heartbeats before the first
+        (tells("c", round=1, count=9), 100.0),
+        (CoordinatorHeartbeat("nonce", 9), 100.0),
+        (tells("c", count=1), 100.0),
+    ],
+)
+def test_the_workers_time_counts_from_the_last_heartbeat_that_the_coordinator_says_it_has_read(
+    told: CoordinatorHeartbeat, read: float
 ) -> None:
+    """One of its heartbeats that is older than what was read before says nothing."""
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
-    for number in (2, 3):
-        shell.later(INTERVAL * HEARTBEAT)
-        shell.answer()
-        missed = (Missed("a", 0), Missed("b", count)) if number == 3 else ()
-        shell.answer([put(CoordinatorHeartbeat("nonce", number, missed=missed))])
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.heartbeats = 5
+    shell.beaten()
 
-    words = [word.why for word in shell.words() if isinstance(word, ContactLost)]
-    assert stops == any("this node's heartbeats are removed from the store" in why for why in words)
+    shell.later(INTERVAL / 2 * HEARTBEAT)
+    shell.answer([put(told)])
+
+    assert shell.session.kill_at() == read + KILL * HEARTBEAT
 
 
-def test_an_old_heartbeat_that_misses_heartbeats_says_only_that_it_is_an_old_one() -> None:
+@pytest.mark.parametrize(("heard", "is_last"), [(5, False), (60, True)])
+def test_which_heartbeat_was_read_is_clear_though_only_part_of_its_number_is_told(heard: int, is_last: bool) -> None:
+    """The number is told modulo 64, and is not below one that was told before: 69 looks like 5."""
     shell = Shell().greeted().joined()
-    shell.reads(SEAT)
-    for number, missed in ((7, ()), (8, ()), (7, (Missed("b", 0),))):
+    for _ in range(2, 70):
         shell.later(INTERVAL * HEARTBEAT)
-        shell.answer()
-        shell.answer([put(CoordinatorHeartbeat("nonce", number, missed=missed))])
+        shell.beaten()
+        if isinstance(shell.what(), Post):
+            shell.posted()
+    shell.reads(evolve(SEAT, heard=heard))
+    assert () == shell.words()
 
-    [lost] = shell.words()
-    assert "the heartbeat of the job's coordinator is an old one (3 s)" in lost.why
+    shell.later(INTERVAL / 2 * HEARTBEAT)
+    shell.answer([put(tells("f", count=70))])
+
+    assert is_last == bool(shell.words())
+
+
+@pytest.mark.parametrize("heard", [0, 1])
+def test_ranks_that_may_be_old_are_told_once_the_coordinator_has_heard_this_node_since(heard: int) -> None:
+    """It was given them for a heartbeat of long ago: they may have been kept from it, and be others' by now."""
+    shell = Shell().greeted().joined()
+    for _ in range(2):
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.beaten()
+    shell.reads(evolve(SEAT, heard=heard))
+    assert () == shell.words()
+
+    shell.later(INTERVAL / 2 * HEARTBEAT)
+    shell.answer([put(tells("b", count=9))])
+    assert () == shell.words()
+    shell.later(INTERVAL / 2 * HEARTBEAT)
+    shell.answer()
+    shell.answer([put(tells("d", count=12))])
+
+    assert (evolve(SEAT, heard=heard),) == shell.words()
+    assert shell.session.kill_at() == pytest.approx(shell.now - INTERVAL * HEARTBEAT + KILL * HEARTBEAT)
+
+
+def test_ranks_that_are_as_old_as_the_last_heartbeats_are_told_at_once() -> None:
+    shell = Shell().greeted().joined()
+    for _ in range(2):
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.beaten()
+
+    shell.reads(evolve(SEAT, heard=2))
+
+    assert (evolve(SEAT, heard=2),) == shell.words()
+    assert shell.session.kill_at() == pytest.approx(shell.now - INTERVAL * HEARTBEAT + KILL * HEARTBEAT)
+
+
+@pytest.mark.parametrize("then", [RoundEnd(0, "a node was lost", True), Final(False, "it failed")])
+def test_who_hears_of_the_end_of_a_round_whose_ranks_came_too_late_has_none(then: RoundEnd | Final) -> None:
+    shell = Shell().greeted().joined()
+    for _ in range(2):
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.beaten()
+    shell.reads(SEAT)
+    shell.answer(None, Lane.WATCH)
+
+    shell.reads(then)
+
+    lost, told = shell.words()
+    assert isinstance(lost, ContactLost)
+    assert "the ranks that it got came too late" == lost.why
+    assert then == told
+
+
+def test_ranks_that_came_too_late_are_none_once_contact_is_lost() -> None:
+    shell = Shell().greeted().joined()
+    for _ in range(2):
+        shell.later(INTERVAL * HEARTBEAT)
+        shell.beaten()
+    shell.reads(SEAT)
+
+    shell.later(FENCE * HEARTBEAT + 0.1)
+    shell.greeted()
+    shell.beaten()
+    shell.later(INTERVAL / 2 * HEARTBEAT)
+    shell.answer([put(tells("e", count=9))])
+
+    assert [ContactLost] == [type(word) for word in shell.words()]
 
 
 def test_a_request_for_ranks_is_said_again_with_its_number_when_no_answer_comes() -> None:
@@ -740,19 +837,19 @@ def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> N
 
 
 def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> None:
-    """The heartbeat of the coordinator has gone on by a heartbeat time (20 ticks) between two of its own."""
+    """The heartbeat of the coordinator has gone on by about a heartbeat time (20 ticks) between two looks."""
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
 
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
-    shell.answer([put(CoordinatorHeartbeat("nonce", shell.heartbeats + 20))])
+    shell.answer([put(CoordinatorHeartbeat("nonce", shell.heartbeats + 16))])
 
     [word] = shell.words()
     assert isinstance(word, ContactLost)
     assert "as if it was suspended" in word.why
     kill_at = shell.session.kill_at()
-    assert kill_at == pytest.approx(shell.now + 0.25 * HEARTBEAT)
+    assert kill_at == pytest.approx(shell.now + (KILL - FENCE) * HEARTBEAT)
 
 
 def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
@@ -770,13 +867,13 @@ def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
     shell.answer([put(CoordinatorHeartbeat("nonce", 190))])
 
     assert () == shell.words()
-    assert shell.session.kill_at() == pytest.approx(shell.now + 0.85 * HEARTBEAT)
+    assert shell.session.kill_at() == pytest.approx(shell.now + KILL * HEARTBEAT)
 
 
 def test_a_heartbeat_that_goes_on_as_it_should_stops_nobody() -> None:
-    """Two heartbeats less than FENCE apart, and a first heartbeat that was an INTERVAL old: 18 ticks at most."""
+    """Two looks less than FENCE - INTERVAL / 2 apart, and a first heartbeat that was a LOOK old: 15 ticks at most."""
     shell = Shell().greeted().joined()
-    for count in (19, 37, 55):
+    for count in (16, 31, 46):
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
         shell.answer([put(CoordinatorHeartbeat("nonce", count))])
@@ -786,7 +883,7 @@ def test_a_heartbeat_that_goes_on_as_it_should_stops_nobody() -> None:
 
 def test_a_new_coordinators_heartbeat_is_counted_from_its_own_beginning() -> None:
     shell = Shell(Session.begin(Belief("job", "b", None), Limits(elected=True), 100.0)[0]).greeted().joined()
-    for count, slept in (((1 << 32) + 3, 0), ((2 << 32) + 20, 1)):
+    for count, slept in (((1 << 32) + 3, 0), ((2 << 32) + 16, 1)):
         shell.later(INTERVAL * HEARTBEAT)
         shell.answer()
         shell.answer([put(CoordinatorHeartbeat("nonce", count))])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from attrs import evolve
 
@@ -9,24 +13,25 @@ from elasticlib.rendezvous.node._session_liveness import (
     NOTHING_HEARD,
     Acknowledged,
     Action,
+    Assigned,
     Broken,
     Connect,
     Event,
     Fence,
     GiveUp,
     Greeted,
+    Heard,
     Limits,
     SessionLiveness,
     Tick,
-    Unheard,
     begin,
+    is_stale,
     kill_at,
     rejoin,
     search,
     step,
     wake_at,
 )
-from elasticlib.rendezvous.protocol._timing import GRACE
 
 LIMITS = Limits(join_timeout=100.0, reconnect_timeout=60.0)
 
@@ -35,6 +40,11 @@ def live(heartbeat: float = 10.0, now: float = 0.0, *, elected: bool = False) ->
     contact, _ = begin(evolve(LIMITS, elected=elected), now)
     contact, _ = step(contact, Greeted(heartbeat), now)
     return contact
+
+
+def assigned(heartbeat: float = 10.0, *, elected: bool = False) -> SessionLiveness:
+    """With ranks; what was sent at 0 was read before."""
+    return step(live(heartbeat, elected=elected), Assigned(0.0), 0.0)[0]
 
 
 def play(contact: SessionLiveness, *events: tuple[float, Event]) -> tuple[SessionLiveness, list[Action]]:
@@ -82,10 +92,7 @@ def test_heartbeats_that_are_acknowledged_keep_a_node_in() -> None:
 
     contact, done = play(
         contact,
-        *(
-            (3.0 * node_heartbeat, Acknowledged(3.0 * node_heartbeat, node_heartbeat))
-            for node_heartbeat in range(1, 50)
-        ),
+        *((3.0 * node_heartbeat, Heard(3.0 * node_heartbeat, node_heartbeat)) for node_heartbeat in range(1, 50)),
     )
 
     assert [] == done
@@ -93,10 +100,10 @@ def test_heartbeats_that_are_acknowledged_keep_a_node_in() -> None:
 
 
 def test_a_node_fences_itself_before_others_may_take_its_place() -> None:
-    contact, _ = play(live(), (3.0, Acknowledged(3.0, 1)))
+    contact, _ = play(live(), (3.0, Heard(3.0, 1)))
     wake = wake_at(contact)
 
-    assert 9.0 == wake
+    assert 10.5 == wake
     contact, actions = step(contact, Tick(), wake)
 
     fence, connect = actions
@@ -106,44 +113,44 @@ def test_a_node_fences_itself_before_others_may_take_its_place() -> None:
 
 
 def test_the_fence_counts_from_the_sending_of_the_heartbeat_and_not_from_its_answer() -> None:
-    contact, _ = play(live(), (8.0, Acknowledged(3.0, 1)))
+    contact, _ = play(live(), (8.0, Heard(3.0, 1)))
 
-    assert 9.0 == wake_at(contact)
+    assert 10.5 == wake_at(contact)
 
 
 def test_a_late_answer_on_the_old_connection_counts_no_less() -> None:
-    contact, done = play(live(), (1.0, Broken("reset")), (1.5, Acknowledged(0.9, 1)))
+    contact, done = play(live(), (1.0, Broken("reset")), (1.5, Heard(0.9, 1)))
 
     assert [Connect()] == done
     assert 0.9 == contact.acknowledged
 
 
 def test_a_fenced_node_is_told_once() -> None:
-    _, done = play(live(), *((second, Tick()) for second in (6.0, 6.5, 7.0, 9.0)))
+    _, done = play(live(), *((second, Tick()) for second in (7.5, 8.0, 8.5, 10.0)))
 
     assert 1 == len([action for action in done if isinstance(action, Fence)])
 
 
 def test_contact_that_came_back_is_watched_anew() -> None:
-    contact, _ = play(live(), (6.0, Tick()), (8.0, Greeted(10.0)), (8.1, Acknowledged(8.05, 3)))
+    contact, _ = play(live(), (7.5, Tick()), (8.0, Greeted(10.0)), (8.1, Heard(8.05, 3)))
 
     assert not contact.fenced
-    _, actions = step(contact, Tick(), 14.1)
+    _, actions = step(contact, Tick(), 15.6)
     assert [Fence] == [type(action) for action in actions if not isinstance(action, Connect)]
 
 
 def test_contact_that_came_back_and_stays_silent_is_sought_anew() -> None:
-    contact, _ = play(live(), (6.0, Tick()), (8.0, Greeted(10.0)))
+    contact, _ = play(live(), (7.5, Tick()), (8.0, Greeted(10.0)))
     wake = wake_at(contact)
 
-    assert wake == 14.0
+    assert wake == 15.5
     contact, actions = step(contact, Tick(), wake)
     assert (Connect(),) == actions
     assert not contact.live
 
 
 def test_a_broken_connection_is_renewed_at_once_and_fences_nobody() -> None:
-    contact, done = play(live(), (2.0, Broken("reset", gone=True)), (2.1, Greeted(10.0)), (2.2, Acknowledged(2.1, 1)))
+    contact, done = play(live(), (2.0, Broken("reset", gone=True)), (2.1, Greeted(10.0)), (2.2, Heard(2.1, 1)))
 
     assert [Connect()] == done
     assert contact.live
@@ -174,33 +181,85 @@ def test_where_the_coordination_moves_a_refusal_is_no_end() -> None:
 
 
 def test_a_silent_store_is_sought_for_the_reconnect_time() -> None:
-    contact, _ = play(live(), (6.0, Tick()), (7.0, Broken("timed out")))
-    early, _ = play(contact, (65.9, Tick()))
+    contact, _ = play(live(), (7.5, Tick()), (8.0, Broken("timed out")))
+    early, _ = play(contact, (67.4, Tick()))
     assert not early.over
 
-    contact, actions = step(contact, Tick(), 66.0)
+    contact, actions = step(contact, Tick(), 67.5)
 
     assert contact.over
     assert GiveUp("contact with the job was lost, and 60 s of trying did not help: timed out", True) in actions
 
 
-def test_a_coordinator_that_is_silent_though_its_store_answers_fences_too() -> None:
-    _, done = play(
-        live(),
-        *((3.0 * node_heartbeat, Acknowledged(3.0 * node_heartbeat, 1)) for node_heartbeat in range(1, 5)),
-        (13.0, Tick()),
-    )
-
-    assert [Fence] == [type(action) for action in done if not isinstance(action, Connect)]
+def heartbeats(until: float, **told: Any) -> Iterator[tuple[float, Event]]:
+    """All that a node sends is in the store; what the coordinator says of it is *told* each time."""
+    for number in range(1, int(until / 3.0) + 1):
+        yield 3.0 * number, Heard(3.0 * number, told.get("count", 6 * number), read=told.get("read"))
 
 
-def test_where_the_coordination_moves_a_silent_coordinator_fences_nobody() -> None:
-    _, done = play(
-        live(elected=True),
-        *((3.0 * node_heartbeat, Acknowledged(3.0 * node_heartbeat, 1)) for node_heartbeat in range(1, 25)),
-    )
+def fences(done: list[Action]) -> list[str]:
+    return [action.why for action in done if isinstance(action, Fence)]
+
+
+def test_what_is_in_the_store_and_was_not_read_keeps_nobody_who_has_ranks() -> None:
+    """Somebody may have removed it."""
+    contact, done = play(assigned(), *heartbeats(6.0), (7.49, Tick()))
+    assert [] == done
+    assert contact.read is not None and (9.5, 7.5) == (kill_at(contact), wake_at(contact))
+
+    _, done = play(contact, (7.5, Tick()))
+
+    why = "contact with the job is lost: the store has heartbeats of this node, and the job's coordinator has read none"
+    assert [f"{why} for 7.5 s"] == fences(done)
+
+
+def test_a_heartbeat_counts_from_its_sending_once_the_coordinator_says_that_it_has_read_it() -> None:
+    contact, _ = play(assigned(), (3.1, Heard(3.0, 6, read=0.0)), (4.5, Heard(3.0, 9, read=3.0)))
+
+    assert (10.5, 12.5) == (wake_at(contact), kill_at(contact))
+
+
+def test_what_an_old_heartbeat_of_the_coordinator_says_does_not_count() -> None:
+    contact, _ = play(assigned(), (3.1, Heard(3.0, 6, read=0.0)), (4.5, Heard(3.0, 5, read=3.0)))
+
+    assert 7.5 == wake_at(contact)
+
+
+def test_an_earlier_heartbeat_than_the_last_that_was_read_takes_nothing_back() -> None:
+    contact, _ = play(assigned(), (4.5, Heard(3.0, 9, read=3.0)), (6.1, Heard(6.0, 12, read=0.0)))
+
+    assert 10.5 == wake_at(contact)
+
+
+@pytest.mark.parametrize("elected", [False, True])
+def test_a_coordinator_that_is_silent_though_its_store_answers_fences_where_no_other_takes_over(elected: bool) -> None:
+    """Where another one does, it gives each node the whole time anew."""
+    _, done = play(assigned(elected=elected), *heartbeats(60.0, count=1))
+
+    assert (0 if elected else 1) == len(fences(done))
+
+
+def test_where_the_coordination_moves_a_coordinator_that_lives_is_believed_that_it_read_nothing() -> None:
+    contact, done = play(assigned(elected=True), *heartbeats(6.0, count=1), (6.1, Heard(6.0, 1)))
+    assert 15.5 == kill_at(contact)
+
+    contact, done = play(contact, (6.5, Heard(6.0, 13)))
 
     assert [] == done
+    assert (7.5, 9.5) == (wake_at(contact), kill_at(contact))
+
+
+def test_ranks_are_given_back_with_what_was_known_of_contact() -> None:
+    contact = rejoin(play(assigned(), (3.1, Heard(-math.inf, 6, read=3.0)))[0])
+
+    assert (None, 3.0) == (contact.read, contact.acknowledged)
+
+
+@pytest.mark.parametrize(("heartbeat", "stale"), [(10.0, [False, True]), (0.0, [False, False])])
+def test_ranks_are_stale_by_half_the_heartbeat_time_after_the_last_sign_of_life(
+    heartbeat: float, stale: list[bool]
+) -> None:
+    assert stale == [is_stale(live(heartbeat), 1.0, now) for now in (5.9, 6.0)]
 
 
 @pytest.mark.parametrize("elected", [False, True])
@@ -209,7 +268,7 @@ def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(elected
     contact, now = live(elected=elected), 3.0
     done: list[Action] = []
     while not contact.over and now < 200.0:
-        for event in (Greeted(10.0), Acknowledged(now, 1), Tick()):
+        for event in (Greeted(10.0), Heard(now, 1), Tick()):
             contact, actions = step(contact, event, now)
             done += actions
         now += 3.0
@@ -220,15 +279,15 @@ def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(elected
     assert 70.0 < now < 85.0
 
 
-def test_a_coordinator_is_judged_by_heartbeats_alone() -> None:
+def test_a_coordinator_is_judged_by_its_heartbeat_alone() -> None:
     """A node that rested saw nothing, and a message's answer does not tell of the coordinator's heartbeat."""
     contact, _ = play(
         live(elected=True),
-        (3.0, Acknowledged(3.0, 1)),
-        (6.0, Acknowledged(6.0, 1)),
+        (3.0, Heard(3.0, 1)),
+        (6.0, Heard(6.0, 2)),
         (200.0, Tick()),
         (201.0, Acknowledged(201.0)),
-        (202.0, Acknowledged(202.0, 2)),
+        (202.0, Heard(202.0, 3)),
     )
 
     assert not contact.over
@@ -236,10 +295,10 @@ def test_a_coordinator_is_judged_by_heartbeats_alone() -> None:
 
 @pytest.mark.parametrize("skew", [-1e6, 0.0, 1e6])
 def test_only_differences_of_time_count(skew: float) -> None:
-    contact, done = play(live(now=skew), (skew + 3.0, Acknowledged(skew + 3.0, 1)), (skew + 9.0, Tick()))
+    contact, done = play(live(now=skew), (skew + 3.0, Heard(skew + 3.0, 1)), (skew + 10.5, Tick()))
 
     assert [Fence, Connect] == [type(action) for action in done]
-    assert skew + 11.5 == kill_at(contact)
+    assert skew + 12.5 == kill_at(contact)
 
 
 def test_without_a_heartbeat_nothing_is_awaited() -> None:
@@ -264,8 +323,8 @@ def test_a_search_has_an_end_and_contact_has_none() -> None:
 @pytest.mark.parametrize("heard", [NOTHING_HEARD, (1 << 32) + 19])
 def test_a_heartbeat_that_is_gone_or_of_an_older_coordinator_does_not_say_that_a_node_slept(heard: int) -> None:
     """Somebody put it there: time goes on by heartbeats that grow."""
-    heartbeats = ((3.0, Acknowledged(3.0, (2 << 32) + 5)), (6.0, Acknowledged(6.0, heard)))
-    _, done = play(live(elected=True), *heartbeats)
+    looks = ((3.0, Heard(3.0, (2 << 32) + 5)), (6.0, Heard(6.0, heard)))
+    _, done = play(live(elected=True), *looks)
 
     assert [] == done
 
@@ -276,43 +335,18 @@ def test_a_heartbeat_counts_only_with_a_coordinators_heartbeat_that_is_not_older
     heard: int, elected: bool
 ) -> None:
     """Whoever hides the one may destroy the other: such a node must not run on beside its successors."""
-    contact, _ = play(live(elected=elected), (3.0, Acknowledged(3.0, 5)))
+    contact, _ = play(live(elected=elected), (3.0, Heard(3.0, 5)))
 
-    heartbeats = tuple((at, Acknowledged(at, heard)) for at in (4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
-    _, done = play(contact, *heartbeats)
+    looks = tuple((at, Heard(at, heard)) for at in (4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 10.5))
+    _, done = play(contact, *looks)
 
     assert [Fence] == [type(action) for action in done if not isinstance(action, Connect)]
 
 
-@pytest.mark.parametrize(("elected", "stopped", "killed"), [(False, 6.0, 7.5), (True, 9.0, 11.5)])
-def test_where_one_process_coordinates_a_node_whose_sight_of_it_was_removed_stops_before_its_ranks_are_given_away(
-    elected: bool, stopped: float, killed: float
-) -> None:
-    """Its last heartbeat may have been removed, too: the coordinator counts from the one before."""
-    contact, _ = play(live(elected=elected), (3.0, Acknowledged(3.0, 5)))
-
-    contact, done = play(contact, (6.0, Acknowledged(6.0, NOTHING_HEARD)), *((at, Tick()) for at in (6.0, 8.99)))
-    assert (stopped == 6.0) == any(isinstance(action, Fence) for action in done)
-    contact, done = play(contact, (9.0, Tick()))
-    assert (stopped == 9.0) == any(isinstance(action, Fence) for action in done)
-    assert pytest.approx(killed) == kill_at(contact)
-
-
-@pytest.mark.parametrize(("late", "grace"), [(0.0, 1.0), (0.4, 0.6), (1.6, 0.0)])
+@pytest.mark.parametrize(("late", "grace"), [(0.0, 1.5), (0.4, 1.1), (1.6, 0.0)])
 def test_workers_are_told_to_stop_in_the_time_that_they_have_before_they_are_killed(late: float, grace: float) -> None:
-    contact, _ = play(live(), (3.0, Acknowledged(3.0, 5)))
-
-    contact, done = play(contact, (6.0 + late, Acknowledged(6.0, NOTHING_HEARD)))
+    contact, done = play(assigned(), (7.5 + late, Tick()))
 
     [fence] = [action for action in done if isinstance(action, Fence)]
     assert pytest.approx(grace) == fence.grace
-    assert pytest.approx(7.5) == kill_at(contact)
-
-
-def test_a_node_whose_heartbeats_are_destroyed_is_stopped_once_until_it_asks_anew() -> None:
-    contact, done = play(live(), (3.0, Acknowledged(3.0, 1)), (6.0, Unheard()), (6.5, Unheard()))
-
-    assert [Fence] == [type(action) for action in done]
-    assert 6.0 + GRACE * 10.0 == kill_at(contact)
-    _, done = play(rejoin(contact), (7.0, Unheard()))
-    assert [Fence] == [type(action) for action in done]
+    assert pytest.approx(9.5) == kill_at(contact)
