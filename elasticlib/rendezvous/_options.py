@@ -156,7 +156,7 @@ KEYS: dict[str, Key] = {
         ALL,
         *_SECONDS,
         "limit of one attempt to reach the store",
-        "5; where contact was lost 0.3 of heartbeat_timeout, from 1 to 5",
+        "5; where contact was lost 0.25 of heartbeat_timeout, from 1 to 5",
     ),
     "cas_backoff_max_seconds": Key(ELASTIC, *_SECONDS_OR_ZERO, "torch's, without effect: no write is retried", "0"),
     "rank": Key(STATIC, _whole(0), "a whole number, 0 or more", "node_rank by torch's name"),

@@ -55,6 +55,21 @@ SURVIVORS: dict[str, str] = {
         "nothing else is due in the step in which an agent is told of a suspension"
     ),
     "node/_session_liveness.py _broken: trouble stays, not why": ("only a text for people"),
+    (
+        "node/_session_liveness.py _broken: pause stays, not _FIRST_PAUSE if first "
+        "else min(2 * contact.pause, _LONGEST_PAUSE)"
+    ): ("only how long the pause before an attempt is, within the longest one"),
+    "node/_session_liveness.py _broken: not (first) (3)": (
+        "only how long the pause before an attempt is, within the longest one"
+    ),
+    "node/_session_liveness.py step: contact stays (4)": (
+        "a request to join that is stored is followed at once by a heartbeat, whose answer says the same"
+    ),
+    "node/_session_liveness.py rejoin: acknowledged stays, not known": (
+        "a heartbeat that was read was stored, and mostly its answer said so; test_session_liveness.py"
+    ),
+    "node/_session_liveness.py attempt_of: not (heartbeat)": "only how long an attempt that fails may take",
+    "node/_session_liveness.py _heard: contact stays (4)": "only a text for people",
     "node/_session_liveness.py _settle: trouble stays, not why": ("only a text for people"),
     "node/_session_liveness.py _settle: try_at stays, not now": (
         "the moment of the last attempt lies before: the next one comes at once all the same"

@@ -436,7 +436,7 @@ def test_a_node_that_stands_still_while_a_round_is_sealed_gets_no_ranks_in_it() 
     """It would be lost before its workers have started, and these would run on for a while beside the next round."""
     rules = Rules(1, 2, 2, last_call=2.0, join_timeout=60.0, heartbeat=10.0)
     faults = (
-        Suspend(2, 11.625, 13.25),
+        Suspend(2, 9.125, 13.25),
         Stubborn(2, 0.272, 0.5),
         Flap(1, 19.75, 26.75, after=0.1),
         Suspend(0, 0.399, 15.5),
@@ -445,6 +445,54 @@ def test_a_node_that_stands_still_while_a_round_is_sealed_gets_no_ranks_in_it() 
     cluster.run()
 
     assert ["n1", "n3"] == rounds(cluster)[1]
+
+
+@BOTH
+@pytest.mark.parametrize("cut", [0.02, 0.2, 1.0, 5.0])
+def test_the_workers_of_a_node_that_leaves_and_is_cut_off_are_gone_before_others_have_its_ranks(
+    cut: float, coordinator: str
+) -> None:
+    """It was told at once that its part is over, while its workers take their time to stop."""
+    plan = FaultPlan((Stubborn(2, 15.0, 60.0), Leave(2, 20.0), Cut(2, 20.0 + cut, 60.0)))
+    cluster = CheckedCluster(Rules(2, 3, last_call=0.0, heartbeat=10.0), 3, plan, coordinator, seed=1, work=100.0)
+    cluster.run()
+
+    [gone] = [each for each in cluster.history if isinstance(each, Gone) and each.node.startswith("n2/")]
+    assert ("killed", True) == (gone.how, gone.at < 20.0 + cut + 9.5)
+    assert ["succeeded", "succeeded", "left"] == kinds(cluster)
+
+
+@BOTH
+def test_the_workers_of_a_node_that_leaves_may_take_their_time_while_it_is_heard(coordinator: str) -> None:
+    plan = FaultPlan((Stubborn(2, 15.0, 60.0), Leave(2, 20.0)))
+    cluster = CheckedCluster(Rules(2, 3, last_call=0.0, heartbeat=10.0), 3, plan, coordinator, seed=1, work=100.0)
+    cluster.run()
+
+    [gone] = [each for each in cluster.history if isinstance(each, Gone) and each.node.startswith("n2/")]
+    assert gone.at == pytest.approx(50.0, abs=0.5)
+
+
+@pytest.mark.parametrize(("heartbeat", "absent"), [(1.0, 18.0), (1.0, 40.0), (3.0, 62.0)])
+def test_nobody_is_cut_off_while_no_node_coordinates_for_long(heartbeat: float, absent: float) -> None:
+    """Whoever takes over reads their heartbeats before it speaks."""
+    rules = Rules(3, 3, last_call=0.0, heartbeat=heartbeat)
+    cluster = CheckedCluster(rules, 3, FaultPlan(()), "elected", seed=3, work=100.0, token="secret")
+    cluster.timeline.at(10.0, None, lambda: cluster.store is not None and cluster.store.usurp(absent))
+    cluster.run()
+
+    assert ["succeeded"] * 3 == kinds(cluster)
+    assert [] == [record for record in cluster.history if isinstance(record, Fenced)]
+
+
+@pytest.mark.parametrize("delay", [0.08, 0.12])
+def test_a_coordinator_that_is_slow_to_look_is_not_taken_for_none(delay: float) -> None:
+    """Each look takes it more than half of the heartbeat time: it has time for the rounds that follow from that."""
+    rules = Rules(3, 3, last_call=0.0, heartbeat=1.0)
+    plan = FaultPlan(tuple(Slow(number, 0.0, 1e4, delay=delay) for number in range(3)))
+    cluster = CheckedCluster(rules, 3, plan, "elected", seed=3, work=5.0).run(until=200.0)
+
+    lost = [node.outcome.why for node in cluster.members if node.outcome is not None and node.outcome.kind == "lost"]
+    assert [] == lost
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

@@ -44,7 +44,7 @@ OBJECTION = 1.0
 """
 Share of the heartbeat time in which every node hears of a new coordinator and is heard, or has stopped its workers.
 
-Heartbeats come after 0.3 of it; one that comes back without a coordinator's heartbeat that is not older than the last
+Heartbeats come after 0.25 of it; one that comes back without a coordinator's heartbeat that is not older than the last
 one does not count.
 """
 ADVICE = "; another program writes to this job's keys: give each job its own --rdzv-id, or restrict access to the store"

@@ -20,7 +20,7 @@ MISSED = 0.45
 """
 Share of the heartbeat time for which no heartbeat of a node came, whose heartbeats are missed.
 
-Between two heartbeats lie 0.3 of it, and the coordinator looks after each 0.1.
+Between two heartbeats lie 0.25 of it, and the coordinator looks after each 0.1.
 """
 REMEMBERED = 64
 """Nodes that were given up and are still listened to."""

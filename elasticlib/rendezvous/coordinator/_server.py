@@ -74,7 +74,7 @@ class Server:
     _look_at: float = 0.0
     _looked_at: float = 0.0
     _served: float = 0.0
-    """Seconds of this term in which it looked around: of what came before, nobody was blamed for a silence."""
+    """Seconds of this term in which it looked around, with one `TICK` for each time in which it did not."""
     _wake_at: float | None = None
     _dirty: bool = False
     _abandon: events.Abandon | None = None
@@ -245,8 +245,8 @@ class Server:
                 self._outbox.catch_up(node, mailbox, heartbeat.read)
         counts = self._incoming.counts([mailbox for _, mailbox in self._reads])
         self._step(Heartbeats(counts), now, out)
-        if (passed := now - self._looked_at) <= self.state.rules.heartbeat / 2:
-            self._served += passed
+        passed, timeout = now - self._looked_at, self.state.rules.heartbeat
+        self._served += passed if passed <= timeout / 2 else TICK * timeout
         # By it a node sees which of its heartbeats were read, and that time passed while it slept.
         self._looked_at, self._greets = now, True
         self._garbage.bury(self._outbox, counts, now, self.state.rules.heartbeat)

@@ -13,6 +13,7 @@ from elasticlib._untrusted import parse, shown
 from elasticlib.errors import RendezvousClosedError, RendezvousStateError
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, CAUSE, heartbeat_key, key_place, report_place
+from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._reading import heartbeat_of
 from elasticlib.rendezvous.protocol._shortening import refers
 
@@ -73,6 +74,10 @@ class Belief:
             return final
         whole = evolve(final, root_node=found.node, root=found.failures[0])
         return whole if refers(whole) == final else final
+
+    def join(self, descriptor: messages.Descriptor, terms: messages.Terms | None, seen: Seen) -> messages.Join:
+        """The request for ranks of a node that brings that."""
+        return messages.Join(self.node, descriptor, terms, seen.round, seen.epoch, seen.heard, self.period)
 
     def envelope(self, seq: int, report: messages.Report) -> bytes:
         """A report of this node, as the coordinator wants it."""

@@ -13,14 +13,16 @@ import math
 from attrs import evolve, frozen
 from typing_extensions import Self
 
-from elasticlib.rendezvous.protocol._heartbeats_read import HeartbeatsRead
+from elasticlib.rendezvous.protocol._heartbeats_read import TOLD_MODULO, HeartbeatsRead
 from elasticlib.rendezvous.protocol._messages import RankAssignment
-from elasticlib.rendezvous.protocol._timing import INTERVAL
+from elasticlib.rendezvous.protocol._timing import INTERVAL, LOOK
 
 _UNANSWERED = frozenset(4 * 2**times for times in range(20))
 """Heartbeats without ranks after which the request to join may have been removed from the store."""
+_FAR = TOLD_MODULO // 2
+"""So many heartbeats after one that was read, what is told of a later one is not heard: it might mean an older one."""
 _KEPT = 64
-"""Heartbeats whose sending is remembered."""
+"""Heartbeats of a node without ranks whose sending is remembered."""
 
 
 @frozen
@@ -58,12 +60,13 @@ class OwnHeartbeats:
 
     def turn(self, now: float, heartbeat: float) -> tuple[Self, bool]:
         """It is time: whether one goes out, or the coordinator is listened to; *heartbeat* is the heartbeat time."""
+        after = evolve(self, listen_at=now + LOOK * heartbeat)
         if now < self.send_at:
-            return evolve(self, listen_at=math.inf), False
-        after = evolve(self, send_at=now + INTERVAL * heartbeat, listen_at=now + INTERVAL / 2 * heartbeat)
+            return after, False
+        after = evolve(after, send_at=now + INTERVAL * heartbeat)
         if self.held:
             return after, False
-        sent = (*self._sent[1 - _KEPT :], (self.count + 1, now))
+        sent = (*self._sent[1 - (_KEPT if self.ranks is None else _FAR) :], (self.count + 1, now))
         return evolve(after, count=self.count + 1, unanswered=self.unanswered + 1, sent=sent), True
 
     def is_late(self) -> bool:
@@ -78,10 +81,17 @@ class OwnHeartbeats:
         return evolve(self, ranks=None, unanswered=0, stored=-math.inf, answered=0, known=first, sent=())
 
     def assigned(self, ranks: RankAssignment, join_sent: float | None) -> tuple[Self, float]:
-        """With these *ranks*, and when that was sent by which the coordinator knew of this node, at the earliest."""
-        known = dict(self._sent).get(ranks.heard, join_sent)
+        """
+        With these *ranks*, and when that was sent by which the coordinator knew of this node, at the earliest.
+
+        Infinitely long ago where that was so many heartbeats ago that it is not known.
+        """
         after = evolve(self, ranks=ranks, known=max(self._known, ranks.heard))
-        return after, -math.inf if known is None else known
+        known = dict(self._sent).get(ranks.heard, join_sent)
+        return after, -math.inf if known is None or after._is_far() else known
+
+    def _is_far(self) -> bool:
+        return self.count - self._known >= _FAR
 
     def hears(self, told: HeartbeatsRead | None, *, answered: bool) -> tuple[Self, float | None]:
         """
@@ -91,8 +101,10 @@ class OwnHeartbeats:
         """
         if answered:
             self = evolve(self, answered=self.answered + 1)
-        if told is None or self.ranks is None or told.round != self.ranks.round:
+        if told is None or self.ranks is None or told.round != self.ranks.round or self._is_far():
             return self, None
         count = told.count(self.ranks.group_rank, self._known)
         sent = dict(self._sent).get(count)
-        return self if sent is None else evolve(self, known=count), sent
+        if sent is None:
+            return self, None
+        return evolve(self, known=count, sent=tuple(each for each in self._sent if each[0] >= count)), sent

@@ -13,6 +13,7 @@ the same object. Times are this node's monotonic seconds, and only differences c
 from __future__ import annotations
 
 import copy
+import math
 
 from attrs import define, evolve, field
 from typing_extensions import Self, assert_type
@@ -28,7 +29,7 @@ from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
 from elasticlib.rendezvous.node._session_liveness import NOTHING_HEARD, Limits, SessionLiveness, Tick
 from elasticlib.rendezvous.node._session_memory import Asked, Lanes, Mailbox, Task, Waiting
 from elasticlib.rendezvous.protocol import _exchange as exchange, _messages as messages
-from elasticlib.rendezvous.protocol._operations import Delete, Log, Operation, Post, Read, Result, Wait, Write, refuse
+from elasticlib.rendezvous.protocol._operations import Delete, Log, Operation, Post, Read, Wait, Write, refuse
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._timing import GRACE
 
@@ -50,7 +51,6 @@ class Session:
     status: str = ""  # for whom the job waits, as the coordinator says
     seen: Seen = field(factory=Seen)  # how far this node knows the job to have come
     _host: str = ""
-    # What outlives a connection: messages to send, the mailbox to read, and how far both have come.
     _outbox: Outbox = field(factory=Outbox)
     _mailbox: Mailbox = field(factory=Mailbox)
     _heartbeats: OwnHeartbeats = field(factory=OwnHeartbeats)
@@ -88,9 +88,7 @@ class Session:
 
     def drain(self) -> tuple[Self, tuple[Word, ...]]:
         """The session without what came, and that, oldest first. Take a `step` before: time may have passed."""
-        after = copy.copy(self)
-        after.words = ()
-        return after, tuple(map(self._in_time, self.words))
+        return evolve(self, words=()), tuple(map(self._in_time, self.words))
 
     def wake_at(self) -> float | None:
         """When a `Tick` is wanted, whoever brings it; None: not at all."""
@@ -107,7 +105,8 @@ class Session:
 
     def kill_at(self) -> float | None:
         """When workers that still run here must be killed; None: there is no need that can be foreseen."""
-        return None if self.final is not None else _session_liveness.kill_at(self.contact)
+        ended = self.final is not None and self.final.kind != "left"  # who left may still stop them
+        return None if ended else _session_liveness.kill_at(self.contact)
 
     # What happened.
 
@@ -158,6 +157,8 @@ class Session:
         if self.final is None and self.error is None and not self.closed:
             self.contact, actions = _session_liveness.step(self.contact, event, now)
             self._obey(actions, now, out)
+        elif self.final is not None and self.error is None:
+            self.contact = _session_liveness.observe(self.contact, event, now)
 
     def _obey(self, actions: tuple[_session_liveness.Action, ...], now: float, out: list[events.Action]) -> None:
         for action in actions:
@@ -195,9 +196,7 @@ class Session:
 
     # What was answered.
 
-    def _answered(
-        self, asked: Asked, result: Result | messages.Descriptor, now: float, out: list[events.Action]
-    ) -> None:
+    def _answered(self, asked: Asked, result: events.Answered, now: float, out: list[events.Action]) -> None:
         match asked.task, result:
             case Task.FIND, True:
                 self._ask(Task.GREET, Read((exchange.ANNOUNCEMENT, exchange.COORDINATOR_HEARTBEAT)), now, out)
@@ -206,9 +205,7 @@ class Session:
             case Task.GREET, [data, heard]:
                 self._greet(data or b"", heard, now, out)
             case Task.DESCRIBE, messages.Descriptor():
-                seen = self.seen.round, self.seen.epoch, self.seen.heard
-                join = messages.Join(self.belief.node, result, self.terms, *seen, self.belief.period)
-                self._outbox = self._outbox.described(asked.seq, join)
+                self._outbox = self._outbox.described(asked.seq, self.belief.join(result, self.terms, self.seen))
             case Task.POST, _:
                 self._outbox = self._outbox.done(asked.seq)
                 if asked.seq == self._outbox.join_seq and not self._heartbeats.unanswered:
@@ -302,8 +299,7 @@ class Session:
             self._heartbeats, read = self._heartbeats.assigned(notice, self._outbox.join_sent)
             self._take_up(read, now, out)
         else:
-            if self._unsure:
-                self._stop("the ranks that it got came too late")
+            self._take_up(-math.inf, now, out)
             self.words += (notice,)
             self._waiting = self._waiting if isinstance(notice, messages.RoundEnd) else None
         if isinstance(notice, messages.Final):
@@ -313,10 +309,14 @@ class Session:
     def _take_up(self, read: float | None, now: float, out: list[events.Action]) -> None:
         """Pass ranks on that came, once it is known that nobody else can have them: this node was *read* lately."""
         ranks = self._heartbeats.ranks
-        if self._unsure and ranks and read is not None and not _session_liveness.is_stale(self.contact, read, now):
+        if not self._unsure or ranks is None or read is None:
+            return
+        if not _session_liveness.is_stale(self.contact, read, now):
             self._unsure = False
             self._judge(_session_liveness.Assigned(read), now, out)
             self.words += (self._in_time(ranks),)
+        elif read == -math.inf:  # so they were for longer than can be said, or the round has ended
+            self._stop("the ranks that it got came too late")
 
     def _in_time(self, word: Word) -> Word:
         """The word itself, if it is no assignment of ranks that others may have by now."""

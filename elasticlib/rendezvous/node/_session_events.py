@@ -16,6 +16,7 @@ from elasticlib.rendezvous.node._session_liveness import Tick
 from elasticlib.rendezvous.protocol._messages import Descriptor, Report
 from elasticlib.rendezvous.protocol._operations import Log, Operation, Result
 
+Answered: TypeAlias = Result | Descriptor
 Permanent: TypeAlias = RendezvousError | ConfigError | StartError
 """What ends a node's part: no further attempt helps."""
 
@@ -52,7 +53,7 @@ class Answer:
 
     connection: int
     number: int
-    result: Result | Descriptor = None
+    result: Answered = None
 
 
 @frozen

@@ -31,15 +31,15 @@ from attrs import evolve, frozen
 from typing_extensions import assert_never
 
 from elasticlib.rendezvous.protocol._messages import EPOCH_BITS
-from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL, KILL, STALE, TICK
+from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL, KILL, STALE, STILL, TICK
 
 SLEPT = 16
 """
 Growth of the coordinator's heartbeat between two looks which says that this node may have been given up.
 
-That takes the whole heartbeat time from when a heartbeat of this node was read, which was half an `INTERVAL` before the
-look at the earliest: at least 17, and one less as both are rounded. A node that is awake is fenced before it has looked
-for the time from there to `FENCE`, and what it saw then was a `LOOK` old: at most 14, and one more.
+A node that is awake is fenced `FENCE` after a heartbeat that the first look told it was read: that is 15 at most. One
+that slept through its loss mostly sees more; where it does not, it is told by whoever gave it up, and fenced as its
+heartbeats are not read.
 """
 ATTEMPT = 5.0
 """Seconds for one attempt to connect."""
@@ -156,6 +156,7 @@ class SessionLiveness:
     """When the last heartbeat was sent that the coordinator has read; None while this node has no ranks."""
     heard: int = NOTHING_HEARD
     heard_at: float = 0.0
+    """When that count was read first."""
     quiet_since: float | None = None
     """Since when the store answers and the coordinator's heartbeat stands still; None while it grows."""
     doubt: str = ""
@@ -195,13 +196,11 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
                 refusals=0,
                 pause=_FIRST_PAUSE,
                 began=now,
-                heard_at=now,
                 acknowledged=contact.acknowledged if contact.met else now,
             )
         case Assigned(sent):
             contact = evolve(contact, read=sent)
         case Acknowledged(sent):
-            # What an abandoned connection still acknowledges is as true as anything else.
             contact = evolve(contact, acknowledged=max(sent, contact.acknowledged), doubt="")
             contact = _contact_is_back(contact, now)
         case Heard():
@@ -220,6 +219,11 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
         case _:
             assert_never(event)
     return _settle(contact, now)
+
+
+def observe(contact: SessionLiveness, event: Event, now: float) -> SessionLiveness:
+    """What *event* says of how long workers may run, where nothing else about contact matters any more."""
+    return _heard(contact, event, now) if isinstance(event, Heard) else contact
 
 
 def rejoin(contact: SessionLiveness) -> SessionLiveness:
@@ -291,7 +295,9 @@ def _heard(contact: SessionLiveness, event: Heard, now: float) -> SessionLivenes
         contact = evolve(contact, doubt="the heartbeat of the job's coordinator is an old one")
     if count > contact.heard:
         return evolve(contact, heard=count, heard_at=now, quiet_since=None)
-    return evolve(contact, quiet_since=now if contact.quiet_since is None else contact.quiet_since)
+    if contact.quiet_since is None and now >= contact.heard_at + STILL * contact.limits.heartbeat:
+        return evolve(contact, quiet_since=now)
+    return contact
 
 
 def _contact_is_back(contact: SessionLiveness, now: float) -> SessionLiveness:

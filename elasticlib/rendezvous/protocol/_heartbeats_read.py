@@ -14,6 +14,8 @@ from typing_extensions import Self
 from elasticlib.rendezvous.protocol._codec import Code
 
 _DIGITS = string.ascii_letters + string.digits + "+/"
+TOLD_MODULO = len(_DIGITS) ** 2
+_NONE = ".."
 
 
 @frozen
@@ -22,14 +24,19 @@ class HeartbeatsRead:
 
     round: int
     last: Code
-    """A digit each, base 64: the count modulo 64. Any other character: none was, or the node has left."""
+    """Two digits each, base 64: the count modulo 4096. Any other characters: none was, or the node has left."""
 
     @classmethod
     def of(cls, round: int, counts: Iterable[int]) -> Self:
         """What says that those were read; 0: none was."""
-        return cls(round, "".join(_DIGITS[count % len(_DIGITS)] if count else "." for count in counts))
+        return cls(round, "".join(_digits(count) if count else _NONE for count in counts))
 
     def count(self, group_rank: int, least: int) -> int:
         """That of the group rank, which is not below *least*; -1: none was read."""
-        place = _DIGITS.find(self.last[group_rank : group_rank + 1] or ".")
-        return -1 if place < 0 else least + (place - least) % len(_DIGITS)
+        high, low = (_DIGITS.find(digit) for digit in (self.last[2 * group_rank : 2 * group_rank + 2] + _NONE)[:2])
+        return -1 if high < 0 or low < 0 else least + (high * len(_DIGITS) + low - least) % TOLD_MODULO
+
+
+def _digits(count: int) -> str:
+    high, low = divmod(count % TOLD_MODULO, len(_DIGITS))
+    return _DIGITS[high] + _DIGITS[low]

@@ -282,7 +282,7 @@ class NodeHeartbeat:
 @frozen
 class ContactLost:
     """
-    To an agent, by its own node: nobody has acknowledged this node for too long; soon others take its ranks.
+    To an agent, by its own node: nobody has heard this node for too long; soon others take its ranks.
 
     Stop the workers within *grace* seconds, then ask for ranks again; contact is sought meanwhile.
     """

@@ -19,7 +19,7 @@ from attrs import define
 from elasticlib.errors import RendezvousConnectionError, RendezvousNotFoundError
 from elasticlib.rendezvous.node._session_liveness import SLEPT, Limits
 from elasticlib.rendezvous.protocol._messages import EPOCH_BITS, ContactLost
-from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, KILL, STALE, TICK
+from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, KILL, STALE, STILL, TICK
 from tests.sim.checks.demand import SOON, Demand
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
@@ -56,6 +56,8 @@ class Contact:
     _fenced_at: float = -math.inf
     _compares: bool = False
     """Whether an answer was read since the last request to join."""
+    _read_at: float = 0.0
+    """When that count was read first."""
     _stands_since: float | None = None
     """Since when the coordinator's count does not grow."""
     _doomed_at: float = math.inf
@@ -121,6 +123,12 @@ class Contact:
         """
         self.suspended = self._compares and bool(self.heartbeat) and self._grown(count) >= SLEPT
         self._wakes = self.suspended and not self.fenced
+        self.noted(sent, count, doubt, credited, now)
+        if not self.suspended or self.fenced:
+            self._comes_back(now)
+
+    def noted(self, sent: float, count: int | None, doubt: str, credited: float | None, now: float) -> None:
+        """The same, of a node that seeks nothing any more, and whose workers may still run."""
         if count is not None and count >= self.read:
             self.sign, self._doubt = max(self.sign, sent), ""
             if self.credited is not None and credited is not None:
@@ -129,11 +137,9 @@ class Contact:
             self._doubt = doubt or "an old one"
         self._compares = True
         if count is not None and count > self.read:
-            self.read, self._stands_since = count, None
-        elif self.heartbeat and self._stands_since is None:
+            self.read, self._read_at, self._stands_since = count, now, None
+        elif self._stands_since is None and now >= self._read_at + STILL * self.heartbeat:
             self._stands_since = now
-        if not self.suspended or self.fenced:
-            self._comes_back(now)
 
     def _grown(self, count: int | None) -> int:
         if count is None or count <= self.read:

@@ -2,8 +2,8 @@
 What must hold for a node's heartbeats.
 
 One goes out in each interval of the heartbeat time, no later for anything else that is to be said, and no earlier;
-each has the next number, and says what was read and said. Half an interval later the coordinator's is read once more.
-Those of a node that is held rest; the coordinator's are read all the same.
+each has the next number, and says what was read and said. Between two of them the coordinator's is read after each
+`LOOK`. Those of a node that is held rest; the coordinator's are read all the same.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import string
 from attrs import Factory, define
 
 from elasticlib.rendezvous.protocol._messages import HeartbeatsRead, NodeHeartbeat, RankAssignment
-from elasticlib.rendezvous.protocol._timing import INTERVAL
+from elasticlib.rendezvous.protocol._timing import INTERVAL, LOOK
 from tests.sim.checks.demand import SOON, Demand
 
 DIGITS = string.ascii_letters + string.digits + "+/"
-REMEMBERED = 64
+MODULO, FAR, REMEMBERED = 64 * 64, 64 * 32, 64
 
 
 @define(eq=False, repr=False)
@@ -39,6 +39,8 @@ class Heartbeats:
     """Of these, those after which one of the coordinator was read."""
     sent: dict[int, float] = Factory(dict)
     """When each of these went out."""
+    has_ranks: bool = False
+    """Whether some came since the last request to join."""
     _credited: int = 0
     """The last one that the coordinator has read."""
     _due_at: float = -math.inf
@@ -51,13 +53,15 @@ class Heartbeats:
     def joins(self) -> None:
         """A seat is asked for."""
         self.since_join = self.answered = 0
-        self.sent, self.stored_at = {}, -math.inf
+        self.sent, self.stored_at, self.has_ranks = {}, -math.inf, False
 
     def heartbeats(self, node_heartbeat: NodeHeartbeat, read: int, said: int, now: float) -> None:
         """One goes out."""
         self.demand(not self.held, "a heartbeat goes out though they are to rest")
         self.count, self.since_join, self.sent_at = self.count + 1, self.since_join + 1, now
         self.sent[self.count] = now
+        while not self.has_ranks and len(self.sent) > REMEMBERED:
+            del self.sent[min(self.sent)]
         right = NodeHeartbeat(self.count, read, said)
         self.demand(node_heartbeat == right, f"it sends {node_heartbeat}, and should {right}")
         self._goes_out(now)
@@ -66,13 +70,20 @@ class Heartbeats:
         """When the last one went out that the coordinator says it has read; it never takes back what it said."""
         if told is None or ranks is None or told.round != ranks.round:
             return None
-        digit = DIGITS.find(told.last[ranks.group_rank : ranks.group_rank + 1] or ".")
+        digits = told.last[2 * ranks.group_rank :][:2]
         least = max(self._credited, ranks.heard, self.count - self.since_join + 1)
-        alike = next(count for count in range(least, least + 64) if digit < 0 or count % 64 == digit)
-        if digit < 0 or alike not in list(self.sent)[-REMEMBERED:]:
+        if len(digits) < 2 or not set(digits) <= set(DIGITS) or self.is_far(ranks):
+            return None
+        number = 64 * DIGITS.index(digits[0]) + DIGITS.index(digits[1])
+        alike = next(count for count in range(least, least + MODULO) if count % MODULO == number)
+        if alike not in self.sent:
             return None
         self._credited = alike
         return self.sent[alike]
+
+    def is_far(self, ranks: RankAssignment) -> bool:
+        """Whether so many went out since the last that was read that what is told of them may mean others."""
+        return self.count - max(self._credited, ranks.heard, self.count - self.since_join + 1) >= FAR
 
     def listens(self, now: float) -> None:
         """The coordinator's is read without one of the node before."""
@@ -81,11 +92,11 @@ class Heartbeats:
             return
         self.demand(now < self._due_at, "the coordinator's heartbeat is read in the place of one of the node")
         self.demand(now >= self._listens_at - SOON, "the coordinator's heartbeat is read too early")
-        self._listens_at = math.inf
+        self._listens_at = now + LOOK * self.heartbeat
 
     def _goes_out(self, now: float) -> None:
         self.demand(now >= self._due_at - SOON, f"a heartbeat goes out {self._due_at - now:.6f} s too early")
-        self._due_at, self._listens_at = now + INTERVAL * self.heartbeat, now + INTERVAL / 2 * self.heartbeat
+        self._due_at, self._listens_at = now + INTERVAL * self.heartbeat, now + LOOK * self.heartbeat
 
     def rests(self, now: float) -> None:
         """Nothing goes out though it could."""

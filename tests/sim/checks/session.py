@@ -81,6 +81,10 @@ class SessionChecks:
     """Whether the coordinator's heartbeat is being read without one of the node."""
     _ranks: messages.RankAssignment | None = None
     """That were read."""
+    _erred: bool = False
+    """Whether an error has ended its part."""
+    _left: bool = False
+    """Whether its part alone is over, while others go on."""
     _unsure: bool = False
     """Whether they may be others', so that the agent has not got them."""
     _too_late: bool = False
@@ -156,7 +160,8 @@ class SessionChecks:
             hosts = self.contact.met and not self.contact.limits.elected and self._host == self._node
             told = any(isinstance(word, messages.StoreGone) for word in words)
             self.demand(told == (self.contact.is_gone() or hosts), f"the agent is told {words} as its store is gone")
-        self.contact.over = self.closed or self.final or after.error is not None
+        self._erred = after.error is not None
+        self.contact.over = self.closed or self.final or self._erred
         if self.contact.over:
             self.waiting.ends()
 
@@ -279,8 +284,9 @@ class SessionChecks:
                 credited = self.heartbeats.credited(heard.read, self._ranks)
         elif raw is not None:
             self.refusals.refuses("coordinator's heartbeat")
-        if not (self.contact.over or self._must_end):
-            self.contact.felt(self.heartbeats.stored_at, None if heard is None else heard.count, doubt, credited, now)
+        if not (self._erred or self._must_end) and (self.final or not self.contact.over):
+            feels = self.contact.noted if self.final else self.contact.felt
+            feels(self.heartbeats.stored_at, None if heard is None else heard.count, doubt, credited, now)
         if not self._unsure or credited is None or self.contact.is_stale(credited, now):
             return None
         return self._gets_ranks(credited)
@@ -320,15 +326,18 @@ class SessionChecks:
         self.seen = self.seen.told(notice)
         if isinstance(notice, messages.Final):
             self.envelopes.ends()
-            self.final = True
+            self.final, self._left = True, notice.kind == "left"
         elif isinstance(notice, messages.Elaborate):
             self.envelopes.elaborates(notice.round)
         if isinstance(notice, (messages.RankAssignment, messages.Final)):
             self.waiting.ends()
         if isinstance(notice, messages.RankAssignment):
-            self._ranks, self._unsure = notice, True
+            self._ranks, self._unsure, self.heartbeats.has_ranks = notice, True, True
             sent = self.heartbeats.sent.get(notice.heard, self.envelopes.asked_at)
-            return None if self.contact.is_stale(sent, now) else self._gets_ranks(-math.inf if sent is None else sent)
+            if sent is None or self.heartbeats.is_far(notice):
+                sent = -math.inf
+                self._too_late = self._unsure = bool(self.contact.heartbeat)
+            return None if self.contact.is_stale(sent, now) else self._gets_ranks(sent)
         if isinstance(notice, (messages.RoundEnd, messages.Final)):
             self._too_late, self._unsure = self._unsure, False
         return notice
@@ -420,8 +429,10 @@ class SessionChecks:
         self.refusals.rests()
         self.demand(session.seen == self.seen, f"it has seen {self.seen}, and says {session.seen}")
         self.demand((session.final is not None) == self.final, f"it is told {session.final} as the end")
-        if not self.final:
+        if not self.final or self._left:
             self.contact.kills(session.kill_at())
+        else:
+            self.demand(session.kill_at() is None, "the job is over, and its workers are killed")
         if not self.contact.over:
             self.contact.rests(now)
         self.waiting.rests(now)

@@ -69,7 +69,7 @@ from elasticlib.rendezvous.protocol._messages import (
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Wait, Write
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._shortening import EARLY, ENVELOPE, refers
-from elasticlib.rendezvous.protocol._timing import FENCE, INTERVAL, KILL
+from elasticlib.rendezvous.protocol._timing import FENCE, INTERVAL, KILL, LOOK
 
 HEARTBEAT = 10.0
 GREETING = Announcement("job", "nonce", "a", Terms(1, 2, 3), HEARTBEAT)
@@ -505,12 +505,13 @@ def test_heartbeats_begin_with_the_request_and_come_each_interval() -> None:
     assert shell.session.speaks_at() is None
     shell.joined()
 
-    assert shell.session.speaks_at() == pytest.approx(shell.now + INTERVAL / 2 * HEARTBEAT)
-    shell.later(INTERVAL / 2 * HEARTBEAT)
-    assert Read((COORDINATOR_HEARTBEAT,)) == shell.what()
-    shell.answer([None])
-    assert shell.session.speaks_at() == pytest.approx(shell.now + INTERVAL / 2 * HEARTBEAT)
-    shell.later(INTERVAL / 2 * HEARTBEAT)
+    assert shell.session.speaks_at() == pytest.approx(shell.now + LOOK * HEARTBEAT)
+    for _ in range(2):
+        shell.later(LOOK * HEARTBEAT)
+        assert Read((COORDINATOR_HEARTBEAT,)) == shell.what()
+        shell.answer([None])
+    assert shell.session.speaks_at() == pytest.approx(shell.now + (INTERVAL - 2 * LOOK) * HEARTBEAT)
+    shell.later((INTERVAL - 2 * LOOK) * HEARTBEAT)
 
     assert {NODE_HEARTBEAT: put(NodeHeartbeat(2, 0, 1))} == shell.what().values
 
@@ -692,18 +693,18 @@ def test_ranks_that_are_taken_after_contact_was_lost_are_none() -> None:
 
 
 def tells(last: str, round: int = 0, count: int = 1) -> CoordinatorHeartbeat:
-    """The coordinator says which heartbeats it has read: a is 0, b is 1."""
-    return CoordinatorHeartbeat("nonce", count, read=HeartbeatsRead(round, "x" + last))
+    """The coordinator says which heartbeat of this node it has read: a is 0, b is 1."""
+    return CoordinatorHeartbeat("nonce", count, read=HeartbeatsRead(round, f"..a{last}"))
 
 
 @pytest.mark.parametrize(
     ("told", "read"),
     [
-        (tells("c", count=9), 103.0),
+        (tells("c", count=9), 100.0 + INTERVAL * HEARTBEAT),
         (tells("b", count=9), 100.0),
         (tells(".", count=9), 100.0),
         (tells("", count=9), 100.0),
-        (tells("9", count=9), 100.0),  # as of 61 heartbeats before the first
+        (tells("9", count=9), 100.0),  # no such one was sent
         (tells("c", round=1, count=9), 100.0),
         (CoordinatorHeartbeat("nonce", 9), 100.0),
         (tells("c", count=1), 100.0),
@@ -725,22 +726,20 @@ def test_the_workers_time_counts_from_the_last_heartbeat_that_the_coordinator_sa
     assert shell.session.kill_at() == read + KILL * HEARTBEAT
 
 
-@pytest.mark.parametrize(("heard", "is_last"), [(5, False), (60, True)])
-def test_which_heartbeat_was_read_is_clear_though_only_part_of_its_number_is_told(heard: int, is_last: bool) -> None:
-    """The number is told modulo 64, and is not below one that was told before: 69 looks like 5."""
+def test_ranks_that_came_thousands_of_heartbeats_too_late_are_none() -> None:
+    """Which of its heartbeats was read would not be clear any more, however often the coordinator says so."""
     shell = Shell().greeted().joined()
-    for _ in range(2, 70):
+    for _ in range(2, 2051):
         shell.later(INTERVAL * HEARTBEAT)
         shell.beaten()
         if isinstance(shell.what(), Post):
             shell.posted()
-    shell.reads(evolve(SEAT, heard=heard))
-    assert () == shell.words()
 
-    shell.later(INTERVAL / 2 * HEARTBEAT)
-    shell.answer([put(tells("f", count=70))])
+    shell.reads(evolve(SEAT, heard=1))
 
-    assert is_last == bool(shell.words())
+    [lost] = shell.words()
+    assert isinstance(lost, ContactLost)
+    assert "the ranks that it got came too late" == lost.why
 
 
 @pytest.mark.parametrize("heard", [0, 1])
@@ -871,7 +870,7 @@ def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
 
 
 def test_a_heartbeat_that_goes_on_as_it_should_stops_nobody() -> None:
-    """Two looks less than FENCE - INTERVAL / 2 apart, and a first heartbeat that was a LOOK old: 15 ticks at most."""
+    """A node is fenced FENCE after a heartbeat that was read before the first look: that is 15 ticks at most."""
     shell = Shell().greeted().joined()
     for count in (16, 31, 46):
         shell.later(INTERVAL * HEARTBEAT)

@@ -1,0 +1,36 @@
+"""Which heartbeats were read, in two characters a node."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from elasticlib.rendezvous.protocol._heartbeats_read import TOLD_MODULO, HeartbeatsRead
+
+COUNTS = st.integers(1, 2**40)
+
+
+@given(COUNTS, st.integers(0, TOLD_MODULO - 1), st.integers(0, 3))
+def test_who_knows_of_one_that_was_read_before_knows_which_is_meant(known: int, more: int, rank: int) -> None:
+    counts = [0, 7, 0, 9]
+    counts[rank] = known + more
+
+    assert known + more == HeartbeatsRead.of(3, counts).count(rank, known)
+
+
+@given(COUNTS, st.text(max_size=6), st.integers(0, 5))
+def test_whatever_else_it_says_means_none_or_one_that_is_not_below_what_is_known(
+    known: int, text: str, rank: int
+) -> None:
+    found = HeartbeatsRead(0, text).count(rank, known)
+
+    assert found == -1 or known <= found < known + TOLD_MODULO
+
+
+@pytest.mark.parametrize("last", ["", "a", "..", "a.", ".a", "\u00e9a"])
+def test_what_is_no_number_says_that_none_was_read(last: str) -> None:
+    assert -1 == HeartbeatsRead(0, last).count(0, 5)
+
+
+def test_one_that_was_not_read_is_told_so() -> None:
+    assert HeartbeatsRead(4, "..ab..") == HeartbeatsRead.of(4, [0, 1, 0])
