@@ -98,6 +98,17 @@ class Process:
         self.send(signal.SIGKILL)
         return self.ends(limit)
 
+    def wait(self, limit: float) -> None:
+        """Wake it if it is stopped, SIGKILL it when it has not ended after *limit* seconds, and let go of it."""
+        self.send(signal.SIGCONT)
+        if not self.ends(limit):
+            self.kill()
+        self._reap()
+        self.close()
+
+    def _reap(self) -> None:
+        """Nothing: its parent does."""
+
     def close(self) -> None:
         """Let go of it."""
         handle, self._handle = self._handle, -1
@@ -114,15 +125,10 @@ class Child(Process):
             handle = os.pidfd_open(pid)
         super().__init__(pid, handle)
 
-    def wait(self, limit: float) -> None:
-        """Reap it; wake it if it is stopped, and SIGKILL it when it has not ended after *limit* seconds."""
-        self.send(signal.SIGCONT)
-        if not self.ends(limit):
-            self.kill()
+    def _reap(self) -> None:
         if self._handle >= 0:
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PIDFD, self._handle, os.WEXITED | os.WNOHANG)
-        self.close()
 
 
 def close_all_but(keep: Collection[int]) -> None:

@@ -304,7 +304,7 @@ def looks_like_a_variable(text: str, place: str) -> bool:
 def set_in_workers() -> set[str]:
     place = _environment.Place("", "", *([1] * 4), 0, *([1] * 5), "", 1)  # type: ignore[arg-type]
     with_a_device = _environment.alone_with_a_device({_environment.HIP_DEVICES: "0"}, 1)[0]
-    of_the_sidecar = {name for name, value in _client._environment().items() if os.environ.get(name) != value}
+    of_the_sidecar = {name for name, value in _client.environment().items() if os.environ.get(name) != value}
     return {
         *_environment.worker_variables(place, 0, ""),
         *_environment.common_variables({}, 1, ""),

@@ -2,7 +2,7 @@
 Our rendezvous for code that calls a handler itself, with torch's methods.
 
 Rules of this file: a node is one place in the round, with one slot. A process of its own speaks with the others
-(`sidecar._client`), so that this program may be as busy as it likes. One thread takes what the coordinator says and
+(`sidecar._shared`), so that this program may be as busy as it likes. One thread takes what the coordinator says and
 only notes it; the caller's threads read the notes. Nothing is contacted before the first call that needs to.
 """
 
@@ -44,7 +44,7 @@ from elasticlib.rendezvous.protocol._messages import (
     Stopped,
     Succeeded,
 )
-from elasticlib.rendezvous.sidecar._client import SidecarClient
+from elasticlib.rendezvous.sidecar._shared import SharedSidecar
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -65,18 +65,19 @@ class CoordinatedHandler(RendezvousHandler):
     leaves or asks for a new round makes `num_nodes_waiting` positive on all others; spares do not count there.
     With back end ``static`` nobody closes the job: `set_closed` does nothing and `is_closed` is never true.
 
-    The first call that needs the others starts a process that keeps the contact; it ends with this program. A
-    program that stands still for twice the heartbeat time is lost to the others.
+    The first call that needs the others starts a process that keeps the contact; it ends with this program. Those of
+    a program with several handlers are forked from one that has done the imports. A program that stands still for
+    twice the heartbeat time is lost to the others.
 
     Raises `ConfigError` for a job that cannot work.
     """
 
     def __init__(self, job: Job, connect: Callable[..., Talk] | None = None) -> None:
-        """*connect* makes a node of a job in place of `SidecarClient`; whoever gives it has checked the job."""
+        """*connect* makes a node of a job in place of `SharedSidecar`; whoever gives it has checked the job."""
         self.job = job
         if connect is None:
             backend_of(job)  # says here and now what cannot work
-        self._connect = connect or SidecarClient
+        self._connect = connect or SharedSidecar
         self._member: Talk | None = None
         self._lent: Talk | None = None
         self._turned = threading.Condition()
@@ -254,17 +255,22 @@ class CoordinatedHandler(RendezvousHandler):
                 member.post(Stopped(member.node, old.round, ()))
             member.join(1, ROLE)
             self._seeks = True
-            try:
-                while (assignment := self._given()) is None:
-                    self._check_open()
-                    self._check()
-                    if self._ended:  # cut off meanwhile: the others may have crossed us off their list
-                        self._ended = False
-                        member.join(1, ROLE)
-                    self._turned.wait()
-                return assignment
-            finally:
-                self._seeks = False
+        try:
+            _round_store.prepare()  # while the others are asked
+            return self._wait_for_ranks(member)
+        finally:
+            self._seeks = False
+
+    def _wait_for_ranks(self, member: Talk) -> RankAssignment:
+        with self._turned:
+            while (assignment := self._given()) is None:
+                self._check_open()
+                self._check()
+                if self._ended:  # cut off meanwhile: the others may have crossed us off their list
+                    self._ended = False
+                    member.join(1, ROLE)
+                self._turned.wait()
+            return assignment
 
     def _given(self) -> RankAssignment | None:
         return self._assignment

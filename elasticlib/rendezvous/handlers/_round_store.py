@@ -24,6 +24,11 @@ _PROBE = 1.0
 """Seconds that an address of the store gets to answer, where there are several."""
 
 
+def prepare() -> None:
+    """Import what takes long; nothing is contacted."""
+    import torch.distributed  # noqa: F401
+
+
 def serve(listener: socket.socket, address: str) -> Store:
     """A store on *listener*, which becomes its own; it ends with the last reference to it."""
     return _store(address, listener.getsockname()[1], listener.detach())

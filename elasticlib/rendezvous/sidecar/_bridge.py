@@ -44,6 +44,7 @@ from elasticlib.rendezvous.protocol._messages import (
     from_plain,
     to_plain,
 )
+from elasticlib.rendezvous.sidecar._torch import import_stores
 from elasticlib.rendezvous.sidecar._watch import SILENCE, SidecarWatch
 
 if TYPE_CHECKING:
@@ -244,25 +245,48 @@ def told(error: Exception) -> Message:
     return {"op": "error", "kind": "", "text": f"the sidecar failed: {type(error).__name__}: {error}"}
 
 
-def main() -> NoReturn:
-    """Be the sidecar of the parent, whose channel is descriptor `CHANNEL_FD`."""
-    parent = os.getppid()
+def follow(parent: int) -> int:
+    """Have this process, a program of ours, live as long as its *parent*; the parent's pidfd."""
     # What a scheduler sends to every process of the job is for the launcher, which then parts in order.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.set_inheritable(CHANNEL_FD, False)
-    channel = Channel.adopt(CHANNEL_FD)
+    wake_with_parent()
+    handle = os.pidfd_open(parent)
+    if os.getppid() != parent:
+        os._exit(1)
+    return handle
+
+
+def import_for(backend: str) -> None:
+    """Import what a sidecar needs for a job of that *backend*."""
+    import elasticlib.rendezvous.node._runtime
+
+    if backend.startswith("etcd"):
+        import elasticlib.rendezvous.stores.etcd._backend  # noqa: F401
+    else:
+        import_stores()
+        import torch.distributed  # noqa: F401
+
+
+def main() -> NoReturn:
+    """Be the sidecar of the parent, whose channel is descriptor `CHANNEL_FD`."""
+    launcher = follow(os.getppid())
+    serve(Channel.adopt(CHANNEL_FD), launcher)
+
+
+def serve(channel: Channel, launcher: int) -> NoReturn:
+    """Be the sidecar of the *launcher*, a pidfd, which speaks through the *channel*."""
     try:
-        wake_with_parent()
-        launcher = os.pidfd_open(parent)
         first = channel.receive()
-        if first is None or os.getppid() != parent:
+        if first is None or wait_readable([launcher], 0):
             os._exit(1)
         job = Job(**first[0]["job"])
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a store has a connection of each node's
+        import_for(job.backend)
         from elasticlib.rendezvous.node._runtime import NodeRuntime
 
         lines = LogLines()

@@ -25,7 +25,7 @@ from collections import deque
 from elasticlib import errors
 from elasticlib._clock import Clock, monotonic
 from elasticlib._lease import Lease
-from elasticlib._programs import BOOT, Link, own, spawn, start_thread
+from elasticlib._programs import BOOT, Link, Process, own, spawn, start_thread
 from elasticlib._wire import Channel, HasDescriptor, Message, room_for, takes_more, wait_readable, written
 from elasticlib.errors import (
     ElasticError,
@@ -69,12 +69,13 @@ _TELL_EVERY = 5.0
 
 _IMPORTING = "`import torch` takes so long here (a cold disk?), or the machine is busy; no other node was asked yet"
 
-_PROGRAM = (
+BEGIN = (
     BOOT
     + "import json; from elasticlib._programs import close_all_but; close_all_but({0, 1, 2, 3}); "
     + "p += [f for f in json.loads(sys.argv.pop()) if f not in p]; "
-    + "from elasticlib.rendezvous.sidecar._bridge import main; main()"
 )
+"""First words of a program whose argument is the `search_path`."""
+_PROGRAM = BEGIN + "from elasticlib.rendezvous.sidecar._bridge import main; main()"
 
 
 class SidecarClient:
@@ -122,11 +123,10 @@ class SidecarClient:
         self._turned = threading.Condition()
         self._sending = True
         """Whether the thread has something in hand: what comes then must wait for its turn."""
-        path = json.dumps([os.path.abspath(folder) for folder in sys.path if folder])
         with contextlib.ExitStack() as undo:
             undo.callback(self._link.close)
             with contextlib.closing(theirs):
-                self._child = spawn([sys.executable, "-c", program, path], _environment(), theirs.fileno())
+                self._child = self._begin(program, theirs)
             undo.callback(self._child.wait, 0.0)
             self._heard = self._born = clock()
             self._lease = Lease()
@@ -137,6 +137,9 @@ class SidecarClient:
             self._sender = threading.Thread(target=self._send_all, name="elasticlib-rendezvous", daemon=True)
             start_thread(self._sender)
             undo.pop_all()
+
+    def _begin(self, program: str, theirs: Channel) -> Process:
+        return spawn([sys.executable, "-c", program, search_path()], environment(), theirs.fileno())
 
     # Reports.
 
@@ -234,7 +237,8 @@ class SidecarClient:
             if received is None:
                 self._lose_process(words)
             else:
-                self._heard, self._begun, self._mute = self._clock(), True, False
+                self._heard, self._mute = self._clock(), False
+                self._begun = self._begun or received[0]["op"] != "born"
                 words += self._hear(*received)
         if (deadline := self._deadline()) is not None and self._clock() >= deadline:
             words += self._note_silence()
@@ -300,6 +304,8 @@ class SidecarClient:
                 return [notice]
             case "waiting":
                 self._waiting = message["count"]
+            case "born":
+                self._child = Process(message["pid"], *descriptors)
             case "lost":
                 return [ContactLost(message["why"], message["grace"])]
             case "gone":
@@ -349,7 +355,8 @@ class SidecarClient:
         self._child.send(signal.SIGCONT)
         deadline, hears = monotonic() + limit, True
         while hears or not self._child.ends(0.0):
-            sources: list[HasDescriptor] = [self._child, *([self._link] if hears else [])]
+            sources: list[HasDescriptor] = [self._link] if hears else []
+            sources += [self._child] if self._child.fileno() >= 0 else []
             ready = wait_readable(sources, max(0.0, deadline - monotonic()))
             if not ready:
                 break
@@ -366,7 +373,13 @@ class SidecarClient:
         self._child.wait(0.0)
 
 
-def _environment() -> dict[str, str]:
+def search_path() -> str:
+    """Where the process finds modules, as its argument."""
+    return json.dumps([os.path.abspath(folder) for folder in sys.path if folder])
+
+
+def environment() -> dict[str, str]:
+    """What the process is started with."""
     # A store's server looks up the name of every peer, for its log only: that must cost no time.
     # The job's token goes through the channel, and to no program that is started from there.
     inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}

@@ -1,0 +1,72 @@
+"""
+The host of a program's sidecars: it imports once what they need, and each is forked from it.
+
+Rules of this file: one thread, which opens nothing and speaks with nobody but the program, so that what is forked here
+is as whole as a program that was started. A sidecar knows nothing of the others, and outlives this process; it ends
+with the program.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from typing import NoReturn
+
+from elasticlib._programs import CHANNEL_FD, close_all_but, not_started, wake_with_parent
+from elasticlib._wire import Channel, Message, wait_readable
+from elasticlib.rendezvous.sidecar import _bridge
+
+
+def main() -> NoReturn:
+    """Fork a sidecar for each channel that the parent sends, until it is gone or wants none any more."""
+    parent = os.getppid()
+    launcher = _bridge.follow(parent)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for what is forked
+    control = Channel.adopt(CHANNEL_FD)
+    while True:
+        if launcher in wait_readable([control, launcher], None):
+            os._exit(0)
+        received = control.receive()
+        if received is None:
+            os._exit(0)
+        message, descriptors = received
+        failure = _imported(message["backend"])
+        for descriptor in descriptors:
+            _fork(descriptor, control, launcher, failure)
+
+
+def _imported(backend: str) -> Message | None:
+    """Import what a sidecar of that *backend* needs; the frame for what went wrong."""
+    try:
+        _bridge.import_for(backend)
+    except Exception as error:
+        return _bridge.told(error)
+    gc.freeze()  # children share the pages
+    return None
+
+
+def _fork(descriptor: int, control: Channel, launcher: int, failure: Message | None) -> None:
+    try:
+        pid = os.fork() if failure is None else -1
+    except OSError as error:
+        pid, failure = -1, _bridge.told(not_started("the sidecar of this node", error))
+    if pid == 0:
+        _be_sidecar(descriptor, control, launcher)
+    channel = Channel.adopt(descriptor)
+    if failure is not None:
+        channel.send(failure)
+    channel.close()
+
+
+def _be_sidecar(descriptor: int, control: Channel, launcher: int) -> NoReturn:
+    wake_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    control.close()
+    close_all_but({0, 1, 2, descriptor, launcher})
+    channel = Channel.adopt(descriptor)
+    itself = os.pidfd_open(os.getpid())
+    channel.send({"op": "born", "pid": os.getpid()}, (itself,))
+    os.close(itself)
+    _bridge.serve(channel, launcher)

@@ -1,0 +1,127 @@
+"""
+Sidecars of a program that is in many jobs: all are forked from one process, which has done the imports.
+
+Rules of this file: the process is started with the first of them, and ends with the last. Programs that change their
+environment or search path in between get another one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import threading
+
+from attrs import define, field
+
+from elasticlib._programs import Link, Process, spawn
+from elasticlib._wire import Channel, wait_readable
+from elasticlib.errors import StartError
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous.sidecar._client import BEGIN, SidecarClient, environment, search_path
+
+_PROGRAM = BEGIN + "from elasticlib.rendezvous.sidecar._host import main; main()"
+_SEND_LIMIT = 5
+_END_LIMIT = 2.0
+
+
+@define(eq=False)
+class _Host:
+    """The process that sidecars are forked from."""
+
+    given: tuple[dict[str, str], str]
+    """Its environment and search path."""
+    child: Process
+    link: Link
+    users: int = 0
+
+    def is_alive(self) -> bool:
+        return not wait_readable([self.link], 0)  # it says nothing: what is readable is its end
+
+    def fork(self, backend: str, channel: Channel) -> None:
+        """A sidecar on that *channel*, soon. Raises `StartError` when the process is stopped, or hangs."""
+        try:
+            self.link.send({"op": "fork", "backend": backend}, (channel.fileno(),))
+        except BlockingIOError as error:
+            raise StartError("the process that sidecars are forked from does not respond: it is stopped") from error
+
+    def end(self) -> None:
+        self.link.close()
+        self.child.wait(_END_LIMIT)
+
+
+@define(eq=False)
+class _Hosts:
+    """Those of this program."""
+
+    _lock: threading.Lock = field(factory=threading.Lock)
+    _kept: list[_Host] = field(factory=list)
+
+    def take(self) -> _Host:
+        """One that a sidecar may be forked from; give it back when that has ended. Raises `StartError`."""
+        given = environment(), search_path()
+        with self._lock:
+            found = next((host for host in self._kept if host.given == given and host.is_alive()), None)
+            if found is None:
+                found = _start(*given)
+                self._kept.append(found)
+            found.users += 1
+            return found
+
+    def give_back(self, host: _Host) -> None:
+        """Its sidecar has ended."""
+        with self._lock:
+            host.users -= 1
+            if host.users or host not in self._kept:
+                return
+            self._kept.remove(host)
+        host.end()
+
+    def drop(self) -> None:
+        """Forget all, in a process that was forked from their owner."""
+        self._lock, self._kept = threading.Lock(), []
+
+
+def _start(variables: dict[str, str], path: str) -> _Host:
+    ours, theirs = Channel.pair()
+    ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_LIMIT, 0))
+    link = Link(ours)
+    try:
+        child = spawn([sys.executable, "-c", _PROGRAM, path], variables, theirs.fileno())
+    except BaseException:
+        link.close()
+        raise
+    finally:
+        theirs.close()
+    return _Host((variables, path), child, link)
+
+
+_hosts = _Hosts()
+os.register_at_fork(after_in_child=_hosts.drop)
+
+
+class SharedSidecar(SidecarClient):
+    """A `SidecarClient` whose process is forked from one that this program's others come from, too."""
+
+    def __init__(self, job: Job, *, stall: float | None = None) -> None:
+        self._backend = job.backend
+        self._host = _hosts.take()
+        try:
+            super().__init__(job, stall=stall)
+        except BaseException:
+            _hosts.give_back(self._host)
+            raise
+
+    def _begin(self, program: str, theirs: Channel) -> Process:
+        self._host.fork(self._backend, theirs)
+        return Process(0, -1)  # its handle comes with its first word
+
+    def close(self) -> None:
+        """As that of `SidecarClient`; the process that it came from ends with the last one of this program."""
+        if self._closed or os.getpid() != self._owner:
+            return
+        try:
+            super().close()
+        finally:
+            _hosts.give_back(self._host)

@@ -1,0 +1,54 @@
+"""
+torch's stores without the rest of torch, for processes that need nothing else of it.
+
+``import torch`` loads a library of C++ and a thousand modules of Python; the stores are in the library. So the library
+alone is loaded here, into a package ``torch`` that has nothing else. Rules of this file: for programs of ours only, in
+which no code of the user runs; with versions of torch with which that was tried, and with any other all of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import types
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+_TRIED = ("2.13.", "2.15.")
+_VERSION = re.compile(r"""^__version__\s*(?::[^=]*)?=\s*["']([^"']+)""", re.MULTILINE)
+_PACKAGES = ("torch", "torch.distributed")
+
+
+def import_stores() -> bool:
+    """Make ``from torch.distributed import TCPStore, FileStore, DistStoreError`` quick; whether that was possible."""
+    spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
+    if spec is None or not _version(spec).startswith(_TRIED):
+        return False
+    package, distributed = (types.ModuleType(name) for name in _PACKAGES)
+    package.__path__ = list(spec.submodule_search_locations or ())
+    sys.modules.update(zip(_PACKAGES, (package, distributed), strict=True))
+    try:
+        import torch._C
+    except (ImportError, OSError):  # where it is found only after what `import torch` does before
+        for name in _PACKAGES:
+            del sys.modules[name]
+        return False
+    library = torch._C
+    package.distributed = distributed  # type: ignore[attr-defined]
+    library._c10d_init()
+    stores = sys.modules["torch._C._distributed_c10d"]
+    for name in ("Store", "TCPStore", "FileStore", "PrefixStore"):
+        setattr(distributed, name, getattr(stores, name))
+    distributed.DistStoreError = library._DistStoreError  # type: ignore[attr-defined]
+    return True
+
+
+def _version(spec: ModuleSpec) -> str:
+    """As its file says, which is not run; empty where it says none."""
+    try:
+        text = Path(spec.origin or "").with_name("version.py").read_text(encoding="utf-8")
+    except (OSError, UnicodeError, ValueError):
+        return ""
+    found = _VERSION.search(text)
+    return found[1] if found else ""
