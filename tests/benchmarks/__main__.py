@@ -13,19 +13,24 @@ from tests.benchmarks.calls import CALLS
 from tests.benchmarks.commands import COMMANDS
 from tests.benchmarks.figures import Benchmark, Line, Turn, compare
 from tests.benchmarks.forming import FORMING
+from tests.benchmarks.handlers import HANDLERS
 from tests.benchmarks.job import BenchmarkError
 from tests.benchmarks.kills import KILLS
 from tests.benchmarks.launchers import LAUNCHERS, Launcher
 from tests.benchmarks.life import LIFE
 from tests.benchmarks.logs import LOGS
 from tests.benchmarks.lost_node import LOST_NODE
+from tests.benchmarks.nodes_start import NODES_START
 from tests.benchmarks.peers_told import PEERS_TOLD
 from tests.benchmarks.raised import RAISED
 from tests.benchmarks.recoveries import RECOVERIES
 from tests.benchmarks.restart import RESTART
 from tests.benchmarks.sockets import SOCKETS
 
-BENCHMARKS = (RECOVERIES, RESTART, LIFE, CALLS, KILLS, LOGS, SOCKETS, COMMANDS, *FORMING, LOST_NODE, PEERS_TOLD, RAISED)
+BENCHMARKS = (
+    *(RECOVERIES, RESTART, LIFE, CALLS, KILLS, LOGS, SOCKETS, COMMANDS, *FORMING, LOST_NODE, PEERS_TOLD, RAISED),
+    *(*NODES_START, HANDLERS),
+)
 
 
 def in_turns(

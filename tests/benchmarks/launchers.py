@@ -23,6 +23,8 @@ class Launcher:
     """The command line before its options."""
     interface: str
     """The module that holds `LaunchConfig` and `elastic_launch`."""
+    package: str
+    """What stands for ``torch.distributed.elastic``."""
     start_method: str
     """What `LaunchConfig` takes when it is not told."""
     settings: Mapping[str, object] = field(factory=dict)
@@ -47,6 +49,7 @@ ELASTICLIB = Launcher(
     name="elasticlib",
     command=(sys.executable, "-m", "elasticlib.run"),
     interface="elasticlib",
+    package="elasticlib.elastic",
     start_method="forkserver",
     inner=("reaper", "fork server", "spawner"),
     nodes="tests.benchmarks.jobs.our_nodes",
@@ -57,6 +60,7 @@ TORCHRUN = Launcher(
     name="torchrun",
     command=(sys.executable, "-m", "torch.distributed.run"),
     interface="torch.distributed.launcher.api",
+    package="torch.distributed.elastic",
     start_method="spawn",
     settings={"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "benchmark"},
     nodes="tests.benchmarks.jobs.torch_nodes",

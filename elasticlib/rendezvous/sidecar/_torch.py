@@ -15,7 +15,8 @@ import types
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-_TRIED = ("2.13.", "2.15.")
+_TRIED = re.compile(r"2\.(13|15)\.\d+(\+[\w.]+)?")
+"""Releases, of any build."""
 _VERSION = re.compile(r"""^__version__\s*(?::[^=]*)?=\s*["']([^"']+)""", re.MULTILINE)
 _PACKAGES = ("torch", "torch.distributed")
 
@@ -23,7 +24,7 @@ _PACKAGES = ("torch", "torch.distributed")
 def import_stores() -> bool:
     """Make ``from torch.distributed import TCPStore, FileStore, DistStoreError`` quick; whether that was possible."""
     spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
-    if spec is None or not _version(spec).startswith(_TRIED):
+    if spec is None or not _TRIED.fullmatch(_version(spec)):
         return False
     package, distributed = (types.ModuleType(name) for name in _PACKAGES)
     package.__path__ = list(spec.submodule_search_locations or ())
@@ -36,7 +37,7 @@ def import_stores() -> bool:
         return False
     library = torch._C
     package.distributed = distributed  # type: ignore[attr-defined]
-    library._c10d_init()
+    library._c10d_init()  # which asks for the package that it belongs to
     stores = sys.modules["torch._C._distributed_c10d"]
     for name in ("Store", "TCPStore", "FileStore", "PrefixStore"):
         setattr(distributed, name, getattr(stores, name))

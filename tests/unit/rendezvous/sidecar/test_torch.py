@@ -48,7 +48,9 @@ def test_the_stores_are_torchs_own_and_nothing_else_of_it_is_imported() -> None:
     )
 
 
-@pytest.mark.parametrize("fault", ["_torch._TRIED = ('0.',)", "sys.modules['torch._C'] = None", "import torch"])
+@pytest.mark.parametrize(
+    "fault", ["_torch._TRIED = _torch.re.compile('0')", "sys.modules['torch._C'] = None", "import torch"]
+)
 def test_where_it_is_not_known_to_go_well_all_of_torch_is_there(fault: str) -> None:
     script = f"""
     {fault}
@@ -62,8 +64,10 @@ def test_where_it_is_not_known_to_go_well_all_of_torch_is_there(fault: str) -> N
     assert "False\n0.0 True" == told(script)
 
 
-@pytest.mark.parametrize("text", ["", "version = '2.13.0'", "__version__ = None", "\xe9"])
-def test_a_package_that_does_not_say_its_version_is_left_alone(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "version = '2.13.0'", "__version__ = None", "\xe9", "__version__ = '2.13.0a0+git12'"]
+)
+def test_a_package_that_does_not_say_to_be_a_release_that_was_tried_is_left_alone(text: str, tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("")
     (tmp_path / "torch" / "version.py").write_text(text, encoding="latin-1")
