@@ -94,6 +94,28 @@ SURVIVORS: dict[str, str] = {
     "node/_session_liveness.py step: doubt stays, not ''": "only a text for people",
     "node/_session_liveness.py _broken: trying stays, not False": "the session sets it for itself at each loss, too",
     "node/_session_memory.py Waiting.complain: why stays": "only a text for people",
+    **dict.fromkeys(
+        (
+            "node/_own_heartbeats.py OwnHeartbeats.turn: not (self.ranks is None)",
+            "node/_own_heartbeats.py OwnHeartbeats.hears: sent stays, not "
+            "tuple((each for each in self._sent if each[0] >= count))",
+        ),
+        "only how many heartbeats are remembered; test_flatness.py",
+    ),
+    **dict.fromkeys(
+        (
+            "node/_own_heartbeats.py OwnHeartbeats.joins: known stays, not first",
+            "node/_own_heartbeats.py OwnHeartbeats.assigned: known stays, not max(self._known, ranks.heard)",
+            "node/_own_heartbeats.py OwnHeartbeats.hears: known stays, not count",
+        ),
+        "another heartbeat could be meant only thousands of heartbeats later; test_session.py",
+    ),
+    "node/_own_heartbeats.py OwnHeartbeats.joins: ranks stays, not None": (
+        "of the round before nothing is told that a heartbeat of the new mailbox was read"
+    ),
+    "node/_own_heartbeats.py OwnHeartbeats.joins: sent stays, not ()": (
+        "whoever asks for ranks is told of none that it sent before"
+    ),
     **{
         f"protocol/_progress.py Seen.{fault}": (
             "only a message that a stranger withholds for minutes needs it: test_session.py, test_server_handover.py"
