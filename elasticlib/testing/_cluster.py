@@ -44,7 +44,7 @@ from elasticlib.testing._trouble import bring_about
 from elasticlib.testing._trust import Trust
 
 NO_FAULTS = FaultPlan(())
-RESTLESS = 50
+RESTLESS = 200
 """Steps of a node in a second that are too many over a whole job: most make five."""
 
 
