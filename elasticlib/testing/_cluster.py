@@ -45,7 +45,7 @@ from elasticlib.testing._trust import Trust
 
 NO_FAULTS = FaultPlan(())
 RESTLESS = 200
-"""Steps of a node in a second that are too many over a whole job: most make five."""
+"""Steps of a node in a second that are too many over a whole job: most make fifteen."""
 
 
 @define(eq=False, repr=False)
