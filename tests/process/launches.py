@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 LIMIT = 60.0
@@ -18,6 +19,14 @@ WORK = "import sys; print('at work', flush=True); sys.stdin.read(); print('done'
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], object], limit: float = 90.0) -> None:
+    """Return once *condition* holds, which must be within *limit* seconds."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not come within {limit:g} s"
+        time.sleep(0.02)
 
 
 class Launch:

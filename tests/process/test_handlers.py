@@ -6,12 +6,10 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import pytest
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
+from tests.process.launches import free_port, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
 
@@ -27,11 +26,6 @@ SCRIPTS = Path(__file__).parent / "scripts"
 PACKAGES = ("elasticlib.elastic", "torch.distributed.elastic")
 LIMIT = 90.0
 """Seconds that anything waited for may take."""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class Nodes:
@@ -97,13 +91,6 @@ def started() -> Iterator[list[Nodes]]:
     yield started
     for nodes in started:
         nodes.close()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come within {LIMIT:g} s"
-        time.sleep(0.02)
 
 
 def test_nodes_meet_over_a_real_store_again_and_again_with_fresh_keys(started: list[Nodes]) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,24 +17,13 @@ import pytest
 from elasticlib.errors import RendezvousConnectionError, RendezvousError
 from elasticlib.rendezvous import RendezvousHandler, RendezvousParameters, get_rendezvous_handler
 from elasticlib.workers._reaper import family
+from tests.process.launches import free_port, wait_until
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 90.0
 """Seconds that anything waited for may take."""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come within {LIMIT:g} s"
-        time.sleep(0.02)
 
 
 def command(pid: int) -> bytes:

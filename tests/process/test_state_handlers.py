@@ -8,8 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 
 from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
 from elasticlib.rendezvous.stores._state_document import decode_document
+from tests.process.launches import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -94,13 +94,6 @@ def started() -> Iterator[list[Nodes]]:
     yield started
     for nodes in started:
         nodes.close()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come within {LIMIT:g} s"
-        time.sleep(0.02)
 
 
 def test_nodes_meet_again_and_again_with_fresh_keys_and_end_together(started: list[Nodes]) -> None:

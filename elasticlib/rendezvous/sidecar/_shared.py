@@ -8,8 +8,6 @@ environment or search path in between get another one.
 from __future__ import annotations
 
 import os
-import socket
-import struct
 import sys
 import threading
 
@@ -85,7 +83,7 @@ class _Hosts:
 
 def _start(variables: dict[str, str], path: str) -> _Host:
     ours, theirs = Channel.pair()
-    ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_LIMIT, 0))
+    ours.limit(_SEND_LIMIT)
     link = Link(ours)
     try:
         child = spawn([sys.executable, "-c", _PROGRAM, path], variables, theirs.fileno())
