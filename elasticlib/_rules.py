@@ -175,7 +175,10 @@ def words(value: Sequence[str] | str) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise ConfigError(f"preload={value!r} must be the names of modules, as a list or as text with commas")
-    return tuple(part.strip() for part in parts if part.strip())
+    found = tuple(part.strip() for part in parts if part.strip())
+    if "learn" in found and len(found) > 1:
+        raise ConfigError(f"preload={','.join(found)!r}: learn stands alone, since a list stays exactly that list")
+    return found
 
 
 def dictionary(value: Any) -> dict[str, Any]:

@@ -169,7 +169,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         return () if self._processes.fileno() < 0 else (self._processes,)
 
     def _poll_timeout(self) -> float | None:
-        return self._watch.poll_timeout(self._worker_group.spec.monitor_interval)
+        interval = self._worker_group.spec.monitor_interval
+        return soonest(self._watch.poll_timeout(interval), self._processes.poll_timeout())
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
         # Rank 0 without a socket: the rendezvous' own store has the port, and no worker could bind it.

@@ -143,7 +143,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--preload",
-            "modules, as in a,b, that are imported once for all workers; '' for none",
+            "modules, as in a,b, imported once for all workers; learn for what they are seen to import; '' for none",
             "torch",
             metavar="A,B",
         ),

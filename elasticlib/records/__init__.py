@@ -24,6 +24,7 @@ from elasticlib.records._of_agents import (
 )
 from elasticlib.records._of_jobs import (
     HealthCheckReported as HealthCheckReported,
+    ImportsLearned as ImportsLearned,
     LaunchStarted as LaunchStarted,
     LogsCutOff as LogsCutOff,
     LogsKept as LogsKept,

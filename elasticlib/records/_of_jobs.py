@@ -7,7 +7,7 @@ Rules of this file: a record holds facts; its text is made from them, here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from attrs import frozen
 
@@ -16,6 +16,7 @@ from elasticlib.errors import name_of_signal
 from elasticlib.records._sinks import Record
 
 _MOST = 8
+_MODULES_SHOWN = 5
 
 
 def _few(numbers: Iterable[int]) -> str:
@@ -203,6 +204,21 @@ class PreloadSkipped(Record, level=logging.WARNING):
 
     def __str__(self) -> str:
         return f"{self.why}; until then each worker imports it by itself, which takes longer (preload=() asks for that)"
+
+
+@frozen
+class ImportsLearned(Record, level=logging.INFO):
+    """What the workers import is done ahead from now on."""
+
+    modules: tuple[str, ...]
+    refused: Mapping[str, str]
+    """What each worker goes on to import by itself, and why."""
+
+    def __str__(self) -> str:
+        count, shown = len(self.modules), ", ".join(self.modules[-_MODULES_SHOWN:])
+        more = f" ({shown}{', ...' if count > _MODULES_SHOWN else ''})" if shown else ""
+        own = "".join(f"; not {name}: {why}" for name, why in list(self.refused.items())[:_MODULES_SHOWN])
+        return f"{count} imports of the workers are learned, for restarts and the next launch{more}{own}"
 
 
 @frozen

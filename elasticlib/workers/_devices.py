@@ -13,7 +13,7 @@ from elasticlib._programs import Process
 from elasticlib._wire import Message, wait_readable
 from elasticlib.errors import ElasticError, SpecError, StartError
 from elasticlib.numa import NumaOptions, as_numa_options
-from elasticlib.spec import DEVICE_WORDS
+from elasticlib.spec import DEVICE_WORDS, LEARN
 from elasticlib.workers import _environment, _machine
 from elasticlib.workers._fork_servers import ForkServerKey, depends_on_path, fork_servers
 
@@ -83,9 +83,9 @@ def gpu_addresses(
 def _accelerators(preload: tuple[str, ...], flags: tuple[str, ...]) -> tuple[int, str]:
     if not _machine.may_have_accelerators():
         return 0, ""
-    if "torch" not in preload or depends_on_path(preload):
+    if preload != LEARN and ("torch" not in preload or depends_on_path(preload)):
         preload = ("torch",)
-    key, environment = ForkServerKey(sys.executable, preload, (), flags), _environment.without_secrets(os.environ)
+    key, environment = ForkServerKey.of(sys.executable, preload, (), flags), _environment.without_secrets(os.environ)
     doing, instead = "counting the accelerators", "give nproc_per_node=N, a number"
     answer = _answer("count", key, environment, tuple(sys.path), doing, instead)
     return answer["count"], answer["kind"]

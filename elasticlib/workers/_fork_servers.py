@@ -16,14 +16,18 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from attrs import evolve, frozen
+from typing_extensions import Self
 
 from elasticlib._programs import BOOT, KILLED, Link, Process, spawn
-from elasticlib._wire import Channel, wait_readable
+from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import EntrypointError, PreloadError, StartError
+from elasticlib.spec import LEARN
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
+from elasticlib.workers.child._imports import Import
 from elasticlib.workers.spawner._reads import Reads, serves
 
 _FORK_SERVER_BOOT = BOOT + "from elasticlib.workers.spawner._fork_server import main; main()"
@@ -58,7 +62,7 @@ def flags_here() -> tuple[str, ...]:
 
 def depends_on_path(preload: Sequence[str]) -> bool:
     """Whether another search path may find other modules to preload: torch is installed once, with its interpreter."""
-    return any(module.partition(".")[0] != "torch" for module in preload)
+    return tuple(preload) != LEARN and any(module.partition(".")[0] != "torch" for module in preload)
 
 
 @frozen
@@ -70,6 +74,14 @@ class ForkServerKey:
     path: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     """Options of the interpreter."""
+    learns: bool = False
+    """Whether it imports ahead what workers were seen to import."""
+
+    @classmethod
+    def of(cls, python: str, preload: tuple[str, ...], path: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> Self:
+        """The key of a launch with that *preload*."""
+        learns = preload == LEARN
+        return cls(python, ("torch",) if learns else preload, path, flags, learns)
 
 
 class ForkServer:
@@ -84,6 +96,19 @@ class ForkServer:
         """Names of modules that its imports found; None before they are done."""
         self._missing: frozenset[str] = frozenset()
         """Names of modules that its imports looked for in vain."""
+        self.ordered = 0
+        """Copies of the fork server that were ordered so far."""
+        self.copy = 0
+        """The order of which the copy is that can be had; 0 for none."""
+        self.names: frozenset[str] = frozenset()
+        """What that copy has imported ahead."""
+        self.refused: Mapping[str, Sequence[Any]] = {}
+        """What the last copy could not import ahead: why, and what it imported instead."""
+        self.wanted: tuple[Import, ...] = ()
+        """What the last copy was to import."""
+        self._copy_environment: Mapping[str, str] = {}
+        self._heard = 0
+        """The last order of which something was heard."""
         self._lock = threading.Lock()
         """Held to hear the fork server, or to close it: for `_TALK_LIMIT` seconds at most."""
         self._sending = threading.Lock()
@@ -94,7 +119,7 @@ class ForkServer:
         ours, theirs = Channel.pair()
         ours.limit(_TALK_LIMIT)
         self._link = Link(ours)
-        asked = json.dumps({"preload": key.preload, "path": list(search_path)})
+        asked = json.dumps({"preload": key.preload, "path": list(search_path), "learns": key.learns})
         reaper = [sys.executable, "-S", "-E", str(Path(_reaper.__file__)), str(os.getpid())]
         self._process: Process | None = None
         """The fork server itself, once its imports are done."""
@@ -128,20 +153,50 @@ class ForkServer:
         """Whether the file of a preloaded module, or an archive on its path, changed since the fork server was made."""
         return self._stamps != _stamps(self.key, self._search_path)
 
-    def request(self, op: str) -> Channel:
-        """Have the fork server fork a child for *op*; the channel to it."""
+    def learn(self, wanted: Sequence[Import], environment: Mapping[str, str], own: Sequence[str], paced: bool) -> None:
+        """
+        Order a copy that imports *wanted* ahead for workers with *environment*, and *own* variables for each.
+
+        Where it is *paced*, others have the CPUs first. `copy` says when it can be had.
+        """
+        self.ordered += 1
+        self.wanted = tuple(wanted)
+        self.copy, self.names, self.refused = 0, frozenset(), {}
+        self._copy_environment = dict(environment)
+        order = {"op": "learn", "number": self.ordered, "wanted": [each.plain() for each in wanted]}
+        self._send({**order, "env": dict(environment), "own": list(own), "paced": paced})
+
+    def copy_for(self, environment: Mapping[str, str], wait: bool = False) -> str:
+        """What a launch with *environment* may ask for: the copy that is ``ready``, to ``wait`` for it, or ``none``."""
+        self.listen()
+        if not (self.copy or (wait and self.learning())) or not serves(None, self._copy_environment, environment):
+            return "none"
+        return "wait" if wait else "ready"
+
+    def learning(self) -> bool:
+        """Whether a copy was ordered of which nothing has been heard yet."""
+        return self._failure is None and self._heard < self.ordered
+
+    def request(self, op: str, copy: str = "none") -> Channel:
+        """Have the fork server, or its *copy*, fork a child for *op*; the channel to it."""
         ours, theirs = Channel.pair()
-        self._wake()
         try:
-            with self._sending:
-                self._link.send({"op": op}, (theirs.fileno(),))
-        except BlockingIOError as error:
+            self._send({"op": op, "copy": copy}, theirs.fileno())
+        except BaseException:
             ours.close()
-            self._failure = StartError("the process that starts the workers does not respond: it is stopped, or hangs")
-            raise self._failure from error
+            raise
         finally:
             theirs.close()
         return Link(ours)
+
+    def _send(self, message: Message, *descriptors: int) -> None:
+        self._wake()
+        try:
+            with self._sending:
+                self._link.send(message, descriptors)
+        except BlockingIOError as error:
+            self._failure = StartError("the process that starts the workers does not respond: it is stopped, or hangs")
+            raise self._failure from error
 
     def listen(self) -> Exception | None:
         """Take in what the fork server has said; the error that ended it, None while it lives."""
@@ -157,6 +212,8 @@ class ForkServer:
                     self._failure = StartError(f"the fork server process ended unexpectedly{words}")
                 elif received[0]["op"] == "refused":
                     self._failure = PreloadError(received[0]["module"], received[0]["why"])
+                elif received[0]["op"] == "learned":
+                    self._learned(received[0])
                 else:
                     self._reads = Reads.told(received[0], self.key.preload)
                     self._found = frozenset(received[0].get("found", ())) or None
@@ -165,6 +222,13 @@ class ForkServer:
                     if warnings := self._words():
                         print(warnings, file=sys.stderr)
             return self._failure
+
+    def _learned(self, told: Message) -> None:
+        self._heard = max(self._heard, told["number"])
+        if told["number"] == self.ordered:
+            self.copy = self.ordered if told["names"] is not None else 0
+            self.names = frozenset(told["names"] or ())
+            self.refused = told["refused"]
 
     def _words(self) -> str:
         return _report.read_text(self._said).strip()

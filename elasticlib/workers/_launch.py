@@ -22,8 +22,9 @@ from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.workers import _reaper
 from elasticlib.workers._fork_servers import ForkServer, fork_servers
-from elasticlib.workers._launch_events import Event, Exit, Failed, Lingers, Lost, Stopped, StoreGone, Stuck
+from elasticlib.workers._launch_events import Event, Exit, Failed, Imported, Lingers, Lost, Stopped, StoreGone, Stuck
 from elasticlib.workers.child import _report
+from elasticlib.workers.child._imports import Import
 from elasticlib.workers.child._start_spec import StartSpec
 
 _EXIT_LIMIT = 1.0
@@ -45,6 +46,8 @@ class SpawnerClient:
         self._anchor: Child | None = None
         """The reaper that was forked from the caller."""
         self._early: list[Event] = []
+        self._copy = 0
+        """Of which order the copy of the fork server is that made the spawner."""
         self._round = -1
         self._spawner: Process | None = None
         self.started = False
@@ -56,15 +59,26 @@ class SpawnerClient:
         """Readable when `drain` has something to tell; -1 when no spawner is there."""
         return -1 if self._channel is None else self._channel.fileno()
 
-    def employ(self, fork_server: ForkServer) -> None:
-        """Have *fork server* fork a spawner for this spawner; the spawner gives the fork server back when it closes."""
+    def employ(self, fork_server: ForkServer, wait_for_copy: bool = False) -> None:
+        """
+        Have *fork server* fork a spawner for this launch, which gives the fork server back when it closes.
+
+        One that is to import more ahead is waited for with *wait_for_copy*.
+        """
         self._fork_server = fork_server
         self.was_warm = fork_server.ready()
         try:
-            self._start_spawner(fork_server.request("job"))
+            copy = fork_server.copy_for(self._common.env, wait_for_copy)
+            self._copy = fork_server.ordered if copy != "none" else 0
+            self._start_spawner(fork_server.request("job", copy))
         except BaseException:
             self.close()
             raise
+
+    def is_outdated(self) -> bool:
+        """Whether the fork server could fork workers by now that have more of their imports done."""
+        there = self._fork_server
+        return there is not None and there.copy > self._copy and there.copy_for(self._common.env) == "ready"
 
     def fork_caller(self, call: Callable[[], Any]) -> None:
         """Have a spawner that is forked from this very process (start method ``fork``)."""
@@ -204,6 +218,8 @@ class SpawnerClient:
                     return [StoreGone(message["why"], message["pid"], message["exitcode"])]
                 case "stuck":
                     return [Stuck(message["local_rank"], message["pid"], message["waited"])]
+                case "imported":
+                    return [Imported([Import.of(each) for each in message["imports"]], message["whole"])]
                 case "stopped":
                     return [Stopped(message["survivors"])]
             return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from attrs import define, field
 
 from elasticlib.workers.child import _report
+from elasticlib.workers.child._imports import Import
 
 
 @define
@@ -80,6 +81,15 @@ class StoreGone:
 
 
 @define
+class Imported:
+    """What all workers of a round have imported so far."""
+
+    imports: list[Import]
+    whole: bool
+    """Whether these are all imports of a round that ended well."""
+
+
+@define
 class Lost:
     """The spawner is gone, and with it every worker."""
 
@@ -87,4 +97,4 @@ class Lost:
     cause: Exception | None = None
 
 
-Event = Exit | Failed | Lingers | Stuck | Stopped | StoreGone | Lost
+Event = Exit | Failed | Lingers | Stuck | Stopped | StoreGone | Imported | Lost

@@ -27,8 +27,8 @@ from elasticlib.errors import ConfigError, EntrypointError
 from elasticlib.numa._cpus import cpus_for
 from elasticlib.numa._sysfs import read_topology
 from elasticlib.numa.binding import attempt
-from elasticlib.spec import DEFAULT_PRELOAD, WorkerSpec
-from elasticlib.workers import _devices, _environment, _packing
+from elasticlib.spec import DEFAULT_PRELOAD, LEARN, WorkerSpec
+from elasticlib.workers import _devices, _environment, _packing, _profile
 from elasticlib.workers._fork_servers import ForkServerKey, depends_on_path, flags_here, fresh_command, importable_by
 from elasticlib.workers.child import _exiting
 from elasticlib.workers.child._start_spec import StartSpec
@@ -57,6 +57,10 @@ class Job:
     """None where the caller itself is forked."""
     search_path: tuple[str, ...]
     """Where the fork server finds what it preloads."""
+    function: str = ""
+    """Its full name, where it is one."""
+    entry: str = ""
+    """What its imports are learned by."""
     call: Callable[..., Any] | None = None
     variables: Sequence[Mapping[str, str]] = ()
     """By local rank, what beats a worker's usual variables."""
@@ -183,6 +187,7 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     shared = sorted(packed.names)
     python = fresh_command(sys.executable, flags)
     job = _saying(job, python=python, sources=packed.sources, main_file=main_file, shared=shared)
+    job = evolve(job, function=f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target))}")
     memories = {"function": packed.function}
     if packed.definitions:
         memories["definitions"] = packed.definitions
@@ -257,11 +262,24 @@ def _from_fork_server(
     if start_method == "spawn":
         return evolve(job, fork_server=ForkServerKey(sys.executable, flags=flags), search_path=())
     path = job.search_path if depends_on_path(spec.preload) else ()
-    return evolve(job, fork_server=ForkServerKey(python, spec.preload, path, flags))
+    key = ForkServerKey.of(python, spec.preload, path, flags)
+    if key.learns:
+        profile = _profile.load(_entry(job))
+        job = evolve(_saying(job, learns=True), entry=_entry(job))
+        key = key if profile.needs_torch() else evolve(key, preload=())
+    return evolve(job, fork_server=key)
+
+
+def _entry(job: Job) -> str:
+    """What tells this entry point from others, from one program to the next."""
+    common = job.common
+    if common.kind == "function":
+        return f"function {job.function} of {common.main_file or common.cwd}"
+    return f"{common.kind} {common.entry or common.argv[0]} in {common.path0}"
 
 
 def _refuse_preload(spec: WorkerSpec) -> None:
-    if spec.preload not in (DEFAULT_PRELOAD, ()):
+    if spec.preload not in (DEFAULT_PRELOAD, LEARN, ()):
         raise ConfigError(
             f"preload={','.join(spec.preload)!r}: only Python workers of start_method='forkserver' come from a "
             "fork server that imports ahead: leave it out"

@@ -27,11 +27,12 @@ from elasticlib.logs import _streams
 from elasticlib.logs._console import console_sink
 from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
-from elasticlib.spec import DEFAULT_PRELOAD, LogsDest
+from elasticlib.spec import LogsDest
 from elasticlib.workers import _failure, _machine, _plan, _reaper
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
-from elasticlib.workers._launch_events import Exit, Failed, Lingers, Lost, Stopped, StoreGone, Stuck
+from elasticlib.workers._launch_events import Exit, Failed, Imported, Lingers, Lost, Stopped, StoreGone, Stuck
+from elasticlib.workers._learner import Learner
 from elasticlib.workers.child._start_spec import StartSpec
 
 _ANSWER = 15.0
@@ -58,6 +59,7 @@ class Processes:
         self._sink = sink
         self._duplicates = duplicates or _streams.Duplicates()
         self._spawner: SpawnerClient | None = None
+        self._learner: Learner | None = None
         self._tee: Tee | None = None
         self._dest = LogsDest()
         self._deadline = 0.0
@@ -114,13 +116,17 @@ class Processes:
             _streams.follow(self._tee, self._dest, prefixes, self._duplicates)
             outs, errs = self._dest.stdouts, self._dest.stderrs
             whole = [evolve(each, stdout=outs.get(each.local_rank), stderr=errs.get(each.local_rank)) for each in specs]
+            if self._job.common.learns and self._learner is None:
+                self._learner = Learner(self._job.common, self._job.entry, sorted(specs[0].variables), self._sink)
+            if self._spawner is not None and self._spawner.is_outdated():
+                self.dismiss()
             spawner = self._spawner = self._spawner or self._start_spawner()
             begin = functools.partial(self._begin, number, whole, listener, interrupt, guard)
             try:
                 self.pids = begin()
             except PreloadError as error:
                 asked = None if self._job.fork_server is None else self._job.fork_server.preload
-                if (error.module,) != asked or error.module not in DEFAULT_PRELOAD:
+                if (error.module,) != asked or error.module != "torch":
                     raise
                 # Nobody asked for it: a job without torch, or one whose torch does not bear it, runs all the same.
                 self._sink(records.PreloadSkipped(str(error)))
@@ -159,7 +165,8 @@ class Processes:
             assert self._job.call is not None
             spawner.fork_caller(self._job.call)
         else:
-            spawner.employ(fork_servers.take(self._job.fork_server, self._job.common.env, self._job.search_path))
+            fork_server = fork_servers.take(self._job.fork_server, self._job.common.env, self._job.search_path)
+            spawner.employ(fork_server, self._learner is not None and self._learner.employ(fork_server))
         return spawner
 
     # A round goes on.
@@ -172,8 +179,13 @@ class Processes:
         """Learn what has happened since the last call; never waits."""
         if self._spawner is None:
             return
+        if self._learner is not None:
+            self._learner.poll()
         for event in self._spawner.drain():
             match event:
+                case Imported():
+                    if self._learner is not None:
+                        self._learner.heard(event)
                 case Exit():
                     self.exits[event.local_rank] = event
                     self._noticed.setdefault(event.local_rank, time.time())
@@ -199,7 +211,8 @@ class Processes:
     def poll_timeout(self) -> float | None:
         """Seconds until `poll` wants to be called though nothing is readable; None: not at all."""
         limit = self._latest()
-        return None if limit == math.inf else max(0.0, limit - time.monotonic())
+        until_limit = None if limit == math.inf else max(0.0, limit - time.monotonic())
+        return soonest(until_limit, None if self._learner is None else self._learner.poll_timeout())
 
     def _latest(self) -> float:
         """When the workers must be gone, whoever ends them."""

@@ -177,6 +177,16 @@ def send(handle: int, signum: int) -> None:
         pass
 
 
+def send_group(leader: int, handle: int, signum: int) -> None:
+    """Signal the group of *leader*, a child that was not reaped: so its number, and the group's, is nobody else's."""
+    try:
+        os.killpg(leader, signum)
+    except ProcessLookupError:
+        send(handle, signum)  # forked just now: it has not made its session yet
+    except PermissionError:
+        pass  # a program that changed its user: its end is still seen, and it dies with this process
+
+
 def wait_for_ends(pids: Iterable[int], limit: float) -> None:
     """Return when those who now have these numbers have ended, after *limit* s at most; nobody is signalled."""
     poll = select.poll()

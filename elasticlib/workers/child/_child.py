@@ -38,7 +38,17 @@ from attrs import evolve
 
 from elasticlib._programs import close_all_but
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _ending, _exiting, _randomness, _record, _report, _results, _serving, _threads
+from elasticlib.workers.child import (
+    _ending,
+    _exiting,
+    _imports,
+    _randomness,
+    _record,
+    _report,
+    _results,
+    _serving,
+    _threads,
+)
 from elasticlib.workers.child._start_spec import Handed, StartSpec, from_both
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked
@@ -149,8 +159,13 @@ def run_forked(
     keep: Collection[int],
     drop: Collection[int] | None = None,
     call: Callable[..., Any] | None = None,
+    notes: _imports.Notes | None = None,
 ) -> NoReturn:
-    """Be the worker of *spec* in a process that was just forked; *call* is a function that needed no pickling."""
+    """
+    Be the worker of *spec* in a process that was just forked; *call* is a function that needed no pickling.
+
+    What its program imports is written into *notes*.
+    """
     try:
         enter(spec, handed, parent, keep, drop)
         handed = evolve(handed, pid=os.getpid())
@@ -165,6 +180,8 @@ def run_forked(
             _randomness.reseed_caller()
             _forget_the_caller()
             _ending.begin_from_caller()
+        if notes is not None:
+            _imports.begin(notes)
         status = _run(spec, handed, call)
         _ending.finish(status, lambda: _exiting.announce(handed, _exiting.Outcome.CLOSING, status))
     except BaseException:

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from elasticlib.workers.child import _imports
+
 VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 """Where a server is wanted."""
 SERVED_VARIABLE = "ELASTICLIB_WORKER_SERVER_SOCKET"
@@ -25,7 +27,7 @@ _running: list[object] = []
 
 def when_torch_comes(path: str) -> None:
     """Serve *path* from now on if torch is loaded, else from when this process loads it."""
-    if "torch" in sys.modules:
+    if _imports.loaded("torch"):
         _serve(path)
     else:
         TorchWaiter(lambda: _serve(path)).enter()

@@ -52,6 +52,8 @@ class StartSpec:
     """What torch, numpy and others compute with."""
     ignored: Sequence[int] = ()
     """Signals that the caller ignores."""
+    learns: bool = False
+    """Whether its imports are noted."""
     fresh: bool = False
     """Whether the worker is a new interpreter (``spawn``)."""
     python: Sequence[str] = ()

@@ -15,6 +15,8 @@ import re
 import sys
 from typing import Any
 
+from elasticlib.workers.child import _imports
+
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 # What is read when the module named on the right is imported, and never again.
@@ -54,10 +56,10 @@ def blas_libraries() -> list[Any]:
 def apply(count: int) -> None:
     """Have the libraries that are loaded compute with *count* threads, but no more than CPUs, as at their import."""
     count = min(count, len(os.sched_getaffinity(0)))
-    torch = sys.modules.get("torch")
+    torch = _imports.module("torch")
     if torch is not None and torch.get_num_threads() != count:
         torch.set_num_threads(count)
-    if "numpy" in sys.modules:
+    if _imports.loaded("numpy"):
         for getter, setter in blas_libraries():
             if getter() != count:
                 setter(count)
@@ -68,7 +70,7 @@ def watch_environment() -> None:
     plain = os.putenv
     warned: set[str] = set()
     # A module that the worker itself imports will read the new value.
-    came_loaded = {module for _, module in _READ_AT_IMPORT if module in sys.modules}
+    came_loaded = {module for _, module in _READ_AT_IMPORT if _imports.loaded(module)}
 
     def putenv(name: str | bytes, value: str | bytes) -> None:
         plain(name, value)

@@ -23,7 +23,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import process as multiprocessing_process
 from typing import Any, NoReturn
@@ -34,9 +34,10 @@ from elasticlib._lease import CUT_OFF, Lease
 from elasticlib._programs import FEW_PROCESSES, KILLED
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _child, _exiting, _report
+from elasticlib.workers.child import _child, _exiting, _imports, _report
 from elasticlib.workers.child._start_spec import Handed, StartSpec, both
 from elasticlib.workers.spawner import _stuck
+from elasticlib.workers.spawner._import_watch import ImportWatch
 from elasticlib.workers.spawner._store_host import StoreHost
 
 _FIXES = {
@@ -92,6 +93,9 @@ class Spawner:
     """What is known of workers that take their time to end."""
     _lease: Lease | None = None
     """Until when workers may run, of a job of many nodes."""
+    _watch: ImportWatch = field(default_factory=ImportWatch)
+    _failed: bool = False
+    """Whether a worker of this round ended otherwise than well."""
     _store: StoreHost = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +113,8 @@ class Spawner:
                 self._look_at(worker)
             if self._stopping is not None and time.monotonic() >= self._stopping.next_look:
                 self._look_for_stuck(self._stopping)
+            if self._watch.next_look is not None and time.monotonic() >= self._watch.next_look:
+                self._tell_imports(self._watch.look(time.monotonic()), whole=False)
             if time.monotonic() >= self._lease_end():
                 # Others may have the ranks of these workers from now on, and nobody else here has ended them.
                 _reaper.sweep()
@@ -125,6 +131,8 @@ class Spawner:
         due = [each.course.deadline for each in self._live.values() if each.course.deadline is not None]
         if self._stopping is not None:
             due.append(self._stopping.next_look)
+        if self._watch.next_look is not None:
+            due.append(self._watch.next_look)
         now = time.monotonic()
         if (end := self._lease_end()) < math.inf:  # it may be renewed before, or shortened
             due.append(min(end, now + max(_SHORTEST_WAIT, (end - now) / 2)))
@@ -155,7 +163,7 @@ class Spawner:
             case "signal":
                 worker = self._live.get(message["local_rank"])
                 if worker is not None and message["round"] == self._round:
-                    _signal_group(worker.pid, worker.handle, message["signal"])
+                    _reaper.send_group(worker.pid, worker.handle, message["signal"])
             case "stop":
                 self._stop(message["signal"], message["grace"], message["spare"])
             case "quit":
@@ -163,7 +171,8 @@ class Spawner:
 
     def _start(self, message: Message, descriptors: list[int]) -> None:
         self._round = message["round"]
-        self._survivors = []
+        self._survivors, self._failed = [], False
+        self._watch.begin()
         self._store.end()
         streams, given = descriptors[:3], dict(zip(message["more"], descriptors[3:], strict=True))
         if "store" in given:
@@ -227,8 +236,11 @@ class Spawner:
             keep -= self._keep
         drop = None if self._call is None else self._own_descriptors()
         # torch's multiprocessing is the standard one with tensors taught to it.
-        context = sys.modules.get("torch.multiprocessing", multiprocessing).get_context("fork")
-        worker = context.Process(target=_child.run_forked, args=(spec, handed, os.getpid(), keep, drop, self._call))
+        context = (_imports.module("torch.multiprocessing") or multiprocessing).get_context("fork")
+        learns = spec.learns and spec.kind != "program"
+        notes = self._watch.open(spec.local_rank, time.monotonic()) if learns else None
+        facts = (spec, handed, os.getpid(), keep, drop, self._call, notes)
+        worker = context.Process(target=_child.run_forked, args=facts)
         sys.stdout.flush()
         worker.start()
         # The spawner reaps by itself, after the group was killed: multiprocessing must not be first.
@@ -248,9 +260,10 @@ class Spawner:
         self._hear()
         # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
         os.waitid(os.P_PIDFD, worker.handle, os.WEXITED | os.WNOWAIT)
-        _signal_group(worker.pid, worker.handle, signal.SIGKILL)
+        _reaper.send_group(worker.pid, worker.handle, signal.SIGKILL)
         _, status = os.waitpid(worker.pid, 0)
         code = worker.course.exitcode(os.waitstatus_to_exitcode(status))
+        self._failed = self._failed or code != 0
         overdue = worker.course.exit_timeout if worker.course.overdue else None
         self._tell("exited", worker, worker.left, exitcode=code, told=worker.told, overdue=overdue)
         self._forget(worker)
@@ -269,6 +282,9 @@ class Spawner:
 
     def _all_ended(self) -> None:
         self._stopping = None
+        if self._watch.next_look is not None:
+            self._tell_imports(self._watch.found(), whole=not self._failed)
+            self._watch.begin()
         self._store.end()
         survivors = [*self._survivors, *_reaper.sweep(self._survivors, limit=KILLED)]
         self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
@@ -297,13 +313,13 @@ class Spawner:
             return
         worker = asked[rank]
         self._tell("stuck", worker, waited=time.monotonic() - stop.began)
-        _signal_group(worker.pid, worker.handle, signal.SIGKILL)
+        _reaper.send_group(worker.pid, worker.handle, signal.SIGKILL)
 
     def _signal(self, worker: _Live, signum: int) -> None:
         # A peer may tell of a closed connection before the one that died is a zombie.
         worker.told = worker.told or not (worker.course.overdue or _reaper.ends(worker.pid))
-        _signal_group(worker.pid, worker.handle, signum)
-        _signal_group(worker.pid, worker.handle, signal.SIGCONT)  # a stopped process does not see the signal
+        _reaper.send_group(worker.pid, worker.handle, signum)
+        _reaper.send_group(worker.pid, worker.handle, signal.SIGCONT)  # a stopped process does not see the signal
 
     def _hear(self) -> None:
         """Take in what workers announce of their programs."""
@@ -333,25 +349,20 @@ class Spawner:
                 case _exiting.Act.TERM:
                     self._signal(worker, signal.SIGTERM)
                 case _exiting.Act.KILL:
-                    _signal_group(worker.pid, worker.handle, signal.SIGKILL)
+                    _reaper.send_group(worker.pid, worker.handle, signal.SIGKILL)
                     _reaper.send(worker.handle, signal.SIGKILL)  # it may not lead its group yet
                 case _exiting.Act.GIVE_UP:
                     # It is in uninterruptible sleep: a later sweep reaps it, if it ever ends.
                     self._survivors.append(worker.pid)
                     self._forget(worker)
 
+    def _tell_imports(self, found: Sequence[_imports.Import] | None, whole: bool) -> None:
+        if found is not None:
+            plain = [each.plain() for each in found]
+            self._launcher.send({"op": "imported", "round": self._round, "imports": plain, "whole": whole})
+
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
         self._launcher.send({"op": "store", "round": self._round, "why": why, "pid": pid, "exitcode": exitcode})
-
-
-def _signal_group(leader: int, handle: int, signum: int) -> None:
-    """Signal the group of *leader*, a child that was not reaped: so its number, and the group's, is nobody else's."""
-    try:
-        os.killpg(leader, signum)
-    except ProcessLookupError:
-        _reaper.send(handle, signum)  # forked just now: it has not made its session yet
-    except PermissionError:
-        pass  # a program that changed its user: its end is still seen, and it dies with this process
 
 
 def be_spawner(

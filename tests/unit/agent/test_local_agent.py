@@ -261,6 +261,9 @@ class Starter:
         self.closed = False
         self.events: list[Event] = []
 
+    def is_outdated(self) -> bool:
+        return False
+
     def start(self, *order: object) -> dict[int, int]:
         if self.error is not None:
             raise self.error

@@ -15,7 +15,7 @@ from elasticlib._wire import Channel
 from elasticlib.errors import EntrypointError, StartError
 from elasticlib.workers import _fork_servers
 from elasticlib.workers._fork_servers import ForkServerKey, importable_by
-from elasticlib.workers.spawner import _fork_server
+from elasticlib.workers.spawner import _request_loop
 
 
 def key(preload: Sequence[str] = ("torch",)) -> ForkServerKey:
@@ -385,7 +385,7 @@ def test_an_interpreter_without_our_packages_cannot_be_a_fork_server(tmp_path: P
 def test_a_launch_that_cannot_be_forked_is_told_why() -> None:
     asker, fork_server = Channel.pair()
 
-    _fork_server._turn_down([os.dup(fork_server.fileno())], "no process can be started")
+    _request_loop._turn_down([os.dup(fork_server.fileno())], "no process can be started")
     fork_server.close()
 
     assert [({"op": "broken", "why": "no process can be started"}, []), None] == [asker.receive(), asker.receive()]

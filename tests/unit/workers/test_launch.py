@@ -8,7 +8,7 @@ import resource
 import shutil
 import signal
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -69,7 +69,12 @@ class Hanging:
     def ready(self) -> bool:
         return True
 
-    def request(self, op: str) -> Channel:
+    ordered = 0
+
+    def copy_for(self, environment: Mapping[str, str], wait: bool) -> str:
+        return "none"
+
+    def request(self, op: str, copy: str) -> Channel:
         raise StartError("does not respond")
 
 

@@ -33,7 +33,7 @@ class Yard:
         self.started: list[tuple[StartSpec, Handed]] = []
         self.sent: list[tuple[int, int]] = []
         self.workers: list[int] = []
-        monkeypatch.setattr(_spawner, "_signal_group", lambda leader, _, signum: self.sent.append((leader, signum)))
+        monkeypatch.setattr(_reaper, "send_group", lambda leader, _, signum: self.sent.append((leader, signum)))
         monkeypatch.setattr(_reaper, "send", lambda handle, signum: None)
         monkeypatch.setattr(_reaper, "sweep", lambda *spare, **limits: [])
 

@@ -1,0 +1,244 @@
+"""What an import may not leave behind where nobody asked for it, and what of it comes back to a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+PROGRAM = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from elasticlib.workers.child import _imports
+from elasticlib.workers.child._imports import Import
+from elasticlib.workers.spawner import _ahead
+wanted = [Import(name, f"{sys.argv[1]}/{name.replace('.', '/')}.py", frozenset(["CHANGED"])) for name in sys.argv[2:]]
+before = set(sys.modules)
+try:
+    print(json.dumps(_ahead.import_ahead(wanted, ["OWN"], paced=False)))
+except _ahead.SpoiltError as error:
+    print(json.dumps([error.module, error.why, [each.name for each in error.instead]]))
+    sys.exit()
+here = lambda: sorted(set(sys.modules) - before - {"encodings.idna"})
+"""
+
+
+def run(folder: Path, *names: str, then: str = "", **variables: str) -> list[Any]:
+    """What each line says that is printed after importing *names* ahead from *folder*."""
+    command = [sys.executable, "-c", PROGRAM + then, str(folder), *names]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert 0 == done.returncode, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()] + ([done.stderr] if done.stderr else [])
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("1 / 0", "its import fails with ZeroDivisionError"),
+        ("raise SystemExit(3)", "its import fails with SystemExit"),
+        ("import threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start()", "thread"),
+        ("import subprocess; subprocess.run(['true'])", "starts a process"),
+        ("import os; os.system('true')", "starts a process"),
+        ("import os; os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)", "starts a process"),
+        ("import socket; socket.socket().bind(('127.0.0.1', 0))", "uses the network"),
+        ("import socket; kept = socket.socket()", "changes open files"),
+        ("kept = open('/dev/null')", "changes open files"),
+        ("import tempfile; tempfile.NamedTemporaryFile()", "makes a temporary file"),
+        ("import tempfile; tempfile.mkdtemp()", "makes a temporary folder"),
+        ("import os; os.environ.get('OWN')", "reads OWN"),
+        ("import os; os.environ.get('CHANGED')", "reads CHANGED"),
+        ("import os; os.getenv('RANK')", "reads RANK"),
+        ("import random; random.random()", "changes random numbers"),
+        ("import random; random.seed(3)", "changes random numbers"),
+        ("print('hello')", "writes to the console"),
+        ("import os; os.write(2, b'native')", "writes to the console"),
+        ("import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)", "changes a signal's handler"),
+        ("import os; os.chdir('/')", "changes the working folder"),
+        ("import sys; sys.path.append('/x')", "changes the search path"),
+        ("import sys; sys.excepthook = print", "changes the hooks for errors"),
+        ("import sys; sys.setrecursionlimit(5000)", "changes limits of the interpreter"),
+        ("import socket; socket.setdefaulttimeout(3)", "changes the time limit of sockets"),
+        ("import sys; sys.settrace(lambda *_: None)", "changes tracing"),
+        ("import subprocess; subprocess.Popen.__init__ = lambda *_: None", "replaces __init__"),
+    ],
+)
+def test_what_leaves_something_behind_is_refused(source: str, why: str, installed: Path) -> None:
+    (installed / "leaves.py").write_text(source)
+
+    ((module, said, _),) = run(installed, "leaves")
+
+    assert "leaves" == module
+    assert why in said
+
+
+def test_a_module_of_another_file_is_refused(installed: Path) -> None:
+    (installed / "elsewhere").mkdir()
+    (installed / "elsewhere" / "__init__.py").touch()
+
+    ((module, said, _),) = run(installed, "elsewhere")
+
+    assert ("elsewhere", True) == (module, "it is found elsewhere than in the worker" in said)
+
+
+def test_of_what_is_refused_the_imports_of_other_packages_may_do(installed: Path) -> None:
+    package = installed / "whole"
+    package.mkdir()
+    (package / "__init__.py").write_text("import other, os\nfrom whole import part\nos.getenv('RANK')\n")
+    (package / "part.py").write_text("from third import name\nimport missing_for_sure\n")
+    (installed / "other.py").write_text("import below\n")
+    (installed / "below.py").touch()
+    (installed / "third.py").write_text("name = 1\n")
+    (package / "part.py").write_text("from third import name\n")
+
+    ((module, _, instead),) = run(installed, "whole")
+
+    assert "whole" == module
+    assert ["other", "third"] == instead
+
+
+def test_what_was_imported_ahead_is_not_there_until_it_is_imported_with_what_it_imports(installed: Path) -> None:
+    (installed / "one.py").write_text("import two\n")
+    (installed / "two.py").touch()
+    (installed / "three.py").write_text("import two, lazy\ndef later():\n    import four\n")
+    (installed / "four.py").touch()
+    (installed / "lazy.py").touch()
+    then = """
+print(json.dumps(here()))
+import one
+print(json.dumps(here()))
+import three
+print(json.dumps(here()))
+three.later()
+print(json.dumps(here()))
+"""
+
+    names, *seen = run(installed, "four", "one", "three", then=then)
+
+    assert ["four", "one", "three"] == names
+    assert [
+        [],
+        ["one", "two"],
+        ["lazy", "one", "three", "two"],
+        ["four", "lazy", "one", "three", "two"],
+    ] == seen
+
+
+def test_its_body_runs_once_and_its_submodules_are_attributes_when_they_are_imported(installed: Path) -> None:
+    package = installed / "family"
+    package.mkdir()
+    (package / "__init__.py").write_text("print('')\n" if False else "born = []\n")
+    (package / "child.py").write_text("import family; family.born.append(1)\n")
+    (installed / "needs.py").write_text("import family\n")
+    then = """
+import family
+print(json.dumps(hasattr(family, "child")))
+import family.child
+print(json.dumps([family.born, family.child is sys.modules["family.child"]]))
+"""
+    program = """
+wanted = [Import("needs", f"{sys.argv[1]}/needs.py"), Import("family.child", f"{sys.argv[1]}/family/child.py")]
+print(json.dumps(_ahead.import_ahead(wanted, [], paced=True)))
+"""
+
+    seen = run(installed, then=program + then)
+
+    assert [[], ["needs", "family.child"], False, [[1], True]] == seen
+
+
+def test_variables_filters_and_finders_come_with_the_import(installed: Path) -> None:
+    (installed / "effects.py").write_text(
+        "import os, sys, warnings\n"
+        "os.environ['WRITTEN'] = 'by effects'\n"
+        "os.environ.setdefault('FILLED', 'by effects')\n"
+        "warnings.filterwarnings('error', message='mine')\n"
+        "class Finder:\n    def find_spec(self, *_): return None\n"
+        "sys.meta_path.append(Finder())\n"
+    )
+    then = """
+import os, warnings
+os.environ.pop("WRITTEN"), os.environ.pop("FILLED")
+def facts(): return [os.environ.get("WRITTEN"), os.environ.get("FILLED"), len(sys.meta_path), len(warnings.filters)]
+before = facts()
+import effects
+after = facts()
+print(json.dumps([before[:2], after[:2], after[2] - before[2], after[3] - before[3], warnings.filters[0][0]]))
+"""
+
+    _, seen = run(installed, "effects", then=then)
+
+    assert [[None, None], ["by effects", "by effects"], 1, 1, "error"] == seen
+
+
+def test_a_variable_that_the_program_set_since_is_told(installed: Path) -> None:
+    (installed / "reads.py").write_text("import os\nhome = os.environ.get('MY_HOME')\n")
+
+    _, said = run(installed, "reads", then="\nimport os; os.environ['MY_HOME'] = '/mine'\nimport reads\n")
+
+    assert "MY_HOME was set after reads had read it: it has no effect here, but will in the next run" in said
+
+
+def test_a_file_that_hides_it_by_now_is_imported_instead(installed: Path, tmp_path: Path) -> None:
+    (installed / "shadowed.py").write_text("mine = False\n")
+    (tmp_path / "shadowed.py").write_text("mine = True\n")
+    then = f"\nsys.path.insert(0, {str(tmp_path)!r})\nimport shadowed\nprint(json.dumps(shadowed.mine))\n"
+
+    assert [["shadowed"], True] == run(installed, "shadowed", then=then)
+
+
+def test_what_the_program_put_in_its_place_stays(installed: Path) -> None:
+    (installed / "mocked.py").write_text("mine = False\n")
+    (installed / "uses.py").write_text("import mocked\n")
+    then = """
+import types
+sys.modules["mocked"] = types.ModuleType("mocked")
+import uses, mocked
+print(json.dumps(hasattr(mocked, "mine")))
+"""
+
+    assert [["uses"], False] == run(installed, "uses", then=then)
+
+
+def test_the_next_process_finds_nothing_of_the_watch(installed: Path) -> None:
+    (installed / "plain.py").touch()
+    things = (
+        "\nimport builtins, importlib, os, socket, subprocess, tempfile, random\n"
+        "facts = lambda: [repr(each) for each in ("
+        "builtins.__import__, importlib.import_module, os.fork, os.system, socket.socket.connect, socket.getaddrinfo, "
+        "subprocess.Popen.__init__, tempfile.mkdtemp, random.Random.seed, type(os.environ).__getitem__, sys.meta_path, "
+        "sys.path_hooks, tempfile.tempdir)]\n"
+    )
+    program = things + (
+        "first = facts()\n"
+        "_ahead.import_ahead([Import('plain', f'{sys.argv[1]}/plain.py')], [], paced=True)\n"
+        "print(json.dumps(first == facts()))\n"
+    )
+
+    assert [[], True] == run(installed, then=program)
+
+
+def test_a_traceback_has_no_frame_of_ours(installed: Path) -> None:
+    (installed / "fails.py").write_text("import nowhere_to_be_found\n")
+    (installed / "plain.py").touch()
+    then = """
+import traceback
+try:
+    import fails
+except ImportError as error:
+    print(json.dumps([frame.name for frame in traceback.extract_tb(error.__traceback__)]))
+"""
+
+    assert [["plain"], ["<module>", "<module>"]] == run(installed, "plain", then=then)
