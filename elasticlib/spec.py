@@ -32,9 +32,9 @@ Entrypoint: TypeAlias = Callable[..., Any] | str | os.PathLike[str]
 
 DEFAULT_RENDEZVOUS_TIMEOUT = 900
 """Seconds"""
-DEFAULT_PRELOAD = ("torch",)
 LEARN = ("learn",)
-"""The `preload` that imports ahead what workers were seen to import."""
+"""The `preload` that imports ahead what workers were seen to import, and torch."""
+DEFAULT_PRELOAD = LEARN
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 START_METHODS = ("spawn", "fork", "forkserver")
 WAITS = ("quiet", "min", "max")

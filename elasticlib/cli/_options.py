@@ -144,7 +144,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option(
             "--preload",
             "modules, as in a,b, imported once for all workers; learn for what they are seen to import; '' for none",
-            "torch",
+            "learn",
             metavar="A,B",
         ),
         Option("--role", "name of the workers' role", "default"),

@@ -21,7 +21,7 @@ _LIMIT = 60.0
 """Seconds that torch may take to answer about devices: opening eight GPUs without their daemon takes up to thirty."""
 
 
-def workers_per_node(asked: int | str, preload: Sequence[str] = ("torch",), flags: tuple[str, ...] = ()) -> int:
+def workers_per_node(asked: int | str, preload: Sequence[str] = LEARN, flags: tuple[str, ...] = ()) -> int:
     """
     A number for `LaunchConfig.nproc_per_node`.
 
@@ -46,7 +46,7 @@ def workers_per_node(asked: int | str, preload: Sequence[str] = ("torch",), flag
 
 
 def default_numa_options(
-    workers: int, preload: Sequence[str] = ("torch",), flags: tuple[str, ...] = ()
+    workers: int, preload: Sequence[str] = LEARN, flags: tuple[str, ...] = ()
 ) -> NumaOptions | None:
     """
     What torch binds *workers* by where nothing is asked for: its build's default, with an accelerator for each worker.

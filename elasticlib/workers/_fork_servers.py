@@ -27,7 +27,7 @@ from elasticlib.errors import EntrypointError, PreloadError, StartError
 from elasticlib.spec import LEARN
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
-from elasticlib.workers.child._imports import Import
+from elasticlib.workers.child._imports import Import, without
 from elasticlib.workers.spawner._reads import Reads, serves
 
 _FORK_SERVER_BOOT = BOOT + "from elasticlib.workers.spawner._fork_server import main; main()"
@@ -224,11 +224,13 @@ class ForkServer:
             return self._failure
 
     def _learned(self, told: Message) -> None:
-        self._heard = max(self._heard, told["number"])
+        if told["done"]:
+            self._heard = max(self._heard, told["number"])
         if told["number"] == self.ordered:
             self.copy = self.ordered if told["names"] is not None else 0
             self.names = frozenset(told["names"] or ())
             self.refused = told["refused"]
+            self.wanted = tuple(without(self.wanted, self.refused))
 
     def _words(self) -> str:
         return _report.read_text(self._said).strip()

@@ -69,7 +69,6 @@ class SpawnerClient:
         self.was_warm = fork_server.ready()
         try:
             copy = fork_server.copy_for(self._common.env, wait_for_copy)
-            self._copy = fork_server.ordered if copy != "none" else 0
             self._start_spawner(fork_server.request("job", copy))
         except BaseException:
             self.close()
@@ -192,6 +191,7 @@ class SpawnerClient:
     def _event(self, message: Message, descriptors: list[int]) -> list[Event]:
         try:
             if message["op"] == "spawning":
+                self._copy = message["copy"]
                 self._spawner = Process(message["spawner"], descriptors.pop() if descriptors else -1)
                 return []
             if message["op"] == "broken":

@@ -14,22 +14,26 @@ from elasticlib import records
 from elasticlib.workers import _profile
 from elasticlib.workers._fork_servers import ForkServer
 from elasticlib.workers._launch_events import Imported
-from elasticlib.workers.child._start_spec import StartSpec
+from elasticlib.workers._plan import Job
 
 _LOOK = 0.5
 """Seconds between looks whether a copy of the fork server is done with its imports."""
 
 
+_WORTH = 50
+"""Milliseconds of imports for which a copy of the fork server is made."""
+
+
 class Learner:
     """Has the fork server of a launch import what its workers import."""
 
-    def __init__(self, job: StartSpec, entry: str, own: Sequence[str], sink: records.Sink) -> None:
-        self._environment = job.env
-        self._entry = entry
+    def __init__(self, job: Job, own: Sequence[str], sink: records.Sink) -> None:
+        self._environment = job.common.env
+        self._entry = job.entry
         self._own = own
         """Variables that each worker has for itself."""
         self._sink = sink
-        self._profile = _profile.load(entry)
+        self._profile = job.profile
         self._fork_server: ForkServer | None = None
         self._order = 0
         """The last one that was ours, until its outcome is known."""
@@ -52,12 +56,16 @@ class Learner:
     def poll(self) -> None:
         """See whether the copy is done."""
         there = self._fork_server
-        if not self._order or there is None or there.listen() is not None or there.learning():
+        if not self._order or there is None or there.listen() is not None:
             return
-        mine, self._order = self._order == there.ordered, 0
-        if mine and there.refused:
+        mine = self._order == there.ordered
+        if mine and not there.refused.keys() <= self._profile.refused.keys():
+            # At once: who comes next need not find out again.
             self._profile = evolve(self._profile, refused={**self._profile.refused, **there.refused})
             _profile.save(self._entry, self._profile)
+        if there.learning():
+            return
+        self._order = 0
         if mine and there.copy:
             why = {name: str(reason) for name, (reason, _) in there.refused.items()}
             self._sink(records.ImportsLearned(tuple(sorted(there.names)), why))
@@ -75,7 +83,7 @@ class Learner:
         known = {each.name: each for each in there.wanted} if fits else {}
         wanted = self._profile.wanted()
         new = [each for each in wanted if each.name not in known or not each.changed <= known[each.name].changed]
-        if new:
+        if sum(each.cost for each in new if each.name not in there.key.preload) >= _WORTH:
             both = {**known, **{each.name: each for each in wanted}}
             there.learn(list(both.values()), self._environment, self._own, paced)
             self._order = there.ordered

@@ -20,16 +20,17 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from elasticlib._programs import need_system
 from elasticlib.errors import ConfigError, EntrypointError
 from elasticlib.numa._cpus import cpus_for
 from elasticlib.numa._sysfs import read_topology
 from elasticlib.numa.binding import attempt
-from elasticlib.spec import DEFAULT_PRELOAD, LEARN, WorkerSpec
+from elasticlib.spec import DEFAULT_PRELOAD, WorkerSpec
 from elasticlib.workers import _devices, _environment, _packing, _profile
 from elasticlib.workers._fork_servers import ForkServerKey, depends_on_path, flags_here, fresh_command, importable_by
+from elasticlib.workers._static_imports import may_import
 from elasticlib.workers.child import _exiting
 from elasticlib.workers.child._start_spec import StartSpec
 
@@ -61,6 +62,8 @@ class Job:
     """Its full name, where it is one."""
     entry: str = ""
     """What its imports are learned by."""
+    profile: _profile.Profile = field(factory=_profile.Profile)
+    """What is known of them."""
     call: Callable[..., Any] | None = None
     variables: Sequence[Mapping[str, str]] = ()
     """By local rank, what beats a worker's usual variables."""
@@ -264,10 +267,17 @@ def _from_fork_server(
     path = job.search_path if depends_on_path(spec.preload) else ()
     key = ForkServerKey.of(python, spec.preload, path, flags)
     if key.learns:
-        profile = _profile.load(_entry(job))
-        job = evolve(_saying(job, learns=True), entry=_entry(job))
-        key = key if profile.needs_torch() else evolve(key, preload=())
+        job = evolve(_saying(job, learns=True), entry=_entry(job), profile=_profile.load(_entry(job)))
+        key = key if _may_need_torch(job) else evolve(key, preload=())
     return evolve(job, fork_server=key)
+
+
+def _may_need_torch(job: Job) -> bool:
+    """By what runs have shown; before any has, by the text of a script."""
+    profile, common = job.profile, job.common
+    if profile.whole or common.kind != "script":
+        return profile.needs_torch()
+    return may_import("torch", os.path.join(common.cwd, common.argv[0]), common.path0)
 
 
 def _entry(job: Job) -> str:
@@ -279,7 +289,7 @@ def _entry(job: Job) -> str:
 
 
 def _refuse_preload(spec: WorkerSpec) -> None:
-    if spec.preload not in (DEFAULT_PRELOAD, LEARN, ()):
+    if spec.preload not in (DEFAULT_PRELOAD, ()):
         raise ConfigError(
             f"preload={','.join(spec.preload)!r}: only Python workers of start_method='forkserver' come from a "
             "fork server that imports ahead: leave it out"

@@ -45,7 +45,8 @@ class Profile:
     def after(self, imports: Sequence[Import], whole: bool) -> Profile:
         """With what a run's workers have imported so far, or in all."""
         known = {each.name: each for each in self.imports}
-        seen = {each.name: _joined(each, known.get(each.name)) for each in imports}
+        # A variable that any run has changed stays in mind, and what the import took when it was not done ahead.
+        seen = {each.name: each.joined(known.get(each.name, each)) for each in imports}
         kept = seen if whole else {**known, **seen}
         return Profile(tuple(kept.values())[:_MOST_IMPORTS], self.refused, whole or self.whole)
 
@@ -56,12 +57,6 @@ class Profile:
     def needs_torch(self) -> bool:
         """Whether torch is to be imported ahead: not where a run has shown that it is not needed."""
         return not self.whole or any(each.name.partition(".")[0] == "torch" for each in self.imports)
-
-
-def _joined(one: Import, other: Import | None) -> Import:
-    """What any run has changed before an import stays in mind."""
-    changed = one.changed if other is None else one.changed | other.changed
-    return Import(one.name, one.origin, changed)
 
 
 def folder() -> Path | None:

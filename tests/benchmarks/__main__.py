@@ -12,6 +12,7 @@ from tests.benchmarks import report
 from tests.benchmarks.calls import CALLS
 from tests.benchmarks.commands import COMMANDS
 from tests.benchmarks.figures import Benchmark, Line, Turn, compare
+from tests.benchmarks.first_steps import FIRST_STEPS
 from tests.benchmarks.forming import FORMING
 from tests.benchmarks.handlers import HANDLERS
 from tests.benchmarks.job import BenchmarkError
@@ -29,7 +30,7 @@ from tests.benchmarks.sockets import SOCKETS
 
 BENCHMARKS = (
     *(RECOVERIES, RESTART, LIFE, CALLS, KILLS, LOGS, SOCKETS, COMMANDS, *FORMING, LOST_NODE, PEERS_TOLD, RAISED),
-    *(*NODES_START, HANDLERS),
+    *(*NODES_START, HANDLERS, *FIRST_STEPS),
 )
 
 

@@ -127,9 +127,14 @@ def new_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def started(command: Sequence[str], parent: Path | None = None, stdout: int | IO[bytes] | None = None) -> Iterator[Job]:
+def started(
+    command: Sequence[str],
+    parent: Path | None = None,
+    stdout: int | IO[bytes] | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Job]:
     """
-    Run *command* as a job, with its output in its folder (or at *stdout*).
+    Run *command* as a job, with its output in its folder (or at *stdout*), and with more *variables*.
 
     A folder named *parent* marks all jobs in it as one campaign's.
     """
@@ -142,7 +147,7 @@ def started(command: Sequence[str], parent: Path | None = None, stdout: int | IO
                 stdin=subprocess.DEVNULL,
                 stdout=out if stdout is None else stdout,
                 stderr=err,
-                env=environment(folder),
+                env=environment(folder, variables),
                 start_new_session=True,
             )
         try:

@@ -37,6 +37,8 @@ class Launcher:
     """How many of them form a round within the patience of whoever measures; None: as many as are asked for."""
     node_variables: Mapping[str, str] = field(factory=dict)
     """What the process that keeps a node's rendezvous has in its environment."""
+    learned: str = ""
+    """What it says at level INFO when it has learned something of the workers; empty where it never does."""
     python: str = sys.executable
     """The interpreter of its programs."""
 
@@ -53,6 +55,7 @@ ELASTICLIB = Launcher(
     start_method="forkserver",
     inner=("reaper", "fork server", "spawner"),
     nodes="tests.benchmarks.jobs.our_nodes",
+    learned="are learned",
     node_variables={"RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"},
 )
 

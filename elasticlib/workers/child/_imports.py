@@ -19,6 +19,7 @@ import os
 import struct
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -45,24 +46,35 @@ class Import:
     """The file it came from."""
     changed: frozenset[str] = frozenset()
     """Variables that the program had set or removed before."""
+    cost: int = 0
+    """Milliseconds that it took."""
 
     def plain(self) -> list[Any]:
         """For a channel or a file."""
-        return [self.name, self.origin, sorted(self.changed)]
+        return [self.name, self.origin, sorted(self.changed), self.cost]
+
+    def joined(self, other: Import) -> Import:
+        """With what is known of the same import by another worker, or of another run."""
+        return Import(self.name, self.origin, self.changed | other.changed, max(self.cost, other.cost))
 
     @classmethod
     def of(cls, body: Any) -> Import:
         """What `plain` made. Raises `ValueError` for anything else."""
         match body:
-            case [str(name), str(origin), list(changed)] if all(isinstance(each, str) for each in changed):
+            case [str(name), str(origin), list(changed), int(cost)] if all(isinstance(each, str) for each in changed):
                 if all(part.isidentifier() for part in name.split(".")):
-                    return cls(name, origin, frozenset(changed))
+                    return cls(name, origin, frozenset(changed), cost)
         raise ValueError(f"{body!r} names no import")
 
 
 def without(wanted: Sequence[Import], refused: Mapping[str, Sequence[Any]]) -> list[Import]:
-    """What to import ahead of what is *wanted*: in place of a module that is refused, what it imports itself."""
+    """
+    What to import ahead of what is *wanted*: in place of a module that is refused, what it imports of other packages.
+
+    Of a package of which anything is refused, nothing is imported in place of something else.
+    """
     found = dict[str, Import]()
+    packages = {name.partition(".")[0] for name in refused}
     left = list(reversed(wanted))
     known = set[str]()
     while left:
@@ -71,7 +83,8 @@ def without(wanted: Sequence[Import], refused: Mapping[str, Sequence[Any]]) -> l
             found.setdefault(each.name, each)
         elif each.name not in known:
             known.add(each.name)
-            left += [Import.of(body) for body in reversed(refused[each.name][1])]
+            instead = [Import.of(body) for body in reversed(refused[each.name][1])]
+            left += [some for some in instead if some.name in refused or some.name.partition(".")[0] not in packages]
     return list(found.values())
 
 
@@ -274,7 +287,9 @@ class _Observer:
         self._pid = os.getpid()
         self._installed = Installed()
         self._mine = threading.local()
-        """Of each thread: names whose imports are under way, each with whether an installed module asked for it."""
+        """
+        Of each thread: names whose imports are under way, each with whether an installed module asked for it, and when.
+        """
         self._expected: Mapping[str, str] = self._variables()
         """As they would be if the program had changed none."""
         self._changed: set[str] = set()
@@ -297,16 +312,16 @@ class _Observer:
         if name in _held:
             _bring(name)
             self._expected = self._variables()
-        stack.append((name, nested))
+        stack.append((name, nested, time.monotonic()))
 
     def left(self, name: str) -> None:
         """The import of *name* is done, or has failed."""
         if self._notes is None or os.getpid() != self._pid:
             return
         stack = self._stack()
-        nested = False
+        nested, began = False, time.monotonic()
         while stack:  # an interrupt may have kept a name from being taken off
-            found, nested = stack.pop()
+            found, nested, began = stack.pop()
             if found == name:
                 break
         if nested:
@@ -315,10 +330,11 @@ class _Observer:
         origin = origin_of(sys.modules.get(name))
         if origin is None or origin not in self._installed:
             return
-        self._notes.add(Import(name, origin, frozenset(self._changed)))
+        cost = int(1000 * (time.monotonic() - began))
+        self._notes.add(Import(name, origin, frozenset(self._changed), cost))
         self._expected = self._variables()
 
-    def _stack(self) -> list[tuple[str, bool]]:
+    def _stack(self) -> list[tuple[str, bool, float]]:
         try:
             return self._mine.stack  # type: ignore[no-any-return]
         except AttributeError:

@@ -105,12 +105,14 @@ def hold_torch() -> None:
         _imports.hold([Span(Import("torch", origin), modules)], {"torch": set(found)})
 
 
-def import_ahead(wanted: Sequence[Import], own: Collection[str], paced: bool) -> list[str]:
+def import_ahead(
+    wanted: Sequence[Import], own: Collection[str], paced: bool, trying: Callable[[str], object] = bool
+) -> list[str]:
     """
     Import what workers were seen to import, in their order, and hold it back; the names.
 
-    *own* are variables that each worker has for itself. Where *paced*, others come first. Raises `SpoiltError`:
-    this process is not fit to be forked then.
+    *own* are variables that each worker has for itself. Where *paced*, others come first. *trying* gets each
+    name before. Raises `SpoiltError`: this process is not fit to be forked then.
     """
     found, needs = list[Span](), dict[str, set[str]]()
     temporary = tempfile.tempdir
@@ -119,6 +121,7 @@ def import_ahead(wanted: Sequence[Import], own: Collection[str], paced: bool) ->
             if _imports.loaded(each.name):
                 continue
             before = set(sys.modules)
+            trying(each.name)
             try:
                 found.append(_import(each, own, output))
             except SpoiltError as error:
@@ -137,7 +140,11 @@ def _of_other_packages(wanted: Import, new: Sequence[str], needs: Mapping[str, s
     asked = {name for importer, some in needs.items() if importer.partition(".")[0] == package for name in some}
     found = [name for name in new if name in asked and name.partition(".")[0] != package]
     origins = {name: _imports.origin_of(sys.modules.get(name)) for name in found}
-    return [Import(name, origin, wanted.changed) for name, origin in origins.items() if origin in installed and origin]
+    return [
+        Import(name, origin, wanted.changed, wanted.cost)
+        for name, origin in origins.items()
+        if origin in installed and origin
+    ]
 
 
 @contextmanager
@@ -279,6 +286,7 @@ _ACTS: tuple[tuple[Any, str, str], ...] = (
     *((socket.socket, name, "uses the network") for name in ("connect", "connect_ex", "bind", "sendto")),
     *((socket, name, "uses the network") for name in ("getaddrinfo", "gethostbyname")),
     (tempfile, "mkdtemp", "makes a temporary folder"),
+    (gc, "disable", "turns the garbage collector off"),
     (tempfile, "_mkstemp_inner", "makes a temporary file"),
 )
 

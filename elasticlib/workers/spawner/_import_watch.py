@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import evolve
-
 from elasticlib.workers.child._imports import Import, Notes
 
 _QUIET = 1.0
@@ -68,7 +66,7 @@ def common(by_rank: Sequence[Sequence[Import]]) -> list[Import]:
     for imports in by_rank:
         others = {each.name: each for each in reversed(imports)}
         kept = {
-            name: evolve(each, changed=each.changed | others[name].changed)
+            name: each.joined(others[name])
             for name, each in kept.items()
             if name in others and others[name].origin == each.origin
         }

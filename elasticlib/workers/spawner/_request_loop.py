@@ -38,6 +38,8 @@ class _Copy:
         self.refused = dict(refused)
         """Why modules are refused, and what to import instead, as in a profile."""
         self.ready = False
+        self.trying = ""
+        """What it imports now."""
         self.channel, self.theirs = Channel.pair()
         self.pid = 0
         self.handle = -1
@@ -47,7 +49,12 @@ class _Copy:
 class RequestLoop:
     """Forks what is asked for over *control*, until that or *parent* is gone."""
 
-    def __init__(self, control: Channel, parent: int, keep: frozenset[int], changed: dict[str, str | None]) -> None:
+    def __init__(
+        self, control: Channel, parent: int, keep: frozenset[int], changed: dict[str, str | None], number: int = 0
+    ) -> None:
+        self._number = number
+        """Of the order that made this process a copy; 0 in the fork server itself."""
+
         self._control = control
         self._parent = parent
         self._keep = keep
@@ -119,7 +126,7 @@ class RequestLoop:
             (descriptor,) = descriptors
             if message["op"] in _QUESTIONS:
                 _answer(message["op"], Channel.adopt(descriptor), self._changed)
-            _spawner.be_spawner(descriptor, os.getppid(), self._keep, self._changed)
+            _spawner.be_spawner(descriptor, os.getppid(), self._keep, self._changed, copy=self._number)
         for descriptor in descriptors:
             os.close(descriptor)
         self._watch(pid)
@@ -147,7 +154,7 @@ class RequestLoop:
             copy.handle = -1
             self._listen(copy)
             if self._copy is copy:
-                self._lose(copy, "it was ended from outside")
+                self._ended_at_imports(copy)
         # Whoever is my child and was not forked by me was left behind by the one that ended.
         _reaper.sweep(spare=set(self._children.values()))
 
@@ -179,22 +186,32 @@ class RequestLoop:
         while self._copy is copy and wait_readable([copy.channel], 0):
             received = copy.channel.receive(whole=False)
             if received is None:
-                self._lose(copy, "it ended")
+                self._ended_at_imports(copy)
                 return
             message, descriptors = received
             for descriptor in descriptors:
                 os.close(descriptor)
-            if message["op"] == "spoilt":
+            if message["op"] == "trying":
+                copy.trying = message["module"]
+            elif message["op"] == "spoilt":
                 self._spoilt(copy, message["module"], [message["why"], message["instead"]])
             else:
                 copy.ready = True
                 self._tell(copy, "", message["names"])
                 self._serve_waiting()
 
+    def _ended_at_imports(self, copy: _Copy) -> None:
+        if copy.ready or not copy.trying:
+            self._lose(copy, "it was ended from outside")
+        else:
+            self._spoilt(copy, copy.trying, ["its import ends the process", []])
+
     def _spoilt(self, copy: _Copy, module: str, why: list[Any]) -> None:
-        refused = {**copy.refused, module: why}
+        refused = copy.refused = {**copy.refused, module: why}
+        # Who waits does so for imports that are known to be well: it could take long to find out which ones are.
+        self._tell(copy, why[0])
+        self._serve_waiting(wait=False)
         if len(refused) > _MOST_SPOILT:
-            copy.refused = refused
             self._lose(copy, "too many modules cannot be imported ahead")
         else:
             self._make_copy(_Copy(copy.order, refused))
@@ -215,13 +232,13 @@ class RequestLoop:
         copy.handle = -1
 
     def _tell(self, copy: _Copy, why: str, names: list[str] | None = None) -> None:
-        number = copy.order["number"]
-        self._control.send({"op": "learned", "number": number, "names": names, "refused": copy.refused, "why": why})
+        told = {"op": "learned", "number": copy.order["number"], "names": names, "refused": copy.refused, "why": why}
+        self._control.send({**told, "done": copy is not self._copy or copy.ready})
 
-    def _serve_waiting(self) -> None:
+    def _serve_waiting(self, wait: bool = True) -> None:
         waiting, self._waiting = self._waiting, deque()
         for message, descriptors in waiting:
-            self._answer(message, descriptors)
+            self._answer(message if wait else {**message, "copy": "ready"}, descriptors)
 
 
 def _be_copy(copy: _Copy, parent: int, keep: frozenset[int], changed: dict[str, str | None]) -> NoReturn:
@@ -234,9 +251,14 @@ def _be_copy(copy: _Copy, parent: int, keep: frozenset[int], changed: dict[str, 
         os.environ.clear()
         os.environ.update({name: value for name, value in given.items() if value is not None})
         wanted = without([Import.of(each) for each in order["wanted"]], copy.refused)
+
+        def trying(name: str) -> None:
+            copy.theirs.send({"op": "trying", "module": name})
+
+        gc.disable()
         with _randomness.observed():
             try:
-                names = _ahead.import_ahead(wanted, order["own"], order["paced"])
+                names = _ahead.import_ahead(wanted, order["own"], order["paced"], trying)
             except _ahead.SpoiltError as error:
                 instead = [each.plain() for each in error.instead]
                 copy.theirs.send({"op": "spoilt", "module": error.module, "why": error.why, "instead": instead})
@@ -245,7 +267,8 @@ def _be_copy(copy: _Copy, parent: int, keep: frozenset[int], changed: dict[str, 
         _ending.inherit()
         gc.collect()
         gc.freeze()
-        RequestLoop(copy.theirs, parent, keep, changed).serve({"op": "ready", "names": names})
+        gc.enable()
+        RequestLoop(copy.theirs, parent, keep, changed, order["number"]).serve({"op": "ready", "names": names})
     finally:
         os._exit(1)
 

@@ -79,6 +79,8 @@ class Spawner:
     """Variables that the fork server's interpreter or imports set or (None) removed, as in a plain program."""
     _call: Callable[[], Any] | None = None
     """The entry point itself where the caller was forked; else it comes pickled."""
+    _copy: int = 0
+    """Of the fork server, by its number, that this process was forked from; 0: of itself."""
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _live: dict[int, _Live] = field(default_factory=dict)
     _common: StartSpec = field(default_factory=StartSpec)
@@ -156,7 +158,7 @@ class Spawner:
                 self._memories = dict(zip(message["memories"], descriptors, strict=True))
                 me = os.getpid()
                 handle = os.pidfd_open(me)  # who holds one of this process can never hit another one
-                self._launcher.send({"op": "spawning", "spawner": me}, (handle,))
+                self._launcher.send({"op": "spawning", "spawner": me, "copy": self._copy}, (handle,))
                 os.close(handle)
             case "start":
                 self._start(message, descriptors)
@@ -371,6 +373,7 @@ def be_spawner(
     keep: frozenset[int] = frozenset(),
     changed: dict[str, str | None] | None = None,
     call: Callable[[], Any] | None = None,
+    copy: int = 0,
 ) -> NoReturn:
     """Turn this just-forked process into the spawner whose orders come over *descriptor*."""
     channel = Channel.adopt(descriptor)
@@ -384,7 +387,7 @@ def be_spawner(
         # Three descriptors a worker; the workers themselves get the caller's limit back.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        Spawner(channel, parent, keep, changed or {}, call).serve()
+        Spawner(channel, parent, keep, changed or {}, call, copy).serve()
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"the process that starts the workers failed: {type(error).__name__}: {error}"

@@ -1,16 +1,15 @@
 """
-A training script that says when it has made its first step, and goes on until it is killed.
+A training that marks its first step, and goes on until it is killed: ``first_steps.py ddp|lightning|transformers``.
 
-``first_steps.py ddp|lightning|transformers FOLDER``: a rank adds a line ``ATTEMPT RANK TIME PID`` to ``FOLDER/steps``
-after its first optimizer step.
+The number of each rank's process is in a file of its own.
 """
 
 import os
 import sys
 import time
-from pathlib import Path
 
-FOLDER = Path(sys.argv[2])
+from tests.benchmarks import journal
+
 said = []
 
 
@@ -18,10 +17,8 @@ def stepped():
     """Called after each step of a rank."""
     if not said:
         said.append(True)
-        attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-        line = f"{attempt} {rank} {time.time():.4f} {os.getpid()}\n"
-        with open(FOLDER / "steps", "a") as file:
-            file.write(line)
+        (journal.folder() / f"pid{journal.attempt()}-{journal.rank()}").write_text(str(os.getpid()))
+        journal.mark("step")
     time.sleep(0.02)  # of each step's work
 
 
@@ -65,7 +62,7 @@ def lightning():
         accelerator="cpu",
         strategy="ddp",
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
-        default_root_dir=FOLDER,
+        default_root_dir=journal.folder(),
         enable_checkpointing=False,
         logger=False,
         enable_progress_bar=False,
@@ -87,7 +84,7 @@ def transformers():
             stepped()
 
     arguments = TrainingArguments(
-        output_dir=str(FOLDER / "trained"),
+        output_dir=str(journal.folder() / "trained"),
         use_cpu=True,
         ddp_backend="gloo",
         max_steps=100_000,

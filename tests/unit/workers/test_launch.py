@@ -121,7 +121,7 @@ def test_a_start_sends_the_differences_of_each_worker_and_returns_the_pids_by_ra
 
 def test_the_spawner_says_which_process_it_is(spawner: Spawner) -> None:
     handle = os.pidfd_open(os.getpid())
-    spawner.channel.send({"op": "spawning", "spawner": os.getpid()}, (handle,))
+    spawner.channel.send({"op": "spawning", "spawner": os.getpid(), "copy": 0}, (handle,))
     os.close(handle)
 
     first, second = spawner.spawner.spawner(), spawner.spawner.spawner()
@@ -217,7 +217,7 @@ def hold(spawner: Spawner) -> int:
     sleep = shutil.which("sleep") or "sleep"
     pid = os.posix_spawn(sleep, ["sleep", "60"], {})
     handle = os.pidfd_open(pid)
-    spawner.channel.send({"op": "spawning", "spawner": pid}, (handle,))
+    spawner.channel.send({"op": "spawning", "spawner": pid, "copy": 0}, (handle,))
     os.close(handle)
     spawner.spawner.spawner()
     return pid

@@ -72,6 +72,7 @@ def installed(tmp_path: Path) -> Path:
         ("import sys; sys.excepthook = print", "changes the hooks for errors"),
         ("import sys; sys.setrecursionlimit(5000)", "changes limits of the interpreter"),
         ("import socket; socket.setdefaulttimeout(3)", "changes the time limit of sockets"),
+        ("import gc; gc.disable()", "turns the garbage collector off"),
         ("import sys; sys.settrace(lambda *_: None)", "changes tracing"),
         ("import subprocess; subprocess.Popen.__init__ = lambda *_: None", "replaces __init__"),
     ],

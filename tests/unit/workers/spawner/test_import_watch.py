@@ -95,7 +95,19 @@ def test_lines_that_a_program_wrote_over_are_left_out() -> None:
     notes.close()
 
 
-@pytest.mark.parametrize("body", [None, [], ["a"], ["a", "f", "x"], ["a", "f", [1]], ["a b", "f", []], [1, "f", []]])
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        [],
+        ["a"],
+        ["a", "f", "x", 0],
+        ["a", "f", [1], 0],
+        ["a b", "f", [], 0],
+        [1, "f", [], 0],
+        ["a", "f", [], 0.5],
+    ],
+)
 def test_what_names_no_import_is_refused(body: object) -> None:
     with pytest.raises(ValueError, match="names no import"):
         Import.of(body)
