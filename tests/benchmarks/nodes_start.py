@@ -1,4 +1,9 @@
-"""Promise 3, of several nodes: from the commands to the last worker, each node a machine with one worker."""
+"""
+Promises 3 and 6, of several nodes: from the commands to the last worker, and the memory of one of them.
+
+Of workers that import nothing each node is a machine of its own with one worker; of workers that import torch there are
+two nodes on this machine, with eight workers each.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,15 @@ import time
 
 from attrs import frozen
 
+from tests.benchmarks import tree
 from tests.benchmarks.figures import Benchmark, Figure, Goal, Of, Turn
-from tests.benchmarks.job import BenchmarkError
+from tests.benchmarks.job import BenchmarkError, launched, started
 from tests.benchmarks.launchers import Launcher
 from tests.hosts._netns import machines, missing
 from tests.hosts._team import HungError, dynamic, team
+from tests.process.launches import free_port
+
+WORKERS = 8
 
 
 @frozen
@@ -44,4 +53,33 @@ def _of(nodes: int, *goals: Goal) -> Benchmark:
     )
 
 
-NODES_START = (_of(2, Goal(0.35, Of.RATIO)), _of(3))
+@frozen
+class TwoNodes:
+    """Seconds from the first command to the last worker past its imports, and MiB of the larger node (PSS)."""
+
+    last_worker: float
+    memory: float
+
+
+def measure_torch(launcher: Launcher, turn: Turn) -> TwoNodes:
+    """Start two nodes whose workers import torch. Raises `BenchmarkError` when they do not succeed."""
+    where = [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=nodes", "--nnodes=2"]
+    command = launched(launcher, "life.py", workers=WORKERS, options=where)
+    with started(command) as first, started(command) as second:
+        up = [max(job.when("up", WORKERS).values()) for job in (first, second)]
+        memory = max(tree.pss(tree.of_job(job.process.pid, job.folder)) for job in (first, second))
+        with first.opened(), second.opened():
+            for job in (first, second):
+                job.succeeded()
+        return TwoNodes(max(up) - first.started, memory / 2**20)
+
+
+WITH_TORCH = Benchmark(
+    "start of 2 nodes that import torch",
+    measure_torch,
+    (
+        Figure(3, "commands of 2 nodes to the last of 16 workers past `import torch`", "s", "last_worker"),
+        Figure(6, "memory: a node of 8 workers that imported torch, PSS", "MiB", "memory", (Goal(0.27, Of.RATIO),)),
+    ),
+)
+NODES_START = (_of(2, Goal(0.35, Of.RATIO)), _of(3), WITH_TORCH)

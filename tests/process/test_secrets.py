@@ -77,7 +77,7 @@ def test_a_command_finds_no_token(kind: str, method: str, tmp_path: Path, monkey
         monkeypatch.setattr("warnings.warn", lambda *_, **__: None)
     config = LaunchConfig(
         nproc_per_node=1,
-        preload=("torch",) if kind in ("program", "exec") else (),
+        **({} if kind in ("program", "exec") else {"preload": ()}),
         start_method="spawn" if method == "spawn" else "forkserver",
         module=kind == "module",
         no_python=kind == "program",

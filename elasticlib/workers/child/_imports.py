@@ -185,6 +185,15 @@ def hold(spans: Sequence[Span], needs: Mapping[str, set[str]]) -> None:
     _watch(None)
 
 
+def give_all() -> None:
+    """Have all that was imported ahead be there: in a process of ours that runs none of the user's code."""
+    sys.modules.update(_held)
+    for name, parent in _parents.items():
+        setattr(parent, name.rpartition(".")[2], _held[name])
+    _held.clear()
+    _parents.clear()
+
+
 def _bring(name: str) -> None:
     """Have module *name* be there, with all that its import imports, as if it were imported now."""
     if not _resolves_to_ours(name.partition(".")[0]):

@@ -15,6 +15,7 @@ import os
 import resource
 import selectors
 import signal
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -22,12 +23,18 @@ from typing import Any, NoReturn
 from elasticlib._programs import not_started
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _child, _ending, _randomness
+from elasticlib.workers.child import _child, _ending, _imports, _randomness
 from elasticlib.workers.child._imports import Import, without
 from elasticlib.workers.spawner import _ahead, _spawner
 
 _MOST_SPOILT = 16
 """Copies of one order that may be spoilt, each by another module."""
+
+
+_WAITS = 60.0
+"""Seconds that a launch waits for a copy at most."""
+_TAKES = 600.0
+"""Seconds that a copy may take at most."""
 
 
 class _Copy:
@@ -38,6 +45,7 @@ class _Copy:
         self.refused = dict(refused)
         """Why modules are refused, and what to import instead, as in a profile."""
         self.ready = False
+        self.began = time.monotonic()
         self.trying = ""
         """What it imports now."""
         self.channel, self.theirs = Channel.pair()
@@ -81,10 +89,26 @@ class RequestLoop:
         self._control.send({**ready, "pid": me}, (itself,))
         os.close(itself)
         while not (self._retires and not self._children):
-            for key, _ in self._selector.select():
+            found = self._selector.select(self._patience())
+            if not found and self._copy is not None:
+                self._lose_patience(self._copy)
+            for key, _ in found:
                 if self._selector.get_map().get(key.fd) is key:  # else it was let go of in this very turn
                     key.data()
         self._leave()
+
+    def _patience(self) -> float | None:
+        """Seconds until the copy takes too long; None where none is made."""
+        if self._copy is None or self._copy.ready:
+            return None
+        limit = _WAITS if self._waiting else _TAKES
+        return max(0.0, self._copy.began + limit - time.monotonic())
+
+    def _lose_patience(self, copy: _Copy) -> None:
+        if self._waiting:
+            self._serve_waiting(wait=False)
+        else:
+            self._refuse(copy, f"its import takes more than {_TAKES:g} s")
 
     def _leave(self) -> NoReturn:
         _reaper.sweep()
@@ -201,10 +225,17 @@ class RequestLoop:
                 self._serve_waiting()
 
     def _ended_at_imports(self, copy: _Copy) -> None:
-        if copy.ready or not copy.trying:
+        if copy.ready:
             self._lose(copy, "it was ended from outside")
         else:
-            self._spoilt(copy, copy.trying, ["its import ends the process", []])
+            self._refuse(copy, "its import ends the process")
+
+    def _refuse(self, copy: _Copy, why: str) -> None:
+        """What the copy is importing is the reason why it does not go on."""
+        if copy.trying:
+            self._spoilt(copy, copy.trying, [why, []])
+        else:
+            self._lose(copy, why)
 
     def _spoilt(self, copy: _Copy, module: str, why: list[Any]) -> None:
         refused = copy.refused = {**copy.refused, module: why}
@@ -283,6 +314,7 @@ def _turn_down(descriptors: list[int], why: str) -> None:
 def _answer(question: str, asker: Channel, changed: Mapping[str, str | None]) -> NoReturn:
     """Tell what torch finds on this machine, in a child that is thrown away with its device context."""
     what, find = _QUESTIONS[question]
+    _imports.give_all()
     try:
         # The launcher gets a handle to end this process by, should a driver hang.
         handle = os.pidfd_open(os.getpid())
