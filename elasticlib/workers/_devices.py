@@ -15,7 +15,8 @@ from elasticlib.errors import ElasticError, SpecError, StartError
 from elasticlib.numa import NumaOptions, as_numa_options
 from elasticlib.spec import DEVICE_WORDS, LEARN
 from elasticlib.workers import _environment, _machine
-from elasticlib.workers._fork_servers import ForkServerKey, depends_on_path, fork_servers
+from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path
+from elasticlib.workers._fork_servers import fork_servers
 
 _LIMIT = 60.0
 """Seconds that torch may take to answer about devices: opening eight GPUs without their daemon takes up to thirty."""

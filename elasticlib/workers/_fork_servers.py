@@ -8,6 +8,7 @@ caller forks drops all handles, so that it can neither use nor keep alive what i
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import signal
@@ -18,16 +19,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
-from typing_extensions import Self
+from attrs import evolve
 
 from elasticlib._programs import BOOT, KILLED, Link, Process, spawn
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import EntrypointError, PreloadError, StartError
-from elasticlib.spec import LEARN
 from elasticlib.workers import _reaper
+from elasticlib.workers._fork_server_key import ForkServerKey, finds_the_same, stamps
 from elasticlib.workers.child import _report
-from elasticlib.workers.child._imports import Import, without
+from elasticlib.workers.child._import_notes import Import, without
 from elasticlib.workers.spawner._reads import Reads, serves
 
 _FORK_SERVER_BOOT = BOOT + "from elasticlib.workers.spawner._fork_server import main; main()"
@@ -60,30 +60,6 @@ def flags_here() -> tuple[str, ...]:
     return tuple(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
 
 
-def depends_on_path(preload: Sequence[str]) -> bool:
-    """Whether another search path may find other modules to preload: torch is installed once, with its interpreter."""
-    return tuple(preload) != LEARN and any(module.partition(".")[0] != "torch" for module in preload)
-
-
-@frozen
-class ForkServerKey:
-    """What two launches must have in common to fork their workers from one fork server, besides what that has read."""
-
-    python: str
-    preload: tuple[str, ...] = ()
-    path: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    """Options of the interpreter."""
-    learns: bool = False
-    """Whether it imports ahead what workers were seen to import."""
-
-    @classmethod
-    def of(cls, python: str, preload: tuple[str, ...], path: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> Self:
-        """The key of a launch with that *preload*."""
-        learns = preload == LEARN
-        return cls(python, ("torch",) if learns else preload, path, flags, learns)
-
-
 class ForkServer:
     """A running fork server with its reaper; `link` carries requests to fork."""
 
@@ -107,19 +83,21 @@ class ForkServer:
         self.wanted: tuple[Import, ...] = ()
         """What the last copy was to import."""
         self._copy_environment: Mapping[str, str] = {}
+        self._is_paced = False
+        self._ordering = threading.Lock()
         self._heard = 0
         """The last order of which something was heard."""
         self._lock = threading.Lock()
         """Held to hear the fork server, or to close it: for `_TALK_LIMIT` seconds at most."""
         self._sending = threading.Lock()
         self._failure: Exception | None = None
-        self._stamps = _stamps(key, search_path)
+        self._stamps = stamps(key, search_path)
         self._search_path = tuple(search_path)
         self._said = os.memfd_create("fork server-stderr")
         ours, theirs = Channel.pair()
         ours.limit(_TALK_LIMIT)
         self._link = Link(ours)
-        asked = json.dumps({"preload": key.preload, "path": list(search_path), "learns": key.learns})
+        asked = json.dumps({"preload": key.preload, "path": list(search_path)})
         reaper = [sys.executable, "-S", "-E", str(Path(_reaper.__file__)), str(os.getpid())]
         self._process: Process | None = None
         """The fork server itself, once its imports are done."""
@@ -136,7 +114,7 @@ class ForkServer:
         self.listen()
         return (
             evolve(self.key, path=key.path) == key
-            and _finds_the_same(self.key.path, key.path, self._found, self._missing)
+            and finds_the_same(self.key.path, key.path, self._found, self._missing)
             and serves(self._reads, self._given, environment)
         )
 
@@ -151,7 +129,7 @@ class ForkServer:
 
     def outdated(self) -> bool:
         """Whether the file of a preloaded module, or an archive on its path, changed since the fork server was made."""
-        return self._stamps != _stamps(self.key, self._search_path)
+        return self._stamps != stamps(self.key, self._search_path)
 
     def learn(self, wanted: Sequence[Import], environment: Mapping[str, str], own: Sequence[str], paced: bool) -> None:
         """
@@ -159,19 +137,36 @@ class ForkServer:
 
         Where it is *paced*, others have the CPUs first. `copy` says when it can be had.
         """
-        self.ordered += 1
-        self.wanted = tuple(wanted)
-        self.copy, self.names, self.refused = 0, frozenset(), {}
-        self._copy_environment = dict(environment)
-        order = {"op": "learn", "number": self.ordered, "wanted": [each.plain() for each in wanted]}
-        self._send({**order, "env": dict(environment), "own": list(own), "paced": paced})
+        content = {
+            "wanted": [each.plain() for each in wanted],
+            "env": dict(environment),
+            "own": list(own),
+            "paced": paced,
+        }
+        memory = os.memfd_create("order")  # which the fork server, while it is at its imports, need not take in
+        try:
+            _report.write_exactly(memory, json.dumps(content).encode())
+            with self._ordering:
+                self.ordered += 1
+                self.wanted, self._is_paced = tuple(wanted), paced
+                self.copy, self.names, self.refused = 0, frozenset(), {}
+                self._copy_environment = dict(environment)
+                self._send({"op": "learn", "number": self.ordered}, memory)
+        finally:
+            os.close(memory)
 
     def copy_for(self, environment: Mapping[str, str], wait: bool = False) -> str:
         """What a launch with *environment* may ask for: the copy that is ``ready``, to ``wait`` for it, or ``none``."""
         self.listen()
-        if not (self.copy or (wait and self.learning())) or not serves(None, self._copy_environment, environment):
+        # For one that leaves the CPUs to others nobody waits.
+        is_near = wait and self.learning() and not self._is_paced
+        if not (self.copy or is_near) or not serves(None, self._copy_environment, environment):
             return "none"
         return "wait" if wait else "ready"
+
+    def is_asked_for(self, environment: Mapping[str, str]) -> bool:
+        """Whether a copy is being made that could serve a launch with *environment*."""
+        return self.learning() and serves(None, self._copy_environment, environment)
 
     def learning(self) -> bool:
         """Whether a copy was ordered of which nothing has been heard yet."""
@@ -181,7 +176,7 @@ class ForkServer:
         """Have the fork server, or its *copy*, fork a child for *op*; the channel to it."""
         ours, theirs = Channel.pair()
         try:
-            self._send({"op": op, "copy": copy}, theirs.fileno())
+            self._send({"op": op, "copy": copy, "number": self.ordered}, theirs.fileno())
         except BaseException:
             ours.close()
             raise
@@ -230,7 +225,8 @@ class ForkServer:
             self.copy = self.ordered if told["names"] is not None else 0
             self.names = frozenset(told["names"] or ())
             self.refused = told["refused"]
-            self.wanted = tuple(without(self.wanted, self.refused))
+            with contextlib.suppress(ValueError):  # it names what no import statement could
+                self.wanted = tuple(without(self.wanted, self.refused))
 
     def _words(self) -> str:
         return _report.read_text(self._said).strip()
@@ -343,45 +339,6 @@ def _end(some: Sequence[ForkServer]) -> None:
     """End fork servers that nobody can find any more."""
     for fork_server in some:
         fork_server.close(_CLOSE_LIMIT)
-
-
-def _stamps(key: ForkServerKey, search_path: Sequence[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for module in key.preload:
-        if module.partition(".")[0] == "torch":
-            continue  # nobody edits it between two cells, and looking for it costs milliseconds
-        # Archives as a whole: what they hold is not looked at.
-        found |= {path: os.stat(path).st_mtime_ns / 1e9 for path in search_path if os.path.isfile(path)}
-        for folder in (*search_path, *sys.path):
-            base = os.path.join(folder or ".", *module.split("."))
-            for path in (base + ".py", os.path.join(base, "__init__.py")):
-                if os.path.isfile(path) and module not in found:
-                    found[module] = os.stat(path).st_mtime_ns / 1e9
-    return found
-
-
-def _finds_the_same(
-    path: Sequence[str], other: Sequence[str], found: frozenset[str] | None, missing: frozenset[str]
-) -> bool:
-    """Whether imports that *found* modules on *path*, and others *missing*, do so on the search path *other*."""
-    if tuple(path) == tuple(other):
-        return True
-    if found is None or [folder for folder in other if folder in path] != list(path):
-        return False
-    sought = missing  # behind all others a folder hides none of their modules
-    for folder in reversed(other):
-        if folder in path:
-            sought = missing | found
-            continue
-        try:
-            # Of my_module.cpython-311-x86_64-linux-gnu.so as of my_module.py and the folder my_module.
-            if not sought.isdisjoint(name.partition(".")[0] for name in os.listdir(folder or ".")):
-                return False
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return False  # an archive, or a folder that cannot be looked into
-    return True
 
 
 fork_servers = _ForkServers()

@@ -24,7 +24,7 @@ from elasticlib.workers import _reaper
 from elasticlib.workers._fork_servers import ForkServer, fork_servers
 from elasticlib.workers._launch_events import Event, Exit, Failed, Imported, Lingers, Lost, Stopped, StoreGone, Stuck
 from elasticlib.workers.child import _report
-from elasticlib.workers.child._imports import Import
+from elasticlib.workers.child._import_notes import Import
 from elasticlib.workers.child._start_spec import StartSpec
 
 _EXIT_LIMIT = 1.0

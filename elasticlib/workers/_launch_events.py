@@ -9,7 +9,7 @@ from __future__ import annotations
 from attrs import define, field
 
 from elasticlib.workers.child import _report
-from elasticlib.workers.child._imports import Import
+from elasticlib.workers.child._import_notes import Import
 
 
 @define

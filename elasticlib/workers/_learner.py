@@ -6,15 +6,17 @@ Rules of this file: it decides and asks, and waits for nothing; a launch goes on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 
 from attrs import evolve
 
 from elasticlib import records
+from elasticlib.errors import StartError
 from elasticlib.workers import _profile
 from elasticlib.workers._fork_servers import ForkServer
 from elasticlib.workers._launch_events import Imported
-from elasticlib.workers._plan import Job
+from elasticlib.workers._profile import Profile
 
 _LOOK = 0.5
 """Seconds between looks whether a copy of the fork server is done with its imports."""
@@ -27,13 +29,15 @@ _WORTH = 50
 class Learner:
     """Has the fork server of a launch import what its workers import."""
 
-    def __init__(self, job: Job, own: Sequence[str], sink: records.Sink) -> None:
-        self._environment = job.common.env
-        self._entry = job.entry
+    def __init__(
+        self, entry: str, profile: Profile, environment: Mapping[str, str], own: Sequence[str], sink: records.Sink
+    ) -> None:
+        self._environment = environment
+        self._entry = entry
         self._own = own
         """Variables that each worker has for itself."""
         self._sink = sink
-        self._profile = job.profile
+        self._profile = profile
         self._fork_server: ForkServer | None = None
         self._order = 0
         """The last one that was ours, until its outcome is known."""
@@ -79,11 +83,12 @@ class Learner:
         there = self._fork_server
         if there is None or there.listen() is not None:
             return
-        fits = there.copy_for(self._environment, wait=True) != "none"
+        fits = there.copy_for(self._environment) != "none" or there.is_asked_for(self._environment)
         known = {each.name: each for each in there.wanted} if fits else {}
         wanted = self._profile.wanted()
         new = [each for each in wanted if each.name not in known or not each.changed <= known[each.name].changed]
         if sum(each.cost for each in new if each.name not in there.key.preload) >= _WORTH:
             both = {**known, **{each.name: each for each in wanted}}
-            there.learn(list(both.values()), self._environment, self._own, paced)
-            self._order = there.ordered
+            with contextlib.suppress(StartError):  # who launches next will hear of it
+                there.learn(list(both.values()), self._environment, self._own, paced)
+                self._order = there.ordered

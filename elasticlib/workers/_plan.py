@@ -29,8 +29,9 @@ from elasticlib.numa._sysfs import read_topology
 from elasticlib.numa.binding import attempt
 from elasticlib.spec import DEFAULT_PRELOAD, WorkerSpec
 from elasticlib.workers import _devices, _environment, _packing, _profile
-from elasticlib.workers._fork_servers import ForkServerKey, depends_on_path, flags_here, fresh_command, importable_by
-from elasticlib.workers._static_imports import may_import
+from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path
+from elasticlib.workers._fork_servers import flags_here, fresh_command, importable_by
+from elasticlib.workers._static_imports import Reach, reach
 from elasticlib.workers.child import _exiting
 from elasticlib.workers.child._start_spec import StartSpec
 
@@ -268,16 +269,23 @@ def _from_fork_server(
     key = ForkServerKey.of(python, spec.preload, path, flags)
     if key.learns:
         job = evolve(_saying(job, learns=True), entry=_entry(job), profile=_profile.load(_entry(job)))
-        key = key if _may_need_torch(job) else evolve(key, preload=())
+        reached = _reach_of_torch(job)
+        # Where it is not known that torch is imported, workers do not have it until they do: so it becomes known.
+        job = _saying(job, holds_torch=reached is not Reach.NAMED)
+        if reached is Reach.NO or (reached is Reach.MAYBE and not job.profile.needs_torch()):
+            key = evolve(key, preload=())
     return evolve(job, fork_server=key)
 
 
-def _may_need_torch(job: Job) -> bool:
-    """By what runs have shown; before any has, by the text of a script."""
-    profile, common = job.profile, job.common
-    if profile.whole or common.kind != "script":
-        return profile.needs_torch()
-    return may_import("torch", os.path.join(common.cwd, common.argv[0]), common.path0)
+def _reach_of_torch(job: Job) -> Reach:
+    """By the text of a script, or what the caller of a function has imported; what a run has shown counts for more."""
+    common = job.common
+    if common.kind == "function":
+        return Reach.NAMED if "torch" in sys.modules else Reach.MAYBE
+    if common.kind != "script":
+        return Reach.MAYBE
+    found = reach("torch", os.path.join(common.cwd, common.argv[0]), common.path0)
+    return Reach.MAYBE if found is Reach.NO and job.profile.whole else found
 
 
 def _entry(job: Job) -> str:

@@ -117,7 +117,8 @@ class Processes:
             outs, errs = self._dest.stdouts, self._dest.stderrs
             whole = [evolve(each, stdout=outs.get(each.local_rank), stderr=errs.get(each.local_rank)) for each in specs]
             if self._job.common.learns and self._learner is None:
-                self._learner = Learner(self._job, sorted(specs[0].variables), self._sink)
+                environment, own = self._job.common.env, sorted(specs[0].variables)
+                self._learner = Learner(self._job.entry, self._job.profile, environment, own, self._sink)
             if self._spawner is not None and self._spawner.is_outdated():
                 self.dismiss()
             spawner = self._spawner = self._spawner or self._start_spawner()

@@ -20,7 +20,7 @@ from typing import Any
 
 from attrs import Factory, frozen
 
-from elasticlib.workers.child._imports import Import, without
+from elasticlib.workers.child._import_notes import Import, without
 
 CACHE_VARIABLE = "ELASTICLIB_CACHE"
 """The folder of what is learned; empty for none."""

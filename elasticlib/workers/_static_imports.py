@@ -7,6 +7,7 @@ Rules of this file: in doubt it could; nothing is run, and no more files are rea
 from __future__ import annotations
 
 import ast
+import enum
 import os
 import sys
 from collections.abc import Iterator
@@ -17,28 +18,40 @@ _BY_NAME = frozenset({"importlib", "runpy", "pkgutil", "imp"})
 """Modules that import by names that no statement has."""
 
 
-def may_import(module: str, script: str, folder: str) -> bool:
-    """Whether *script*, or a file in *folder* that it imports, could import *module*, or what is installed besides."""
-    left, seen = [script], {script}
+class Reach(enum.Enum):
+    """What the text of a script says of a module."""
+
+    NAMED = "an import statement names it"
+    MAYBE = "what is installed, or imported by names that no statement has, may import it"
+    NO = "nothing that is imported could"
+
+
+def reach(module: str, script: str, folder: str) -> Reach:
+    """How *script*, or a file in *folder* that it imports, reaches *module*."""
+    left, seen, found = [script], {script}, Reach.NO
     while left:
         path = left.pop()
         try:
             if os.path.getsize(path) > _MOST_BYTES:
-                return True
+                found = Reach.MAYBE
+                continue
             with open(path, "rb") as file:
                 tree = ast.parse(file.read())
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            return True
+            found = Reach.MAYBE
+            continue
         for name, is_module in _names(tree):
             own = _files(name, folder, os.path.dirname(path))
             top = name.partition(".")[0]
-            if is_module and not own and (top == module or top in _BY_NAME or top not in sys.stdlib_module_names):
-                return True
+            if is_module and not own and top == module:
+                return Reach.NAMED
+            if is_module and not own and (top in _BY_NAME or top not in sys.stdlib_module_names):
+                found = Reach.MAYBE
             left += [each for each in own if each not in seen]
             seen.update(own)
         if len(seen) > _MOST_FILES:
-            return True
-    return False
+            return Reach.MAYBE
+    return found
 
 
 def _names(tree: ast.AST) -> Iterator[tuple[str, bool]]:

@@ -52,7 +52,7 @@ NO_VARIABLES = {
     "SC_OPEN_MAX": "of sysconf",
 }
 """Text of the sources that looks like the name of a variable and is none of ours."""
-OF_OTHERS = ("workers/spawner/_reads.py", "workers/spawner/_fork_server.py", "workers/spawner/_ahead.py")
+OF_OTHERS = ("workers/spawner/_reads.py", "workers/spawner/_fork_server.py", "workers/spawner/_leftovers.py")
 """Modules that list what others read: `docs/fork_server.md` has it, held by a test of its own."""
 
 

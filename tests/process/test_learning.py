@@ -172,7 +172,9 @@ def test_what_a_run_does_not_import_any_more_is_dropped(house: House) -> None:
 
 def test_chance_is_drawn_anew_by_each_worker_and_run(house: House) -> None:
     """Also by a generator that a learned module made for itself."""
-    script = house.script("import random, owns; print(random.random(), owns.generator.random())")
+    script = house.script(
+        "import os, random, owns; os.write(1, f'{random.random()} {owns.generator.random()}\\n'.encode())"
+    )
 
     seen = [line for _ in range(3) for line in house.run([*LEARN, "2", script]).stdout.split()]
 
@@ -185,7 +187,7 @@ def test_a_restart_has_what_was_learned_in_the_round_before(house: House) -> Non
     script = house.script(
         "import os, sys, time, counted\n"
         f"done = {str(house.folder / 'done')!r}\n"
-        "print(counted.pid == os.getpid(), flush=True)\n"
+        "os.write(1, f'{counted.pid == os.getpid()}\\n'.encode())\n"
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
         "    while not os.path.exists(done): time.sleep(0.05)\n"
         "    sys.exit(3)\n"
@@ -239,7 +241,7 @@ def test_a_module_that_spoils_the_copy_costs_nothing_but_that(house: House) -> N
     (house.packages / "crashes.py").write_text(
         SLOW + "import os, sys\nif 'script.py' not in ' '.join(sys.argv): os.abort()\n"
     )
-    script = house.script("import crashes, plain; print('fine')")
+    script = house.script("import os, crashes, plain; os.write(1, b'fine\\n')")
 
     outputs = [house.run([*LEARN, "2", script]).stdout.split() for _ in range(3)]
 

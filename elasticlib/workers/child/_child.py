@@ -49,6 +49,7 @@ from elasticlib.workers.child import (
     _serving,
     _threads,
 )
+from elasticlib.workers.child._import_notes import Notes
 from elasticlib.workers.child._start_spec import Handed, StartSpec, from_both
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked
@@ -159,7 +160,7 @@ def run_forked(
     keep: Collection[int],
     drop: Collection[int] | None = None,
     call: Callable[..., Any] | None = None,
-    notes: _imports.Notes | None = None,
+    notes: Notes | None = None,
 ) -> NoReturn:
     """
     Be the worker of *spec* in a process that was just forked; *call* is a function that needed no pickling.

@@ -34,7 +34,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
-from elasticlib.workers.child import _imports
+from elasticlib.workers.child import _held
 
 _LOCK_LIMIT = 1.0
 """Seconds that a file's lock is waited for, as in the interpreter."""
@@ -193,7 +193,7 @@ def _own_modules() -> list[str]:
     """Names of the modules that came after the fork, in their order; the last ones to come are the first to be met."""
     found, met = list[str](), 0
     for name in reversed(sys.modules):
-        if name in _imports.brought:
+        if name in _held.brought:
             continue
         if _inherited.get(name) == id(sys.modules[name]):
             met += 1

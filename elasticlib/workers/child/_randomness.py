@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from elasticlib.workers.child import _imports
+from elasticlib.workers.child import _held
 from elasticlib.workers.child._serving import TorchWaiter
 
 _LEAST_ENTROPY = 2**64
@@ -35,7 +35,7 @@ _chosen: list[Callable[[], object]] = []
 
 
 def _torch_seed() -> int | None:
-    generator = getattr(_imports.module("torch"), "default_generator", None)
+    generator = getattr(_held.module("torch"), "default_generator", None)
     return None if generator is None else int(generator.initial_seed())
 
 
@@ -77,7 +77,7 @@ def observed() -> Iterator[None]:
     """While entered, modules are imported; afterwards `reseed` knows which of their generators nobody seeded."""
     came_with: list[int | None] = []
     torch = TorchWaiter(lambda: came_with.append(_torch_seed()))
-    if _imports.loaded("torch"):  # by a sitecustomize module, say
+    if _held.loaded("torch"):  # by a sitecustomize module, say
         found = _torch_seed()
         came_with.append(found if found is not None and found >= _LEAST_SEED else None)
     torch.enter()
@@ -98,12 +98,12 @@ def observed() -> Iterator[None]:
 
 def _seed_torch() -> None:
     # The generator's own method: torch.seed() would queue a seed for each accelerator too.
-    _imports.module("torch").default_generator.seed()
+    _held.module("torch").default_generator.seed()
 
 
 def _numpy_generators() -> list[Callable[[], object]]:
     """Seeds numpy's global generator, and those that modules made for themselves, where nobody chose a seed."""
-    library: Any = _imports.module("numpy.random")
+    library: Any = _held.module("numpy.random")
     if library is None:
         return []
     mine = getattr(library.mtrand._rand, "_bit_generator", None)
@@ -136,6 +136,6 @@ def reseed_caller() -> None:
     seed = _torch_seed()
     if seed is not None and seed >= _LEAST_SEED:
         _seed_torch()
-    library: Any = _imports.module("numpy.random")
+    library: Any = _held.module("numpy.random")
     if library is not None:  # as Python does with its own: test tools leave the caller's as if it were seeded
         library.seed()

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from elasticlib.workers.child import _imports
+from elasticlib.workers.child import _held
 
 VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 """Where a server is wanted."""
@@ -27,7 +27,7 @@ _running: list[object] = []
 
 def when_torch_comes(path: str) -> None:
     """Serve *path* from now on if torch is loaded, else from when this process loads it."""
-    if _imports.loaded("torch"):
+    if _held.loaded("torch"):
         _serve(path)
     else:
         TorchWaiter(lambda: _serve(path)).enter()

@@ -54,6 +54,8 @@ class StartSpec:
     """Signals that the caller ignores."""
     learns: bool = False
     """Whether its imports are noted."""
+    holds_torch: bool = False
+    """Whether torch, where it was imported ahead, is not there until it is imported."""
     fresh: bool = False
     """Whether the worker is a new interpreter (``spawn``)."""
     python: Sequence[str] = ()

@@ -15,7 +15,7 @@ import re
 import sys
 from typing import Any
 
-from elasticlib.workers.child import _imports
+from elasticlib.workers.child import _held
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -56,10 +56,10 @@ def blas_libraries() -> list[Any]:
 def apply(count: int) -> None:
     """Have the libraries that are loaded compute with *count* threads, but no more than CPUs, as at their import."""
     count = min(count, len(os.sched_getaffinity(0)))
-    torch = _imports.module("torch")
+    torch = _held.module("torch")
     if torch is not None and torch.get_num_threads() != count:
         torch.set_num_threads(count)
-    if _imports.loaded("numpy"):
+    if _held.loaded("numpy"):
         for getter, setter in blas_libraries():
             if getter() != count:
                 setter(count)
@@ -70,7 +70,7 @@ def watch_environment() -> None:
     plain = os.putenv
     warned: set[str] = set()
     # A module that the worker itself imports will read the new value.
-    came_loaded = {module for _, module in _READ_AT_IMPORT if _imports.loaded(module)}
+    came_loaded = {module for _, module in _READ_AT_IMPORT if _held.loaded(module)}
 
     def putenv(name: str | bytes, value: str | bytes) -> None:
         plain(name, value)

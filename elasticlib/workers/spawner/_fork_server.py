@@ -19,7 +19,7 @@ from typing import NoReturn
 from elasticlib._wire import Channel
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _ending, _randomness
-from elasticlib.workers.spawner import _ahead
+from elasticlib.workers.spawner import _leftovers
 from elasticlib.workers.spawner._observer import Absences, Observer, names_in
 from elasticlib.workers.spawner._request_loop import RequestLoop
 
@@ -29,7 +29,7 @@ _SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 def _preload(modules: list[str], observer: Observer, control: Channel) -> None:
     for module in modules:
         try:
-            why = _ahead.why_refused(module, observer)
+            why = _leftovers.why_refused(module, observer)
         except (Exception, SystemExit) as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             why = f"its import fails with {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
@@ -39,7 +39,7 @@ def _preload(modules: list[str], observer: Observer, control: Channel) -> None:
 
 
 def main() -> NoReturn:
-    """Be the fork server; ``sys.argv[1]`` is JSON: what to ``preload`` on which ``path``, whether it ``learns``."""
+    """Be the fork server; ``sys.argv[1]`` is JSON: what to ``preload`` on which ``path``."""
     parent = os.getppid()
     _reaper.settle_signals()
     asked = json.loads(sys.argv.pop())
@@ -53,10 +53,8 @@ def main() -> NoReturn:
     gc.disable()  # imports make little garbage, and to look for it takes a quarter of their time
     with _randomness.observed(), absences.observing():
         _preload(asked["preload"], observer, control)
-    if asked["learns"]:
-        _ahead.hold_torch()
     sys.path[:] = _child.base_path
-    keep = frozenset(number for _, number in _ahead.open_files() if number not in mine)
+    keep = frozenset(number for _, number in _leftovers.open_files() if number not in mine)
     _child.disown_finalizers()
     _ending.inherit()
     gc.collect()

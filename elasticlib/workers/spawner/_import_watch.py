@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elasticlib.workers.child._imports import Import, Notes
+from elasticlib.workers.child._import_notes import Import, Notes
 
 _QUIET = 1.0
 """Seconds without a new import after which the imports are over, for the time being."""

@@ -68,7 +68,8 @@ class Observer:
         self.written: set[str] = set()
         """Set before anybody looked them up."""
         self._observes = False
-        self._copied = False
+        self.copied = False
+        """Whether somebody went through all of it."""
         self._ahead: Iterator[str] = iter(())
         """The names that a copy under way looks up next."""
         self._next: str | None = None
@@ -150,14 +151,14 @@ class Observer:
 
     def _set(self, name: str) -> None:
         self._end_copy()
-        if self._copied:
+        if self.copied:
             self._read(name)  # who has a copy may have looked there whether it is set
         elif name not in self.names and name not in self.defaults:
             self.written.add(name)
 
     def _begin_copy(self) -> None:
         self._end_copy()
-        self._copied = True
+        self.copied = True
         self._ahead = iter([os.fsdecode(name) for name in os.environ._data])  # type: ignore[attr-defined]
         self._next = next(self._ahead, None)
 

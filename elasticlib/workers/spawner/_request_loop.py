@@ -10,7 +10,9 @@ Rules of this file: who asks is always answered, by whomever; a copy that ends i
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import json
 import os
 import resource
 import selectors
@@ -23,8 +25,8 @@ from typing import Any, NoReturn
 from elasticlib._programs import not_started
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _child, _ending, _imports, _randomness
-from elasticlib.workers.child._imports import Import, without
+from elasticlib.workers.child import _child, _ending, _held, _randomness, _report
+from elasticlib.workers.child._import_notes import Import, without
 from elasticlib.workers.spawner import _ahead, _spawner
 
 _MOST_SPOILT = 16
@@ -120,7 +122,8 @@ class RequestLoop:
             self._leave()
         message, descriptors = received
         if message["op"] == "learn":
-            self._make_copy(_Copy(message, {}))
+            with contextlib.suppress(OSError, ValueError):  # no descriptor was free: nothing is learned
+                self._make_copy(_Copy({**message, **_contents(descriptors)}, {}))
         elif message["op"] == "retire":
             self._retires = True
             self._selector.unregister(self._control)  # whose end means no more
@@ -129,7 +132,7 @@ class RequestLoop:
 
     def _answer(self, message: Message, descriptors: list[int]) -> None:
         wanted = message.get("copy", "none")
-        if wanted != "none" and self._copy is not None:
+        if wanted != "none" and self._copy is not None and self._copy.order["number"] == message["number"]:
             if not self._copy.ready and wanted == "wait":
                 self._waiting.append((message, descriptors))
                 return
@@ -195,6 +198,7 @@ class RequestLoop:
             copy.theirs.close()
             copy.channel.close()
             self._tell(copy, str(error))
+            self._serve_waiting(wait=False)
             return
         if pid == 0:
             parent = os.getppid()
@@ -272,6 +276,16 @@ class RequestLoop:
             self._answer(message if wait else {**message, "copy": "ready"}, descriptors)
 
 
+def _contents(descriptors: list[int]) -> Message:
+    (memory,) = descriptors
+    try:
+        body = json.loads(_report.read_exactly(memory, os.fstat(memory).st_size))
+        assert isinstance(body, dict)
+        return body
+    finally:
+        os.close(memory)
+
+
 def _be_copy(copy: _Copy, parent: int, keep: frozenset[int], changed: dict[str, str | None]) -> NoReturn:
     """Import what is wanted, then serve as the fork server does; or say what spoilt this process, and end."""
     try:
@@ -314,7 +328,7 @@ def _turn_down(descriptors: list[int], why: str) -> None:
 def _answer(question: str, asker: Channel, changed: Mapping[str, str | None]) -> NoReturn:
     """Tell what torch finds on this machine, in a child that is thrown away with its device context."""
     what, find = _QUESTIONS[question]
-    _imports.give_all()
+    _held.give_all()
     try:
         # The launcher gets a handle to end this process by, should a driver hang.
         handle = os.pidfd_open(os.getpid())

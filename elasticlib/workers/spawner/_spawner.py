@@ -34,9 +34,9 @@ from elasticlib._lease import CUT_OFF, Lease
 from elasticlib._programs import FEW_PROCESSES, KILLED
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _child, _exiting, _imports, _report
+from elasticlib.workers.child import _child, _exiting, _held, _import_notes, _report
 from elasticlib.workers.child._start_spec import Handed, StartSpec, both
-from elasticlib.workers.spawner import _stuck
+from elasticlib.workers.spawner import _ahead, _stuck
 from elasticlib.workers.spawner._import_watch import ImportWatch
 from elasticlib.workers.spawner._store_host import StoreHost
 
@@ -155,6 +155,8 @@ class Spawner:
         match message["op"]:
             case "job":
                 self._common = StartSpec.of(message["common"])
+                if self._common.holds_torch:
+                    _ahead.hold_torch()
                 self._memories = dict(zip(message["memories"], descriptors, strict=True))
                 me = os.getpid()
                 handle = os.pidfd_open(me)  # who holds one of this process can never hit another one
@@ -238,7 +240,7 @@ class Spawner:
             keep -= self._keep
         drop = None if self._call is None else self._own_descriptors()
         # torch's multiprocessing is the standard one with tensors taught to it.
-        context = (_imports.module("torch.multiprocessing") or multiprocessing).get_context("fork")
+        context = (_held.module("torch.multiprocessing") or multiprocessing).get_context("fork")
         learns = spec.learns and spec.kind != "program"
         notes = self._watch.open(spec.local_rank, time.monotonic()) if learns else None
         facts = (spec, handed, os.getpid(), keep, drop, self._call, notes)
@@ -358,7 +360,7 @@ class Spawner:
                     self._survivors.append(worker.pid)
                     self._forget(worker)
 
-    def _tell_imports(self, found: Sequence[_imports.Import] | None, whole: bool) -> None:
+    def _tell_imports(self, found: Sequence[_import_notes.Import] | None, whole: bool) -> None:
         if found is not None:
             plain = [each.plain() for each in found]
             self._launcher.send({"op": "imported", "round": self._round, "imports": plain, "whole": whole})

@@ -13,7 +13,7 @@ import pytest
 from elasticlib._programs import Process
 from elasticlib._wire import Channel
 from elasticlib.errors import EntrypointError, StartError
-from elasticlib.workers import _fork_servers
+from elasticlib.workers import _fork_server_key, _fork_servers
 from elasticlib.workers._fork_servers import ForkServerKey, importable_by
 from elasticlib.workers.spawner import _request_loop
 
@@ -314,15 +314,15 @@ def test_a_folder_more_matters_when_it_holds_a_missing_module_or_hides_one_that_
         Path(name).touch()
 
     found, missing = frozenset({"models", "torch"}), frozenset({"extra"})
-    assert same == _fork_servers._finds_the_same(path, other, found, missing)
-    assert (path == other) == _fork_servers._finds_the_same(path, other, None, missing)
+    assert same == _fork_server_key.finds_the_same(path, other, found, missing)
+    assert (path == other) == _fork_server_key.finds_the_same(path, other, None, missing)
 
 
 # Whether a preloaded module changed.
 
 
 def stamps(preload: Sequence[str], folder: Path) -> dict[str, float]:
-    return _fork_servers._stamps(key(preload), (str(folder),))
+    return _fork_server_key.stamps(key(preload), (str(folder),))
 
 
 def test_a_module_has_a_stamp_that_changes_with_its_file(tmp_path: Path) -> None:

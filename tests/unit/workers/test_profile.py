@@ -12,7 +12,7 @@ import pytest
 
 from elasticlib.workers import _profile
 from elasticlib.workers._profile import Profile, load, save
-from elasticlib.workers.child._imports import Import
+from elasticlib.workers.child._import_notes import Import
 
 
 def of(name: str, *changed: str) -> Import:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.workers._static_imports import may_import
+from elasticlib.workers._static_imports import Reach, reach
 
 
 @pytest.mark.parametrize(
@@ -31,27 +31,27 @@ def test_what_stays_within_python_and_its_own_files_does_not(source: str, tmp_pa
     (tmp_path / "package" / "beside.py").write_text("name = 1\n")
     (tmp_path / "itself.py").write_text(source)
 
-    assert not may_import("torch", str(tmp_path / "itself.py"), str(tmp_path))
+    assert Reach.NO is reach("torch", str(tmp_path / "itself.py"), str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "expected"),
     [
-        "import torch",
-        "def later():\n    import torch.nn as nn",
-        "from torch import nn",
-        "try:\n    import numpy\nexcept ImportError: pass",
-        "import deep",
-        "from deep import name",
-        "import importlib",
-        "__import__('torch')",
-        "exec('import torch')",
-        "import runpy",
-        "no python",
-        "from package import hidden",
+        ("import torch", Reach.NAMED),
+        ("import numpy\ndef later():\n    import torch.nn as nn", Reach.NAMED),
+        ("from torch import nn", Reach.NAMED),
+        ("try:\n    import numpy\nexcept ImportError: pass", Reach.MAYBE),
+        ("import deep", Reach.MAYBE),
+        ("from deep import name", Reach.MAYBE),
+        ("import importlib", Reach.MAYBE),
+        ("__import__('torch')", Reach.MAYBE),
+        ("exec('import torch')", Reach.MAYBE),
+        ("import runpy", Reach.MAYBE),
+        ("no python", Reach.MAYBE),
+        ("from package import hidden", Reach.NAMED),
     ],
 )
-def test_what_leaves_them_or_hides_what_it_imports_may(source: str, tmp_path: Path) -> None:
+def test_what_leaves_them_or_hides_what_it_imports_may(source: str, expected: Reach, tmp_path: Path) -> None:
     (tmp_path / "deep.py").write_text("from deeper import name\n")
     (tmp_path / "deeper.py").write_text("import lightning\nname = 1\n")
     (tmp_path / "package").mkdir()
@@ -59,7 +59,7 @@ def test_what_leaves_them_or_hides_what_it_imports_may(source: str, tmp_path: Pa
     (tmp_path / "package" / "hidden.py").write_text("import torch\n")
     (tmp_path / "script.py").write_text(source)
 
-    assert may_import("torch", str(tmp_path / "script.py"), str(tmp_path))
+    assert expected is reach("torch", str(tmp_path / "script.py"), str(tmp_path))
 
 
 def test_a_file_of_a_projects_own_hides_the_installed_one(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_file_of_a_projects_own_hides_the_installed_one(tmp_path: Path) -> Non
     (tmp_path / "torch.py").write_text("import os\n")
     (tmp_path / "script.py").write_text("import torch\n")
 
-    assert not may_import("torch", str(tmp_path / "script.py"), str(tmp_path))
+    assert Reach.NO is reach("torch", str(tmp_path / "script.py"), str(tmp_path))
 
 
 def test_what_cannot_be_read_in_short_time_may(tmp_path: Path) -> None:
@@ -76,6 +76,6 @@ def test_what_cannot_be_read_in_short_time_may(tmp_path: Path) -> None:
         (tmp_path / f"chain{number}.py").write_text(f"import chain{number + 1}\n")
     (tmp_path / "chain120.py").touch()
 
-    assert may_import("torch", str(tmp_path / "long.py"), str(tmp_path))
-    assert may_import("torch", str(tmp_path / "missing.py"), str(tmp_path))
-    assert may_import("torch", str(tmp_path / "chain0.py"), str(tmp_path))
+    assert Reach.MAYBE is reach("torch", str(tmp_path / "long.py"), str(tmp_path))
+    assert Reach.MAYBE is reach("torch", str(tmp_path / "missing.py"), str(tmp_path))
+    assert Reach.MAYBE is reach("torch", str(tmp_path / "chain0.py"), str(tmp_path))

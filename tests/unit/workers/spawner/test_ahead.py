@@ -15,8 +15,7 @@ ROOT = Path(__file__).parents[4]
 PROGRAM = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from elasticlib.workers.child import _imports
-from elasticlib.workers.child._imports import Import
+from elasticlib.workers.child._import_notes import Import
 from elasticlib.workers.spawner import _ahead
 wanted = [Import(name, f"{sys.argv[1]}/{name.replace('.', '/')}.py", frozenset(["CHANGED"])) for name in sys.argv[2:]]
 before = set(sys.modules)
@@ -57,7 +56,17 @@ def installed(tmp_path: Path) -> Path:
         ("import socket; socket.socket().bind(('127.0.0.1', 0))", "uses the network"),
         ("import socket; kept = socket.socket()", "changes open files"),
         ("kept = open('/dev/null')", "changes open files"),
-        ("import tempfile; tempfile.NamedTemporaryFile()", "makes a temporary file"),
+        ("import tempfile; tempfile.NamedTemporaryFile()", "writes a file"),
+        ("open('written', 'w').close()", "writes a file"),
+        ("import os; os.mkdir('made')", "makes a folder"),
+        ("import pathlib; pathlib.Path('x').unlink(missing_ok=True)", "changes files"),
+        ("import textwrap; textwrap.dedent = print", "changes textwrap.dedent"),
+        ("import builtins; builtins.mine = 1", "changes builtins.mine"),
+        ("import logging; logging.basicConfig()", "changes the logging of all"),
+        ("import sys; sys.modules['textwrap'] = sys", "changes sys.modules"),
+        ("import mmap; kept = mmap.mmap(-1, 10)", "changes shared memory"),
+        ("import os; mine = dict(os.environ)", "copies the environment, of which the program changes CHANGED"),
+        ("import os; os.getenv('CUDA_VISIBLE_DEVICES')", "reads CUDA_VISIBLE_DEVICES"),
         ("import tempfile; tempfile.mkdtemp()", "makes a temporary folder"),
         ("import os; os.environ.get('OWN')", "reads OWN"),
         ("import os; os.environ.get('CHANGED')", "reads CHANGED"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticlib.workers.child._imports import Import, Notes
+from elasticlib.workers.child._import_notes import Import, Notes
 from elasticlib.workers.spawner._import_watch import ImportWatch, common
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from elasticlib.workers.spawner import _ahead
+from elasticlib.workers.spawner import _leftovers
 from elasticlib.workers.spawner._observer import _METHODS, Absences, Observer, names_in
 
 THERE, ABSENT = "ELASTICLIB_THERE", "ELASTICLIB_ABSENT"
@@ -226,7 +226,7 @@ def test_a_module_that_copies_the_environment_of_a_worker_is_not_refused(
     with open(f"{tmp_path}/copies_its_environment.py", "w", encoding="utf-8") as file:
         file.write("import os\nmine = [v for k, v in dict(os.environ).items()], list(os.environ.values())\n")
 
-    assert None is _ahead.why_refused("copies_its_environment")
+    assert None is _leftovers.why_refused("copies_its_environment")
 
 
 def test_modules_that_nobody_finds_are_noted_and_the_finders_stay_as_they_were() -> None:

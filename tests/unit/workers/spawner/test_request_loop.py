@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers.spawner import _request_loop
 from elasticlib.workers.spawner._request_loop import RequestLoop, _Copy
 
-ORDER: Message = {"op": "learn", "number": 7, "wanted": [], "env": {}, "own": [], "paced": True}
+ORDER: Message = {"wanted": [], "env": {}, "own": [], "paced": True}
 
 
 class House:
@@ -35,16 +36,19 @@ class House:
         self.copies.append(copy)
         self.loop._copy = copy
 
-    def ask(self, copy: str) -> None:
+    def ask(self, copy: str, number: int = 7) -> None:
         """The launcher asks for a spawner."""
         ours, theirs = Channel.pair()
-        self.launcher.send({"op": "job", "copy": copy}, (theirs.fileno(),))
+        self.launcher.send({"op": "job", "copy": copy, "number": number}, (theirs.fileno(),))
         theirs.close()
         self.loop._obey()
         ours.close()
 
     def order(self) -> _Copy:
-        self.launcher.send(ORDER)
+        memory = os.memfd_create("order")
+        os.write(memory, json.dumps(ORDER).encode())
+        self.launcher.send({"op": "learn", "number": 7}, (memory,))
+        os.close(memory)
         self.loop._obey()
         return self.copies[-1]
 
@@ -90,7 +94,7 @@ def test_whoever_wants_a_copy_that_is_ready_gets_it(house: House) -> None:
 
     assert ["none"] == house.forked
     received = copy.theirs.receive()
-    assert received is not None and (received[0], len(received[1])) == ({"op": "job", "copy": "none"}, 1)
+    assert received is not None and (received[0], len(received[1])) == ({"op": "job", "copy": "none", "number": 7}, 1)
     assert [(7, ["a"], {}, True)] == [(m["number"], m["names"], m["refused"], m["done"]) for m in house.told()]
     os.close(received[1][0])
 
@@ -107,6 +111,17 @@ def test_whoever_would_rather_wait_does_so_until_it_is_ready(house: House) -> No
     received = copy.theirs.receive()
     assert received is not None
     os.close(received[1][0])
+
+
+def test_whoever_wants_the_copy_of_another_order_does_not_get_this_one(house: House) -> None:
+    """It was made for a launch with other variables."""
+    house.order()
+    house.says(op="ready", names=["a"])
+
+    house.ask("ready", number=6)
+    house.ask("wait", number=8)
+
+    assert ["ready", "wait"] == house.forked
 
 
 def test_a_spoilt_copy_lets_go_of_those_who_wait_and_the_next_is_made_without(house: House) -> None:
