@@ -2,7 +2,7 @@
 What the fork server has imported ahead, held back until the program imports it (`preload="learn"`).
 
 Rules of this file: what comes is the very module that was imported ahead, so that there are never two of one, with all
-that its import brings and sets; what would be found elsewhere by then is forgotten, with all that imports it.
+that its import brings and sets; what would be found elsewhere by then is forgotten.
 """
 
 from __future__ import annotations
@@ -71,8 +71,6 @@ _parents: dict[str, ModuleType] = {}
 """Of which module such a one is an attribute again once it is there."""
 _needs: dict[str, set[str]] = {}
 """By its name, what the import of a module that was imported ahead imports in turn."""
-_missing: set[str] = set()
-"""What these imports looked for in vain."""
 _effects: dict[str, Effects] = {}
 """By the name of a module that was imported ahead."""
 _reads: dict[str, Mapping[str, str | None]] = {}
@@ -85,13 +83,13 @@ brought: set[str] = set()
 """Names of modules that were imported ahead and that the program has imported since."""
 
 
-def hold(spans: Sequence[Span], needs: Mapping[str, set[str]], missing: Collection[str]) -> None:
+def hold(spans: Sequence[Span], needs: Mapping[str, set[str]]) -> None:
     """
     In a fork server: what was imported ahead is not there until it is imported, by a worker or by this process.
 
     Here and not in each worker, since who takes an object out of a dictionary writes to its page.
     """
-    _path[:], _finders[:] = sys.path, sys.meta_path
+    settle()
     for span in spans:
         for name, parent in span.parents.items():
             child = name.rpartition(".")[2]
@@ -105,7 +103,6 @@ def hold(spans: Sequence[Span], needs: Mapping[str, set[str]], missing: Collecti
         _reads[span.root.name] = span.reads
     for name, some in needs.items():
         _needs[name] = _needs.get(name, set()) | some
-    _missing.update(missing)
 
 
 def give_all() -> None:
@@ -119,8 +116,7 @@ def give_all() -> None:
 
 def bring(name: str) -> None:
     """Have module *name* be there, with all that its import imports, as if it were imported now."""
-    while hidden := _hidden(_closure(name)):
-        _forget(hidden)
+    _forget(_hidden(_closure(name)))
     wanted = _closure(name) & _held.keys()
     found = {each: module for each, module in _held.items() if each in wanted and each not in sys.modules}
     brought.update(found)
@@ -150,8 +146,8 @@ def _closure(name: str) -> set[str]:
 
 
 def _hidden(names: Collection[str]) -> set[str]:
-    """Packages among *names* that an import would find elsewhere by now, or at all."""
-    packages = {name.partition(".")[0] for name in names if name in _held or name in _missing}
+    """Packages among *names* that an import would find elsewhere by now."""
+    packages = {name.partition(".")[0] for name in names if name in _held}
     packages = {each for each in packages if each not in sys.modules}
     if sys.meta_path == _finders:  # else whoever was added may find anything
         packages &= _names_in(tuple(folder for folder in sys.path if folder not in _path))
@@ -167,28 +163,32 @@ def _names_in(folders: tuple[str, ...]) -> AbstractSet[str]:
             found.update(name.partition(".")[0] for name in os.listdir(folder or "."))
         except OSError:  # an archive, or nothing
             if os.path.exists(folder):
-                return _held.keys() | _missing
+                return _held.keys()
     return found
 
 
 def _is_ours(package: str) -> bool:
-    """Whether an import of *package* would find here and now what was imported ahead, or nothing where that was so."""
-    module = _held.get(package)
-    expected = origin_of(module)
-    if module is not None and expected is None:
+    """Whether an import of *package* would find here and now what was imported ahead."""
+    expected = origin_of(_held.get(package))
+    if expected is None or not os.path.exists(expected):
         return True  # a namespace, or made by hand
     spec = bootstrap._find_spec(package, None)
-    return (spec is None) if module is None else (spec is not None and spec.origin == expected)
+    return spec is not None and spec.origin == expected
+
+
+def settle() -> None:
+    """In a worker, before any of the user's code: remember where and by whom modules are looked for."""
+    _path[:], _finders[:] = sys.path, sys.meta_path
 
 
 def _forget(packages: Collection[str]) -> None:
-    """Have these, and all that imports them, be imported anew."""
-    gone = {name for name in {*_held, *_missing} if name.partition(".")[0] in packages}
-    while more := {name for name in _held if name not in gone and not gone.isdisjoint(_needs.get(name, ()))}:
-        gone |= more
-    for name in gone:
-        _held.pop(name, None)
-    _missing.difference_update(gone)
+    """
+    Have these be imported anew.
+
+    What imported them ahead keeps what it has: to import that again could register things twice.
+    """
+    for name in [name for name in _held if name.partition(".")[0] in packages]:
+        del _held[name]
 
 
 def _warn_of_changes(name: str, reads: Mapping[str, str | None]) -> None:

@@ -109,6 +109,7 @@ class _Observer:
 
 def begin(notes: Notes) -> None:
     """In a worker, before any of the user's code: note its imports in *notes* from here on."""
+    _held.settle()
     watch(notes)
 
 

@@ -54,7 +54,7 @@ def hold_torch() -> None:
     found = {name: each for name, each in sys.modules.items() if name.partition(".")[0] == "torch"}
     origin = _held.origin_of(sys.modules.get("torch"))
     if origin is not None:
-        _held.hold([Span(Import("torch", origin), found)], {"torch": set(found)}, ())
+        _held.hold([Span(Import("torch", origin), found)], {"torch": set(found)})
         _imports.watch()
 
 
@@ -85,7 +85,7 @@ def import_ahead(
     tempfile.tempdir = temporary  # each worker looks for a folder by itself
     trying("")
     _settle(found)
-    _held.hold(found, course.needs, course.missing)
+    _held.hold(found, course.needs)
     _imports.watch()
     return [span.root.name for span in found]
 
@@ -109,8 +109,6 @@ class _Course:
     def __init__(self, paced: bool) -> None:
         self.needs: dict[str, set[str]] = {}
         """By the name of a module, what its import imports in turn."""
-        self.missing: set[str] = set()
-        """What was looked for in vain."""
         self.effects: dict[str, Effects] = {}
         self._under_way: list[str] = []
         self._surroundings = self._look()
@@ -149,8 +147,6 @@ class _Course:
             pass
         if self._under_way:
             self.needs.setdefault(self._under_way[-1], set()).add(name)
-        if name not in sys.modules:
-            self.missing.add(name)
         variables, filters, finders = self._surroundings
         now = self._look()
         if now != self._surroundings:

@@ -252,3 +252,85 @@ except ImportError as error:
 """
 
     assert [["plain"], ["<module>", "<module>"]] == run(installed, "plain", then=then)
+
+
+def test_what_is_imported_only_by_another_comes_with_its_effects(installed: Path) -> None:
+    """Whoever of those that import it comes first."""
+    (installed / "sets.py").write_text(
+        "import os, warnings\nos.environ['SET'] = '1'\nwarnings.filterwarnings('error')\n"
+    )
+    (installed / "one.py").write_text("import sets\n")
+    (installed / "two.py").write_text("import sets\n")
+    then = """
+import os, warnings
+os.environ.pop("SET")
+import two
+print(json.dumps([os.environ.get("SET"), warnings.filters[0][0], "one" in sys.modules]))
+"""
+
+    assert [["one", "two"], ["1", "error", False]] == run(installed, "one", "two", then=then)
+
+
+def test_what_a_function_loads_at_import_comes_with_it(installed: Path) -> None:
+    """As packages do that load their parts when these are asked for."""
+    package = installed / "parts"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import importlib\ndef __getattr__(name):\n"
+        "    if name == 'Model': return importlib.import_module('parts.model').Model\n"
+        "    raise AttributeError(name)\n"
+    )
+    (package / "model.py").write_text("from base import Base\nclass Model(Base): pass\n")
+    (installed / "base.py").write_text("class Base: pass\n")
+    (installed / "user.py").write_text("from parts import Model\n")
+    then = """
+import inspect, user
+print(json.dumps([inspect.getfile(each).endswith(".py") for each in user.Model.__mro__[:2]]))
+"""
+
+    assert [["user"], [True, True]] == run(installed, "user", then=then)
+
+
+def test_a_file_that_hides_what_it_imports_is_the_programs_own(installed: Path, tmp_path: Path) -> None:
+    (installed / "library.py").write_text("import numbers_of_mine\n")
+    (installed / "numbers_of_mine.py").write_text("mine = False\n")
+    (tmp_path / "numbers_of_mine.py").write_text("mine = True\n")
+    then = f"""
+sys.path.insert(0, {str(tmp_path)!r})
+import library, numbers_of_mine
+print(json.dumps(numbers_of_mine.mine))
+"""
+
+    assert [["library"], True] == run(installed, "library", then=then)
+
+
+def test_a_submodule_that_came_later_is_no_attribute_before(installed: Path) -> None:
+    """Of a package that was imported ahead itself."""
+    package = installed / "pack"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "late.py").touch()
+    program = """
+wanted = [Import("pack", f"{sys.argv[1]}/pack/__init__.py"), Import("pack.late", f"{sys.argv[1]}/pack/late.py")]
+_ahead.import_ahead(wanted, [], paced=False)
+import pack
+print(json.dumps(hasattr(pack, "late")))
+from pack import late
+print(json.dumps(["pack.late" in sys.modules, pack.late is late]))
+"""
+
+    assert [[], False, [True, True]] == run(installed, then=program)
+
+
+def test_what_modules_kept_of_the_watch_is_pythons_own_afterwards(installed: Path) -> None:
+    (installed / "keeps.py").write_text(
+        "import builtins\nfrom importlib import import_module\nfrom socket import getaddrinfo\nfrom os import remove\n"
+        "imports = builtins.__import__\n"
+    )
+    then = """
+import builtins, importlib, keeps, os, socket
+kept = keeps.imports, keeps.import_module, keeps.getaddrinfo, keeps.remove
+print(json.dumps(kept == (builtins.__import__, importlib.import_module, socket.getaddrinfo, os.remove)))
+"""
+
+    assert [["keeps"], True] == run(installed, "keeps", then=then)
