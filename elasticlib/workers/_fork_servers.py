@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,8 @@ class ForkServer:
         self.wanted: tuple[Import, ...] = ()
         """What the last copy was to import."""
         self._copy_environment: Mapping[str, str] = {}
+        self._copy_files: Mapping[str, int] = {}
+        """When files that it imported were changed, in ns."""
         self._is_paced = False
         self._ordering = threading.Lock()
         self._heard = 0
@@ -158,6 +160,8 @@ class ForkServer:
     def copy_for(self, environment: Mapping[str, str], wait: bool = False) -> str:
         """What a launch with *environment* may ask for: the copy that is ``ready``, to ``wait`` for it, or ``none``."""
         self.listen()
+        if self.copy and self._copy_files != _times_of_change(self._copy_files):
+            self.copy = 0  # a package was installed anew, or edited
         # For one that leaves the CPUs to others nobody waits.
         is_near = wait and self.learning() and not self._is_paced
         if not (self.copy or is_near) or not serves(None, self._copy_environment, environment):
@@ -225,6 +229,7 @@ class ForkServer:
             self.copy = self.ordered if told["names"] is not None else 0
             self.names = frozenset(told["names"] or ())
             self.refused = told["refused"]
+            self._copy_files = _times_of_change(told["files"])
             with contextlib.suppress(ValueError):  # it names what no import statement could
                 self.wanted = tuple(without(self.wanted, self.refused))
 
@@ -275,6 +280,16 @@ class ForkServer:
     def drop(self) -> None:
         """Forget the fork server in a process that was forked from its owner."""
         self._failure = StartError("the fork server belongs to the process that forked this one")
+
+
+def _times_of_change(files: Iterable[str]) -> dict[str, int]:
+    found = {}
+    for path in files:
+        try:
+            found[path] = os.stat(path).st_mtime_ns
+        except OSError:
+            found[path] = 0
+    return found
 
 
 class _ForkServers:

@@ -17,6 +17,7 @@ from elasticlib.workers import _profile
 from elasticlib.workers._fork_servers import ForkServer
 from elasticlib.workers._launch_events import Imported
 from elasticlib.workers._profile import Profile
+from elasticlib.workers.child._import_notes import BY_CHANCE
 
 _LOOK = 0.5
 """Seconds between looks whether a copy of the fork server is done with its imports."""
@@ -54,7 +55,7 @@ class Learner:
         before = self._profile
         self._profile = before.after(imported.imports, imported.whole)
         if self._profile != before:
-            _profile.save(self._entry, self._profile)
+            self._save()
             self._ask(paced=True)
 
     def poll(self) -> None:
@@ -66,13 +67,18 @@ class Learner:
         if mine and not there.refused.keys() <= self._profile.refused.keys():
             # At once: who comes next need not find out again.
             self._profile = evolve(self._profile, refused={**self._profile.refused, **there.refused})
-            _profile.save(self._entry, self._profile)
+            self._save()
         if there.learning():
             return
         self._order = 0
         if mine and there.copy:
             why = {name: str(reason) for name, (reason, _) in there.refused.items()}
             self._sink(records.ImportsLearned(tuple(sorted(there.names)), why))
+
+    def _save(self) -> None:
+        # What may have been bad luck, such as too little memory, is tried again in the next program.
+        lasting = {name: body for name, body in self._profile.refused.items() if body[0] not in BY_CHANCE}
+        _profile.save(self._entry, evolve(self._profile, refused=lasting))
 
     def poll_timeout(self) -> float | None:
         """Seconds until `poll` wants to be called; None: not at all."""

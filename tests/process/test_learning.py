@@ -292,3 +292,28 @@ def test_a_script_without_torch_does_not_wait_for_it(house: House) -> None:
         (house.folder / "torch was imported").unlink(missing_ok=True)
 
     assert [("fine\n", True), ("fine\n", False)] == outputs
+
+
+def test_a_package_that_was_installed_anew_is_the_new_one_in_the_next_launch(house: House) -> None:
+    """Of one program, such as a notebook: what was learned of the old one is no use any more."""
+    (house.packages / "changes.py").write_text(SLOW + "value = 1\n")
+    (house.folder / "functions.py").write_text("def value():\n    import changes\n    return changes.value\n")
+    program = (
+        "import sys, functions\n"
+        "from pathlib import Path\n"
+        "from elasticlib import LaunchConfig, elastic_launch\n"
+        "from elasticlib.workers._fork_servers import fork_servers\n"
+        "from tests.process.launches import wait_until\n"
+        "launch = lambda: elastic_launch(LaunchConfig(nproc_per_node=1), functions.value)()[0]\n"
+        "first = launch()\n"
+        "is_ready = lambda each: each.copy_for(dict(each._copy_environment)) == 'ready'\n"
+        "wait_until(lambda: any(map(is_ready, fork_servers._kept)))\n"
+        "again = launch()\n"
+        f"Path({str(house.packages / 'changes.py')!r}).write_text('value = 2222\\n')\n"
+        "print(first, again, launch())\n"
+    )
+    (house.folder / "program.py").write_text(program)
+
+    done = house.run([sys.executable, str(house.folder / "program.py")])
+
+    assert "1 1 2222\n" == done.stdout

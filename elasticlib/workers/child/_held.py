@@ -201,6 +201,14 @@ def _warn_of_changes(name: str, reads: Mapping[str, str | None]) -> None:
         )
 
 
+def files() -> list[str]:
+    """Files of what is held back, without those of Python and torch, which nobody edits while a program runs."""
+    of_python = os.path.join(os.path.dirname(os.__file__), "")
+    found = {origin_of(module) for name, module in _held.items() if name.partition(".")[0] != "torch"}
+    paths = [each for each in found if isinstance(each, str) and os.path.isabs(each)]
+    return sorted(each for each in paths if not each.startswith(of_python) or "-packages" in each)
+
+
 def held() -> Mapping[str, ModuleType]:
     """What was imported ahead and is not there yet."""
     return _held

@@ -15,6 +15,10 @@ from typing import Any
 
 from attrs import frozen
 
+ENDED = "its import ends the process"
+TOOK_LONG = "its import takes too long"
+BY_CHANCE = (ENDED, TOOK_LONG)
+"""Reasons why something was not imported ahead that need not come again."""
 _ROOM = 1 << 18
 """Bytes for what one worker imports: thousands of names."""
 _HEAD = struct.Struct("<QBB")

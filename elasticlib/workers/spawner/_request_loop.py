@@ -19,14 +19,14 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from elasticlib._programs import not_started
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _ending, _held, _randomness, _report
-from elasticlib.workers.child._import_notes import Import, without
+from elasticlib.workers.child._import_notes import ENDED, TOOK_LONG, Import, without
 from elasticlib.workers.spawner import _ahead, _spawner
 
 _MOST_SPOILT = 16
@@ -110,7 +110,7 @@ class RequestLoop:
         if self._waiting:
             self._serve_waiting(wait=False)
         else:
-            self._refuse(copy, f"its import takes more than {_TAKES:g} s")
+            self._refuse(copy, TOOK_LONG)
 
     def _leave(self) -> NoReturn:
         _reaper.sweep()
@@ -225,14 +225,14 @@ class RequestLoop:
                 self._spoilt(copy, message["module"], [message["why"], message["instead"]])
             else:
                 copy.ready = True
-                self._tell(copy, "", message["names"])
+                self._tell(copy, "", message["names"], message["files"])
                 self._serve_waiting()
 
     def _ended_at_imports(self, copy: _Copy) -> None:
         if copy.ready:
             self._lose(copy, "it was ended from outside")
         else:
-            self._refuse(copy, "its import ends the process")
+            self._refuse(copy, ENDED)
 
     def _refuse(self, copy: _Copy, why: str) -> None:
         """What the copy is importing is the reason why it does not go on."""
@@ -266,8 +266,15 @@ class RequestLoop:
             _reaper.send(copy.handle, signal.SIGKILL)
         copy.handle = -1
 
-    def _tell(self, copy: _Copy, why: str, names: list[str] | None = None) -> None:
-        told = {"op": "learned", "number": copy.order["number"], "names": names, "refused": copy.refused, "why": why}
+    def _tell(self, copy: _Copy, why: str, names: list[str] | None = None, files: Sequence[str] = ()) -> None:
+        told = {
+            "op": "learned",
+            "number": copy.order["number"],
+            "names": names,
+            "refused": copy.refused,
+            "why": why,
+            "files": list(files),
+        }
         self._control.send({**told, "done": copy is not self._copy or copy.ready})
 
     def _serve_waiting(self, wait: bool = True) -> None:
@@ -313,7 +320,9 @@ def _be_copy(copy: _Copy, parent: int, keep: frozenset[int], changed: dict[str, 
         gc.collect()
         gc.freeze()
         gc.enable()
-        RequestLoop(copy.theirs, parent, keep, changed, order["number"]).serve({"op": "ready", "names": names})
+        RequestLoop(copy.theirs, parent, keep, changed, order["number"]).serve(
+            {"op": "ready", "names": names, "files": _held.files()}
+        )
     finally:
         os._exit(1)
 

@@ -87,7 +87,7 @@ def test_without_a_copy_it_forks_by_itself(house: House) -> None:
 
 def test_whoever_wants_a_copy_that_is_ready_gets_it(house: House) -> None:
     copy = house.order()
-    house.says(op="ready", names=["a"])
+    house.says(op="ready", names=["a"], files=[])
 
     house.ask("ready")
     house.ask("none")
@@ -105,7 +105,7 @@ def test_whoever_would_rather_wait_does_so_until_it_is_ready(house: House) -> No
     house.ask("ready")
     assert ["ready"] == house.forked
 
-    house.says(op="ready", names=["a"])
+    house.says(op="ready", names=["a"], files=[])
 
     assert ["ready"] == house.forked
     received = copy.theirs.receive()
@@ -116,7 +116,7 @@ def test_whoever_would_rather_wait_does_so_until_it_is_ready(house: House) -> No
 def test_whoever_wants_the_copy_of_another_order_does_not_get_this_one(house: House) -> None:
     """It was made for a launch with other variables."""
     house.order()
-    house.says(op="ready", names=["a"])
+    house.says(op="ready", names=["a"], files=[])
 
     house.ask("ready", number=6)
     house.ask("wait", number=8)
@@ -151,7 +151,7 @@ def test_what_ends_the_copy_while_it_imports_is_refused(house: House) -> None:
 def test_the_end_of_a_copy_that_serves_refuses_nothing(house: House) -> None:
     copy = house.order()
     house.says(op="trying", module="a")
-    house.says(op="ready", names=["a"])
+    house.says(op="ready", names=["a"], files=[])
 
     copy.theirs.close()
     house.loop._listen(copy)
@@ -187,4 +187,4 @@ def test_patience_with_a_copy_ends(house: House) -> None:
     assert 0.0 == house.loop._patience()
     house.loop._lose_patience(copy)
 
-    assert {"hangs": ["its import takes more than 600 s", []]} == house.copies[-1].refused
+    assert {"hangs": ["its import takes too long", []]} == house.copies[-1].refused
