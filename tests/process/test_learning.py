@@ -132,7 +132,7 @@ def house(tmp_path: Path) -> House:
     return House(tmp_path)
 
 
-@pytest.mark.sampled(0.3)
+@pytest.mark.sampled(0.1)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_later_runs_of_a_script_do_what_a_plain_program_does(name: str, house: House) -> None:
     """The first learns, the second imports ahead, the third does so with what the second taught."""

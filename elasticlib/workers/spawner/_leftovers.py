@@ -163,10 +163,6 @@ def _writes(path: Any, mode: Any = "r", *_: Any, **__: Any) -> bool:
     return writes and not (isinstance(path, int) or os.fspath(path) == os.devnull)
 
 
-def _is_new(path: Any, *_: Any, **__: Any) -> bool:
-    return not os.path.lexists(path)
-
-
 _FILES = ("remove", "unlink", "rename", "replace", "rmdir", "symlink", "link", "truncate", "chmod")
 _ACTS: tuple[tuple[Any, str, str, Callable[..., bool] | None], ...] = (
     *((os, name, "starts a process", None) for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "system")),
@@ -178,7 +174,6 @@ _ACTS: tuple[tuple[Any, str, str, Callable[..., bool] | None], ...] = (
     (tempfile, "_mkstemp_inner", "makes a temporary file", None),
     (gc, "disable", "turns the garbage collector off", None),
     *((owner, "open", "writes a file", _writes) for owner in (builtins, io, os)),
-    (os, "mkdir", "makes a folder", _is_new),
     *((os, name, "changes files", None) for name in _FILES),
 )
 

@@ -58,7 +58,6 @@ def installed(tmp_path: Path) -> Path:
         ("kept = open('/dev/null')", "changes open files"),
         ("import tempfile; tempfile.NamedTemporaryFile()", "writes a file"),
         ("open('written', 'w').close()", "writes a file"),
-        ("import os; os.mkdir('made')", "makes a folder"),
         ("import pathlib; pathlib.Path('x').unlink(missing_ok=True)", "changes files"),
         ("import textwrap; textwrap.dedent = print", "changes textwrap.dedent"),
         ("import builtins; builtins.mine = 1", "changes builtins.mine"),
