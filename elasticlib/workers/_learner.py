@@ -21,8 +21,6 @@ from elasticlib.workers.child._import_notes import BY_CHANCE
 
 _LOOK = 0.5
 """Seconds between looks whether a copy of the fork server is done with its imports."""
-
-
 _WORTH = 50
 """Milliseconds of imports for which a copy of the fork server is made."""
 

@@ -2,7 +2,7 @@
 What a worker writes down of its imports, in memory that it shares with its spawner, and what is made of it.
 
 Rules of this file: the worker's program may write anywhere in its memory, so a line that cannot be understood is left
-out; what has no room is no reason to fail.
+out; what does not fit is no reason to fail.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ENDED = "its import ends the process"
 TOOK_LONG = "its import takes too long"
 BY_CHANCE = (ENDED, TOOK_LONG)
 """Reasons why something was not imported ahead that need not come again."""
-_ROOM = 1 << 18
+_CAPACITY = 1 << 18
 """Bytes for what one worker imports: thousands of names."""
 _HEAD = struct.Struct("<QBB")
-"""How many bytes of notes there are, whether some had no room, and whether an import is under way."""
+"""How many bytes of notes there are, whether some did not fit, and whether an import is under way."""
 _UNDER_WAY = 9
 """Where that last one is."""
 
@@ -82,14 +82,14 @@ class Notes:
     """Memory that a worker and its spawner share: what the worker has imported so far."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _HEAD.size + _ROOM)
+        self._memory = mmap.mmap(-1, _HEAD.size + _CAPACITY)
         self._end = 0
 
     def add(self, found: Import) -> None:
-        """Note an import; one for which no room is left is dropped, and `whole` says so."""
+        """Note an import; one that does not fit any more is dropped, and `read` says so."""
         line = json.dumps(found.plain()).encode() + b"\n"
         start = self._end
-        if start + len(line) > _ROOM:
+        if start + len(line) > _CAPACITY:
             _HEAD.pack_into(self._memory, 0, start, 1, 0)
             return
         self._end = start + len(line)
@@ -106,10 +106,10 @@ class Notes:
 
     def length(self) -> int:
         """How many bytes were noted."""
-        return min(int(_HEAD.unpack_from(self._memory)[0]), _ROOM)
+        return min(int(_HEAD.unpack_from(self._memory)[0]), _CAPACITY)
 
     def read(self) -> list[Import] | None:
-        """What was noted, in order, without lines that cannot be understood; None where some had no room."""
+        """What was noted, in order, without lines that cannot be understood; None where some did not fit."""
         if _HEAD.unpack_from(self._memory)[1]:
             return None
         found = []

@@ -10,7 +10,6 @@ Rules of this file: who asks is always answered, by whomever; a copy that ends i
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -31,8 +30,6 @@ from elasticlib.workers.spawner import _ahead, _spawner
 
 _MOST_SPOILT = 16
 """Copies of one order that may be spoilt, each by another module."""
-
-
 _WAITS = 60.0
 """Seconds that a launch waits for a copy at most."""
 _TAKES = 600.0
@@ -51,7 +48,6 @@ class _Copy:
         self.trying = ""
         """What it imports now."""
         self.channel, self.theirs = Channel.pair()
-        self.pid = 0
         self.handle = -1
         """pidfd"""
 
@@ -64,7 +60,6 @@ class RequestLoop:
     ) -> None:
         self._number = number
         """Of the order that made this process a copy; 0 in the fork server itself."""
-
         self._control = control
         self._parent = parent
         self._keep = keep
@@ -122,7 +117,7 @@ class RequestLoop:
             self._leave()
         message, descriptors = received
         if message["op"] == "learn":
-            with contextlib.suppress(OSError, ValueError):  # no descriptor was free: nothing is learned
+            if descriptors:  # else none was free, and nothing is learned
                 self._make_copy(_Copy({**message, **_contents(descriptors)}, {}))
         elif message["op"] == "retire":
             self._retires = True
@@ -181,7 +176,7 @@ class RequestLoop:
             copy.handle = -1
             self._listen(copy)
             if self._copy is copy:
-                self._ended_at_imports(copy)
+                self._copy_ended(copy)
         # Whoever is my child and was not forked by me was left behind by the one that ended.
         _reaper.sweep(spare=set(self._children.values()))
 
@@ -194,10 +189,10 @@ class RequestLoop:
             self._drop(former)
         try:
             pid = os.fork()
-        except OSError as error:
+        except OSError:
             copy.theirs.close()
             copy.channel.close()
-            self._tell(copy, str(error))
+            self._tell(copy)
             self._serve_waiting(wait=False)
             return
         if pid == 0:
@@ -206,7 +201,7 @@ class RequestLoop:
             copy.channel.close()
             _be_copy(copy, parent, self._keep, self._changed)
         copy.theirs.close()
-        copy.pid, copy.handle = pid, self._watch(pid)
+        copy.handle = self._watch(pid)
         self._selector.register(copy.channel, selectors.EVENT_READ, lambda: self._listen(copy))
         self._copy = copy
 
@@ -214,7 +209,7 @@ class RequestLoop:
         while self._copy is copy and wait_readable([copy.channel], 0):
             received = copy.channel.receive(whole=False)
             if received is None:
-                self._ended_at_imports(copy)
+                self._copy_ended(copy)
                 return
             message, descriptors = received
             for descriptor in descriptors:
@@ -225,12 +220,12 @@ class RequestLoop:
                 self._spoilt(copy, message["module"], [message["why"], message["instead"]])
             else:
                 copy.ready = True
-                self._tell(copy, "", message["names"], message["files"])
+                self._tell(copy, message["names"], message["files"])
                 self._serve_waiting()
 
-    def _ended_at_imports(self, copy: _Copy) -> None:
+    def _copy_ended(self, copy: _Copy) -> None:
         if copy.ready:
-            self._lose(copy, "it was ended from outside")
+            self._lose(copy)
         else:
             self._refuse(copy, ENDED)
 
@@ -239,22 +234,23 @@ class RequestLoop:
         if copy.trying:
             self._spoilt(copy, copy.trying, [why, []])
         else:
-            self._lose(copy, why)
+            self._lose(copy)
 
     def _spoilt(self, copy: _Copy, module: str, why: list[Any]) -> None:
         refused = copy.refused = {**copy.refused, module: why}
         # Who waits does so for imports that are known to be well: it could take long to find out which ones are.
-        self._tell(copy, why[0])
+        self._tell(copy)
         self._serve_waiting(wait=False)
         if len(refused) > _MOST_SPOILT:
-            self._lose(copy, "too many modules cannot be imported ahead")
+            self._lose(copy)
         else:
             self._make_copy(_Copy(copy.order, refused))
 
-    def _lose(self, copy: _Copy, why: str) -> None:
+    def _lose(self, copy: _Copy) -> None:
+        """Go on without any."""
         self._copy = None
         self._drop(copy)
-        self._tell(copy, why)
+        self._tell(copy)
         self._serve_waiting()
 
     def _drop(self, copy: _Copy) -> None:
@@ -266,13 +262,12 @@ class RequestLoop:
             _reaper.send(copy.handle, signal.SIGKILL)
         copy.handle = -1
 
-    def _tell(self, copy: _Copy, why: str, names: list[str] | None = None, files: Sequence[str] = ()) -> None:
+    def _tell(self, copy: _Copy, names: list[str] | None = None, files: Sequence[str] = ()) -> None:
         told = {
             "op": "learned",
             "number": copy.order["number"],
             "names": names,
             "refused": copy.refused,
-            "why": why,
             "files": list(files),
         }
         self._control.send({**told, "done": copy is not self._copy or copy.ready})
@@ -299,9 +294,7 @@ def _be_copy(copy: _Copy, parent: int, keep: frozenset[int], changed: dict[str, 
         _reaper.die_with_parent(parent)
         _reaper.adopt_orphans()
         order = copy.order
-        given = {**order["env"], **changed}
-        os.environ.clear()
-        os.environ.update({name: value for name, value in given.items() if value is not None})
+        _take_environment(order["env"], changed)
         wanted = without([Import.of(each) for each in order["wanted"]], copy.refused)
 
         def trying(name: str) -> None:
@@ -327,6 +320,13 @@ def _be_copy(copy: _Copy, parent: int, keep: frozenset[int], changed: dict[str, 
         os._exit(1)
 
 
+def _take_environment(given: Mapping[str, str], changed: Mapping[str, str | None]) -> None:
+    """Have the variables of a launch, as the fork server's interpreter and imports changed its own."""
+    wanted = {**given, **changed}
+    os.environ.clear()
+    os.environ.update({name: value for name, value in wanted.items() if value is not None})
+
+
 def _turn_down(descriptors: list[int], why: str) -> None:
     for descriptor in descriptors:
         asker = Channel.adopt(descriptor)
@@ -347,9 +347,7 @@ def _answer(question: str, asker: Channel, changed: Mapping[str, str | None]) ->
         if received is None:
             os._exit(0)  # nobody waits any more
         # Which devices are visible is up to the launch, and not to the one that this fork server was made for.
-        wanted = {**received[0]["env"], **changed}
-        os.environ.clear()
-        os.environ.update({name: value for name, value in wanted.items() if value is not None})
+        _take_environment(received[0]["env"], changed)
         asker.send(find())
     except BaseException as error:
         asker.send({"why": f"torch cannot {what}: {type(error).__name__}: {error}"})
