@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.benchmarks import report
-from tests.benchmarks.calls import CALLS
+from tests.benchmarks.calls import CALLS, TRAININGS
 from tests.benchmarks.commands import COMMANDS
 from tests.benchmarks.figures import Benchmark, Line, Turn, compare
 from tests.benchmarks.first_steps import FIRST_STEPS
@@ -30,7 +30,7 @@ from tests.benchmarks.sockets import SOCKETS
 
 BENCHMARKS = (
     *(RECOVERIES, RESTART, LIFE, CALLS, KILLS, LOGS, SOCKETS, COMMANDS, *FORMING, LOST_NODE, PEERS_TOLD, RAISED),
-    *(*NODES_START, HANDLERS, *FIRST_STEPS),
+    *(*NODES_START, HANDLERS, *FIRST_STEPS, TRAININGS),
 )
 
 

@@ -1,5 +1,5 @@
 """
-Promise 18: how soon a training makes its first step, and how soon it does so again after a death.
+Promise 14: how soon a training makes its first step, and how soon it does so again after a death.
 
 Three trainings of four workers: DDP with AdamW, Lightning, Transformers. A start is made twice, so that the second has
 what the first has shown; in the second job a worker is killed, once nothing more is being learned. Rules of this file:
@@ -79,15 +79,15 @@ def _restart(job: Job) -> float | None:
 
 
 def _of(kind: str, name: str, restart: tuple[Goal, ...]) -> Benchmark:
-    started_by = (Figure(18, f"{name}: command to first step, first run", "s", "first_start", (Goal(0.7, Of.RATIO),)),)
+    started_by = (Figure(14, f"{name}: command to first step, first run", "s", "first_start", (Goal(0.7, Of.RATIO),)),)
     return Benchmark(
         f"first steps, {name}",
         functools.partial(measure, kind=kind),
         (
             *started_by,
-            Figure(18, f"{name}: the same, second run", "s", "second_start", (Goal(0.45, Of.RATIO),)),
-            Figure(18, f"{name}: death to first step", "s", "restart", restart),
-            Figure(18, f"{name}: jobs not recovered", "", "not_recovered", (Goal(0),), fold=sum),
+            Figure(14, f"{name}: the same, second run", "s", "second_start", (Goal(0.45, Of.RATIO),)),
+            Figure(14, f"{name}: death to first step", "s", "restart", restart),
+            Figure(14, f"{name}: jobs not recovered", "", "not_recovered", (Goal(0),), fold=sum),
             Figure(None, f"{name}: first step to all that was learned", "s", "learning"),
         ),
     )

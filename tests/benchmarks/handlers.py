@@ -1,5 +1,5 @@
 """
-Promise 17: handlers in a program. Many of them, each a node of one job, form rounds in one process.
+Promise 9: handlers in a program. Many of them, each a node of one job, form rounds in one process.
 
 They do so on a machine (a network namespace) whose name server says no at once: each connection of a store asks for
 its peer's name.
@@ -63,7 +63,7 @@ HANDLERS = Benchmark(
     "handlers",
     measure,
     (
-        Figure(17, f"program's start to the first round of its {COUNT} handlers", "s", "first", (Goal(1.0, Of.RATIO),)),
-        Figure(17, f"next round of {COUNT} handlers in a program", "s", "later", (Goal(0.2, Of.RATIO),)),
+        Figure(9, f"program's start to the first round of its {COUNT} handlers", "s", "first", (Goal(1.0, Of.RATIO),)),
+        Figure(9, f"next round of {COUNT} handlers in a program", "s", "later", (Goal(0.2, Of.RATIO),)),
     ),
 )

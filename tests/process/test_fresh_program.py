@@ -195,6 +195,7 @@ DIFFERENT = {
 """By prefix, the attributes that differ between a program and a worker, or any two programs, with the reason."""
 
 
+@pytest.mark.sampled(0.2)
 @pytest.mark.parametrize("modules", ["torch", "torch,torch._dynamo", "torch,torch._inductor.async_compile"])
 def test_imports_leave_the_same_state_in_a_worker_as_in_a_program(modules: str) -> None:
     """Attribute by attribute of all modules, and no module less."""

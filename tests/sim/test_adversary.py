@@ -74,12 +74,14 @@ def kinds(cluster: SimulatedCluster) -> list[str]:
     return [node.outcome.kind if node.outcome else "-" for node in cluster.members]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("start", range(0, 45, 15))
 def test_with_a_token_nothing_but_delay_or_a_clear_end_follows_from_him(start: int) -> None:
     for number in range(start, start + 15):
         case(number, (TOKEN,)).run()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("start", range(0, 45, 15))
 def test_without_a_token_no_step_breaks_and_every_agent_can_be_ended(start: int) -> None:
     for number in range(start, start + 15):

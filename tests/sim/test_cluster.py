@@ -48,6 +48,8 @@ from elasticlib.testing import (
 from tests.sim.checks import CheckedCluster
 from tests.sim.promises import admission_limit, left_out, must_succeed, verdicts_of_steady_nodes
 
+pytestmark = pytest.mark.sampled(1.0)
+
 RULES = Rules(2, 3, last_call=2.0, heartbeat=10.0)
 MOST = len(PAUSES) + 1
 """Exits of a node that cost it its place."""

@@ -47,7 +47,7 @@ def samples(cluster: SimulatedCluster, cycles: int, every: int) -> Iterator[Simu
 
 
 @pytest.mark.slow
-@pytest.mark.sampled
+@pytest.mark.sampled(0.3)
 @BOTH
 def test_the_keys_in_the_store_do_not_grow_with_a_thousand_rounds_of_joins_and_losses(coordinator: str) -> None:
     cycles = 500
@@ -117,6 +117,7 @@ def sizes(value: Any, path: str, found: Counter[str]) -> Counter[str]:
     return found
 
 
+@pytest.mark.sampled
 @BOTH
 @pytest.mark.parametrize("rules", [RULES, FULL], ids=["rounds", "spares"])
 def test_what_a_coordinator_and_a_node_remember_does_not_grow(

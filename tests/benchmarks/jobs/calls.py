@@ -1,8 +1,9 @@
 """
 A program that calls a library's `elastic_launch` again and again, and writes down how long each call took.
 
-Usage: ``python -m tests.benchmarks.jobs.calls LAUNCHER START_METHOD WORKERS CALLS``; one line per call: seconds to the
-last worker's first line, seconds to the call's return.
+Usage: ``python -m tests.benchmarks.jobs.calls LAUNCHER START_METHOD WORKERS CALLS PAUSE FUNCTION``; one line per call:
+seconds to the moment that its last worker returned, seconds to the call's return. FUNCTION names a module beside this
+one, and a function in it; PAUSE are seconds between two calls, in which a user reads what the first has shown.
 """
 
 import importlib
@@ -11,14 +12,14 @@ import time
 
 import torch  # noqa: F401  (a program that launches training has it)
 
-from tests.benchmarks.jobs.first_line import first_line
 from tests.benchmarks.launchers import LAUNCHERS
 
 
 def main() -> None:
     """Make the calls that the command line asks for."""
     launcher = LAUNCHERS[sys.argv[1]]
-    workers, calls = int(sys.argv[3]), int(sys.argv[4])
+    workers, calls, pause = int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+    function = getattr(importlib.import_module(f"tests.benchmarks.jobs.{sys.argv[6]}"), sys.argv[6])
     library = importlib.import_module(launcher.interface)
     config = library.LaunchConfig(
         min_nodes=1,
@@ -28,9 +29,10 @@ def main() -> None:
         max_restarts=0,
         **launcher.settings,
     )
-    for _ in range(calls):
+    for number in range(calls):
+        time.sleep(pause if number else 0)
         before = time.monotonic()
-        results = library.elastic_launch(config, first_line)()
+        results = library.elastic_launch(config, function)()
         after = time.monotonic()
         if sorted(results) != list(range(workers)):
             raise SystemExit(f"{workers} workers were asked for, results came from ranks {sorted(results)}")

@@ -9,6 +9,7 @@ import queue
 import select
 import signal
 import stat
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -329,6 +330,13 @@ def test_a_request_that_does_not_fit_into_the_pipe_at_once_is_refused(make: Make
 # Processes that cannot be signalled, such as another user's.
 
 
+@pytest.fixture
+def pid() -> Iterator[int]:
+    """A process that runs until the test is over."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:  # which ends with its input
+        yield process.pid
+
+
 def deaf(monkeypatch: pytest.MonkeyPatch, send: Callable[..., None]) -> None:
     """Have every signal go to *send*."""
     monkeypatch.setattr(signal, "pidfd_send_signal", send)
@@ -336,7 +344,7 @@ def deaf(monkeypatch: pytest.MonkeyPatch, send: Callable[..., None]) -> None:
 
 
 def test_a_timer_is_told_once_however_often_its_process_cannot_be_signalled(
-    make: Make, told: Told, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Make, told: Told, pid: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("not yours")
@@ -345,7 +353,6 @@ def test_a_timer_is_told_once_however_often_its_process_cannot_be_signalled(
     caplog.set_level("INFO", "elasticlib")
     server = make()
     server._pipe = os.open(server._file_path, os.O_RDWR | os.O_NONBLOCK)
-    pid = os.getppid()
     first, second = FileTimerRequest(pid, "a", 5.0, 9), FileTimerRequest(pid, "b", 4.0, 9)
 
     server.register_timers([first])
@@ -362,7 +369,9 @@ def test_a_timer_is_told_once_however_often_its_process_cannot_be_signalled(
     assert [second, first] == server.get_expired_timers(6.0)[pid], "it is tried again"
 
 
-def test_a_process_that_can_be_signalled_at_last_is(make: Make, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_can_be_signalled_at_last_is(
+    make: Make, told: Told, pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outcomes = [PermissionError("not yours"), None]
 
     def send(*_: object) -> None:
@@ -372,7 +381,7 @@ def test_a_process_that_can_be_signalled_at_last_is(make: Make, told: Told, monk
     deaf(monkeypatch, send)
     server = make()
     server._pipe = os.open(server._file_path, os.O_RDWR | os.O_NONBLOCK)
-    server.register_timers([FileTimerRequest(os.getppid(), "a", 5.0, 9)])
+    server.register_timers([FileTimerRequest(pid, "a", 5.0, 9)])
 
     server._turn(to_the_end=False)
     server._turn(to_the_end=False)
