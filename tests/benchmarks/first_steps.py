@@ -20,7 +20,7 @@ from tests.benchmarks.job import BenchmarkError, Job, launched, new_folder, star
 from tests.benchmarks.launchers import Launcher
 
 WORKERS = 4
-_SETTLED = 4.0
+_SETTLED = 20.0
 """Seconds after the last that was learned, in which more of it would be."""
 
 

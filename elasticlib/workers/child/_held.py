@@ -123,11 +123,12 @@ def bring(name: str) -> None:
     sys.modules.update(found)  # all at once: another thread may import one of them
     for each in wanted:
         del _held[each]
+    for each in found:  # first: what the import sets itself is no news to it
+        if (reads := _reads.pop(each, None)) is not None:
+            _warn_of_changes(each, reads)
     for each, module in found.items():
         if (parent := _parents.pop(each, None)) is not None:
             setattr(parent, each.rpartition(".")[2], module)
-        if (reads := _reads.pop(each, None)) is not None:
-            _warn_of_changes(each, reads)
         if (effects := _effects.pop(each, None)) is not None:
             effects.come()
 

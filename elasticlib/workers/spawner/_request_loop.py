@@ -128,7 +128,7 @@ class RequestLoop:
     def _answer(self, message: Message, descriptors: list[int]) -> None:
         wanted = message.get("copy", "none")
         if wanted != "none" and self._copy is not None and self._copy.order["number"] == message["number"]:
-            if not self._copy.ready and wanted == "wait":
+            if not self._copy.ready and wanted == "wait" and not self._copy.order["paced"]:
                 self._waiting.append((message, descriptors))
                 return
             if self._copy.ready and self._copy.channel.send({**message, "copy": "none"}, tuple(descriptors)):
@@ -244,7 +244,7 @@ class RequestLoop:
         if len(refused) > _MOST_SPOILT:
             self._lose(copy)
         else:
-            self._make_copy(_Copy(copy.order, refused))
+            self._make_copy(_Copy({**copy.order, "paced": True}, refused))
 
     def _lose(self, copy: _Copy) -> None:
         """Go on without any."""

@@ -200,6 +200,24 @@ def test_a_variable_that_the_program_set_since_is_told(installed: Path) -> None:
     assert "MY_HOME was set after reads had read it: it has no effect here, but will in the next run" in said
 
 
+def test_a_variable_that_its_own_import_has_read_and_set_is_no_news(installed: Path) -> None:
+    (installed / "whole.py").write_text("import part\n")
+    (installed / "part.py").write_text("import os\nos.environ.setdefault('MY_HOME', '/part')\n")
+
+    _, seen = run(
+        installed,
+        "whole",
+        then="""
+import os
+os.environ.pop("MY_HOME")
+import whole
+print(json.dumps(os.environ["MY_HOME"]))
+""",
+    )
+
+    assert "/part" == seen, "and nothing was said"
+
+
 def test_a_file_that_hides_it_by_now_is_imported_instead(installed: Path, tmp_path: Path) -> None:
     (installed / "shadowed.py").write_text("mine = False\n")
     (tmp_path / "shadowed.py").write_text("mine = True\n")

@@ -12,7 +12,7 @@ from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers.spawner import _request_loop
 from elasticlib.workers.spawner._request_loop import RequestLoop, _Copy
 
-ORDER: Message = {"wanted": [], "env": {}, "own": [], "paced": True}
+ORDER: Message = {"wanted": [], "env": {}, "own": [], "paced": False}
 
 
 class House:
@@ -136,6 +136,16 @@ def test_a_spoilt_copy_lets_go_of_those_who_wait_and_the_next_is_made_without(ho
     assert [(None, {"a": ["it prints", [["b", "f", [], 0]]]}, False)] == [
         (m["names"], m["refused"], m["done"]) for m in house.told()
     ]
+
+
+def test_after_one_that_was_spoilt_nobody_waits_and_the_workers_come_first(house: House) -> None:
+    first = house.order()
+    house.says(op="spoilt", module="a", why="it prints", instead=[])
+
+    house.ask("wait")
+
+    assert ["wait"] == house.forked
+    assert [False, True] == [first.order["paced"], house.copies[-1].order["paced"]]
 
 
 def test_what_ends_the_copy_while_it_imports_is_refused(house: House) -> None:
