@@ -170,6 +170,15 @@ def test_what_a_run_does_not_import_any_more_is_dropped(house: House) -> None:
     assert ["plain"] == [each[0] for each in house.profile()["imports"]]  # type: ignore[attr-defined]
 
 
+def test_torch_is_there_ahead_in_every_run_of_a_script_that_reaches_it_through_a_package(house: House) -> None:
+    (house.packages / "indirect.py").write_text("import torch\n")
+    script = house.script("print('libtorch' in open('/proc/self/maps').read()); import indirect")
+
+    runs = [house.run([*LEARN, "1", script]).stdout.split() for _ in range(3)]
+
+    assert [["True"]] * 3 == runs
+
+
 def test_chance_is_drawn_anew_by_each_worker_and_run(house: House) -> None:
     """Also by a generator that a learned module made for itself."""
     script = house.script(

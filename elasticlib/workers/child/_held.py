@@ -170,9 +170,10 @@ def _names_in(folders: tuple[str, ...]) -> AbstractSet[str]:
 
 def _is_ours(package: str) -> bool:
     """Whether an import of *package* would find here and now what was imported ahead."""
-    expected = origin_of(_held.get(package))
-    if expected is None or not os.path.exists(expected):
-        return True  # a namespace, or made by hand
+    module = _held.get(package)
+    expected = origin_of(module)
+    if expected is None or not os.path.exists(expected) or name_of(module) != package:
+        return True  # a namespace, made by hand, or another name of what is found elsewhere
     spec = bootstrap._find_spec(package, None)
     return spec is not None and spec.origin == expected
 
@@ -223,6 +224,11 @@ def loaded(name: str) -> bool:
 def module(name: str) -> Any:
     """Module *name* if it is there, or held back; else None."""
     return sys.modules.get(name) or _held.get(name)
+
+
+def name_of(module: object) -> str | None:
+    """The name by which *module* was found, whatever it is called in ``sys.modules``."""
+    return getattr(getattr(module, "__spec__", None), "name", None)
 
 
 def origin_of(module: object) -> str | None:

@@ -81,9 +81,9 @@ class _Observer:
             found, nested, began = stack.pop()
             if found == name:
                 break
-        if nested:
+        if nested and name != "torch":  # whoever asks for torch, it decides what the fork server begins with
             return
-        self._notes.set_busy(False)
+        self._notes.set_busy(nested)
         origin = origin_of(sys.modules.get(name))
         if origin is None or origin not in self._installed:
             return

@@ -231,7 +231,9 @@ def _import(wanted: Import, own: Collection[str], output: _leftovers.Output, cou
         raise SpoiltError(wanted.name, why)
     new = {name: module for name, module in list(sys.modules.items()) if name not in modules}
     asked = set[str]().union(*course.needs.values())
-    course.needs.setdefault(wanted.name, set()).update(name for name in new if name not in asked)
+    for name in new.keys() - asked:  # an extension module may be there by another name too
+        found = _held.name_of(new[name])
+        course.needs.setdefault(found if found in new and found != name else wanted.name, set()).add(name)
     looked_up = {name: variables.get(name) for name in reads}
     return Span(wanted, new, looked_up, {n: e for n, e in course.effects.items() if n in new}, _parents(new, there))
 

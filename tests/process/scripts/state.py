@@ -22,7 +22,10 @@ def shown(value: object, depth: int = 0) -> str:
     if isinstance(value, (int, float, str, bytes, bool, type(None), complex)):
         return ADDRESS.sub("", repr(value)[:200])
     if isinstance(value, COLLECTIONS) and depth < 3:
-        parts = [shown(each, depth + 1) for each in (value.items() if isinstance(value, MAPPINGS) else value)]
+        items = (
+            dict.items(value) if isinstance(value, dict) else value.items() if isinstance(value, MAPPINGS) else value
+        )
+        parts = [shown(each, depth + 1) for each in items]  # of a dict as it is: one of lazy values would import them
         # The order of strings in sets is each interpreter's own, and what is made from sets has it too.
         return f"{type(value).__name__}[{len(parts)}]({', '.join(sorted(parts))})"[:4000]
     if isinstance(value, NAMES):

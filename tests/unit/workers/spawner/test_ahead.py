@@ -218,6 +218,18 @@ print(json.dumps(os.environ["MY_HOME"]))
     assert "/part" == seen, "and nothing was said"
 
 
+def test_another_name_of_a_module_comes_with_that_module(installed: Path) -> None:
+    """As of extension modules that Cython makes."""
+    (installed / "whole.py").write_text("import part\n")
+    (installed / "part.py").write_text("import sys\nsys.modules['_alias'] = sys.modules['part']\n")
+
+    then = "\nsys.meta_path.append(type('Finder', (), {'find_spec': lambda *_: None}))\nimport part"
+
+    _, seen = run(installed, "whole", then=then + "\nprint(json.dumps(here()))\n")
+
+    assert ["_alias", "part"] == seen
+
+
 def test_a_file_that_hides_it_by_now_is_imported_instead(installed: Path, tmp_path: Path) -> None:
     (installed / "shadowed.py").write_text("mine = False\n")
     (tmp_path / "shadowed.py").write_text("mine = True\n")
