@@ -20,6 +20,7 @@ BY_ORDER = {
     "google.__": "of a namespace package, as cuda",
     "torch.distributed.rpc.": "copies how objects are pickled, to which the package regex adds, which comes later here",
     "torch.distributed.nn.api.remote_module._internal_rpc_pickler": "the same",
+    "tempfile.tempdir": "each worker looks for a folder by itself",
     "scipy.sparse._data.n": "the last one of a set of functions, which has the order of their addresses",
     "scipy._lib.array_api_compat.numpy.": "Lightning, which comes later here, names numpy.Inf, which scipy copies",
 }
