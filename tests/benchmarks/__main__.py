@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from tests.benchmarks.figures import Benchmark, Line, Turn, compare
 from tests.benchmarks.first_steps import FIRST_STEPS
 from tests.benchmarks.forming import FORMING
 from tests.benchmarks.handlers import HANDLERS
-from tests.benchmarks.job import BenchmarkError
+from tests.benchmarks.job import ROOT, BenchmarkError
 from tests.benchmarks.kills import KILLS
 from tests.benchmarks.launchers import LAUNCHERS, Launcher
 from tests.benchmarks.life import LIFE
@@ -71,6 +72,7 @@ def main() -> int:
         "--peer-python", metavar="PYTHON", help="whose torchrun is measured; it needs attrs and a torch of its own"
     )
     options = parser.parse_args()
+    compileall.compile_dir(ROOT / "elasticlib", quiet=1)  # as pip does where it installs, torch's included
     if options.peer_python:
         LAUNCHERS["torchrun"] = LAUNCHERS["torchrun"].under(options.peer_python)
     pairs = options.pairs or (1 if options.quick else 3)

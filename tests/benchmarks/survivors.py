@@ -15,6 +15,9 @@ SURVIVORS: dict[str, str] = {
     "node/_session.py Session._refuse: self._refusals stays": (
         "no history has so many refusals of one kind that some are not said"
     ),
+    "node/_session.py Session._believe: not (isinstance(notice, messages.RoundEnd))": (
+        "only whether a node that waits for ranks says so in its log"
+    ),
     "node/_session.py Session._in_time: not (self.final is not None)": (
         "ranks that come beside the job's end start nothing: the agent acts on the end"
     ),

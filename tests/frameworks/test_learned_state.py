@@ -14,7 +14,7 @@ import pytest
 
 from tests.process.test_fresh_program import DIFFERENT, ROOT, RUN, SCRIPTS
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
+pytestmark = pytest.mark.slow
 
 BY_ORDER = {
     "google.__": "of a namespace package, as cuda",
@@ -39,6 +39,7 @@ def states(command: list[str], cache: Path) -> tuple[dict[str, Any], str]:
     return found, done.stderr
 
 
+@pytest.mark.sampled(0.1)
 @pytest.mark.parametrize("modules", ["lightning", "transformers.models.llama.modeling_llama,transformers.trainer"])
 def test_learned_imports_leave_the_same_state_in_a_worker_as_in_a_program(modules: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(modules.partition(".")[0]) is None:

@@ -237,6 +237,39 @@ def test_a_copy_that_is_killed_costs_the_round_that_it_serves_alone(victim: str,
     assert [] == [each for each in chain if os.path.exists(f"/proc/{each}")]
 
 
+def test_a_fork_server_that_is_killed_while_it_makes_a_copy_takes_that_along(house: House) -> None:
+    waits = house.folder / "waits"
+    (house.packages / "waited.py").write_text(
+        f"{SLOW}import os\nwhile os.path.exists({str(waits)!r}): time.sleep(0.05)\n"
+    )
+    script = house.script(
+        "import os, sys, time, waited\n"
+        "print('up', os.getpid(), flush=True)\n"
+        "while os.environ.get('TORCHELASTIC_RESTART_COUNT') == '0': time.sleep(0.05)\n"
+    )
+    job = subprocess.Popen(
+        [*LEARN, "1", "--max-restarts", "1", script], env=house.environment, stdout=subprocess.PIPE, text=True
+    )
+    assert job.stdout is not None
+    pid = int(job.stdout.readline().split()[1])
+    waits.touch()
+    spawner, fork_server, reaper = ancestors(pid, job.pid)
+    wait_until(lambda: len(children(fork_server)) == 2)
+    everybody = [pid, spawner, *children(fork_server), fork_server, reaper]
+
+    os.kill(fork_server, signal.SIGKILL)
+
+    waits.unlink()
+    output, _ = job.communicate(timeout=60)
+    assert (0, 1) == (job.returncode, output.count("up"))
+    assert [] == [each for each in everybody if os.path.exists(f"/proc/{each}")]
+
+
+def children(pid: int) -> list[int]:
+    """Processes that *pid* is the parent of."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def ancestors(pid: int, top: int) -> list[int]:
     """Parents of *pid* below *top*, the nearest first."""
     found = []
