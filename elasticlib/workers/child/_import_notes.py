@@ -21,10 +21,12 @@ BY_CHANCE = (ENDED, TOOK_LONG)
 """Reasons why something was not imported ahead that need not come again."""
 _CAPACITY = 1 << 18
 """Bytes for what one worker imports: thousands of names."""
-_HEAD = struct.Struct("<QBB")
-"""How many bytes of notes there are, whether some did not fit, and whether an import is under way."""
-_UNDER_WAY = 9
-"""Where that last one is."""
+_HEAD = struct.Struct("<QB")
+"""How many bytes of notes there are, and whether some did not fit."""
+_UNDER_WAY = _HEAD.size
+"""Where it stands whether an import is under way."""
+_START = _UNDER_WAY + 1
+"""Of the notes."""
 
 
 @frozen
@@ -82,7 +84,7 @@ class Notes:
     """Memory that a worker and its spawner share: what the worker has imported so far."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _HEAD.size + _CAPACITY)
+        self._memory = mmap.mmap(-1, _START + _CAPACITY)
         self._end = 0
 
     def add(self, found: Import) -> None:
@@ -90,11 +92,11 @@ class Notes:
         line = json.dumps(found.plain()).encode() + b"\n"
         start = self._end
         if start + len(line) > _CAPACITY:
-            _HEAD.pack_into(self._memory, 0, start, 1, 0)
+            _HEAD.pack_into(self._memory, 0, start, 1)
             return
         self._end = start + len(line)
-        self._memory[_HEAD.size + start : _HEAD.size + self._end] = line
-        _HEAD.pack_into(self._memory, 0, self._end, 0, 0)
+        self._memory[_START + start : _START + self._end] = line
+        _HEAD.pack_into(self._memory, 0, self._end, 0)
 
     def set_busy(self, is_busy: bool) -> None:
         """Say whether an import is under way."""
@@ -113,7 +115,7 @@ class Notes:
         if _HEAD.unpack_from(self._memory)[1]:
             return None
         found = []
-        for line in self._memory[_HEAD.size : _HEAD.size + self.length()].splitlines():
+        for line in self._memory[_START : _START + self.length()].splitlines():
             try:
                 found.append(Import.of(json.loads(line)))
             except ValueError:  # the worker's program may have written anywhere in its memory

@@ -83,7 +83,8 @@ class _Observer:
                 break
         if nested and name != "torch":  # whoever asks for torch, it decides what the fork server begins with
             return
-        self._notes.set_busy(nested)
+        if not nested:
+            self._notes.set_busy(False)
         origin = origin_of(sys.modules.get(name))
         if origin is None or origin not in self._installed:
             return

@@ -54,6 +54,7 @@ def test_while_an_import_is_under_way_nothing_is_told(watch: ImportWatch) -> Non
     notes.set_busy(True)
     assert [None, None, None] == [watch.look(float(time)) for time in (1, 2, 3)]
 
+    notes.set_busy(False)
     notes.add(B)
 
     assert [None, [A, B]] == [watch.look(4.0), watch.look(5.0)]
@@ -83,6 +84,16 @@ def test_a_worker_whose_notes_have_no_room_left_teaches_nothing(watch: ImportWat
         notes.add(of("a" * 60_000))
 
     assert watch.found() is None
+
+
+def test_an_import_that_is_noted_within_another_does_not_end_that_one() -> None:
+    notes = Notes()
+    notes.set_busy(True)
+
+    notes.add(A)
+
+    assert notes.busy()
+    notes.close()
 
 
 def test_lines_that_a_program_wrote_over_are_left_out() -> None:
