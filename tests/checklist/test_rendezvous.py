@@ -23,6 +23,7 @@ from tests.benchmarks.launchers import LAUNCHERS as MEASURED
 from tests.checklist.nodes import LOOPBACK, Cluster, Refused, let_in, seconds_until
 from tests.checklist.peers import Peer, free_port
 from tests.hosts._netns import missing, shifted
+from tests.process.launches import children
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
@@ -168,8 +169,7 @@ def tree_of(pid: int) -> list[int]:
     """A process and all its descendants."""
     found = [pid]
     for each in found:
-        for path in pathlib.Path(f"/proc/{each}/task").glob("*/children"):
-            found += map(int, path.read_text().split())
+        found += children(each)
     return found
 
 

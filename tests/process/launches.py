@@ -21,6 +21,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def children(pid: int) -> list[int]:
+    """Processes whose parent is *pid*, whichever of its threads made them."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(each) for path in lists for each in path.read_text().split()]
+
+
 def wait_until(condition: Callable[[], object], limit: float = 90.0) -> None:
     """Return once *condition* holds, which must be within *limit* seconds."""
     deadline = time.monotonic() + limit
@@ -86,9 +92,8 @@ class Launch:
 
     def rendezvous_process(self) -> int:
         """The process that keeps its contact, and its store where it hosts one."""
-        found = Path(f"/proc/{self.popen.pid}/task").glob("*/children")
-        children = [int(pid) for each in found for pid in each.read_text().split()]
-        [pid] = [pid for pid in children if b"sidecar._bridge" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(self.popen.pid)}
+        [pid] = [pid for pid, command in commands.items() if b"sidecar._bridge" in command]
         return pid
 
     def ends(self) -> tuple[int, str]:

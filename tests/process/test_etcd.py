@@ -27,6 +27,7 @@ from elasticlib.rendezvous.stores.etcd._http import Line, Site
 from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd
 from elasticlib.rendezvous.stores.etcd._v2 import V2Keys
 from elasticlib.rendezvous.stores.etcd._v3 import V3Keys
+from tests.process.launches import children
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
@@ -62,10 +63,9 @@ def until(condition: Callable[[], object]) -> None:
 
 def child_of(pid: int) -> int:
     """The only child, once it is there."""
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    until(lambda: path.read_text().split())
-    (child,) = path.read_text().split()
-    return int(child)
+    until(lambda: children(pid))
+    (child,) = children(pid)
+    return child
 
 
 def state(stat: Path) -> str:

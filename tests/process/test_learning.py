@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticlib.workers import _reaper
-from tests.process.launches import wait_until
+from tests.process.launches import children, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
@@ -263,11 +263,6 @@ def test_a_fork_server_that_is_killed_while_it_makes_a_copy_takes_that_along(hou
     output, _ = job.communicate(timeout=60)
     assert (0, 1) == (job.returncode, output.count("up"))
     assert [] == [each for each in everybody if os.path.exists(f"/proc/{each}")]
-
-
-def children(pid: int) -> list[int]:
-    """Processes that *pid* is the parent of."""
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def ancestors(pid: int, top: int) -> list[int]:
