@@ -71,13 +71,14 @@ def import_ahead(
     temporary, _ = tempfile.tempdir, tempfile.gettempdir()  # which writes a file to see whether it can
     course = _Course(paced)
     with _leftovers.Output() as output:
+        state = _leftovers.State()
         for each in wanted:
             if _held.loaded(each.name):
                 continue
             before = set(sys.modules)
             trying(each.name)
             try:
-                found.append(_import(each, {*own, *PER_LAUNCH}, output, course))
+                found.append(_import(each, {*own, *PER_LAUNCH}, output, state, course))
             except SpoiltError as error:
                 new = [name for name in sys.modules if name not in before]
                 error.instead = _of_other_packages(each, new, course.needs)
@@ -204,8 +205,10 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else os.fsdecode(value)
 
 
-def _import(wanted: Import, own: Collection[str], output: _leftovers.Output, course: _Course) -> Span:
-    observer, before, modules = Observer(), _leftovers.State(), set(sys.modules)
+def _import(
+    wanted: Import, own: Collection[str], output: _leftovers.Output, state: _leftovers.State, course: _Course
+) -> Span:
+    observer, modules = Observer(), set(sys.modules)
     there = {*modules, *_held.held()}
     variables, acts = dict(os.environ), list[str]()
     why: str | None
@@ -225,7 +228,7 @@ def _import(wanted: Import, own: Collection[str], output: _leftovers.Output, cou
         why = f"its import reads {', '.join(changed)}, which the program sets, or which each worker has for itself"
     if why is None and wanted.changed and observer.copied:
         why = f"its import copies the environment, of which the program changes {', '.join(sorted(wanted.changed))}"
-    if why is None and (different := before.differences()):
+    if why is None and (different := state.differences()):
         why = f"its import changes {', '.join(different[:3])}"
     if why is not None:
         raise SpoiltError(wanted.name, why)

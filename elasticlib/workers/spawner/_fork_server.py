@@ -57,7 +57,6 @@ def main() -> NoReturn:
     keep = frozenset(number for _, number in _leftovers.open_files() if number not in mine)
     _child.disown_finalizers()
     _ending.inherit()
-    gc.collect()
     gc.freeze()
     gc.enable()
     _reaper.adopt_orphans()

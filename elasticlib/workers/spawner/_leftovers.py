@@ -14,6 +14,7 @@ import importlib
 import io
 import locale
 import logging
+import operator
 import os
 import random
 import signal
@@ -79,18 +80,25 @@ class State:
     def __init__(self) -> None:
         self._found = self._look()
         self._modules = {**sys.modules, **_held.held()}
-        self._bindings = {name: list(vars(each).items()) for name, each in _plain_modules(self._modules.items())}
+        self._bindings = {name: vars(each).copy() for name, each in _plain_modules(self._modules.items())}
 
     def differences(self) -> list[str]:
-        """Names of what has changed since."""
-        now = self._look()
-        changed = [name for name, value in self._found.items() if name in now and now[name] != value]
-        changed += [f"sys.modules[{name!r}]" for name, each in self._modules.items() if _held.module(name) is not each]
+        """Names of what has changed since this was asked before, or since this was made."""
+        found, modules = self._look(), {**sys.modules, **_held.held()}
+        changed = [name for name, value in self._found.items() if name in found and found[name] != value]
+        changed += [f"sys.modules[{name!r}]" for name, each in self._modules.items() if modules.get(name) is not each]
+        known = self._bindings["builtins"]
         for name, before in self._bindings.items():
-            present = vars(self._modules[name])
-            changed += [f"{name}.{each}" for each, old in before if _is_patched(name, old, present.get(each, old))]
-        known = dict(self._bindings.get("builtins", ()))
-        return [*changed, *(f"builtins.{name}" for name in vars(builtins) if name not in known)]
+            now = vars(self._modules[name])
+            if len(now) != len(before) or not all(map(operator.is_, now.values(), before.values())):
+                patched = [each for each, old in before.items() if _is_patched(name, old, now.get(each, old))]
+                changed += [f"{name}.{each}" for each in patched]
+                self._bindings[name] = now.copy()
+        changed += [f"builtins.{name}" for name in vars(builtins) if name not in known]
+        new = [(name, each) for name, each in modules.items() if name not in self._modules]
+        self._bindings.update((name, vars(each).copy()) for name, each in _plain_modules(new))
+        self._found, self._modules = found, modules
+        return changed
 
     @staticmethod
     def _look() -> dict[str, Any]:

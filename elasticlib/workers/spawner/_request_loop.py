@@ -310,7 +310,6 @@ def _be_copy(copy: _Copy, parent: int, keep: frozenset[int], changed: dict[str, 
                 os._exit(1)
         _child.disown_finalizers()
         _ending.inherit()
-        gc.collect()
         gc.freeze()
         gc.enable()
         RequestLoop(copy.theirs, parent, keep, changed, order["number"]).serve(

@@ -94,6 +94,13 @@ def test_what_leaves_something_behind_is_refused(source: str, why: str, installe
     assert why in said
 
 
+def test_what_changes_one_that_was_imported_ahead_is_refused(installed: Path) -> None:
+    """Rule: what comes with the first of two imports is no more to be changed by the second than what was there."""
+    (installed / "first.py").write_text("def given(): return 1")
+    (installed / "second.py").write_text("import first; first.given = len")
+    assert [["second", "its import changes first.given", []]] == run(installed, "first", "second")
+
+
 def test_a_module_of_another_file_is_refused(installed: Path) -> None:
     (installed / "elsewhere").mkdir()
     (installed / "elsewhere" / "__init__.py").touch()
