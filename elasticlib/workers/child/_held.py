@@ -34,6 +34,8 @@ class Effects:
     """Of warnings, put before all others."""
     finders: Sequence[Any] = ()
     """Put on ``sys.meta_path``."""
+    replaced: Mapping[str, tuple[ModuleType, ModuleType]] = field(factory=dict)
+    """Packages of the module that were there and that it put others in the place of: before and after."""
 
     def come(self) -> None:
         """Have the process be as the import leaves it."""
@@ -48,6 +50,7 @@ class Effects:
             warnings.filters[0:0] = [each for each in self.filters if each not in warnings.filters]  # type: ignore[index]
             warnings._filters_mutated()  # type: ignore[attr-defined]
         sys.meta_path.extend(each for each in self.finders if each not in sys.meta_path)
+        sys.modules.update((package, new) for package, (_, new) in self.replaced.items() if package in sys.modules)
 
 
 @frozen(eq=False)
@@ -61,14 +64,14 @@ class Span:
     """Variables that were looked up, with their values at that time."""
     effects: Mapping[str, Effects] = field(factory=dict)
     """By the name of a module."""
-    parents: Mapping[str, ModuleType] = field(factory=dict)
-    """By the name of a submodule, its parent, where that was there before."""
+    parents: Mapping[str, Sequence[ModuleType]] = field(factory=dict)
+    """By the name of a submodule, its parent where that was there before, and what was put in the place of that."""
 
 
 _held: dict[str, ModuleType] = {}
 """What was imported ahead and is not there yet, in the order in which it was imported."""
-_parents: dict[str, ModuleType] = {}
-"""Of which module such a one is an attribute again once it is there."""
+_parents: dict[str, Sequence[ModuleType]] = {}
+"""Of which modules such a one is an attribute again once it is there."""
 _needs: dict[str, set[str]] = {}
 """By its name, what the import of a module that was imported ahead imports in turn."""
 _effects: dict[str, Effects] = {}
@@ -91,11 +94,11 @@ def hold(spans: Sequence[Span], needs: Mapping[str, set[str]]) -> None:
     """
     settle()
     for span in spans:
-        for name, parent in span.parents.items():
+        for name, parents in span.parents.items():
             child = name.rpartition(".")[2]
-            if vars(parent).get(child) is span.modules[name]:
+            _parents[name] = [each for each in parents if vars(each).get(child) is span.modules[name]]
+            for parent in _parents[name]:
                 delattr(parent, child)
-                _parents[name] = parent
         for name in span.modules:
             sys.modules.pop(name, None)
         _held.update(span.modules)
@@ -108,9 +111,8 @@ def hold(spans: Sequence[Span], needs: Mapping[str, set[str]]) -> None:
 def give_all() -> None:
     """Have all that was imported ahead be there: in a process of ours that runs none of the user's code."""
     sys.modules.update(_held)
-    for name, parent in _parents.items():
-        if name in _held:
-            setattr(parent, name.rpartition(".")[2], _held[name])
+    for name, module in _held.items():
+        _set_on_parents(name, module)
     _held.clear()
 
 
@@ -127,10 +129,14 @@ def bring(name: str) -> None:
         if (reads := _reads.pop(each, None)) is not None:
             _warn_of_changes(each, reads)
     for each, module in found.items():
-        if (parent := _parents.pop(each, None)) is not None:
-            setattr(parent, each.rpartition(".")[2], module)
+        _set_on_parents(each, module)
         if (effects := _effects.pop(each, None)) is not None:
             effects.come()
+
+
+def _set_on_parents(name: str, module: ModuleType) -> None:
+    for parent in _parents.pop(name, ()):
+        setattr(parent, name.rpartition(".")[2], module)
 
 
 def _closure(name: str) -> set[str]:

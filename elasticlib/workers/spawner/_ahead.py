@@ -112,6 +112,8 @@ class _Course:
         """By the name of a module, what its import imports in turn."""
         self.effects: dict[str, Effects] = {}
         self._under_way: list[str] = []
+        self._packages: dict[str, ModuleType] = {}
+        """Of the modules that were imported."""
         self._surroundings = self._look()
         self._paced = paced
         self._ran, self._waited = _schedule()
@@ -142,6 +144,9 @@ class _Course:
         if self._paced:
             self._pause()
         self._under_way.append(name)
+        for package in _packages_of(name):
+            if package in sys.modules:
+                self._packages.setdefault(package, sys.modules[package])
 
     def _left(self, name: str) -> None:
         while self._under_way and self._under_way.pop() != name:
@@ -149,15 +154,23 @@ class _Course:
         if self._under_way:
             self.needs.setdefault(self._under_way[-1], set()).add(name)
         variables, filters, finders = self._surroundings
-        now = self._look()
-        if now != self._surroundings:
+        now, replaced = self._look(), self._replaced_by(name)
+        if now != self._surroundings or replaced:
             written = {each: (variables.get(each), now[0].get(each)) for each in {*variables, *now[0]}}
             self.effects[name] = Effects(
                 {os.fsdecode(each): (_text(old), _text(new)) for each, (old, new) in written.items() if old != new},
                 [each for each in now[1] if each not in filters],
                 [each for each in now[2] if each not in finders],
+                replaced,
             )
             self._surroundings = now
+
+    def _replaced_by(self, name: str) -> dict[str, tuple[ModuleType, ModuleType]]:
+        """Packages of the module *name* that are others by now: before and after."""
+        before = {package: self._packages[package] for package in _packages_of(name) if package in self._packages}
+        found = {each: (old, new) for each, old in before.items() if (new := sys.modules.get(each, old)) is not old}
+        self._packages.update((package, new) for package, (_, new) in found.items())
+        return found
 
     def _note(self, importer: object, name: str, items: Sequence[str]) -> None:
         spec = getattr(sys.modules.get(str(importer)), "__spec__", None)
@@ -201,6 +214,11 @@ class _Course:
             self._ran, self._waited = ran, waited
 
 
+def _packages_of(name: str) -> Iterator[str]:
+    while name := name.rpartition(".")[0]:
+        yield name
+
+
 def _text(value: bytes | None) -> str | None:
     return None if value is None else os.fsdecode(value)
 
@@ -208,8 +226,8 @@ def _text(value: bytes | None) -> str | None:
 def _import(
     wanted: Import, own: Collection[str], output: _leftovers.Output, state: _leftovers.State, course: _Course
 ) -> Span:
-    observer, modules = Observer(), set(sys.modules)
-    there = {*modules, *_held.held()}
+    observer, modules = Observer(), dict(sys.modules)
+    there = {**_held.held(), **modules}
     variables, acts = dict(os.environ), list[str]()
     why: str | None
     try:
@@ -228,33 +246,37 @@ def _import(
         why = f"its import reads {', '.join(changed)}, which the program sets, or which each worker has for itself"
     if why is None and wanted.changed and observer.copied:
         why = f"its import copies the environment, of which the program changes {', '.join(sorted(wanted.changed))}"
-    if why is None and (different := state.differences()):
+    new = {name: module for name, module in list(sys.modules.items()) if name not in modules}
+    effects = {name: each for name, each in course.effects.items() if name in new}
+    replaced = {package for each in effects.values() for package in each.replaced}
+    if why is None and (different := state.differences(but=replaced)):
         why = f"its import changes {', '.join(different[:3])}"
     if why is not None:
         raise SpoiltError(wanted.name, why)
-    new = {name: module for name, module in list(sys.modules.items()) if name not in modules}
     asked = set[str]().union(*course.needs.values())
     for name in new.keys() - asked:  # an extension module may be there by another name too
         found = _held.name_of(new[name])
         course.needs.setdefault(found if found in new and found != name else wanted.name, set()).add(name)
     looked_up = {name: variables.get(name) for name in reads}
-    return Span(wanted, new, looked_up, {n: e for n, e in course.effects.items() if n in new}, _parents(new, there))
+    return Span(wanted, new, looked_up, effects, _parents(new, there))
 
 
-def _parents(new: Mapping[str, ModuleType], before: Collection[str]) -> dict[str, ModuleType]:
-    """By the name of a submodule, its parent, where that had been imported before."""
+def _parents(new: Mapping[str, ModuleType], before: Mapping[str, ModuleType]) -> dict[str, list[ModuleType]]:
+    """By the name of a submodule, its parent, where that had been imported before, and the one that it has now."""
     found = {}
     for name, module in new.items():
         above, _, child = name.rpartition(".")
-        parent = _held.module(above) if name not in before and above in before else None
-        if parent is not None and vars(parent).get(child) is module:
-            found[name] = parent
+        if name not in before and above in before:
+            parents = {id(each): each for each in (before[above], _held.module(above))}
+            found[name] = [each for each in parents.values() if vars(each).get(child) is module]
     return found
 
 
 def _settle(found: Sequence[Span]) -> None:
-    """Take back what workers get when they import: filters of warnings, finders."""
+    """Take back what workers get when they import: filters of warnings, finders, other modules of their packages."""
     effects = [each for span in found for each in span.effects.values()]
+    for each in reversed(effects):
+        sys.modules.update((package, old) for package, (old, _) in each.replaced.items())
     filters = [each for effect in effects for each in effect.filters]
     warnings.filters[:] = [each for each in warnings.filters if each not in filters]  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]

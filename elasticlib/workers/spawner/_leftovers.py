@@ -25,7 +25,7 @@ import tempfile
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,11 +82,12 @@ class State:
         self._modules = {**sys.modules, **_held.held()}
         self._bindings = {name: vars(each).copy() for name, each in _plain_modules(self._modules.items())}
 
-    def differences(self) -> list[str]:
-        """Names of what has changed since this was asked before, or since this was made."""
+    def differences(self, but: Collection[str] = ()) -> list[str]:
+        """Names of what has changed since this was asked before, or since this was made; modules *but* may have."""
         found, modules = self._look(), {**sys.modules, **_held.held()}
         changed = [name for name, value in self._found.items() if name in found and found[name] != value]
-        changed += [f"sys.modules[{name!r}]" for name, each in self._modules.items() if modules.get(name) is not each]
+        replaced = [name for name, each in self._modules.items() if modules.get(name) is not each]
+        changed += [f"sys.modules[{name!r}]" for name in replaced if name not in but]
         known = self._bindings["builtins"]
         for name, before in self._bindings.items():
             now = vars(self._modules[name])
@@ -95,7 +96,7 @@ class State:
                 changed += [f"{name}.{each}" for each in patched]
                 self._bindings[name] = now.copy()
         changed += [f"builtins.{name}" for name in vars(builtins) if name not in known]
-        new = [(name, each) for name, each in modules.items() if name not in self._modules]
+        new = [(name, each) for name, each in modules.items() if self._modules.get(name) is not each]
         self._bindings.update((name, vars(each).copy()) for name, each in _plain_modules(new))
         self._found, self._modules = found, modules
         return changed

@@ -156,7 +156,7 @@ print(json.dumps(here()))
 def test_its_body_runs_once_and_its_submodules_are_attributes_when_they_are_imported(installed: Path) -> None:
     package = installed / "family"
     package.mkdir()
-    (package / "__init__.py").write_text("print('')\n" if False else "born = []\n")
+    (package / "__init__.py").write_text("born = []\n")
     (package / "child.py").write_text("import family; family.born.append(1)\n")
     (installed / "needs.py").write_text("import family\n")
     then = """
@@ -173,6 +173,47 @@ print(json.dumps(_ahead.import_ahead(wanted, [], paced=True)))
     seen = run(installed, then=program + then)
 
     assert [[], ["needs", "family.child"], False, [[1], True]] == seen
+
+
+def test_a_module_puts_another_in_the_place_of_its_package_when_it_is_imported(installed: Path) -> None:
+    """As parts of Transformers do: the program has the old one until then."""
+    package = installed / "family"
+    package.mkdir()
+    (package / "__init__.py").write_text("names = 1\n")
+    (package / "user.py").write_text("import family\n")
+    (package / "early.py").touch()
+    (package / "late.py").touch()
+    (package / "change.py").write_text(
+        "import family.early, sys\n"
+        "new = type(sys)('family')\n"
+        "new.__path__, new.__spec__ = family.__path__, family.__spec__\n"
+        "sys.modules['family'] = new\n"
+        "import family.late\n"
+    )
+    then = """
+import family
+first = family
+def look():
+    now = sys.modules["family"]
+    found = [sorted(name for name in vars(each) if name[0] != "_") for each in (first, now)]
+    print(json.dumps([now is first, getattr(sys.modules.get("family.user"), "family", None) is now, *found]))
+look()
+import family.user
+look()
+import family.change
+look()
+import family.late
+look()
+"""
+    wanted = (
+        "Import('family', sys.argv[1] + '/family/__init__.py'), Import('family.user', sys.argv[1] + '/family/user.py')"
+    )
+    ahead = f"_ahead.import_ahead([{wanted}, Import('family.change', sys.argv[1] + '/family/change.py')], [], False)\n"
+
+    plain, learned = run(installed, then=then), run(installed, then=f"print(json.dumps({ahead.strip()}))" + then)
+
+    assert ["family", "family.user", "family.change"] == learned.pop(1)
+    assert plain == learned
 
 
 def test_variables_filters_and_finders_come_with_the_import(installed: Path) -> None:
