@@ -227,7 +227,7 @@ class ForkServer:
             self._heard = max(self._heard, told["number"])
         if told["number"] == self.ordered:
             self.copy = self.ordered if told["names"] is not None else 0
-            self._is_paced = self._is_paced or bool(told["refused"])  # then the rest leaves the CPUs to workers
+            self._is_paced = self._is_paced or not told["done"]  # the next copy leaves the CPUs to workers
             self.names = frozenset(told["names"] or ())
             self.refused = told["refused"]
             self._copy_files = _times_of_change(told["files"])

@@ -39,7 +39,7 @@ _WAITED = 1_000_000
 
 
 class SpoiltError(Exception):
-    """An import left behind what a worker could not do with, or what it must do by itself."""
+    """An import left behind what a worker could not do with, or what it must do by itself; which one may be unknown."""
 
     def __init__(self, module: str, why: str, instead: Sequence[Import] = ()) -> None:
         super().__init__(f"{module}: {why}")
@@ -64,8 +64,9 @@ def import_ahead(
     """
     Import what workers were seen to import, in their order, and hold it back; the names.
 
-    *own* are variables that each worker has for itself. Where *paced*, others come first. *trying* gets each name
-    before. Raises `SpoiltError`: this process is not fit to be forked then.
+    *own* are variables that each worker has for itself. Where *paced*, others come first, and what each import changes
+    is looked at after it; else that is looked at once, since somebody waits. *trying* gets each name before. Raises
+    `SpoiltError`: this process is not fit to be forked then.
     """
     found = list[Span]()
     temporary, _ = tempfile.tempdir, tempfile.gettempdir()  # which writes a file to see whether it can
@@ -78,11 +79,13 @@ def import_ahead(
             before = set(sys.modules)
             trying(each.name)
             try:
-                found.append(_import(each, {*own, *PER_LAUNCH}, output, state, course))
+                found.append(_import(each, {*own, *PER_LAUNCH}, output, state if paced else None, course))
             except SpoiltError as error:
                 new = [name for name in sys.modules if name not in before]
                 error.instead = _of_other_packages(each, new, course.needs)
                 raise
+        if not paced and (different := state.differences(but=_replaced(course.effects))):
+            raise SpoiltError("", f"the imports change {', '.join(different[:3])}")
     tempfile.tempdir = temporary  # each worker looks for a folder by itself
     trying("")
     _settle(found)
@@ -224,7 +227,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _import(
-    wanted: Import, own: Collection[str], output: _leftovers.Output, state: _leftovers.State, course: _Course
+    wanted: Import, own: Collection[str], output: _leftovers.Output, state: _leftovers.State | None, course: _Course
 ) -> Span:
     observer, modules = Observer(), dict(sys.modules)
     there = {**_held.held(), **modules}
@@ -248,8 +251,7 @@ def _import(
         why = f"its import copies the environment, of which the program changes {', '.join(sorted(wanted.changed))}"
     new = {name: module for name, module in list(sys.modules.items()) if name not in modules}
     effects = {name: each for name, each in course.effects.items() if name in new}
-    replaced = {package for each in effects.values() for package in each.replaced}
-    if why is None and (different := state.differences(but=replaced)):
+    if why is None and state is not None and (different := state.differences(but=_replaced(effects))):
         why = f"its import changes {', '.join(different[:3])}"
     if why is not None:
         raise SpoiltError(wanted.name, why)
@@ -259,6 +261,10 @@ def _import(
         course.needs.setdefault(found if found in new and found != name else wanted.name, set()).add(name)
     looked_up = {name: variables.get(name) for name in reads}
     return Span(wanted, new, looked_up, effects, _parents(new, there))
+
+
+def _replaced(effects: Mapping[str, Effects]) -> set[str]:
+    return {package for each in effects.values() for package in each.replaced}
 
 
 def _parents(new: Mapping[str, ModuleType], before: Mapping[str, ModuleType]) -> dict[str, list[ModuleType]]:

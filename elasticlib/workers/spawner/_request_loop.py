@@ -237,14 +237,15 @@ class RequestLoop:
             self._lose(copy)
 
     def _spoilt(self, copy: _Copy, module: str, why: list[Any]) -> None:
-        refused = copy.refused = {**copy.refused, module: why}
+        if module:  # else each import is looked at now, to find out which one it was
+            copy.refused = {**copy.refused, module: why}
         # Who waits does so for imports that are known to be well: it could take long to find out which ones are.
         self._tell(copy)
         self._serve_waiting(wait=False)
-        if len(refused) > _MOST_SPOILT:
+        if len(copy.refused) > _MOST_SPOILT:
             self._lose(copy)
         else:
-            self._make_copy(_Copy({**copy.order, "paced": True}, refused))
+            self._make_copy(_Copy({**copy.order, "paced": True}, copy.refused))
 
     def _lose(self, copy: _Copy) -> None:
         """Go on without any."""

@@ -13,14 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = """
-import json, sys
+import json, os, sys
 sys.path.insert(0, sys.argv[1])
 from elasticlib.workers.child._import_notes import Import
 from elasticlib.workers.spawner import _ahead
 wanted = [Import(name, f"{sys.argv[1]}/{name.replace('.', '/')}.py", frozenset(["CHANGED"])) for name in sys.argv[2:]]
 before = set(sys.modules)
 try:
-    print(json.dumps(_ahead.import_ahead(wanted, ["OWN"], paced=False)))
+    print(json.dumps(_ahead.import_ahead(wanted, ["OWN"], paced="HURRY" not in os.environ)))
 except _ahead.SpoiltError as error:
     print(json.dumps([error.module, error.why, [each.name for each in error.instead]]))
     sys.exit()
@@ -99,6 +99,17 @@ def test_what_changes_one_that_was_imported_ahead_is_refused(installed: Path) ->
     (installed / "first.py").write_text("def given(): return 1")
     (installed / "second.py").write_text("import first; first.given = len")
     assert [["second", "its import changes first.given", []]] == run(installed, "first", "second")
+
+
+def test_where_somebody_waits_what_the_imports_change_is_looked_at_once(installed: Path) -> None:
+    """Rule: nothing is missed for that; which import it was is not known then."""
+    (installed / "first.py").write_text("def given(): return 1")
+    (installed / "second.py").write_text("import first; first.given = len")
+    (installed / "third.py").touch()
+    assert [["first", "third"]] == run(installed, "first", "third", HURRY="yes")
+    change = "the imports change"
+    (installed / "third.py").write_text("import shutil; shutil.move = len")
+    assert [["", f"{change} shutil.move", []]] == run(installed, "first", "third", HURRY="yes")
 
 
 def test_a_module_of_another_file_is_refused(installed: Path) -> None:

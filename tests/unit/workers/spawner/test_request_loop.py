@@ -148,6 +148,15 @@ def test_after_one_that_was_spoilt_nobody_waits_and_the_workers_come_first(house
     assert [False, True] == [first.order["paced"], house.copies[-1].order["paced"]]
 
 
+def test_after_one_that_was_spoilt_by_an_unknown_import_each_is_looked_at(house: House) -> None:
+    house.order()
+
+    house.says(op="spoilt", module="", why="the imports change json.dumps", instead=[])
+
+    assert [({}, True)] == [(copy.refused, copy.order["paced"]) for copy in house.copies[1:]]
+    assert [(None, {}, False)] == [(m["names"], m["refused"], m["done"]) for m in house.told()]
+
+
 def test_what_ends_the_copy_while_it_imports_is_refused(house: House) -> None:
     copy = house.order()
     house.says(op="trying", module="a")
