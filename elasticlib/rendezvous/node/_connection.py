@@ -52,12 +52,9 @@ class Connection:
         self._run(self._speak, "elasticlib-member")
 
     def ask(self, ask: events.Ask) -> None:
-        """Have it done, unless this connection was given up. Call with `turned` held; raises `StartError`."""
-        if self._ending:
-            return
-        self._work[ask.lane] = ask
-        if ask.lane is events.Lane.WATCH and self._watch is None and len(self._threads) == 1:
-            self._run(self._listen, "elasticlib-notices")
+        """Have it done, unless this connection was given up. Call with `turned` held."""
+        if not self._ending:
+            self._work[ask.lane] = ask
 
     def end(self) -> None:
         """Do what was asked, and no more. Call with `turned` held."""
@@ -94,6 +91,9 @@ class Connection:
     def _speak(self) -> None:
         exchange = self._exchange = self.dial(self.limit)
         try:
+            with self.client.turned:
+                if not self._ending:  # at once: when the first notice is awaited, its connection is there
+                    self._run(self._listen, "elasticlib-notices")
             self.client.tell(events.Connected(self.number))
             self._serve(events.Lane.SPEAK, exchange)
         finally:
