@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 from typing_extensions import assert_never
 
 from elasticlib._times import soonest
@@ -21,7 +21,7 @@ from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_liveness import Limits, Tick
 from elasticlib.rendezvous.protocol._messages import Descriptor, Terms
-from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Wait, Write
+from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Take, Wait, Write
 from elasticlib.testing._network import Link
 from elasticlib.testing._store import REFUSED, Connection
 from elasticlib.testing._timeline import Process
@@ -214,5 +214,27 @@ class NodeClient:
             case Wait(key, timeout):
                 connection.call("wait", key, then=answer)
                 self.process.after(timeout, lambda: answer(False))  # unless it was answered before
+            case Take(key, timeout, done) if done:
+                left = evolve(operation, done=())
+
+                def take(deleted: Any) -> None:
+                    if deleted is REFUSED:
+                        answer(deleted)
+                    else:
+                        self._call(connection, left, answer)
+
+                connection.call("delete", done, then=take)
+            case Take(key, timeout):
+
+                def read(there: Any) -> None:
+                    if there is True:
+                        connection.call(
+                            "read", (key,), then=lambda found: answer(found if found is REFUSED else found[0])
+                        )
+                    else:
+                        answer(there or None)
+
+                connection.call("wait", key, then=read)
+                self.process.after(timeout, lambda: answer(None))  # unless it was answered before
             case Delete(keys):
                 connection.call("delete", keys, then=answer)

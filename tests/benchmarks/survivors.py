@@ -36,6 +36,9 @@ SURVIVORS: dict[str, str] = {
     "coordinator/_outbox.py Outbox.is_parted: not (known != mailbox)": (
         "no history has a memory set back that only the count of notices shows"
     ),
+    "coordinator/_outbox.py Outbox.is_parted: not (state.final is not None)": (
+        "no history has a memory set back after the end that only the count of notices shows"
+    ),
     "coordinator/_outbox.py Outbox.expect: without self.unparted.add(node)": (
         "who is expected counts as gone until it sends heartbeats, and is told the end then"
     ),

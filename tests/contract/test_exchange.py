@@ -16,6 +16,7 @@ from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous.protocol._exchange import Exchange, Posted
+from elasticlib.rendezvous.protocol._operations import Take, perform
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores._memory import MemoryExchange
 
@@ -54,6 +55,19 @@ class ExchangeContract(abc.ABC):
 
         assert exchange.wait("key", LONG)
         assert [value] == exchange.read(["key"])
+
+    def test_to_take_a_value_waits_for_it_and_forgets_those_before(self, exchange: Exchange) -> None:
+        exchange.write({"first": b"1", "second": b"2"})
+
+        assert b"2" == perform(exchange, Take("second", LONG, ("first",)))
+        assert [None, b"2"] == exchange.read(["first", "second"])
+
+    @pytest.mark.parametrize("key", ["taken", "other"])
+    def test_to_take_what_does_not_come_forgets_those_before_all_the_same(self, exchange: Exchange, key: str) -> None:
+        exchange.write({"taken": b"1"})
+
+        assert None is perform(exchange, Take(key, SOON, ("taken",)))
+        assert [None] == exchange.read(["taken"])
 
     def test_the_last_value_counts(self, exchange: Exchange) -> None:
         exchange.write({"key": b"1"})

@@ -197,8 +197,8 @@ class NodeClient:
 
     # What connections want.
 
-    def tell(self, event: events.Event) -> None:
-        """Let the session know of it, and do what it asks for."""
+    def tell(self, event: events.Event, lane: events.Lane | None = None) -> None:
+        """Let the session know of it, and do what it asks for; the *lane* of its connection finds its own work."""
         with self.turned:
             news = (len(self._session.words), self._session.error)
             wakes, due = self._session.speaks_at(), self._due_at()
@@ -207,7 +207,9 @@ class NodeClient:
             sooner = self._due_at() < due  # than whoever waits for this node was told
             if self._ready >= 0 and (sooner or news != (len(self._session.words), self._session.error)):
                 os.eventfd_write(self._ready, 1)
-            if actions or wakes != self._session.speaks_at():
+            own = (getattr(event, "connection", None), lane)
+            others = any(not isinstance(it, events.Ask) or (it.connection, it.lane) != own for it in actions)
+            if others or wakes != self._session.speaks_at():
                 self.turned.notify_all()  # a connection has something to do, or something else to wait for
 
     def _due_at(self) -> float:

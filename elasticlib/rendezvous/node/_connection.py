@@ -109,7 +109,7 @@ class Connection:
 
     def _serve(self, lane: events.Lane, exchange: Exchange) -> None:
         while (ask := self._next(lane)) is not None:
-            self.client.tell(self._done(ask, exchange))
+            self.client.tell(self._done(ask, exchange), lane)
 
     def _done(self, ask: events.Ask, exchange: Exchange) -> events.Event:
         what = ask.operation

@@ -12,7 +12,6 @@ the same object. Times are this node's monotonic seconds, and only differences c
 
 from __future__ import annotations
 
-import copy
 import math
 
 from attrs import define, evolve, field
@@ -29,7 +28,7 @@ from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
 from elasticlib.rendezvous.node._session_liveness import NOTHING_HEARD, Limits, SessionLiveness, Tick
 from elasticlib.rendezvous.node._session_memory import Asked, Lanes, Mailbox, Task, Waiting
 from elasticlib.rendezvous.protocol import _exchange as exchange, _messages as messages
-from elasticlib.rendezvous.protocol._operations import Delete, Log, Operation, Post, Read, Wait, Write, refuse
+from elasticlib.rendezvous.protocol._operations import Delete, Log, Operation, Post, Read, Take, Wait, Write, refuse
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._timing import GRACE
 
@@ -63,6 +62,7 @@ class Session:
     _greet_at: float | None = None
     _doubted: float | None = None
     _awaited: str | None = None
+    _taken: tuple[str, ...] = ()  # a notice that was read and not deleted yet
     _ending: messages.Final | None = None  # while its whole root cause is being read
     _refusals: Refusals = field(factory=Refusals)
 
@@ -78,7 +78,7 @@ class Session:
 
     def step(self, event: events.Event, now: float) -> tuple[Self, tuple[events.Action, ...]]:
         """The session after *event*, and what is to be done; *now* never goes back."""
-        after, out = copy.copy(self), list[events.Action]()
+        after, out = memory.copied(self), list[events.Action]()
         # What came while this node stood still is judged by what it knows now, not by what it knew then.
         after._judge(Tick(), now, out)
         after._hear(event, now, out)
@@ -216,19 +216,15 @@ class Session:
                 self._ask(Task.HEAR, Read((exchange.COORDINATOR_HEARTBEAT,)), now, out)
             case ((Task.HEAR | Task.LISTEN), [heard]):
                 self._feel(heard, asked, now, out)
-            case Task.AWAIT, found:
-                self._awaited = None
-                if found:
-                    self._ask(Task.NOTICE, Read((asked.key,)), now, out, key=asked.key)
-            case Task.NOTICE, [bytes() as data]:
-                self._notice(asked.key, data, now, out)
+            case ((Task.TAKE | Task.FORGET), data):
+                self._awaited, self._mailbox = None, self._mailbox.cleared(asked.seq)
+                if isinstance(data, bytes):
+                    self._notice(asked.key, data, now, out)
             case Task.CAUSE, [cause] if self._ending is not None:
                 whole = self.belief.whole(self._ending, cause)
                 if cause is not None and whole is self._ending:
                     self._refuse("root cause", "it is not the one that the job's outcome names", now, out)
                 self._deliver(asked.key, whole, now, out)
-            case Task.FORGET, _:
-                self._mailbox = self._mailbox.cleared(asked.seq)
 
     def _greet(self, data: bytes, heard: bytes | None, now: float, out: list[events.Action]) -> None:
         try:
@@ -285,8 +281,7 @@ class Session:
         if notice is not None and key == self._next_key():  # an earlier mailbox speaks of a round that is done with
             self._mailbox = self._mailbox.further()
             self._believe(notice, now, out)
-        left = self._mailbox.deletable()
-        self._ask(Task.FORGET, Delete((key, *left)), now, out, seq=len(left))
+        self._taken = (key,)
 
     def _believe(self, notice: messages.Told, now: float, out: list[events.Action]) -> None:
         self.seen = self.seen.told(notice)
@@ -334,9 +329,14 @@ class Session:
             return
         if self._lanes.is_free(events.Lane.SPEAK):
             self._speak(now, out)
-        if self._lanes.is_free(events.Lane.WATCH) and self._greeted and (key := self._next_key()) is not None:
-            self._awaited = key
-            self._ask(Task.AWAIT, Wait(key, memory.SLICE), now, out, key=key)
+        if self._lanes.is_free(events.Lane.WATCH) and self._greeted:
+            key, left = self._next_key(), self._mailbox.deletable()
+            done, taken, self._taken = (*self._taken, *left), self._taken, ()
+            if key is not None:
+                self._awaited = key
+                self._ask(Task.TAKE, Take(key, memory.SLICE, done), now, out, key=key, seq=len(left))
+            elif taken:
+                self._ask(Task.FORGET, Delete(done), now, out, seq=len(left))
 
     def _speak(self, now: float, out: list[events.Action]) -> None:
         if not self._greeted:

@@ -47,6 +47,19 @@ class Wait:
 
 
 @frozen
+class Take:
+    """
+    Forget the keys *done*, then read *key* once it is there, *timeout* seconds at most.
+
+    Answer: its value, or None.
+    """
+
+    key: str
+    timeout: float
+    done: tuple[str, ...] = ()
+
+
+@frozen
 class Delete:
     """Forget the keys. Answer: None."""
 
@@ -86,8 +99,8 @@ def refuse(refusals: Refusals, kind: str, why: object, now: float) -> tuple[Refu
     return refusals, () if said is None else (Log("warning", said),)
 
 
-Operation: TypeAlias = Post | Write | Read | Wait | Delete | Discard | ClearForeign
-Result: TypeAlias = bool | list[bytes | None] | None
+Operation: TypeAlias = Post | Write | Read | Wait | Take | Delete | Discard | ClearForeign
+Result: TypeAlias = bool | list[bytes | None] | bytes | None
 
 
 def perform(exchange: Exchange, operation: Operation) -> Result:
@@ -101,6 +114,10 @@ def perform(exchange: Exchange, operation: Operation) -> Result:
             return exchange.read(keys)
         case Wait(key, timeout):
             return exchange.wait(key, timeout)
+        case Take(key, timeout, done):
+            if done:
+                exchange.delete(done)
+            return exchange.read((key,))[0] if exchange.wait(key, timeout) else None
         case Delete(keys):
             exchange.delete(keys)
         case Discard(entries):

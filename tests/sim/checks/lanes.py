@@ -11,7 +11,6 @@ from typing import Any
 from attrs import Factory, define
 
 from elasticlib.rendezvous.node._session_events import Ask, Lane
-from elasticlib.rendezvous.protocol._operations import Delete
 from tests.sim.checks.demand import Demand
 
 
@@ -55,8 +54,7 @@ class Lanes:
         self.demand(ask.number == self._operations + 1, f"{ask.operation} has number {ask.number} again")
         self._operations, self._asked[ask.lane] = ask.number, ask
         wanted = self.follow.pop(ask.lane, None)
-        right = wanted in (None, ask.operation) or (isinstance(wanted, Delete) and isinstance(ask.operation, Delete))
-        self.demand(right, f"{ask.operation} is asked in the place of {wanted}")
+        self.demand(wanted in (None, ask.operation), f"{ask.operation} is asked in the place of {wanted}")
         return wanted
 
     def answered(self, number: int) -> Ask | None:

@@ -22,6 +22,8 @@ class Mailbox:
     """Notices that were read in this one."""
     _left: tuple[str, ...] = ()
     """What may be left of those before."""
+    _taken: tuple[str, ...] = ()
+    """Where a notice lay that was read, which must be deleted now."""
     _deletes: int = 0
 
     def opened(self, name: str, taken_over: bool) -> None:
@@ -38,11 +40,20 @@ class Mailbox:
         """Where the next notice will lie."""
         return mailbox_key(self.name, self.read)
 
-    def deletes(self, keys: tuple[str, ...], done: str) -> None:
-        """So much is deleted after what lay at *done*."""
-        wanted = (done, *(self._left if self.read else ()))
+    def has_taken(self, key: str) -> None:
+        """What lay there was read."""
+        self._taken = (key,)
+
+    def deletes(self, keys: tuple[str, ...]) -> None:
+        """So much is deleted, before the next notice is waited for if there is one."""
+        left = self._left if self.read else ()
+        wanted = (*self._taken, *left)
         self.demand(keys == wanted, f"it deletes {keys}, and should {wanted}")
-        self._deletes = len(keys) - 1
+        self._taken, self._deletes = (), len(left)
+
+    def rests(self) -> None:
+        """Nothing more is asked in this step."""
+        self.demand(not self._taken, f"{self._taken} was read, and is not deleted")
 
     def deleted(self) -> None:
         """That is done."""

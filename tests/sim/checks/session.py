@@ -30,7 +30,7 @@ from elasticlib.rendezvous.protocol._exchange import (
     key_place,
     mailbox_name,
 )
-from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Wait, Write
+from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Take, Wait, Write
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._reading import greeting_of, heartbeat_of
 from elasticlib.rendezvous.protocol._shortening import refers
@@ -220,10 +220,11 @@ class SessionChecks:
                 self.demand(bool(result or after.status), "there is no greeting, and it does not say so")
                 if result:
                     self.lanes.follow[lane] = Read((ANNOUNCEMENT, COORDINATOR_HEARTBEAT))
-            case Wait(key):
+            case Take(key):
                 self._awaits = ""
-                if result:
-                    self.lanes.follow[lane] = Read((key,))
+                self.mailbox.deleted()
+                if result is not None:
+                    return self._noticed(key, result, now)
             case events.Describe():
                 self.envelopes.described(result, self.seen, self._period)
             case Post():
@@ -243,8 +244,6 @@ class SessionChecks:
                 return self._felt(result[0], after, now)
             case Read((key,)) if key == CAUSE:
                 return self._ended(result[0], after, now)
-            case Read((key,)) if result[0] is not None:
-                return self._noticed(key, result[0], now)
         return None
 
     def _is_greeted(self, found: list[bytes | None], after: Session, now: float) -> None:
@@ -319,7 +318,7 @@ class SessionChecks:
 
     def _delivered(self, key: str, notice: messages.Told | None, now: float) -> messages.Told | None:
         """The notice that is the next one; it is to be deleted now."""
-        self.lanes.follow[Lane.WATCH] = Delete((key,))
+        self.mailbox.has_taken(key)
         if notice is None or self._has_read_all() or key != self.mailbox.next_key:
             return None
         self.mailbox.read += 1
@@ -371,7 +370,8 @@ class SessionChecks:
             case Wait(key, seconds) if key == ANNOUNCEMENT and speaks:
                 self.demand(not greeted and now >= self._look_at, "the greeting is waited for in vain")
                 self.demand(seconds == GREETING, f"the greeting is waited for {seconds} s")
-            case Wait(key, seconds) if not speaks and greeted and not self._has_read_all():
+            case Take(key, seconds, done) if not speaks and greeted and not self._has_read_all():
+                self.mailbox.deletes(done)
                 self.demand(key == self.mailbox.next_key, f"{key} is waited for, {self.mailbox.next_key} comes next")
                 self.demand(seconds == SLICE, f"a notice is waited for {seconds} s")
                 self._awaits = key
@@ -385,8 +385,8 @@ class SessionChecks:
                 self._listens = wanted is None
                 if self._listens:
                     self.heartbeats.listens(now)
-            case Delete(keys) if not speaks and isinstance(wanted, Delete):
-                self.mailbox.deletes(keys, *wanted.keys)
+            case Delete(keys) if not speaks and self._has_read_all():
+                self.mailbox.deletes(keys)
             case Read() if wanted is not None:
                 pass
             case _:
@@ -426,6 +426,7 @@ class SessionChecks:
             self._speaks(now)
         if self.lanes.there and self.lanes.is_free(Lane.WATCH):
             self.demand(self.announcement is None or self._has_read_all(), f"nobody waits for {self.mailbox.next_key}")
+            self.mailbox.rests()
         self.refusals.rests()
         self.demand(session.seen == self.seen, f"it has seen {self.seen}, and says {session.seen}")
         self.demand((session.final is not None) == self.final, f"it is told {session.final} as the end")

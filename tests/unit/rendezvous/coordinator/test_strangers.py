@@ -42,7 +42,7 @@ from elasticlib.rendezvous.protocol._messages import (
     encode,
     key_of,
 )
-from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, Wait, Write
+from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, Take, Wait, Write
 from tests.unit.rendezvous.messages import BUILDERS, REPORTS
 from tests.unit.untrusted import spoiled, strange
 
@@ -238,6 +238,8 @@ def test_whatever_a_node_finds_breaks_nothing(data: st.DataObject) -> None:
                     result = OFFER
                 case Wait():
                     result = data.draw(st.booleans())
+                case Take(key):
+                    result = data.draw(found(key))
                 case Read(keys):
                     result = [data.draw(found(key)) for key in keys]
             event = Answer(ask.connection, ask.number, result)

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from elasticlib.errors import (
     RendezvousTimeoutError,
 )
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous.node import _session, _session_memory
+from elasticlib.rendezvous.node import _session, _session_events as events, _session_memory
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._exchange import (
@@ -59,6 +60,7 @@ from elasticlib.rendezvous.protocol._messages import (
     encode,
     key_of,
 )
+from elasticlib.rendezvous.protocol._operations import Wait
 from elasticlib.rendezvous.stores._memory import MemoryExchange
 
 LIMIT = 15.0
@@ -187,6 +189,62 @@ def test_who_waits_for_a_node_is_woken_where_it_must_act_sooner_than_it_said(sta
         assert before is not None and after is not None and after <= 1.0 < before
     finally:
         member.close()
+
+
+def test_the_connection_for_notices_is_opened_before_ranks_are_asked_for(stage: Stage) -> None:
+    """Rule: what a round needs besides messages is there before it."""
+    cloned = threading.Event()
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            if name == "clone":
+                cloned.set()
+            return getattr(stage.exchange, name)
+
+    member = make(stage, dial=lambda timeout: Watched())
+    try:
+        assert cloned.wait(LIMIT)
+    finally:
+        member.close()
+
+
+class Asks:
+    """A session that asks for one operation, whatever happens."""
+
+    words = ()
+    error = final = None
+    closed = False
+
+    def __init__(self, ask: events.Ask) -> None:
+        self._ask = ask
+
+    def step(self, event: events.Event, now: float) -> tuple[Asks, tuple[events.Action, ...]]:
+        return self, (self._ask,)
+
+    def speaks_at(self) -> None:
+        return None
+
+    wake_at = kill_at = speaks_at
+
+
+@pytest.mark.parametrize(
+    ("connection", "lane", "woken"), [(2, events.Lane.WATCH, 0), (2, events.Lane.SPEAK, 1), (1, events.Lane.WATCH, 1)]
+)
+def test_a_thread_that_hears_of_its_own_work_wakes_nobody(
+    connection: int, lane: events.Lane, woken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule: but one of a connection that was given up wakes whoever has the work now."""
+    member = NodeClient(lambda timeout: None, "a", Wares())  # type: ignore[arg-type, return-value]
+    ask = events.Ask(2, events.Lane.WATCH, 7, Wait("key", 1.0))
+    asked: list[events.Ask] = []
+    calls: list[None] = []
+    monkeypatch.setattr(member, "_session", Asks(ask))
+    monkeypatch.setattr(member, "_connection", SimpleNamespace(ask=asked.append))
+    monkeypatch.setattr(member.turned, "notify_all", lambda: calls.append(None))
+
+    member.tell(events.Answer(connection, 1, None), lane)
+
+    assert ([ask], woken) == (asked, len(calls))
 
 
 def fails(member: NodeClient) -> Exception:

@@ -66,7 +66,7 @@ from elasticlib.rendezvous.protocol._messages import (
     decode,
     encode,
 )
-from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Wait, Write
+from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Take, Wait, Write
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._shortening import EARLY, ENVELOPE, refers
 from elasticlib.rendezvous.protocol._timing import FENCE, INTERVAL, KILL, LOOK
@@ -162,8 +162,7 @@ class Shell:
 
     def reads(self, message: Message | bytes) -> list[Action]:
         """A notice is found where it is waited for."""
-        self.answer(True, Lane.WATCH)
-        return self.answer([message if isinstance(message, bytes) else put(message)], Lane.WATCH)
+        return self.answer(message if isinstance(message, bytes) else put(message), Lane.WATCH)
 
     def words(self) -> tuple[Any, ...]:
         self.session, words = self.session.drain()
@@ -361,7 +360,6 @@ def test_of_failures_little_is_said_unasked_and_nothing_twice() -> None:
 def test_who_has_the_root_cause_says_all_of_it_when_asked_and_the_agent_hears_nothing_of_that(gone: bool) -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
-    shell.answer(None, Lane.WATCH)
     shell.words()
     shell.hear(Tell(Failed("b", 0, NOTES)))
     shell.answer()
@@ -379,7 +377,6 @@ def test_who_has_the_root_cause_says_all_of_it_when_asked_and_the_agent_hears_no
 def test_once_asked_it_says_all_of_what_comes_later() -> None:
     shell = Shell().greeted().joined()
     shell.reads(Elaborate(0))
-    shell.answer(None, Lane.WATCH)
     assert shell.what() is None
 
     shell.hear(Tell(Stopped("b", 0, NOTES)))
@@ -603,35 +600,30 @@ def test_the_coordinators_heartbeat_says_who_waits() -> None:
 
 def test_notices_are_read_one_after_the_other_and_deleted() -> None:
     shell = Shell().greeted().joined()
-    assert Wait(key(0), SLICE) == shell.what(Lane.WATCH)
+    assert Take(key(0), SLICE) == shell.what(Lane.WATCH)
 
-    shell.answer(True, Lane.WATCH)
-    assert Read((key(0),)) == shell.what(Lane.WATCH)
-    shell.answer([put(SEAT)], Lane.WATCH)
-    assert Delete((key(0),)) == shell.what(Lane.WATCH)
-    shell.answer(None, Lane.WATCH)
+    shell.answer(put(SEAT), Lane.WATCH)
 
     assert (SEAT,) == shell.words()
-    assert Wait(key(1), SLICE) == shell.what(Lane.WATCH)
+    assert Take(key(1), SLICE, (key(0),)) == shell.what(Lane.WATCH)
 
 
 def test_a_wait_that_ends_without_a_notice_begins_again() -> None:
     shell = Shell().greeted().joined()
 
-    shell.answer(False, Lane.WATCH)
+    shell.answer(None, Lane.WATCH)
 
-    assert Wait(key(0), SLICE) == shell.what(Lane.WATCH)
+    assert Take(key(0), SLICE) == shell.what(Lane.WATCH)
 
 
 def test_a_notice_that_is_none_is_refused_with_a_line_and_deleted() -> None:
     shell = Shell().greeted().joined()
 
     told = shell.reads(put(CoordinatorHeartbeat("nonce", 1)))
-    shell.answer(None, Lane.WATCH)
 
     assert [True] == ["a notice was refused" in line.text for line in told if isinstance(line, Log)]
     assert () == shell.words()
-    assert Wait(key(0), SLICE) == shell.what(Lane.WATCH)
+    assert Take(key(0), SLICE, (key(0),)) == shell.what(Lane.WATCH)
 
 
 def test_a_new_request_to_join_wakes_the_lane_that_waits_for_the_answers_to_the_old_one() -> None:
@@ -642,8 +634,7 @@ def test_a_new_request_to_join_wakes_the_lane_that_waits_for_the_answers_to_the_
 
     assert Write({waits.key: b""}) == shell.what()
     shell.reads(b"")
-    shell.answer(None, Lane.WATCH)
-    assert Wait(key(0, "b/2"), SLICE) == shell.what(Lane.WATCH)
+    assert Take(key(0, "b/2"), SLICE, (waits.key,)) == shell.what(Lane.WATCH)
     shell.answer()
     assert Describe(2, "trainer") == shell.what()
 
@@ -651,7 +642,6 @@ def test_a_new_request_to_join_wakes_the_lane_that_waits_for_the_answers_to_the_
 def test_answers_to_an_old_wish_that_were_not_taken_are_forgotten_with_a_new_one() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
-    shell.answer(None, Lane.WATCH)
     shell.reads(RoundEnd(0, "a node was lost", True))
 
     shell.hear(Seek(2, "trainer"))
@@ -661,10 +651,9 @@ def test_answers_to_an_old_wish_that_were_not_taken_are_forgotten_with_a_new_one
 
 def test_a_notice_in_the_mailbox_of_an_old_wish_is_not_believed() -> None:
     shell = Shell().greeted().joined()
-    shell.answer(True, Lane.WATCH)
 
     shell.hear(Seek(2, "trainer"))
-    shell.answer([put(SEAT)], Lane.WATCH)
+    shell.reads(SEAT)
 
     assert () == shell.words()
 
@@ -782,7 +771,6 @@ def test_who_hears_of_the_end_of_a_round_whose_ranks_came_too_late_has_none(then
         shell.later(INTERVAL * HEARTBEAT)
         shell.beaten()
     shell.reads(SEAT)
-    shell.answer(None, Lane.WATCH)
 
     shell.reads(then)
 
@@ -827,7 +815,6 @@ def test_a_request_for_ranks_is_said_again_with_its_number_when_no_answer_comes(
 def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> None:
     shell = Shell().greeted().joined()
     shell.reads(evolve(SEAT, round=4))
-    shell.answer(lane=Lane.WATCH)
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
     shell.answer([put(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))])
@@ -893,7 +880,6 @@ def test_a_new_coordinators_heartbeat_is_counted_from_its_own_beginning() -> Non
 def test_a_node_that_is_told_it_was_given_up_stops_its_workers_and_asks_anew() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
-    shell.answer(None, Lane.WATCH)
 
     shell.reads(GivenUp("no heartbeat for 10 s"))
 
@@ -904,11 +890,10 @@ def test_a_node_that_is_told_it_was_given_up_stops_its_workers_and_asks_anew() -
 def test_after_standing_still_a_node_judges_by_the_time_that_it_is() -> None:
     """An answer that lay there when the node woke up is heard by one that has lost contact."""
     shell = Shell().greeted().joined()
-    shell.answer(True, Lane.WATCH)
     ask = shell.asked[Lane.WATCH]
 
     shell.now += 2 * HEARTBEAT
-    shell.hear(Answer(ask.connection, ask.number, [put(SEAT)]))
+    shell.hear(Answer(ask.connection, ask.number, put(SEAT)))
 
     assert [ContactLost] == [type(word) for word in shell.words()]
 
@@ -935,7 +920,7 @@ def test_after_the_end_no_notice_is_waited_for_but_the_answer_to_a_new_request_t
 
     shell.hear(Seek(2, "trainer"))
 
-    assert isinstance(shell.what(Lane.WATCH), Wait)
+    assert isinstance(shell.what(Lane.WATCH), Take)
 
 
 def test_closing_says_what_is_to_be_said_and_parts() -> None:
@@ -1133,6 +1118,8 @@ class Chance:
         match operation:
             case Wait():
                 return self.data.draw(st.booleans())
+            case Take():
+                return self.data.draw(_values)
             case Read(keys):
                 return [self.data.draw(_values) for _ in keys]
             case Describe():
@@ -1179,7 +1166,6 @@ def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
 def test_a_join_says_how_far_the_job_had_come() -> None:
     shell = Shell().greeted().joined()
     shell.reads(evolve(SEAT, round=4))
-    shell.answer(lane=Lane.WATCH)
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer()
     shell.answer([put(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))])
@@ -1231,14 +1217,10 @@ def test_a_new_coordinator_that_is_greeted_is_told_the_request_again_as_any_othe
 def test_ranks_in_a_round_that_is_not_above_the_last_are_refused(number: int) -> None:
     shell = Shell().greeted().joined()
     shell.reads(evolve(SEAT, round=4))
-    shell.answer(lane=Lane.WATCH)
     shell.reads(RoundEnd(4, "a worker failed", True))
-    shell.answer(lane=Lane.WATCH)
     shell.hear(Seek(2, "trainer"))
     shell.words()
-    shell.answer(True, Lane.WATCH)
-    shell.answer([b""], Lane.WATCH)
-    shell.answer(lane=Lane.WATCH)
+    shell.reads(b"")
     shell.answer()
     shell.answer(DESCRIPTOR)
     shell.answer()
@@ -1248,7 +1230,6 @@ def test_ranks_in_a_round_that_is_not_above_the_last_are_refused(number: int) ->
         f"ranks of round {number}, and round 4 had come before" in line.text for line in told if isinstance(line, Log)
     ]
     assert () == shell.words()
-    shell.answer(lane=Lane.WATCH)
     assert key(0, "b/2") == shell.what(Lane.WATCH).key  # whatever it replaced is written again
     shell.reads(evolve(SEAT, round=5))
     assert (evolve(SEAT, round=5),) == shell.words()
@@ -1271,36 +1252,27 @@ def test_a_heartbeat_that_says_that_the_job_has_ended_ends_this_nodes_part() -> 
 def test_what_is_left_of_old_mailboxes_is_deleted_with_the_first_notice_of_the_new_one() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
-    assert Delete((key(0),)) == shell.what(Lane.WATCH)
-    shell.answer(lane=Lane.WATCH)
+    assert Take(key(1), SLICE, (key(0),)) == shell.what(Lane.WATCH)
     shell.hear(Seek(2, "trainer"))
-    shell.answer(True, Lane.WATCH)
-    shell.answer([b""], Lane.WATCH)
-    assert Delete((key(1),)) == shell.what(Lane.WATCH)  # by which it was woken
-    shell.answer(lane=Lane.WATCH)
+    shell.reads(b"")
+    assert Take(key(0, "b/2"), SLICE, (key(1),)) == shell.what(Lane.WATCH)  # by which it was woken
 
     shell.reads(evolve(SEAT, round=1))
-    assert Delete((key(0, "b/2"), NODE_HEARTBEAT, key(1))) == shell.what(Lane.WATCH)
-    shell.answer(lane=Lane.WATCH)
+    assert Take(key(1, "b/2"), SLICE, (key(0, "b/2"), NODE_HEARTBEAT, key(1))) == shell.what(Lane.WATCH)
     shell.reads(RoundEnd(1, "a worker failed", True))
-    assert Delete((key(1, "b/2"),)) == shell.what(Lane.WATCH)
+    assert Take(key(2, "b/2"), SLICE, (key(1, "b/2"),)) == shell.what(Lane.WATCH)
 
 
 def test_what_could_not_be_deleted_is_deleted_by_the_next_connection() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
-    shell.answer(lane=Lane.WATCH)
     shell.hear(Seek(2, "trainer"))
-    shell.answer(True, Lane.WATCH)
-    shell.answer([b""], Lane.WATCH)
-    shell.answer(lane=Lane.WATCH)
+    shell.reads(b"")
     shell.reads(evolve(SEAT, round=1))
     shell.hear(Lost(shell.connection, "reset"))
     shell.greeted()
 
-    shell.reads(RoundEnd(1, "a worker failed", True))
-
-    assert Delete((key(1, "b/2"), NODE_HEARTBEAT, key(1))) == shell.what(Lane.WATCH)
+    assert Take(key(1, "b/2"), SLICE, (NODE_HEARTBEAT, key(1))) == shell.what(Lane.WATCH)
 
 
 @pytest.mark.parametrize(
