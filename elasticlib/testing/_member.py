@@ -44,6 +44,10 @@ class Line:
     speak: Connection
     watch: Connection | None = None
     opened: bool = False
+    watches: bool = False
+    """Whether its second connection is open."""
+    wanted: Callable[[Connection], None] | None = None
+    """What is to be done with that once it is open."""
 
     def close(self) -> None:
         """Want no answer any more."""
@@ -160,7 +164,13 @@ class NodeClient:
 
         def opened(_: Connection) -> None:
             line.opened = True
+            line.watch = self._open(number, watches)
             self.hear(events.Connected(number))
+
+        def watches(watch: Connection) -> None:
+            line.watches = True
+            if line.wanted is not None:
+                line.wanted(watch)
 
         def expire() -> None:
             if not line.opened:
@@ -198,10 +208,10 @@ class NodeClient:
             self.process.after(0.0, describe)
         elif ask.lane is events.Lane.SPEAK:
             self._call(line.speak, ask.operation, answer)
-        elif line.watch is None:
-            line.watch = self._open(ask.connection, lambda watch: self._call(watch, ask.operation, answer))
-        else:
+        elif line.watch is not None and line.watches:
             self._call(line.watch, ask.operation, answer)
+        else:
+            line.wanted = lambda watch: self._call(watch, ask.operation, answer)
 
     def _call(self, connection: Connection, operation: Any, answer: Callable[[Any], None]) -> None:
         match operation:
