@@ -14,6 +14,7 @@ import importlib
 import logging
 import os
 import sys
+import typing
 import uuid
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
@@ -22,15 +23,11 @@ from typing import Any
 from attrs import evolve, fields
 
 from elasticlib import events, metrics, records
-from elasticlib.agent import LocalElasticAgent
 from elasticlib.agent._checks import check_health_check_server
-from elasticlib.agent._health import HealthCheckServer
-from elasticlib.agent._local import prepare
-from elasticlib.agent._watch import stop_health_check
 from elasticlib.errors import ChildFailedError, ConfigError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._streams import Duplicates, make_ready
-from elasticlib.rendezvous import Rules, _choice, open_local, open_remote
+from elasticlib.rendezvous import _choice
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import host_name, node_name
@@ -38,7 +35,12 @@ from elasticlib.rendezvous._options import ETCD
 from elasticlib.spec import TOKEN_VARIABLE, Entrypoint, LaunchConfig, LogsDest, LogsSpecs, WorkerSpec, entrypoint_name
 from elasticlib.state import RunResult
 from elasticlib.workers import _devices
-from elasticlib.workers._fork_servers import flags_here
+from elasticlib.workers._fork_servers import flags_here, fork_servers
+from elasticlib.workers._plan import prepare
+
+if typing.TYPE_CHECKING:
+    from elasticlib.agent import LocalElasticAgent
+    from elasticlib.agent._health import HealthCheckServer
 
 _log = logging.getLogger("elasticlib")
 
@@ -94,6 +96,8 @@ def launch_agent(
     check_health_check_server(health_check_server)
     with contextlib.ExitStack() as until_run:
         if health_check_server is not None:
+            from elasticlib.agent._watch import stop_health_check
+
             until_run.callback(stop_health_check, health_check_server, records.log)
         config = as_launch_config(config)
         asked = config.logs_specs if config.logs_specs is not None else DefaultLogsSpecs()
@@ -115,7 +119,11 @@ def launch_agent(
         succeeded = False
         make_ready(logs, choice.run_id)  # others must not meet a node that cannot work
         try:
-            with _opened(choice, config) as spec.rdzv_handler:
+            job = prepared.job
+            warming = fork_servers.warming(job.fork_server, job.common.env, job.search_path)
+            with warming, _opened(choice, config) as spec.rdzv_handler:
+                from elasticlib.agent import LocalElasticAgent
+
                 agent = LocalElasticAgent(
                     spec,
                     logs,
@@ -240,6 +248,9 @@ def _find_local_etcd(job: Job) -> None:
 @contextlib.contextmanager
 def _opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
     """What the agent meets the other nodes through, for the length of the block."""
+    # Imported only now, while the fork server is at its own imports.
+    from elasticlib.rendezvous import Rules, open_local, open_remote
+
     match choice:
         case Private(run_id, backend, port):
             rules = Rules(1, 1, config.max_restarts)

@@ -2,18 +2,14 @@
 The agent whose workers are processes of this machine: functions, scripts, modules or programs.
 
 Rules of this file: it wakes up when a worker ends, not to look whether one did; whatever ends a round,
-the log files are read to their last byte before anything is reported. `prepare` is the check of the call: made before a
-rendezvous is opened, it starts no worker, and at most the fork server, to ask it for the GPUs.
+the log files are read to their last byte before anything is reported.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-from collections.abc import Mapping, Sequence
-
-from attrs import frozen
+from collections.abc import Sequence
 
 from elasticlib import _rules, metrics, records
 from elasticlib._times import soonest
@@ -29,41 +25,15 @@ from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._open import Rendezvous
 from elasticlib.rendezvous.handlers._coordinated import NO_SHARING
 from elasticlib.rendezvous.protocol._messages import ContactLost
-from elasticlib.spec import DEFAULT_SIGNALS, START_METHODS, LogsSpecs, StartMethod, WorkerSpec
+from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
-from elasticlib.workers import _environment, _machine, _plan, _signals
+from elasticlib.workers import _environment
+from elasticlib.workers._fork_servers import fork_servers
+from elasticlib.workers._plan import Preparation, prepare
 from elasticlib.workers._processes import Processes
 
 _CONSOLE_TIMEOUT = 0.2
 """Seconds between two looks for a signal while the console takes no more lines."""
-
-
-@frozen
-class Preparation:
-    """What `prepare` found."""
-
-    caller: Mapping[str, str]
-    """The environment of this process."""
-    cpus: float
-    signals_to_handle: str
-    """Those that can be handled here; the workers' environment names all that were asked for."""
-    job: _plan.Job
-
-
-def prepare(spec: WorkerSpec, start_method: StartMethod, signals_to_handle: str) -> Preparation:
-    """
-    All that the workers of *spec* need; its rendezvous is not looked at.
-
-    Raises `ConfigError` and its kinds for an entry point, arguments, a start method, signals, devices or CPUs that
-    cannot be.
-    """
-    _rules.check_choice("start_method", start_method, START_METHODS)
-    handled = ",".join(signum.name for signum in _signals.parse(signals_to_handle))
-    caller = dict(os.environ)
-    cpus = _machine.cpus()
-    threads = _environment.threads_per_worker(caller, cpus, spec.local_world_size)
-    environment = _environment.common_variables(caller, threads, signals_to_handle)
-    return Preparation(caller, cpus, handled, _plan.plan(spec, start_method, environment, threads))
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -137,11 +107,13 @@ class LocalElasticAgent(SimpleElasticAgent):
 
         After success neither are the logs, where `DefaultLogsSpecs` keeps them in a temporary folder.
         """
+        job = self._job
         try:
             self._watch.open()
             if (folder := self._sockets.open()) is not None:
                 self._sink(records.WorkerServersPlaced(folder))
-            result = super().run(role)
+            with fork_servers.warming(job.fork_server, job.common.env, job.search_path):  # while the nodes meet
+                result = super().run(role)
             if not result.is_failed():
                 self._logs.remove_if_temporary()
             return result

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +319,21 @@ class _ForkServers:
             done += self._surplus()
         _end(done)
         return found
+
+    @contextlib.contextmanager
+    def warming(
+        self, key: ForkServerKey | None, environment: Mapping[str, str], search_path: Sequence[str]
+    ) -> Iterator[None]:
+        """Have a fork server at its imports for a launch in the block, before that knows when its workers start."""
+        there = None
+        if key is not None:
+            with contextlib.suppress(StartError):  # which the launch meets itself, if it comes so far
+                there = self.take(key, environment, search_path)
+        try:
+            yield
+        finally:
+            if there is not None:
+                self.give_back(there, unused=True)
 
     def give_back(self, fork_server: ForkServer, unused: bool = False) -> None:
         """Let *fork server* serve others; one that was never used and is still at its imports is ended."""

@@ -22,13 +22,14 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from elasticlib import _rules
 from elasticlib._programs import need_system
 from elasticlib.errors import ConfigError, EntrypointError
 from elasticlib.numa._cpus import cpus_for
 from elasticlib.numa._sysfs import read_topology
 from elasticlib.numa.binding import attempt
-from elasticlib.spec import DEFAULT_PRELOAD, WorkerSpec
-from elasticlib.workers import _devices, _environment, _packing, _profile
+from elasticlib.spec import DEFAULT_PRELOAD, START_METHODS, StartMethod, WorkerSpec
+from elasticlib.workers import _devices, _environment, _machine, _packing, _profile, _signals
 from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path
 from elasticlib.workers._fork_servers import flags_here, fresh_command, importable_by
 from elasticlib.workers._static_imports import Reach, reach
@@ -84,6 +85,34 @@ class Job:
     def argv(self, local_rank: int) -> list[str]:
         """The command line of the worker *local_rank*."""
         return [*self.common.argv, *(_LOCAL_RANK.sub(str(local_rank), arg) for arg in self.args)]
+
+
+@frozen
+class Preparation:
+    """What `prepare` found."""
+
+    caller: Mapping[str, str]
+    """The environment of this process."""
+    cpus: float
+    signals_to_handle: str
+    """Those that can be handled here; the workers' environment names all that were asked for."""
+    job: Job
+
+
+def prepare(spec: WorkerSpec, start_method: StartMethod, signals_to_handle: str) -> Preparation:
+    """
+    All that the workers of *spec* need; its rendezvous is not looked at, and may be opened later.
+
+    Raises `ConfigError` and its kinds for an entry point, arguments, a start method, signals, devices or CPUs that
+    cannot be.
+    """
+    _rules.check_choice("start_method", start_method, START_METHODS)
+    handled = ",".join(signum.name for signum in _signals.parse(signals_to_handle))
+    caller = dict(os.environ)
+    cpus = _machine.cpus()
+    threads = _environment.threads_per_worker(caller, cpus, spec.local_world_size)
+    environment = _environment.common_variables(caller, threads, signals_to_handle)
+    return Preparation(caller, cpus, handled, plan(spec, start_method, environment, threads))
 
 
 def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> Job:

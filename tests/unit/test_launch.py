@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.handlers import _registry
 from elasticlib.spec import LaunchConfig, Std, WorkerSpec
 from elasticlib.state import RunResult, WorkerState
+from elasticlib.workers._fork_server_key import ForkServerKey
 
 
 def config(**asked: Any) -> LaunchConfig:
@@ -72,10 +74,15 @@ class Agent:
         return Agent.cause if rank == 1 else None
 
 
+def prepared(*_: object) -> SimpleNamespace:
+    """Nothing, and no fork server."""
+    return SimpleNamespace(job=SimpleNamespace(fork_server=None, common=SimpleNamespace(env={}), search_path=()))
+
+
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> type[Agent]:
-    monkeypatch.setattr(launch, "LocalElasticAgent", Agent)
-    monkeypatch.setattr(launch, "prepare", lambda spec, method, signals: None)
+    monkeypatch.setattr("elasticlib.agent.LocalElasticAgent", Agent)
+    monkeypatch.setattr(launch, "prepare", prepared)
     monkeypatch.setattr(Agent, "result", RunResult(WorkerState.SUCCEEDED, {0: "a", 1: "b"}), raising=False)
     monkeypatch.setattr(Agent, "cause", None, raising=False)
     monkeypatch.setattr(Agent, "made", [], raising=False)
@@ -226,9 +233,10 @@ def nothing_opens(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("something was started")
 
     for name in ("open_local", "open_remote"):
-        monkeypatch.setattr(launch, name, started)
+        monkeypatch.setattr(f"elasticlib.rendezvous.{name}", started)
     monkeypatch.setattr("elasticlib.rendezvous.handlers._registry.get_rendezvous_handler", started)
     monkeypatch.setattr("elasticlib.workers._devices._accelerators", started)
+    monkeypatch.setattr(launch.fork_servers, "take", started)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +323,8 @@ def test_a_callers_health_check_is_stopped_where_nobody_could_be_met(monkeypatch
     def open_remote(job: Job) -> None:
         raise RendezvousConnectionError("node0 refused")
 
-    monkeypatch.setattr(launch, "open_remote", open_remote)
+    monkeypatch.setattr("elasticlib.rendezvous.open_remote", open_remote)
+    monkeypatch.setattr(launch, "prepare", prepared)
 
     with pytest.raises(RendezvousConnectionError):
         launch_agent(config(**NODES), print, (), health)
@@ -531,7 +540,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         wanted.append(job)
         yield job
 
-    monkeypatch.setattr(launch, "open_remote", open_remote)
+    monkeypatch.setattr("elasticlib.rendezvous.open_remote", open_remote)
     return wanted
 
 
@@ -550,6 +559,28 @@ def test_a_launch_among_others_opens_its_place_in_the_job(agent: type[Agent], jo
         job.max_restarts,
     )
     assert agent.made[0].spec.rdzv_handler is job
+
+
+def test_the_fork_server_is_at_its_imports_while_the_nodes_meet(
+    agent: type[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule: whoever waits for other nodes need not wait for imports after that."""
+    steps: list[str] = []
+
+    @contextlib.contextmanager
+    def open_remote(job: Job) -> Iterator[object]:
+        steps.append("meet")
+        yield job
+
+    job = prepared().job
+    job.fork_server = ForkServerKey("python")
+    monkeypatch.setattr(launch, "prepare", lambda *_: SimpleNamespace(job=job))
+    monkeypatch.setattr("elasticlib.rendezvous.open_remote", open_remote)
+    monkeypatch.setattr(launch.fork_servers, "take", lambda *_: steps.append("warm"))
+
+    launch_agent(config(**NODES), print)
+
+    assert ["warm", "meet"] == steps
 
 
 @pytest.mark.parametrize(("local_addr", "host"), [(None, os.uname().nodename), ("10.0.0.7", "10.0.0.7")])

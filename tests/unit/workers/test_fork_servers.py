@@ -197,6 +197,35 @@ def test_a_fork_server_that_is_ready_stays_also_when_it_was_not_used(shelf: Shel
     assert not fork_server.closed
 
 
+def test_a_fork_server_warms_up_for_a_launch_that_takes_it_later(shelf: Shelf) -> None:
+    with shelf.fork_servers.warming(key(), {"NAME": "a"}, ()):
+        (made,) = Fake.made
+        assert shelf.use("a") is made
+
+    assert [made] == Fake.made
+    assert not made.closed
+
+
+def test_a_fork_server_that_warms_up_in_vain_is_ended(shelf: Shelf) -> None:
+    """As where the nodes cannot meet: nothing of a launch that failed goes on."""
+    with pytest.raises(ValueError, match="nobody came"), shelf.fork_servers.warming(key(), {"NAME": "a"}, ()):
+        Fake.made[0].imported = False
+        raise ValueError("nobody came")
+
+    assert Fake.made[0].closed
+
+
+def test_where_no_fork_server_can_be_started_the_launch_itself_says_so(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise StartError("no process can be had")
+
+    monkeypatch.setattr(_fork_servers, "ForkServer", refused)
+    with shelf.fork_servers.warming(key(), {}, ()), pytest.raises(StartError):
+        shelf.take("a")
+
+
 def test_the_end_of_the_program_ends_all_fork_servers(shelf: Shelf) -> None:
     used = [shelf.use("a"), shelf.take("b")]
 
