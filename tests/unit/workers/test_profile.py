@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,8 @@ import pytest
 from elasticlib.workers import _profile
 from elasticlib.workers._profile import Profile, load, save
 from elasticlib.workers.child._import_notes import Import
+
+ROOT = Path(__file__).parents[3]
 
 
 def of(name: str, *changed: str) -> Import:
@@ -141,3 +146,27 @@ def test_the_folder_does_not_grow_without_end(cache: Path, monkeypatch: pytest.M
 
     assert 3 == len(list(cache.iterdir()))
     assert (A,) == load("script /5.py").imports
+
+
+@pytest.mark.parametrize("step", ["tempfile.mkstemp", "json.dumps", "os.replace", "os.scandir"])
+def test_a_launcher_that_dies_while_it_writes_leaves_the_old_profile_or_the_new_one(
+    step: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule: and what it leaves lying about is removed in time."""
+    old, new = Profile((A,)), Profile((A, B))
+    save("script /x.py", old)
+    program = f"""
+import json, os, sys, tempfile
+from elasticlib.workers import _profile
+from elasticlib.workers.child._import_notes import Import
+{step} = lambda *args, **options: os.kill(os.getpid(), 9)
+_profile.save("script /x.py", _profile.Profile(tuple(Import(each, f"/lib/{{each}}.py") for each in "ab")))
+"""
+    died = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
+
+    assert -signal.SIGKILL == died.returncode
+    assert (new if step == "os.scandir" else old) == load("script /x.py")
+    monkeypatch.setattr(_profile, "_MOST_FILES", 2)
+    for number in range(3):
+        save(f"script /{number}.py", new)
+    assert 2 == len(list(cache.iterdir()))
