@@ -91,6 +91,8 @@ class StoreExchange(Exchange):
     _clock: Clock = field(default=monotonic, kw_only=True)
     first: int = field(default=1, kw_only=True)
     """Number of the first inbox entry that is received: earlier ones were for somebody else."""
+    _prefix: str = field(init=False, default=Factory(lambda self: _prefix_of(self._run_id), takes_self=True))
+    """Of the keys of this job."""
     _next: int = field(init=False, default=Factory(lambda self: self.first, takes_self=True))
     _missing: dict[int, float] = field(init=False, factory=dict)
     """Numbers below `_next` whose entries were not there, and since when."""
@@ -250,7 +252,7 @@ class StoreExchange(Exchange):
 
     def full_key(self, key: str) -> str:
         """Where the key of this job lies in the store."""
-        return f"{ROOT}{quote(self._run_id, safe='')}/{key}"
+        return self._prefix + key
 
     @contextmanager
     def _speaking(self) -> Iterator[Store]:
@@ -290,6 +292,10 @@ class StoreExchange(Exchange):
         except DistStoreError:
             return False
         return True
+
+
+def _prefix_of(run_id: str) -> str:
+    return f"{ROOT}{quote(run_id, safe='')}/"
 
 
 def poll(is_so: Callable[[], bool], limit: float, clock: Clock = monotonic) -> bool:
