@@ -14,11 +14,10 @@ import importlib
 import logging
 import os
 import sys
-import typing
 import uuid
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, fields
 
@@ -38,7 +37,7 @@ from elasticlib.workers import _devices
 from elasticlib.workers._fork_servers import flags_here, fork_servers
 from elasticlib.workers._plan import prepare
 
-if typing.TYPE_CHECKING:
+if TYPE_CHECKING:
     from elasticlib.agent import LocalElasticAgent
     from elasticlib.agent._health import HealthCheckServer
 

@@ -80,6 +80,7 @@ def import_ahead(
             trying(each.name)
             try:
                 found.append(_import(each, {*own, *PER_LAUNCH}, output, state if paced else None, course))
+                state.grow()
             except SpoiltError as error:
                 new = [name for name in sys.modules if name not in before]
                 error.instead = _of_other_packages(each, new, course.needs)

@@ -79,11 +79,18 @@ class State:
 
     def __init__(self) -> None:
         self._found = self._look()
-        self._modules = {**sys.modules, **_held.held()}
-        self._bindings = {name: vars(each).copy() for name, each in _plain_modules(self._modules.items())}
+        self._modules: dict[str, Any] = {}
+        self._bindings: dict[str, dict[str, Any]] = {}
+        self.grow()
+
+    def grow(self) -> None:
+        """Have modules that have come since belong to it: what changes them is a difference from here on."""
+        new = {name: each for name, each in {**sys.modules, **_held.held()}.items() if name not in self._modules}
+        self._modules.update(new)
+        self._bindings.update((name, vars(each).copy()) for name, each in _plain_modules(new.items()))
 
     def differences(self, but: Collection[str] = ()) -> list[str]:
-        """Names of what has changed since this was asked before, or since this was made; modules *but* may have."""
+        """Names of what has changed since this was asked before, or came to it; modules *but* may be others by now."""
         found, modules = self._look(), {**sys.modules, **_held.held()}
         changed = [name for name, value in self._found.items() if name in found and found[name] != value]
         replaced = [name for name, each in self._modules.items() if modules.get(name) is not each]
@@ -96,9 +103,10 @@ class State:
                 changed += [f"{name}.{each}" for each in patched]
                 self._bindings[name] = now.copy()
         changed += [f"builtins.{name}" for name in vars(builtins) if name not in known]
-        new = [(name, each) for name, each in modules.items() if self._modules.get(name) is not each]
-        self._bindings.update((name, vars(each).copy()) for name, each in _plain_modules(new))
-        self._found, self._modules = found, modules
+        for name in replaced:
+            del self._modules[name]
+            self._bindings.pop(name, None)
+        self._found = found
         return changed
 
     @staticmethod

@@ -107,9 +107,9 @@ def test_where_somebody_waits_what_the_imports_change_is_looked_at_once(installe
     (installed / "second.py").write_text("import first; first.given = len")
     (installed / "third.py").touch()
     assert [["first", "third"]] == run(installed, "first", "third", HURRY="yes")
-    change = "the imports change"
+    assert [["", "the imports change first.given", []]] == run(installed, "first", "second", HURRY="yes")
     (installed / "third.py").write_text("import shutil; shutil.move = len")
-    assert [["", f"{change} shutil.move", []]] == run(installed, "first", "third", HURRY="yes")
+    assert [["", "the imports change shutil.move", []]] == run(installed, "first", "third", HURRY="yes")
 
 
 def test_a_module_of_another_file_is_refused(installed: Path) -> None:
