@@ -119,6 +119,7 @@ PURE = [
     "logs/_layout.py",
     "logs/_lines.py",
     "agent/_policy.py",
+    "agent/_gpu_release.py",
     "timer/_timer_table.py",
 ]
 MOST_MODULES = 21

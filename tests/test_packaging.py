@@ -17,7 +17,7 @@ import elasticlib.run
 from elasticlib.spec import LaunchConfig
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-IMPORT_NAMES = {"typing-extensions": "typing_extensions"}
+IMPORT_NAMES = {"typing-extensions": "typing_extensions", "nvidia-ml-py": "pynvml"}
 
 
 def settings() -> configparser.ConfigParser:
@@ -51,8 +51,9 @@ def test_what_is_imported_is_what_is_required() -> None:
     third_party = imported_by(set((ROOT / "elasticlib").rglob("*.py")) - tools)
 
     required = {IMPORT_NAMES.get(name, name) for name in listed("options", "install_requires")}
+    optional = listed("options.extras_require", "completion") | listed("options.extras_require", "gpu")
 
-    assert required | (listed("options.extras_require", "completion") - {""}) == third_party
+    assert required | {IMPORT_NAMES.get(name, name) for name in optional - {""}} == third_party
     assert listed("options.extras_require", "testing") == imported_by(tools) - required
 
 

@@ -16,9 +16,10 @@ from elasticlib._times import soonest
 from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
+from elasticlib.agent._gpu_memory import GpuMemory
 from elasticlib.agent._health import HealthCheckServer
 from elasticlib.agent._watch import Sockets, Watch
-from elasticlib.errors import ProcessFailure, RendezvousError
+from elasticlib.errors import ProcessFailure, RendezvousError, StartError
 from elasticlib.logs import _streams
 from elasticlib.logs._layout import DEFAULT_PREFIX, PREFIX_VARIABLE, line_prefix
 from elasticlib.rendezvous._names import host_name
@@ -100,6 +101,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             uninterruptible_state_timeout=uninterruptible_state_timeout,
         )
         self._sockets = Sockets(spec.worker_server)
+        self._gpu_memory = GpuMemory(self._job.common.env, self._sink)
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """
@@ -112,6 +114,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._watch.open()
             if (folder := self._sockets.open()) is not None:
                 self._sink(records.WorkerServersPlaced(folder))
+            self._gpu_memory.open()
             with fork_servers.warming(job.fork_server, job.common.env, job.search_path):  # while the nodes meet
                 result = super().run(role)
             if not result.is_failed():
@@ -120,6 +123,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         finally:
             self._watch.close()
             self._sockets.close()
+            self._gpu_memory.close()
             self._logs.forget_unused()
 
     def original_exception(self, rank: int) -> BaseException | None:
@@ -165,6 +169,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         }
         if not agent_store:
             self._close_listener()  # worker 0 will bind this port
+        self._await_gpu_memory()
         return dict(
             self._processes.start(
                 worker_group.round,
@@ -176,6 +181,19 @@ class LocalElasticAgent(SimpleElasticAgent):
                 guard=self._member.guard,  # from then on this process may be stopped
             )
         )
+
+    def _await_gpu_memory(self) -> None:
+        """Return when the GPUs have room for the workers, or something came that must not wait for it."""
+        memory, known = self._gpu_memory, len(self._events)
+        memory.begin()
+        while (left := memory.look()) is not None:
+            watched: list[HasDescriptor] = [self._signals, self._member, memory]
+            if self._signals.fileno() in wait_readable(watched, soonest(left, self._member.poll_timeout())):
+                return  # the start that follows heeds it
+            if self._listen():
+                raise StartError("contact was lost")  # as with one who stood still: its ranks may be others' by now
+            if len(self._events) > known:
+                return
 
     def _place(self, group: WorkerGroup, agent_store: bool) -> _environment.Place:
         spec, first = group.spec, group.workers[0]

@@ -23,6 +23,9 @@ from elasticlib.records._of_agents import (
     WorkerStarted as WorkerStarted,
 )
 from elasticlib.records._of_jobs import (
+    GpuMemoryFree as GpuMemoryFree,
+    GpuMemoryHeld as GpuMemoryHeld,
+    GpuMemoryUnknown as GpuMemoryUnknown,
     HealthCheckReported as HealthCheckReported,
     ImportsLearned as ImportsLearned,
     LaunchStarted as LaunchStarted,

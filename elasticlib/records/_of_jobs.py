@@ -283,6 +283,45 @@ class WorkerAsleep(Record, level=logging.WARNING):
 
 
 @frozen
+class GpuMemoryFree(Record, level=logging.DEBUG):
+    """The GPUs have no more in use than before the job's first workers, so the next ones are started."""
+
+    waited: float
+    """Seconds."""
+
+    def __str__(self) -> str:
+        return f"the GPU memory of the workers that ended was free after {self.waited:.3f} s"
+
+
+@frozen
+class GpuMemoryHeld(Record, level=logging.WARNING):
+    """GPUs have more in use than before the job's first workers, and did not free it in the time given."""
+
+    held: Mapping[str, int]
+    """By GPU, such as ``GPU 0``: how many bytes more."""
+    waited: float
+    """Seconds."""
+
+    def __str__(self) -> str:
+        each = ", ".join(f"{gpu} holds {more / 2**20:,.0f} MiB" for gpu, more in self.held.items())
+        return (
+            f"memory of the workers that ended, or of others on their GPUs, was not freed in {self.waited:.0f} s: "
+            f"{each} more than before the first workers; the next ones are started all the same: see what uses it "
+            "(nvidia-smi), or change the time with ELASTICLIB_GPU_MEMORY_TIMEOUT (seconds, 0 for no wait)"
+        )
+
+
+@frozen
+class GpuMemoryUnknown(Record, level=logging.INFO):
+    """Nobody can tell how much memory the GPUs have in use, so it is not waited for."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"the memory in use on the GPUs cannot be read, so no restart waits for it: {self.why}"
+
+
+@frozen
 class WorkerLingers(Record, level=logging.WARNING):
     """A worker's program is over, but its process has not ended in the time that it has for this."""
 

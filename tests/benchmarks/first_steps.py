@@ -1,7 +1,8 @@
 """
 Promise 14: how soon a training makes its first step, and how soon it does so again after a death.
 
-Three trainings of four workers: DDP with AdamW, Lightning, Transformers. A start is made twice, so that the second has
+Three trainings of four workers: DDP with AdamW, Lightning, Transformers; the first one again on a GPU, where there is
+one. A start is made twice, so that the second has
 what the first has shown; in the second job a worker is killed, once nothing more is being learned. Rules of this file:
 what is kept of former runs is kept in a folder of this benchmark's own.
 """
@@ -15,6 +16,7 @@ import time
 
 from attrs import frozen
 
+from elasticlib.agent._gpu_memory import DRIVER
 from tests.benchmarks.figures import Benchmark, Figure, Goal, Of, Turn
 from tests.benchmarks.job import BenchmarkError, Job, launched, new_folder, started
 from tests.benchmarks.launchers import Launcher
@@ -97,4 +99,5 @@ FIRST_STEPS = (
     _of("ddp", "DDP and AdamW", (Goal(0.3), Goal(0.05, Of.RATIO))),
     _of("lightning", "Lightning", ()),
     _of("transformers", "Transformers", (Goal(0.1, Of.RATIO),)),
+    *((_of("cuda", "DDP and AdamW on a GPU", ()),) if os.path.exists(DRIVER) else ()),
 )

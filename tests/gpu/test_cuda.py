@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib import ChildFailedError, LaunchConfig, SpecError, elastic_launch
+from elasticlib import ChildFailedError, LaunchConfig, SpecError, elastic_launch, records
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -92,6 +93,17 @@ def test_a_restart_finds_a_device_that_works(work: Any) -> None:
 
     expected = {"round": "1", "sum": 4.0, "held": work.BLOCK}
     assert {0: expected, 1: expected} == results
+
+
+def test_a_restart_waits_until_the_driver_has_freed_the_memory(work: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Both rounds take nine tenths of what is free: the second could not, if a part of it were not free again."""
+    pytest.importorskip("pynvml")
+    size = launch(1, work.free_memory)[0] * 9 // 10
+    with caplog.at_level(logging.DEBUG, "elasticlib"):
+        results = launch(1, work.killed_once_with_memory, "cuda", size, max_restarts=1)
+
+    assert {0: "1"} == results
+    assert 1 == sum(isinstance(each, records.GpuMemoryFree) for line in caplog.records for each in line.args or ())
 
 
 def test_repeated_kills_leak_no_memory(work: Any) -> None:

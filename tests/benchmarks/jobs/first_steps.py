@@ -1,5 +1,6 @@
 """
-A training that marks its first step, and goes on until it is killed: ``first_steps.py ddp|lightning|transformers``.
+A training that marks its first step, and goes on until it is killed:
+``first_steps.py ddp|cuda|lightning|transformers``.
 
 The number of each rank's process is in a file of its own.
 """
@@ -22,20 +23,29 @@ def stepped():
     time.sleep(0.02)  # of each step's work
 
 
-def ddp():
+def ddp(device="cpu"):
     """DistributedDataParallel with AdamW."""
     import torch
     from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 
     distributed.init_process_group("gloo")
-    model = DistributedDataParallel(torch.nn.Linear(10, 10))
+    model = DistributedDataParallel(torch.nn.Linear(10, 10, device=device))
     optimizer = torch.optim.AdamW(model.parameters())
     while True:
         optimizer.zero_grad()
-        model(torch.randn(4, 10)).sum().backward()
+        model(torch.randn(4, 10, device=device)).sum().backward()
         optimizer.step()
         stepped()
+
+
+def cuda():
+    """The same with the model on a GPU, which all ranks may share, and memory there that takes a while to be freed."""
+    import torch
+
+    held = torch.ones(2**30, device="cuda:0")  # 4 GiB
+    ddp("cuda:0")
+    del held
 
 
 def lightning():
@@ -99,4 +109,4 @@ def transformers():
 
 
 if __name__ == "__main__":
-    {"ddp": ddp, "lightning": lightning, "transformers": transformers}[sys.argv[1]]()
+    {"ddp": ddp, "cuda": cuda, "lightning": lightning, "transformers": transformers}[sys.argv[1]]()

@@ -484,6 +484,57 @@ def test_lost_contact_never_prolongs_a_stop(make: Make, monkeypatch: pytest.Monk
     assert [grace for _, grace in spawner.stops] == [30.0, 1.5]
 
 
+class FullGpu:
+    """Memory that nobody frees; each look is one more in *looks*."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.ready = os.eventfd(0)
+
+    def fileno(self) -> int:
+        return self.ready
+
+    def begin(self) -> None:
+        pass
+
+    def look(self) -> float | None:
+        self.looks += 1
+        return 1000.0
+
+
+def waits_for_gpu(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
+    """How often the agent looks at memory that nobody frees while the rendezvous says *words*."""
+    left, memory = [[], *([word] for word in words)], FullGpu()
+    monkeypatch.setattr(agent._member, "drain", lambda: left.pop(0))
+    monkeypatch.setattr(agent._member, "poll_timeout", lambda: 0.0)
+    agent._gpu_memory = memory  # type: ignore[assignment]
+    try:
+        with agent._signals:
+            agent._await_gpu_memory()
+    finally:
+        monkeypatch.setattr(agent._member, "drain", list)
+        os.close(memory.ready)
+    return memory.looks
+
+
+def test_the_end_of_a_round_ends_its_wait_for_gpu_memory(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, over = make(), RoundEnd(0, "rank 1 failed", True)
+
+    assert 2 == waits_for_gpu(agent, monkeypatch, over)
+    assert [over] == list(agent._events)
+
+
+def test_no_worker_starts_after_contact_was_lost_in_the_wait_for_gpu_memory(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = make()
+
+    with pytest.raises(StartError, match="contact was lost"):
+        waits_for_gpu(agent, monkeypatch, ContactLost("no answer", 1.5))
+
+    assert agent._listen()  # by which the agent knows why, and that it is no error of the start
+
+
 def test_a_rendezvous_that_breaks_while_workers_stop_is_an_error_thereafter(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,264 @@
+"""Waiting for the memory of workers that ended: the reading program is a real one, the driver behind it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticlib import records
+from elasticlib._wire import wait_readable
+from elasticlib.agent import _gpu_memory
+from elasticlib.agent._gpu_memory import TIMEOUT, GpuMemory
+from elasticlib.agent._gpu_release import LIMIT, TOLERANCE
+
+pytestmark = pytest.mark.slow
+
+SHIM = str(Path(__file__).parents[2] / "shims" / "nvml")
+ANSWERS = 20.0
+BLOCK = 4 * TOLERANCE
+Make = Callable[..., GpuMemory]
+
+
+class Machine:
+    """A machine with two GPUs, and the time on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "gpus.json"
+        self.now = 100.0
+        self.uses(0, 0)
+
+    def uses(self, *used: int | None) -> None:
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(json.dumps([[f"GPU-{number}", each] for number, each in enumerate(used)]))
+        fresh.replace(self.path)
+
+    def hangs(self) -> None:
+        self.path.unlink()
+        os.mkfifo(self.path)
+
+
+@pytest.fixture
+def said() -> list[records.Record]:
+    return []
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    driver = tmp_path / "driver"
+    driver.touch()
+    monkeypatch.setattr(_gpu_memory, "DRIVER", str(driver))
+    monkeypatch.syspath_prepend(SHIM)
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def make(machine: Machine, said: list[records.Record]) -> Iterator[Make]:
+    made = list[GpuMemory]()
+
+    def new(**environment: str) -> GpuMemory:
+        whole = {**os.environ, "NVML_STATE": str(machine.path), **environment}
+        memory = GpuMemory(whole, said.append, clock=lambda: machine.now)
+        made.append(memory)
+        memory.open()
+        return memory
+
+    yield new
+    for memory in made:
+        memory.close()
+
+
+def answers(memory: GpuMemory) -> bool:
+    """Whether something came from the program that reads."""
+    return bool(wait_readable([memory], ANSWERS))
+
+
+def after_workers(memory: GpuMemory) -> GpuMemory:
+    """It, once a first reading has come, and after a first round."""
+    assert answers(memory)
+    memory.begin()
+    assert memory.look() is None  # nothing is waited for before the first round
+    return memory
+
+
+def looked(memory: GpuMemory) -> float | None:
+    """What it says once the reading that it asks for is there."""
+    left = memory.look()
+    assert left is not None
+    assert answers(memory)
+    return memory.look()
+
+
+def test_free_memory_costs_one_reading(make: Make, said: list[records.Record]) -> None:
+    memory = after_workers(make())
+    memory.begin()
+
+    assert looked(memory) is None
+    assert [records.GpuMemoryFree(0.0)] == said
+
+
+def test_workers_wait_until_the_driver_has_freed_what_the_ones_before_held(
+    make: Make, machine: Machine, said: list[records.Record]
+) -> None:
+    memory = after_workers(make())
+    machine.uses(BLOCK, 0)
+    memory.begin()
+
+    assert pytest.approx(0.02) == looked(memory)
+    machine.now += 0.02
+    assert pytest.approx(0.04) == looked(memory)
+    machine.uses(TOLERANCE, 0)
+    machine.now += 0.04
+    assert looked(memory) is None
+
+    assert [records.GpuMemoryFree(pytest.approx(0.06))] == said
+
+
+def test_nobody_asks_the_driver_again_before_its_pause_is_over(make: Make, machine: Machine) -> None:
+    memory = after_workers(make())
+    machine.uses(BLOCK, 0)
+    memory.begin()
+    looked(memory)
+    machine.now += 0.01  # something else woke the agent
+
+    assert pytest.approx(0.01) == memory.look()
+    assert not wait_readable([memory], 0)
+
+
+def test_memory_that_nobody_frees_is_told_once_and_not_waited_for_in_the_next_round(
+    make: Make, machine: Machine, said: list[records.Record]
+) -> None:
+    memory = after_workers(make(**{TIMEOUT: "2.5"}))
+    machine.uses(0, BLOCK)
+    memory.begin()
+    left = looked(memory)
+    assert left is not None
+    machine.now += 2.5
+    assert looked(memory) is None
+    memory.begin()
+    assert looked(memory) is None
+
+    assert [records.GpuMemoryHeld({"GPU 1": BLOCK}, 2.5), records.GpuMemoryFree(0.0)] == said
+    assert "GPU 1 holds 2,048 MiB more than before the first workers" in str(said[0])
+
+
+def test_a_driver_that_hangs_costs_the_limit_once(make: Make, machine: Machine, said: list[records.Record]) -> None:
+    memory = after_workers(make())
+    machine.hangs()
+    memory.begin()
+    assert LIMIT == memory.look()
+    machine.now += LIMIT
+    assert memory.look() is None
+    memory.begin()
+    assert memory.look() is None
+
+    assert [records.GpuMemoryUnknown("the driver has not answered for 30 s")] == said
+
+
+def test_a_driver_that_hung_from_the_first_is_never_waited_for(
+    make: Make, machine: Machine, said: list[records.Record]
+) -> None:
+    machine.hangs()
+    memory = make()
+    memory.begin()
+    memory.begin()
+
+    assert memory.look() is None
+    assert [] == said
+
+
+def test_a_lost_gpu_does_not_hide_the_other(make: Make, machine: Machine) -> None:
+    memory = after_workers(make())
+    machine.uses(None, BLOCK)
+    memory.begin()
+
+    assert looked(memory) is not None
+
+
+def test_gpus_that_workers_do_not_see_are_not_waited_for(make: Make, machine: Machine) -> None:
+    memory = after_workers(make(CUDA_VISIBLE_DEVICES="GPU-1"))
+    machine.uses(BLOCK, 0)
+    memory.begin()
+
+    assert looked(memory) is None
+
+
+def test_a_driver_that_refuses_is_told_once(make: Make, said: list[records.Record]) -> None:
+    memory = make(NVML_BREAKS="Driver/library version mismatch")
+    assert answers(memory)
+    memory.begin()
+    memory.begin()
+
+    assert memory.look() is None
+    assert [records.GpuMemoryUnknown("NVMLError: Driver/library version mismatch")] == said
+
+
+def test_a_reading_program_that_is_killed_amid_a_wait_ends_the_wait(make: Make, said: list[records.Record]) -> None:
+    memory = after_workers(make())
+    assert memory._process is not None
+    memory._process.kill()
+    memory.begin()
+
+    assert memory.look() is None
+    assert [records.GpuMemoryUnknown("the program that reads it has ended")] == said
+
+
+def test_nothing_of_it_is_left_after_its_end_even_where_the_driver_hangs(make: Make, machine: Machine) -> None:
+    machine.hangs()
+    memory = make()
+    assert memory._process is not None
+    pid = memory._process.pid
+    memory.close()
+
+    assert -1 == memory.fileno()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_program_ends_with_whoever_asked_it(make: Make) -> None:
+    memory = after_workers(make())
+    assert memory._process is not None
+    assert memory._link is not None
+    memory._link.close()
+
+    assert memory._process.ends(ANSWERS)
+
+
+@pytest.mark.parametrize("missing", ["driver", "bindings", "place of the bindings", "time"])
+def test_where_there_is_nothing_to_wait_for_no_program_is_started(
+    missing: str, make: Make, machine: Machine, monkeypatch: pytest.MonkeyPatch, said: list[records.Record]
+) -> None:
+    if missing == "driver":
+        Path(_gpu_memory.DRIVER).unlink()
+    elif missing == "bindings":
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    elif missing == "place of the bindings":
+        monkeypatch.setitem(sys.modules, "pynvml", types.ModuleType("pynvml"))
+    memory = make(**({TIMEOUT: "0"} if missing == "time" else {}))
+    memory.begin()
+    memory.begin()
+
+    assert (-1, None, None) == (memory.fileno(), memory.look(), memory._process)
+    assert [] == said
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan"])
+def test_a_time_that_is_none_is_ignored_with_a_warning(text: str, make: Make, said: list[Any]) -> None:
+    make(**{TIMEOUT: text})
+
+    assert [(TIMEOUT, text)] == [(each.name, each.value) for each in said]
+
+
+def test_no_signal_of_a_terminal_reaches_the_program(make: Make) -> None:
+    memory = make()
+    assert memory._process is not None
+
+    assert os.getsid(memory._process.pid) != os.getsid(0)
+    memory._process.send(signal.SIGKILL)

@@ -1,0 +1,62 @@
+"""When GPU memory counts as free, how often it is looked at, and which GPUs count."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticlib.agent._gpu_release import TOLERANCE, Release, visible
+
+MIB = 2**20
+
+
+def test_memory_is_free_where_no_gpu_holds_more_than_before_within_the_tolerance() -> None:
+    release = Release({"GPU 0": 10 * MIB, "GPU 1": 0}, 0.0, 30.0)
+
+    assert {} == release.held({"GPU 0": 10 * MIB + TOLERANCE, "GPU 1": 0})
+    assert {"GPU 0": TOLERANCE + 1} == release.held({"GPU 0": 10 * MIB + TOLERANCE + 1, "GPU 1": TOLERANCE})
+
+
+def test_a_gpu_that_tells_nothing_now_or_did_not_before_is_not_waited_for() -> None:
+    release = Release({"GPU 0": 0, "GPU 1": 0}, 0.0, 30.0)
+
+    assert {} == release.held({"GPU 1": 0, "GPU 2": 2 * TOLERANCE})
+
+
+def test_memory_that_others_freed_meanwhile_is_no_reason_to_wait() -> None:
+    assert {} == Release({"GPU 0": 8 * TOLERANCE}, 0.0, 30.0).held({"GPU 0": 0})
+
+
+def test_readings_come_further_and_further_apart_and_never_after_the_limit() -> None:
+    release, now, pauses = Release({}, 100.0, 1.0), 100.0, list[float]()
+    while release.left(now):
+        pauses.append(release.pause(now))
+        now += pauses[-1]
+
+    assert [0.02, 0.04, 0.08, 0.16, 0.2, 0.2, 0.2] == [round(each, 6) for each in pauses[:7]]
+    assert pytest.approx(101.0) == now
+    assert max(pauses) <= 0.2
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        (None, [0, 1, 2]),
+        ("0,1,2", [0, 1, 2]),
+        (" 2 , 0 ", [0, 2]),
+        ("1,1", [1]),
+        ("GPU-bb", [1]),
+        ("GPU-cc,0", [0, 2]),
+        ("", []),
+        ("-1", []),
+        ("1,-1,2", [1]),
+        ("3,0", []),
+        ("0,NoDevFiles,1", [0]),
+        ("GPU-", []),  # it could be any
+        ("MIG-aa,1", []),
+        ("²,1", []),
+        ("0,,1", [0]),
+    ],
+)
+def test_visible_are_the_gpus_that_cuda_would_show(listed: str | None, expected: list[int]) -> None:
+    """As its documentation has it: entries after one that cannot be are not seen."""
+    assert expected == visible(listed, ["GPU-aa", "GPU-bb", "GPU-cc"])
