@@ -7,10 +7,10 @@ what the session asks for is asked of the simulated store, and what comes back i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, evolve, field
+from attrs import define, field
 from typing_extensions import assert_never
 
 from elasticlib._times import soonest
@@ -21,7 +21,7 @@ from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_liveness import Limits, Tick
 from elasticlib.rendezvous.protocol._messages import Descriptor, Terms
-from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Take, Wait, Write
+from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Take, Update, Wait, Write
 from elasticlib.testing._network import Link
 from elasticlib.testing._store import REFUSED, Connection
 from elasticlib.testing._timeline import Process
@@ -215,8 +215,13 @@ class NodeClient:
 
     def _call(self, connection: Connection, operation: Any, answer: Callable[[Any], None]) -> None:
         match operation:
+            case Post(data, values) if values:
+                self._in_turn(connection, (Post(data), Write(values)), answer)
             case Post(data):
                 connection.call("post", data, then=answer)
+            case Update(values, keys):
+                parts = [Write(values)] if values else [], [Read(keys)] if keys else []
+                self._in_turn(connection, [part for each in parts for part in each], answer)
             case Write(values):
                 connection.call("write", values, then=answer)
             case Read(keys):
@@ -224,16 +229,6 @@ class NodeClient:
             case Wait(key, timeout):
                 connection.call("wait", key, then=answer)
                 self.process.after(timeout, lambda: answer(False))  # unless it was answered before
-            case Take(key, timeout, done) if done:
-                left = evolve(operation, done=())
-
-                def take(deleted: Any) -> None:
-                    if deleted is REFUSED:
-                        answer(deleted)
-                    else:
-                        self._call(connection, left, answer)
-
-                connection.call("delete", done, then=take)
             case Take(key, timeout):
 
                 def read(there: Any) -> None:
@@ -248,3 +243,18 @@ class NodeClient:
                 self.process.after(timeout, lambda: answer(None))  # unless it was answered before
             case Delete(keys):
                 connection.call("delete", keys, then=answer)
+
+    def _in_turn(
+        self, connection: Connection, operations: Sequence[Any], answer: Callable[[Any], None], found: Any = None
+    ) -> None:
+        """One after the other; the answer is what was read."""
+        first, *rest = operations
+
+        def go_on(result: Any) -> None:
+            known = result if isinstance(first, Read) else found
+            if rest and result is not REFUSED:
+                self._in_turn(connection, rest, answer, known)
+            else:
+                answer(REFUSED if result is REFUSED else known)
+
+        self._call(connection, first, go_on)

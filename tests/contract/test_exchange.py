@@ -16,7 +16,7 @@ from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous.protocol._exchange import Exchange, Posted
-from elasticlib.rendezvous.protocol._operations import Take, perform
+from elasticlib.rendezvous.protocol._operations import Take, Update, perform
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores._memory import MemoryExchange
 
@@ -56,18 +56,50 @@ class ExchangeContract(abc.ABC):
         assert exchange.wait("key", LONG)
         assert [value] == exchange.read(["key"])
 
-    def test_to_take_a_value_waits_for_it_and_forgets_those_before(self, exchange: Exchange) -> None:
-        exchange.write({"first": b"1", "second": b"2"})
+    def test_to_take_a_value_waits_for_it(self, exchange: Exchange) -> None:
+        other = exchange.clone()
+        with ThreadPoolExecutor() as pool:
+            taken = pool.submit(perform, other, Take("key", LONG))
+            exchange.write({"key": b"1"})
+            assert b"1" == taken.result(LONG)
 
-        assert b"2" == perform(exchange, Take("second", LONG, ("first",)))
-        assert [None, b"2"] == exchange.read(["first", "second"])
+        assert [b"1"] == exchange.read(["key"])
+        other.close()
 
-    @pytest.mark.parametrize("key", ["taken", "other"])
-    def test_to_take_what_does_not_come_forgets_those_before_all_the_same(self, exchange: Exchange, key: str) -> None:
-        exchange.write({"taken": b"1"})
+    @pytest.mark.parametrize("value", [b"", b"\0\xff"])
+    def test_what_is_taken_is_there_to_the_byte(self, exchange: Exchange, value: bytes) -> None:
+        exchange.write({"key": value})
 
-        assert None is perform(exchange, Take(key, SOON, ("taken",)))
-        assert [None] == exchange.read(["taken"])
+        assert value == exchange.take("key", LONG)
+
+    def test_what_does_not_come_is_not_taken_and_the_connection_goes_on(self, exchange: Exchange) -> None:
+        assert [None, None] == [exchange.take("key", seconds) for seconds in (SOON, 0.0)]
+
+        exchange.write({"key": b"1"})
+        assert [b"1", b"1"] == [exchange.take("key", seconds) for seconds in (LONG, 0.1)]
+
+    def test_an_update_reads_after_it_wrote(self, exchange: Exchange) -> None:
+        exchange.write({"old": b"1"})
+
+        assert [b"1", None, b"3"] == perform(exchange, Update({"new": b"3"}, ("old", "none", "new")))
+
+    @pytest.mark.parametrize("keys", [(), ("key",)])
+    def test_what_an_update_wrote_is_there_for_every_connection(
+        self, exchange: Exchange, keys: tuple[str, ...]
+    ) -> None:
+        other = exchange.clone()
+        for number in range(20):
+            exchange.update({"key": str(number).encode()}, keys)
+            assert [str(number).encode()] == other.read(["key"])
+        other.close()
+
+    def test_values_that_are_posted_with_an_entry_are_written_with_it(self, exchange: Exchange) -> None:
+        other = exchange.clone()
+        exchange.post(b"entry", {"one": b"1", "two": b""})
+
+        assert [b"1", b""] == other.read(["one", "two"])
+        assert [b"entry"] == [entry.data for entry in other.receive(LONG)]
+        other.close()
 
     def test_the_last_value_counts(self, exchange: Exchange) -> None:
         exchange.write({"key": b"1"})

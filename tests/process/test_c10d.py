@@ -33,8 +33,9 @@ from elasticlib.rendezvous.protocol._messages import Announcement, Terms, encode
 from elasticlib.rendezvous.stores import _c10d
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores._election import LeadershipLost
+from elasticlib.rendezvous.stores._file_store import sign
 from elasticlib.rendezvous.stores._guests import Claim, Guests
-from elasticlib.rendezvous.stores._torch_store import StoreExchange, sign
+from elasticlib.rendezvous.stores._torch_store import StoreExchange
 from tests.process.exchanges import answering
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]

@@ -102,7 +102,7 @@ def test_whoever_takes_over_amid_the_outcome_tells_all_the_same(delay: float) ->
 
 
 @BOTH
-@pytest.mark.parametrize("delay", [0.003, 0.005, 0.008, 0.011])
+@pytest.mark.parametrize("delay", [0.003, 0.005, 0.007, 0.009])
 def test_the_outcome_waits_for_no_node_that_is_lost_with_the_root_cause(coordinator: str, delay: float) -> None:
     earlier = FailWorker(3, 4.99, workers=WORKERS, text=LENGTH)
     cluster = failing(earlier, Kill(3, 4.99 + delay), coordinator=coordinator)

@@ -10,7 +10,12 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from elasticlib._untrusted import parse, shown
-from elasticlib.errors import RendezvousClosedError, RendezvousStateError
+from elasticlib.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousNotFoundError,
+    RendezvousStateError,
+)
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, CAUSE, heartbeat_key, key_place, report_place
 from elasticlib.rendezvous.protocol._progress import Seen
@@ -84,9 +89,15 @@ class Belief:
         place = report_place(self.run_id, self.nonce, self.node, seq)
         return messages.encode(messages.Envelope(seq, report), self.key, place)
 
-    def heartbeat(self, mailbox: str, heartbeat: messages.NodeHeartbeat) -> bytes:
-        """A heartbeat of this node."""
-        return messages.encode(heartbeat, self.key, key_place(self.run_id, self.nonce, heartbeat_key(mailbox)))
+    def heartbeat(self, mailbox: str, heartbeat: messages.NodeHeartbeat) -> dict[str, bytes]:
+        """A heartbeat of this node, by the key where it belongs."""
+        key = heartbeat_key(mailbox)
+        return {key: messages.encode(heartbeat, self.key, key_place(self.run_id, self.nonce, key))}
+
+    def gave_up(self, closed: bool, why: str) -> RendezvousNotFoundError | RendezvousConnectionError:
+        """The error of a node whose part is over; *closed*: the job was there."""
+        kind = RendezvousConnectionError if closed else RendezvousNotFoundError
+        return kind(f"node {self.node}, job {self.run_id!r}{why}")
 
 
 def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:

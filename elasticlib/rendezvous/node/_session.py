@@ -28,7 +28,7 @@ from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
 from elasticlib.rendezvous.node._session_liveness import NOTHING_HEARD, Limits, SessionLiveness, Tick
 from elasticlib.rendezvous.node._session_memory import Asked, Lanes, Mailbox, Task, Waiting
 from elasticlib.rendezvous.protocol import _exchange as exchange, _messages as messages
-from elasticlib.rendezvous.protocol._operations import Delete, Log, Operation, Post, Read, Take, Wait, Write, refuse
+from elasticlib.rendezvous.protocol._operations import Delete, Log, Operation, Post, Read, Take, Update, Wait, refuse
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._timing import GRACE
 
@@ -61,8 +61,6 @@ class Session:
     _lanes: Lanes = field(factory=Lanes)
     _greet_at: float | None = None
     _doubted: float | None = None
-    _awaited: str | None = None
-    _taken: tuple[str, ...] = ()  # a notice that was read and not deleted yet
     _ending: messages.Final | None = None  # while its whole root cause is being read
     _refusals: Refusals = field(factory=Refusals)
 
@@ -173,9 +171,8 @@ class Session:
                     # Nobody coordinates the job any more: its store is gone, or the one who does is cut off here.
                     if gone or (closed and not self.contact.limits.elected and self._host == self.belief.node):
                         self.words += (messages.StoreGone(why),)
-                    kind = errors.RendezvousConnectionError if closed else errors.RendezvousNotFoundError
                     place = memory.search(self.where, self._host if self.contact.met else "", self.status)
-                    self.error = kind(f"node {self.belief.node}, job {self.belief.run_id!r}{place}: {why}")
+                    self.error = self.belief.gave_up(closed, f"{place}: {why}")
 
     def _stop(self, why: str, grace: float | None = None) -> None:
         """Others may have this node's ranks by now, and an assignment that was not taken yet is none any more."""
@@ -185,8 +182,8 @@ class Session:
 
     def _disconnected(self) -> None:
         self._connected = self._greeted = False
-        self._greet_at = self._doubted = self._awaited = None
-        self._heartbeats, self._lanes = evolve(self._heartbeats, send_at=0.0), self._lanes.cleared()
+        self._greet_at, self._doubted, self._lanes = None, None, self._lanes.cleared()
+        self._heartbeats, self._mailbox = evolve(self._heartbeats, send_at=0.0), self._mailbox.awaits(None)
 
     def _fail(self, error: events.Permanent, out: list[events.Action]) -> None:
         self.error = self.error or error
@@ -208,18 +205,20 @@ class Session:
                 self._outbox = self._outbox.described(asked.seq, self.belief.join(result, self.terms, self.seen))
             case Task.POST, _:
                 self._outbox = self._outbox.done(asked.seq)
+                self._mailbox = self._mailbox.woken(asked.key)
                 if asked.seq == self._outbox.join_seq and not self._heartbeats.unanswered:
                     self._heartbeats = evolve(self._heartbeats, send_at=now)
                     self._judge(_session_liveness.Acknowledged(asked.sent), now, out)
-            case Task.HEARTBEAT, _:
-                self._heartbeats = evolve(self._heartbeats, stored=asked.sent)
-                self._ask(Task.HEAR, Read((exchange.COORDINATOR_HEARTBEAT,)), now, out)
-            case ((Task.HEAR | Task.LISTEN), [heard]):
+            case ((Task.HEARTBEAT | Task.LISTEN), [heard]):
+                if asked.task is Task.HEARTBEAT:
+                    self._heartbeats = evolve(self._heartbeats, stored=asked.sent)
                 self._feel(heard, asked, now, out)
-            case ((Task.TAKE | Task.FORGET), data):
-                self._awaited, self._mailbox = None, self._mailbox.cleared(asked.seq)
+            case Task.TAKE, data:
+                self._mailbox = self._mailbox.awaits(None)
                 if isinstance(data, bytes):
                     self._notice(asked.key, data, now, out)
+            case Task.FORGET, _ if isinstance(asked.what, Delete):
+                self._mailbox = self._mailbox.cleared(asked.what.keys)
             case Task.CAUSE, [cause] if self._ending is not None:
                 whole = self.belief.whole(self._ending, cause)
                 if cause is not None and whole is self._ending:
@@ -251,7 +250,7 @@ class Session:
             # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
             self.status, self.spares = heard.status if self._heartbeats.answered else "", heard.waiting
             told = heard.read if heard.count >= self.contact.heard else None
-            self._heartbeats, read = self._heartbeats.hears(told, answered=asked.task is Task.HEAR)
+            self._heartbeats, read = self._heartbeats.hears(told, answered=asked.task is Task.HEARTBEAT)
             if heard.epoch > self.seen.epoch and self.final is None:
                 self._outbox = self._outbox.again(self.seen)  # whoever took over may have been given an old memory
             self.seen = self.seen.felt(heard)
@@ -281,7 +280,7 @@ class Session:
         if notice is not None and key == self._next_key():  # an earlier mailbox speaks of a round that is done with
             self._mailbox = self._mailbox.further()
             self._believe(notice, now, out)
-        self._taken = (key,)
+        self._mailbox = self._mailbox.taken(key, isinstance(notice, messages.RankAssignment))
 
     def _believe(self, notice: messages.Told, now: float, out: list[events.Action]) -> None:
         self.seen = self.seen.told(notice)
@@ -330,23 +329,22 @@ class Session:
         if self._lanes.is_free(events.Lane.SPEAK):
             self._speak(now, out)
         if self._lanes.is_free(events.Lane.WATCH) and self._greeted:
-            key, left = self._next_key(), self._mailbox.deletable()
-            done, taken, self._taken = (*self._taken, *left), self._taken, ()
-            if key is not None:
-                self._awaited = key
-                self._ask(Task.TAKE, Take(key, memory.SLICE, done), now, out, key=key, seq=len(left))
-            elif taken:
-                self._ask(Task.FORGET, Delete(done), now, out, seq=len(left))
+            key = self._next_key()
+            if done := self._mailbox.deletable(key):
+                self._ask(Task.FORGET, Delete(done), now, out)
+            elif key is not None:
+                self._mailbox = self._mailbox.awaits(key)
+                self._ask(Task.TAKE, Take(key, memory.SLICE), now, out, key=key)
 
     def _speak(self, now: float, out: list[events.Action]) -> None:
         if not self._greeted:
             if self._greet_at is None or now >= self._greet_at:
                 self._ask(Task.FIND, Wait(exchange.ANNOUNCEMENT, memory.GREETING), now, out)
-        elif self._awaited is not None and self._awaited != self._next_key():
-            key, self._awaited = self._awaited, None
-            self._ask(Task.WAKE, Write({key: memory.WAKE}), now, out)
         elif (envelope := self._outbox.next) is not None:
             self._send(envelope, now, out)
+        elif (stale := self._mailbox.stale(self._next_key())) is not None:
+            self._mailbox = self._mailbox.awaits(None)
+            self._ask(Task.WAKE, Update({stale: memory.WAKE}, ()), now, out)
         elif self.closed:
             self._part(out)
         elif self._may_send_heartbeat() and now >= self._heartbeats.due_at():
@@ -359,7 +357,9 @@ class Session:
             return
         self._outbox = self._outbox.sent(seq, now)
         sent = (self._outbox.join_sent or now) if seq == self._outbox.join_seq else now
-        self._ask(Task.POST, Post(self.belief.envelope(seq, what)), now, out, seq=seq, sent=sent)
+        stale = self._mailbox.stale(self._next_key())
+        post = Post(self.belief.envelope(seq, what), {} if stale is None else {stale: memory.WAKE})
+        self._ask(Task.POST, post, now, out, key=stale or "", seq=seq, sent=sent)
 
     def _may_send_heartbeat(self) -> bool:
         return self.contact.limits.heartbeat > 0 and self._outbox.has_joined and not self.closed
@@ -368,13 +368,13 @@ class Session:
         """Or listen to the coordinator, between two of them, or while they rest."""
         self._heartbeats, sends = self._heartbeats.turn(now, self.contact.limits.heartbeat)
         if not sends:
-            self._ask(Task.LISTEN, Read((exchange.COORDINATOR_HEARTBEAT,)), now, out)
+            self._ask(Task.LISTEN, Read(memory.HEARD), now, out)
             return
         if self._waiting is not None and self._heartbeats.is_late():
             self._outbox = self._outbox.again(self.seen)
         count, read, said = self._heartbeats.count, self._mailbox.read, self._outbox.said
-        heartbeat = self.belief.heartbeat(self._mailbox.name, messages.NodeHeartbeat(count, read, said))
-        self._ask(Task.HEARTBEAT, Write({exchange.heartbeat_key(self._mailbox.name): heartbeat}), now, out)
+        own = self.belief.heartbeat(self._mailbox.name, messages.NodeHeartbeat(count, read, said))
+        self._ask(Task.HEARTBEAT, Update(own, memory.HEARD), now, out)
 
     def _next_key(self) -> str | None:
         done = self.closed or (self.final is not None and self._mailbox.read > 0)
@@ -384,7 +384,7 @@ class Session:
         self, task: Task, what: Operation | events.Describe, now: float, out: list[events.Action],
         *, key: str = "", seq: int = 0, sent: float | None = None,
     ) -> None:  # fmt: skip
-        self._lanes = self._lanes.ask(task, now if sent is None else sent, key, seq)
+        self._lanes = self._lanes.ask(task, now if sent is None else sent, key, seq, what)
         out.append(events.Ask(self._connection, task.lane, self._lanes.count, what))
 
     def _part(self, out: list[events.Action]) -> None:

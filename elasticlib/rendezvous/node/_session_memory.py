@@ -3,7 +3,9 @@ The parts of a session's memory: what is asked, the mailbox it reads, its wait f
 
 Rules of this file: one operation at a time on each of a connection's lanes; an answer finds the question by its number.
 Each request to join opens a new mailbox. What may be left in an old one is deleted once a notice came in the new one:
-then nobody of this node looks into the old one, nor writes there. When people are told that a node still waits for its
+then nobody of this node looks into the old one, nor writes there. What was read is deleted once there are ranks, when
+nobody is in a hurry, and counts as there until that is acknowledged. It is the lane that watches which does so: nothing
+holds a heartbeat up. When people are told that a node still waits for its
 ranks is data; what is said is made by whoever knows.
 """
 
@@ -16,8 +18,9 @@ from typing import TypeVar
 from attrs import Factory, evolve, fields, frozen
 from typing_extensions import Self
 
-from elasticlib.rendezvous.node._session_events import Lane
-from elasticlib.rendezvous.protocol._exchange import heartbeat_key, mailbox_key
+from elasticlib.rendezvous.node._session_events import Describe, Lane
+from elasticlib.rendezvous.protocol._exchange import COORDINATOR_HEARTBEAT, heartbeat_key, mailbox_key
+from elasticlib.rendezvous.protocol._operations import Operation
 
 SLICE = 60.0
 """Seconds that one wait for a notice lasts."""
@@ -25,6 +28,8 @@ GREETING = 1.0
 """Seconds of one wait for the coordinator's greeting."""
 WAKE = b""
 """What a node writes for itself where its next notice would lie, to wait there no more."""
+HEARD = (COORDINATOR_HEARTBEAT,)
+"""What a node reads of its coordinator, again and again."""
 _TELL_AFTER = (5.0, 15.0, 30.0)
 """Seconds of waiting after which it is told."""
 _TELL_EVERY = 60.0
@@ -39,12 +44,11 @@ class Task(enum.Enum):
     WAKE = "wake the lane that watches for what comes no more"
     DESCRIBE = "learn what this node brings"
     POST = "post a message"
-    HEARTBEAT = "write a heartbeat"
-    HEAR = "read the coordinator's heartbeat, after one of this node"
-    LISTEN = "read it between two heartbeats, or while they rest"
-    TAKE = "wait for the next notice and read it; delete the one before"
+    HEARTBEAT = "write a heartbeat, and read the coordinator's"
+    LISTEN = "read that between two heartbeats, or while they rest"
+    TAKE = "wait for the next notice and read it"
     CAUSE = "read the root cause whole"
-    FORGET = "delete the last notice"
+    FORGET = "delete what was read"
 
     @property
     def lane(self) -> Lane:
@@ -61,6 +65,7 @@ class Asked:
     sent: float
     key: str = ""
     seq: int = 0
+    what: Operation | Describe | None = None
 
 
 @frozen
@@ -75,10 +80,12 @@ class Lanes:
         """Whether something can be asked."""
         return lane not in self._busy
 
-    def ask(self, task: Task, sent: float, key: str = "", seq: int = 0) -> Self:
+    def ask(
+        self, task: Task, sent: float, key: str = "", seq: int = 0, what: Operation | Describe | None = None
+    ) -> Self:
         """Its lane is busy with that."""
         number = self.count + 1
-        return evolve(self, count=number, busy={**self._busy, task.lane: Asked(number, task, sent, key, seq)})
+        return evolve(self, count=number, busy={**self._busy, task.lane: Asked(number, task, sent, key, seq, what)})
 
     def answered(self, number: int) -> tuple[Self, Asked | None]:
         """The lane of that operation is free; None when nobody waits for its answer."""
@@ -99,8 +106,14 @@ class Mailbox:
     name: str = ""
     read: int = 0
     """Notices that were read."""
+    awaited: str | None = None
+    """The key that a lane watches."""
+    done: tuple[str, ...] = ()
+    """Keys that were read and, as far as is known, not deleted."""
     litter: tuple[str, ...] = ()
     """Keys of older mailboxes."""
+    settled: bool = False
+    """Whether the last that was read were ranks."""
 
     @property
     def next_key(self) -> str | None:
@@ -116,17 +129,36 @@ class Mailbox:
         left = (heartbeat_key(self.name), *(mailbox_key(self.name, index) for index in range(first, self.read + 1)))
         return evolve(self, name=name, read=0, litter=(*self.litter, *left))
 
+    def awaits(self, key: str | None) -> Self:
+        """That one is watched, or none."""
+        return evolve(self, awaited=key)
+
+    def woken(self, key: str) -> Self:
+        """Whoever watched that one does so no more."""
+        return self.awaits(None) if key == self.awaited else self
+
+    def stale(self, key: str | None) -> str | None:
+        """What is watched, where it is not *key*, at which the next notice will lie."""
+        return self.awaited if self.awaited != key else None
+
+    def taken(self, key: str, settles: bool) -> Self:
+        """What lies there was read, be it a notice or not; *settles*: it was one of ranks."""
+        return evolve(self, done=(*self.done, key), settled=settles)
+
     def further(self) -> Self:
         """After one more notice."""
         return evolve(self, read=self.read + 1)
 
-    def deletable(self) -> tuple[str, ...]:
-        """What nobody needs any more besides what was read."""
-        return self.litter if self.read else ()
+    def deletable(self, key: str | None) -> tuple[str, ...]:
+        """What is to be deleted before *key* is watched: all if that is None, there are ranks, or one was read there."""
+        if key is None or self.settled or key in self.done:
+            return tuple(dict.fromkeys((*self.done, *(self.litter if self.read else ()))))
+        return ()
 
-    def cleared(self, count: int) -> Self:
-        """Without the first so many keys of what was left, which are deleted."""
-        return evolve(self, litter=self.litter[count:])
+    def cleared(self, keys: tuple[str, ...]) -> Self:
+        """After these were deleted."""
+        done, litter = ([key for key in each if key not in keys] for each in (self.done, self.litter))
+        return evolve(self, done=tuple(done), litter=tuple(litter)) if keys else self
 
 
 _T = TypeVar("_T")

@@ -15,12 +15,14 @@ reader, who deletes it once read; so any reader can be woken by a value put into
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from attrs import frozen
 
 from elasticlib.errors import RendezvousError
 
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
 ANNOUNCEMENT = "hello"
 COORDINATOR_HEARTBEAT = "pulse"
 CAUSE = "cause"
@@ -54,12 +56,12 @@ class Exchange(Protocol):
     One thread at a time uses a connection: `clone` it for another one. A call may block for as long as the
     store is silent. A store that cannot be reached, or that ended, raises `RendezvousConnectionError`; a
     connection that raised that is done with. A store that is there and refuses raises `RequestRefusedError`, and
-    the connection goes on. What `write` or `post` wrote is there, for every connection, once
+    the connection goes on. What `write`, `update` or `post` wrote is there, for every connection, once
     it returned.
     """
 
-    def post(self, data: bytes) -> None:
-        """Append an entry to the inbox. Entries of one connection keep their order."""
+    def post(self, data: bytes, values: Mapping[str, bytes] = NOTHING) -> None:
+        """Append an entry to the inbox, and `write` the values. Entries of one connection keep their order."""
 
     def receive(self, timeout: float | None) -> Sequence[Posted]:
         """
@@ -77,6 +79,15 @@ class Exchange(Protocol):
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """The value of each key; None for a key that was never written, or deleted since."""
+
+    def update(self, values: Mapping[str, bytes], keys: Sequence[str]) -> list[bytes | None]:
+        """As `write` and then `read`, in fewer requests where the store can."""
+        self.write(values)
+        return self.read(keys)
+
+    def take(self, key: str, timeout: float) -> bytes | None:
+        """As `wait` and then `read`, in fewer requests where the store can; None where the key does not come."""
+        return self.read((key,))[0] if self.wait(key, timeout) else None
 
     def wait(self, key: str, timeout: float | None) -> bool:
         """Block until the key is there, at most *timeout* seconds (None: for ever); whether it was."""

@@ -14,14 +14,15 @@ from attrs import frozen
 from typing_extensions import assert_never
 
 from elasticlib._untrusted import Refusals
-from elasticlib.rendezvous.protocol._exchange import Exchange, Posted
+from elasticlib.rendezvous.protocol._exchange import NOTHING, Exchange, Posted
 
 
 @frozen
 class Post:
-    """Append an entry to the inbox. Answer: None."""
+    """Append an entry to the inbox, and write all *values*. Answer: None."""
 
     data: bytes
+    values: Mapping[str, bytes] = NOTHING
 
 
 @frozen
@@ -47,16 +48,19 @@ class Wait:
 
 
 @frozen
-class Take:
-    """
-    Forget the keys *done*, then read *key* once it is there, *timeout* seconds at most.
+class Update:
+    """Write all *values*, then read *keys*. Answer: a value or None for each of these."""
 
-    Answer: its value, or None.
-    """
+    values: Mapping[str, bytes]
+    keys: tuple[str, ...]
+
+
+@frozen
+class Take:
+    """Read *key* once it is there, *timeout* seconds at most. Answer: its value, or None."""
 
     key: str
     timeout: float
-    done: tuple[str, ...] = ()
 
 
 @frozen
@@ -99,25 +103,25 @@ def refuse(refusals: Refusals, kind: str, why: object, now: float) -> tuple[Refu
     return refusals, () if said is None else (Log("warning", said),)
 
 
-Operation: TypeAlias = Post | Write | Read | Wait | Take | Delete | Discard | ClearForeign
+Operation: TypeAlias = Post | Write | Read | Update | Wait | Take | Delete | Discard | ClearForeign
 Result: TypeAlias = bool | list[bytes | None] | bytes | None
 
 
 def perform(exchange: Exchange, operation: Operation) -> Result:
     """Do it; raises what the exchange raises."""
     match operation:
-        case Post(data):
-            exchange.post(data)
+        case Post(data, values):
+            exchange.post(data, values)
         case Write(values):
             exchange.write(values)
         case Read(keys):
             return exchange.read(keys)
+        case Update(values, keys):
+            return exchange.update(values, keys)
         case Wait(key, timeout):
             return exchange.wait(key, timeout)
-        case Take(key, timeout, done):
-            if done:
-                exchange.delete(done)
-            return exchange.read((key,))[0] if exchange.wait(key, timeout) else None
+        case Take(key, timeout):
+            return exchange.take(key, timeout)
         case Delete(keys):
             exchange.delete(keys)
         case Discard(entries):

@@ -40,16 +40,14 @@ from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS, Address, resolve
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
 from elasticlib.rendezvous.protocol._messages import key_of
 from elasticlib.rendezvous.protocol._reading import greeting_of
+from elasticlib.rendezvous.stores._file_store import PolledFileStore, is_stale, sign
 from elasticlib.rendezvous.stores._guests import Claim, Guests, forget, wait_for_guests
 from elasticlib.rendezvous.stores._torch_store import (
     CLAIMANT,
     SERVER,
     SERVES,
-    PolledFileStore,
     Store,
     StoreExchange,
-    is_stale,
-    sign,
 )
 
 LOOK_UP = 10.0

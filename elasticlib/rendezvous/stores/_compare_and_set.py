@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import define, evolve, field
 
-from elasticlib.rendezvous.protocol._exchange import Exchange, Posted
+from elasticlib.rendezvous.protocol._exchange import NOTHING, Exchange, Posted
 from elasticlib.rendezvous.stores._candidacy import SLICE
 from elasticlib.rendezvous.stores._keys import Hold, Item, Keys, component
 
@@ -39,8 +39,10 @@ class CompareAndSetExchange(Exchange):
     """What the last wait has found, and nobody has read yet."""
     _paths: dict[int, str] = field(init=False, factory=dict)
 
-    def post(self, data: bytes) -> None:
+    def post(self, data: bytes, values: Mapping[str, bytes] = NOTHING) -> None:
         self._keys.append(f"{self._root}/inbox", data)
+        if values:
+            self.write(values)
 
     def receive(self, timeout: float | None) -> Sequence[Posted]:
         inbox = f"{self._root}/inbox"

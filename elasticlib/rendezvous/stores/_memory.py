@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import Factory, define, field
 
-from elasticlib.rendezvous.protocol._exchange import Exchange, Posted
+from elasticlib.rendezvous.protocol._exchange import NOTHING, Exchange, Posted
 
 
 @define(eq=False)
@@ -33,9 +33,10 @@ class MemoryExchange(Exchange):
     _received: int = field(default=0, init=False)
     _closed: bool = field(default=False, init=False)
 
-    def post(self, data: bytes) -> None:
+    def post(self, data: bytes, values: Mapping[str, bytes] = NOTHING) -> None:
         shelf = self._shelf
         with shelf.changed:
+            shelf.values.update(values)
             shelf.posted += 1
             shelf.inbox[shelf.posted] = data
             shelf.changed.notify_all()

@@ -4,8 +4,6 @@ An exchange over a store of torch: TCPStore, or FileStore on one machine.
 Rules of this file: every call is one round trip or a few, and what it wrote is acknowledged when it returns. torch's
 exceptions end here. What strangers write under our keys is passed on as bytes, or is a `RendezvousStateError`.
 
-The nodes of a job in a FileStore are processes of one machine, so a process id means something there.
-
 The inbox is a counter and numbered entries, for these stores know no queues: a poster takes the next number from the
 counter, then writes the entry under it. A number without an entry is a poster on its way, paused, or dead; it holds up
 nobody else's entries. A poster's own entries stay in order, since it takes a number only after its last entry was
@@ -14,23 +12,20 @@ written.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import quote
 
 from attrs import Factory, define, evolve, field
 
 from elasticlib._clock import Clock, monotonic
-from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous.protocol._exchange import Exchange, Posted, RequestRefusedError, parts
-from elasticlib.utils.process_state import stat_words
+from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
+from elasticlib.rendezvous.protocol._exchange import NOTHING, Exchange, Posted, RequestRefusedError, parts
+from elasticlib.rendezvous.stores._file_store import SOONEST, poll
 
 ROOT = "elasticlib/"
 """What all our keys start with; workers that share the store use others."""
@@ -42,8 +37,6 @@ CLAIMANT = "claimant"
 """Who coordinates the job: a word of that process's own."""
 TOGETHER = 1000
 """Keys in one request."""
-SOONEST, LATEST = 0.001, 0.02
-"""Bounds, in seconds, of the pause between two looks at what a store cannot tell of."""
 LATE = 60.0
 """Seconds that a number without an entry is looked after; a poster that took longer must not rely on its entry."""
 SHORTEST, LONGEST = 0.01, 1.0
@@ -67,6 +60,8 @@ class Store(Protocol):
     def set(self, key: str, value: bytes) -> None: ...
     def add(self, key: str, value: int) -> int: ...
     def check(self, keys: list[str]) -> bool: ...
+    def get(self, key: str) -> bytes: ...
+    def set_timeout(self, timeout: timedelta) -> None: ...
     def compare_set(self, key: str, expected_value: bytes, desired_value: bytes) -> bytes: ...
     def delete_key(self, key: str) -> bool: ...
     def multi_get(self, keys: list[str]) -> list[bytes]: ...
@@ -96,13 +91,15 @@ class StoreExchange(Exchange):
     _next: int = field(init=False, default=Factory(lambda self: self.first, takes_self=True))
     _missing: dict[int, float] = field(init=False, factory=dict)
     """Numbers below `_next` whose entries were not there, and since when."""
+    _limit: float | None = field(init=False, default=None)
+    """Seconds that `take` had the connection wait last; None for what it was made with."""
     _nothing: bytes = field(init=False, factory=lambda: secrets.token_bytes(16))
     """Stands for an absent key; nobody can write it on purpose."""
 
-    def post(self, data: bytes) -> None:
-        self._check({"inbox": data})
+    def post(self, data: bytes, values: Mapping[str, bytes] = NOTHING) -> None:
+        self._check({"inbox": data, **values})
         began = self._clock()
-        self.append("inbox", data)
+        self.append("inbox", data, values)
         if self._clock() - began > LATE / 2:
             why = "took so long that the coordinator may not read this message any more"
             raise RendezvousConnectionError(f"the store at {self.where} {why}")
@@ -149,19 +146,45 @@ class StoreExchange(Exchange):
 
     def write(self, values: Mapping[str, bytes]) -> None:
         self._check(values)
-        keys: list[str] = []
         with self._speaking() as store:
-            for part in parts(values, TOGETHER, _BYTES):
-                keys = [self.full_key(key) for key, _ in part]
-                store.multi_set(keys, [data for _, data in part])
-            if keys:
-                store.check(keys[-1:])  # requests of a connection are served in order
+            last = self._write(store, values)
+            if last:
+                store.check([last])  # requests of a connection are served in order
+
+    def _write(self, store: Store, values: Mapping[str, bytes]) -> str:
+        """Send them, and wait for no answer; the last key that was sent."""
+        last = ""
+        for part in parts(values, TOGETHER, _BYTES):
+            keys = [self.full_key(key) for key, _ in part]
+            store.multi_set(keys, [data for _, data in part])
+            last = keys[-1]
+        return last
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         full = [self.full_key(key) for key in keys]
         with self._speaking() as store:
             parts = (self._read(store, full[start : start + TOGETHER]) for start in range(0, len(full), TOGETHER))
             return [value for part in parts for value in part]
+
+    def update(self, values: Mapping[str, bytes], keys: Sequence[str]) -> list[bytes | None]:
+        if not keys:
+            self.write(values)
+            return []
+        self._check(values)
+        with self._speaking() as store:
+            self._write(store, values)
+        return self.read(keys)  # requests of a connection are served in order: with the answer, these were
+
+    def take(self, key: str, timeout: float) -> bytes | None:
+        from torch.distributed import DistStoreError
+
+        with self._speaking() as store:
+            if timeout != self._limit:
+                store.set_timeout(timedelta(seconds=max(timeout, SOONEST)))  # 0 would be for ever
+                self._limit = timeout
+            with suppress(DistStoreError):
+                return store.get(self.full_key(key))  # empty where it is deleted meanwhile
+        return None
 
     def wait(self, key: str, timeout: float | None) -> bool:
         deadline = None if timeout is None else self._clock() + timeout
@@ -189,14 +212,17 @@ class StoreExchange(Exchange):
         with self._speaking() as store:
             return store.compare_set(self.full_key(key), old, new)
 
-    def append(self, folder: str, data: bytes) -> int:
-        """Leave *data* as the next entry of *folder*; its number."""
+    def append(self, folder: str, data: bytes, values: Mapping[str, bytes] = NOTHING) -> int:
+        """Leave *data* as the next entry of *folder*, and write *values*; its number."""
         with self._speaking() as store:
             number = store.add(self.full_key(folder), 1)
             if number < 1:
                 raise RendezvousStateError(f"the {folder} counter was overwritten: it holds {number}")
             entry = self.full_key(f"{folder}/{number}")
-            store.set(entry, data)
+            if values:
+                store.multi_set([entry, *map(self.full_key, values)], [data, *values.values()])
+            else:
+                store.set(entry, data)
             store.check([entry])  # the acknowledgement; the entry itself may have been received by now
             return number
 
@@ -296,80 +322,3 @@ class StoreExchange(Exchange):
 
 def _prefix_of(run_id: str) -> str:
     return f"{ROOT}{quote(run_id, safe='')}/"
-
-
-def poll(is_so: Callable[[], bool], limit: float, clock: Clock = monotonic) -> bool:
-    """Ask again and again, the more seldom the longer it takes; whether it was so within *limit* seconds."""
-    deadline, pause = clock() + limit, SOONEST
-    while not is_so():
-        if (left := deadline - clock()) <= 0:
-            return False
-        time.sleep(min(pause, left))
-        pause = min(2 * pause, LATEST)
-    return True
-
-
-@define(eq=False)
-class PolledFileStore:
-    """A FileStore that can wait for milliseconds, and notices when its file was taken away."""
-
-    path: str
-    _store: Any
-    _file: os.stat_result
-
-    @classmethod
-    def open(cls, path: str) -> PolledFileStore:
-        """The store in the file at *path*, which is made if need be; raises `ConfigError` where that cannot be."""
-        from torch.distributed import FileStore  # type: ignore[attr-defined]
-
-        try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-            file = os.stat(path)
-        except OSError as error:
-            why = os.strerror(error.errno or 0)
-            raise ConfigError(f"rdzv_endpoint={path!r} is no file that this user can write: {why}") from error
-        store = FileStore(path, -1)
-        store.set_timeout(timedelta(seconds=1))
-        return cls(path, store, file)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("set", "add", "check", "compare_set", "delete_key", "multi_get", "multi_set"):
-            raise AttributeError(name)
-        if not os.path.samestat(os.stat(self.path), self._file):
-            raise OSError(errno.ESTALE, "the file was replaced", self.path)
-        return getattr(self._store, name)
-
-    def list_keys(self) -> list[str]:
-        """No keys: no worker uses this store."""
-        return []
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Return once the keys are there; raises torch's DistStoreError when they are not in time."""
-        from torch.distributed import DistStoreError
-
-        if not poll(lambda: self.check(keys), timeout.total_seconds()):
-            raise DistStoreError("wait timeout")
-
-
-def sign() -> bytes:
-    """Text by which `is_stale` tells whether this process lives."""
-    return f"{_namespace()} {os.getpid()} {_born(os.getpid())}".encode()
-
-
-def is_stale(signature: bytes) -> bool:
-    """Whether the process that signed is gone for sure."""
-    try:
-        namespace, pid, born, *_ = signature.decode().split()
-        return namespace == _namespace() and _born(int(pid)) != born
-    except ValueError:
-        return False
-
-
-def _namespace() -> str:
-    return os.readlink("/proc/self/ns/pid")
-
-
-def _born(pid: int) -> str:
-    """Start time of a process, in clock ticks; empty when it is gone."""
-    facts = stat_words(pid)
-    return "" if not facts or facts[0] in "ZX" else facts[19]

@@ -10,6 +10,7 @@ What of the session itself is looked at are the fields that others read.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import define, field
@@ -30,7 +31,7 @@ from elasticlib.rendezvous.protocol._exchange import (
     key_place,
     mailbox_name,
 )
-from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Take, Wait, Write
+from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Take, Update, Wait
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._reading import greeting_of, heartbeat_of
 from elasticlib.rendezvous.protocol._shortening import refers
@@ -222,26 +223,29 @@ class SessionChecks:
                     self.lanes.follow[lane] = Read((ANNOUNCEMENT, COORDINATOR_HEARTBEAT))
             case Take(key):
                 self._awaits = ""
-                self.mailbox.deleted()
                 if result is not None:
                     return self._noticed(key, result, now)
             case events.Describe():
                 self.envelopes.described(result, self.seen, self._period)
-            case Post():
+            case Post(_, values):
+                if self._awaits in values:
+                    self._awaits = ""
                 self.envelopes.arrived(self._posting)
                 if self._posting == self.envelopes.join_seq and not self.heartbeats.since_join:
                     self.heartbeats.at_once()
                     if not self.contact.over:
                         self.contact.stored(self.envelopes.asked_at or now, now)
-            case Write(values) if WAKE not in values.values():
-                self.lanes.follow[lane] = Read((COORDINATOR_HEARTBEAT,))
+            case Delete(keys):
+                self.mailbox.deleted(tuple(keys))
+            case Update(values, (key,)):
+                self._listens = False
                 self.heartbeats.stored_at = self.heartbeats.sent_at
-            case Delete():
-                self.mailbox.deleted()
+                return self._felt(result[0], after, now)
+            case Read((key,)) if key == COORDINATOR_HEARTBEAT:
+                self._listens = True
+                return self._felt(result[0], after, now)
             case Read((key, *_)) if key == ANNOUNCEMENT:
                 self._is_greeted(result, after, now)
-            case Read((key,)) if key == COORDINATOR_HEARTBEAT:
-                return self._felt(result[0], after, now)
             case Read((key,)) if key == CAUSE:
                 return self._ended(result[0], after, now)
         return None
@@ -318,7 +322,7 @@ class SessionChecks:
 
     def _delivered(self, key: str, notice: messages.Told | None, now: float) -> messages.Told | None:
         """The notice that is the next one; it is to be deleted now."""
-        self.mailbox.has_taken(key)
+        self.mailbox.has_taken(key, isinstance(notice, messages.RankAssignment))
         if notice is None or self._has_read_all() or key != self.mailbox.next_key:
             return None
         self.mailbox.read += 1
@@ -370,33 +374,32 @@ class SessionChecks:
             case Wait(key, seconds) if key == ANNOUNCEMENT and speaks:
                 self.demand(not greeted and now >= self._look_at, "the greeting is waited for in vain")
                 self.demand(seconds == GREETING, f"the greeting is waited for {seconds} s")
-            case Take(key, seconds, done) if not speaks and greeted and not self._has_read_all():
-                self.mailbox.deletes(done)
-                self.demand(key == self.mailbox.next_key, f"{key} is waited for, {self.mailbox.next_key} comes next")
+            case Take(key, seconds) if not speaks and greeted and not self._has_read_all():
+                self.mailbox.may_wait(key)
                 self.demand(seconds == SLICE, f"a notice is waited for {seconds} s")
                 self._awaits = key
             case events.Describe() if speaks and greeted:
                 self.envelopes.describes()
-            case Post(data) if speaks and greeted:
+            case Post(data, values) if speaks and greeted:
                 self._posting = self.envelopes.post(data, self.seen.nonce, now)
-            case Write(values) if speaks and greeted and len(values) == 1:
-                self._writes(*next(iter(values.items())), now)
+                stale = {self._awaits: WAKE} if self._awaits and self._is_stale() else {}
+                self.demand(values == stale, f"{values} is written with a message, and should be {stale}")
+            case Update(values, ()) if speaks and greeted:
+                self.demand(values == {self._awaits: WAKE} and self._is_stale(), f"{values} is written to wake nobody")
+                self._awaits = ""
+            case Update(values, (key,)) if speaks and greeted and key == COORDINATOR_HEARTBEAT:
+                self._sends(values, now)
             case Read((key,)) if key == COORDINATOR_HEARTBEAT and speaks and greeted:
-                self._listens = wanted is None
-                if self._listens:
-                    self.heartbeats.listens(now)
-            case Delete(keys) if not speaks and self._has_read_all():
-                self.mailbox.deletes(keys)
+                self.heartbeats.listens(now)
+            case Delete(keys) if not speaks and keys and (self._has_read_all() or self.mailbox.is_to_delete):
+                self.mailbox.deletes(tuple(keys))
             case Read() if wanted is not None:
                 pass
             case _:
                 self.demand(False, f"{what} is asked of lane {lane}")
 
-    def _writes(self, key: str, data: bytes, now: float) -> None:
-        if data == WAKE:
-            self.demand(key == self._awaits and self._is_stale(), f"{key} is written to wake nobody")
-            self._awaits = ""
-            return
+    def _sends(self, values: Mapping[str, bytes], now: float) -> None:
+        [(key, data)] = values.items()
         self.demand(key == heartbeat_key(self.mailbox.name), f"a heartbeat is written to {key}")
         self.demand(self.envelopes.has_joined and not self.closed, "it sends heartbeats though it asks for no seat")
         node_heartbeat = messages.decode(data, self._key, key_place(self._job, self.seen.nonce, key))
@@ -426,7 +429,8 @@ class SessionChecks:
             self._speaks(now)
         if self.lanes.there and self.lanes.is_free(Lane.WATCH):
             self.demand(self.announcement is None or self._has_read_all(), f"nobody waits for {self.mailbox.next_key}")
-            self.mailbox.rests()
+            if self.announcement is not None:
+                self.mailbox.rests()
         self.refusals.rests()
         self.demand(session.seen == self.seen, f"it has seen {self.seen}, and says {session.seen}")
         self.demand((session.final is not None) == self.final, f"it is told {session.final} as the end")

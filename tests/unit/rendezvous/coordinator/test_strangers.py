@@ -44,7 +44,7 @@ from elasticlib.rendezvous.protocol._messages import (
     encode,
     key_of,
 )
-from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, Take, Wait, Write
+from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, Take, Update, Wait, Write
 from tests.unit.rendezvous.messages import BUILDERS, REPORTS
 from tests.unit.untrusted import spoiled, strange
 
@@ -243,7 +243,7 @@ def test_whatever_a_node_finds_breaks_nothing(data: st.DataObject) -> None:
                     result = data.draw(st.booleans())
                 case Take(key):
                     result = data.draw(found(key))
-                case Read(keys):
+                case Read(keys) | Update(_, keys):
                     result = [data.draw(found(key)) for key in keys]
             event = Answer(ask.connection, ask.number, result)
         else:

@@ -28,6 +28,7 @@ from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
     COORDINATOR_HEARTBEAT,
+    NOTHING,
     Exchange,
     Posted,
     heartbeat_key,
@@ -442,9 +443,9 @@ class Brittle(MemoryExchange):
         self._pass()
         super().write(values)
 
-    def post(self, data: bytes) -> None:
+    def post(self, data: bytes, values: Mapping[str, bytes] = NOTHING) -> None:
         self._pass()
-        super().post(data)
+        super().post(data, values)
 
     def clone(self) -> MemoryExchange:
         return Brittle(self._shelf, self.state)

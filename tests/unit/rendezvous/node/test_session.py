@@ -66,7 +66,7 @@ from elasticlib.rendezvous.protocol._messages import (
     decode,
     encode,
 )
-from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Take, Wait, Write
+from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Take, Update, Wait
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._shortening import EARLY, ENVELOPE, refers
 from elasticlib.rendezvous.protocol._timing import FENCE, INTERVAL, KILL, LOOK
@@ -78,6 +78,7 @@ SEAT = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, ("10.0.0.1",), 29500, "all are 
 FINAL = Final(True, "all workers succeeded", round=0)
 BOX = "b/1"
 NODE_HEARTBEAT = heartbeat_key(BOX)
+NODE_HEARTBEAT_2 = heartbeat_key("b/2")
 
 
 def key(number: int, mailbox: str = BOX) -> str:
@@ -148,11 +149,26 @@ class Shell:
 
     def beaten(self) -> Shell:
         """A heartbeat, which is due, was acknowledged by a coordinator that lives."""
-        assert isinstance(self.what(), Write), self.what()
-        self.answer()
+        assert isinstance(self.what(), Update), self.what()
+        assert self.what().values, self.what()
         self.heartbeats += 1
         self.answer([put(CoordinatorHeartbeat("nonce", self.heartbeats))])
         return self
+
+    def rejoined(self) -> None:
+        """The next request to join is in the store, and a heartbeat acknowledged."""
+        self.hear(Seek(2, "trainer"))
+        self.answer(DESCRIPTOR)
+        self.posted().beaten()
+
+    def deleted(self) -> tuple[str, ...]:
+        """What is deleted now; none, where the next notice is waited for."""
+        if isinstance(self.what(Lane.WATCH), Take):
+            return ()
+        delete = self.what(Lane.WATCH)
+        assert isinstance(delete, Delete), delete
+        self.answer(None, Lane.WATCH)
+        return tuple(delete.keys)
 
     def posted(self) -> Shell:
         """The request to join, which is said once more, is in the store."""
@@ -161,7 +177,9 @@ class Shell:
         return self
 
     def reads(self, message: Message | bytes) -> list[Action]:
-        """A notice is found where it is waited for."""
+        """A notice is found where it is waited for, once what is deleted before is gone."""
+        if isinstance(self.what(Lane.WATCH), Delete):
+            self.answer(None, Lane.WATCH)
         return self.answer(message if isinstance(message, bytes) else put(message), Lane.WATCH)
 
     def words(self) -> tuple[Any, ...]:
@@ -406,7 +424,7 @@ def test_a_root_cause_that_lies_elsewhere_is_read_before_the_end_is_told() -> No
     shell.answer([put(Failed("a", 0, (NOTES[0],)))], Lane.WATCH)
 
     assert (ENDED,) == shell.words()
-    assert Delete((key(0),)) == shell.what(Lane.WATCH)
+    assert (key(0),) == shell.deleted()
     assert Acknowledgement("b") == shell.envelope().report
 
 
@@ -523,7 +541,7 @@ def test_heartbeats_rest_while_they_are_held() -> None:
     shell.hear(Hold(False))
 
     assert Read((COORDINATOR_HEARTBEAT,)) == asked
-    assert isinstance(shell.what(), Write)
+    assert [NODE_HEARTBEAT] == list(shell.what().values)
 
 
 def test_a_node_whose_heartbeats_rest_hears_which_was_read_last() -> None:
@@ -559,7 +577,6 @@ def test_a_job_that_has_begun_anew_is_left_by_whoever_was_in_it() -> None:
     while shell.connection == 1 and shell.now < 200.0:
         shell.later(INTERVAL * HEARTBEAT)
         if shell.connection == 1:
-            shell.answer()
             shell.answer([put(CoordinatorHeartbeat("other", int(shell.now)))])
     shell.greeted(evolve(GREETING, nonce="other"))
 
@@ -574,7 +591,6 @@ def test_a_heartbeat_of_the_coordinator_that_cannot_be_believed_is_refused_and_n
     while shell.connection == 1:
         shell.later(INTERVAL * HEARTBEAT)
         if shell.connection == 1:
-            shell.answer()
             shell.answer([junk])
 
     refusals = [action.text for action in shell.done if isinstance(action, Log) and "refused" in action.text]
@@ -588,7 +604,6 @@ def test_a_heartbeat_of_the_coordinator_that_cannot_be_believed_is_refused_and_n
 def test_the_coordinators_heartbeat_says_who_waits() -> None:
     shell = Shell().greeted().joined()
     shell.later(INTERVAL * HEARTBEAT)
-    shell.answer()
 
     shell.answer([put(CoordinatorHeartbeat("nonce", 7, "for node c", waiting=3))])
 
@@ -605,7 +620,19 @@ def test_notices_are_read_one_after_the_other_and_deleted() -> None:
     shell.answer(put(SEAT), Lane.WATCH)
 
     assert (SEAT,) == shell.words()
-    assert Take(key(1), SLICE, (key(0),)) == shell.what(Lane.WATCH)
+    assert (key(0),) == shell.deleted()
+    assert Take(key(1), SLICE) == shell.what(Lane.WATCH)
+
+
+def test_nobody_who_is_to_join_the_next_round_stops_to_delete_what_said_so() -> None:
+    """Until there are ranks again all nodes are in a hurry, and each deletion is a request."""
+    shell = Shell().greeted().joined()
+    shell.reads(SEAT)
+    shell.deleted()
+
+    shell.reads(RoundEnd(0, "a worker failed", True))
+
+    assert Take(key(2), SLICE) == shell.what(Lane.WATCH)
 
 
 def test_a_wait_that_ends_without_a_notice_begins_again() -> None:
@@ -623,7 +650,8 @@ def test_a_notice_that_is_none_is_refused_with_a_line_and_deleted() -> None:
 
     assert [True] == ["a notice was refused" in line.text for line in told if isinstance(line, Log)]
     assert () == shell.words()
-    assert Take(key(0), SLICE, (key(0),)) == shell.what(Lane.WATCH)
+    assert (key(0),) == shell.deleted()  # it would be found again and again
+    assert Take(key(0), SLICE) == shell.what(Lane.WATCH)
 
 
 def test_a_new_request_to_join_wakes_the_lane_that_waits_for_the_answers_to_the_old_one() -> None:
@@ -632,11 +660,50 @@ def test_a_new_request_to_join_wakes_the_lane_that_waits_for_the_answers_to_the_
 
     shell.hear(Seek(2, "trainer"))
 
-    assert Write({waits.key: b""}) == shell.what()
-    shell.reads(b"")
-    assert Take(key(0, "b/2"), SLICE, (waits.key,)) == shell.what(Lane.WATCH)
-    shell.answer()
     assert Describe(2, "trainer") == shell.what()
+    shell.answer(DESCRIPTOR)
+    assert isinstance(shell.envelope().report, Join)
+    assert {waits.key: b""} == shell.what().values
+    shell.reads(b"")
+    assert Take(key(0, "b/2"), SLICE) == shell.what(Lane.WATCH)
+    shell.answer()
+    assert Take(key(0, "b/2"), SLICE) == shell.what(Lane.WATCH)
+    assert Update({NODE_HEARTBEAT_2: put(NodeHeartbeat(2, 0, 2))}, (COORDINATOR_HEARTBEAT,)) == shell.what()
+
+
+def test_a_lane_is_woken_by_the_message_before_the_request_where_there_is_one() -> None:
+    shell = Shell().greeted().joined()
+    waits = shell.what(Lane.WATCH)
+    shell.hear(Tell(Stopped("b", 0, ())))
+    shell.hear(Seek(2, "trainer"))
+    assert {} == shell.what().values  # it was on its way before anybody asked anew
+    shell.answer()
+    shell.answer(DESCRIPTOR)
+
+    assert {waits.key: b""} == shell.what().values
+
+
+def test_a_lane_that_was_not_woken_as_the_store_refused_the_message_is_woken_with_the_next() -> None:
+    shell = Shell().greeted().joined()
+    waits = shell.what(Lane.WATCH)
+    shell.hear(Seek(2, "trainer"))
+    shell.answer(DESCRIPTOR)
+
+    shell.deny()
+
+    assert {waits.key: b""} == shell.what().values
+
+
+def test_who_was_woken_is_not_woken_again() -> None:
+    shell = Shell().greeted().joined()
+    shell.hear(Seek(2, "trainer"))
+    shell.answer(DESCRIPTOR)
+    shell.answer()  # though nothing came of it yet
+    shell.beaten()
+
+    shell.hear(Tell(Leave("b", "bye")))
+
+    assert {} == shell.what().values
 
 
 def test_answers_to_an_old_wish_that_were_not_taken_are_forgotten_with_a_new_one() -> None:
@@ -663,7 +730,7 @@ def test_ranks_that_come_while_contact_is_lost_are_none() -> None:
     shell.later(FENCE * HEARTBEAT + 0.1)
     shell.words()
     shell.greeted()
-    assert isinstance(shell.what(), Write)
+    assert isinstance(shell.what(), Update)
 
     shell.reads(evolve(SEAT, heard=2))
 
@@ -745,7 +812,6 @@ def test_ranks_that_may_be_old_are_told_once_the_coordinator_has_heard_this_node
     shell.answer([put(tells("b", count=9))])
     assert () == shell.words()
     shell.later(INTERVAL / 2 * HEARTBEAT)
-    shell.answer()
     shell.answer([put(tells("d", count=12))])
 
     assert (evolve(SEAT, heard=heard),) == shell.words()
@@ -816,7 +882,6 @@ def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> N
     shell = Shell().greeted().joined()
     shell.reads(evolve(SEAT, round=4))
     shell.later(INTERVAL * HEARTBEAT)
-    shell.answer()
     shell.answer([put(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))])
 
     assert Envelope(1, Join("b", DESCRIPTOR, None, 4, 0, pulse=1, heartbeat=10.0)) == shell.envelope()
@@ -828,7 +893,6 @@ def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> N
     shell.reads(SEAT)
 
     shell.later(INTERVAL * HEARTBEAT)
-    shell.answer()
     shell.answer([put(CoordinatorHeartbeat("nonce", shell.heartbeats + 16))])
 
     [word] = shell.words()
@@ -841,14 +905,12 @@ def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> N
 def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
     shell = Shell().greeted().joined()
     shell.later(INTERVAL * HEARTBEAT)
-    shell.answer()
     shell.answer([put(CoordinatorHeartbeat("nonce", 90))])
     assert 1 == len(shell.words())
 
     shell.hear(Seek(2, "trainer"))
     shell.answer()
     shell.answer(DESCRIPTOR)
-    shell.answer()
     shell.answer()
     shell.answer([put(CoordinatorHeartbeat("nonce", 190))])
 
@@ -861,7 +923,6 @@ def test_a_heartbeat_that_goes_on_as_it_should_stops_nobody() -> None:
     shell = Shell().greeted().joined()
     for count in (16, 31, 46):
         shell.later(INTERVAL * HEARTBEAT)
-        shell.answer()
         shell.answer([put(CoordinatorHeartbeat("nonce", count))])
 
     assert () == shell.words()
@@ -871,7 +932,6 @@ def test_a_new_coordinators_heartbeat_is_counted_from_its_own_beginning() -> Non
     shell = Shell(Session.begin(Belief("job", "b", None), Limits(elected=True), 100.0)[0]).greeted().joined()
     for count, slept in (((1 << 32) + 3, 0), ((2 << 32) + 16, 1)):
         shell.later(INTERVAL * HEARTBEAT)
-        shell.answer()
         shell.answer([put(CoordinatorHeartbeat("nonce", count))])
         assert slept == len(shell.words()), count
         shell.posted()
@@ -930,8 +990,9 @@ def test_closing_says_what_is_to_be_said_and_parts() -> None:
 
     shell.hear(Close())
     assert Leave("b", "bye") == shell.envelope().report
+    assert {} == shell.what().values
     shell.answer()
-    assert Write({waits.key: b""}) == shell.what()
+    assert Update({waits.key: b""}, ()) == shell.what()
     actions = shell.answer()
 
     assert [Disconnect(1)] == actions
@@ -1120,7 +1181,7 @@ class Chance:
                 return self.data.draw(st.booleans())
             case Take():
                 return self.data.draw(_values)
-            case Read(keys):
+            case Read(keys) | Update(_, keys):
                 return [self.data.draw(_values) for _ in keys]
             case Describe():
                 return DESCRIPTOR
@@ -1167,7 +1228,6 @@ def test_a_join_says_how_far_the_job_had_come() -> None:
     shell = Shell().greeted().joined()
     shell.reads(evolve(SEAT, round=4))
     shell.later(INTERVAL * HEARTBEAT)
-    shell.answer()
     shell.answer([put(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))])
     shell.posted()
     shell.hear(Seek(2, "trainer"))
@@ -1207,7 +1267,6 @@ def test_a_new_coordinator_that_is_greeted_is_told_the_request_again_as_any_othe
     shell.hear(Connected(shell.connection))
     shell.answer(True)
     shell.answer([put(GREETING), put(CoordinatorHeartbeat("nonce", (1 << EPOCH_BITS) + 1))])
-    shell.answer()
     shell.answer([put(CoordinatorHeartbeat("nonce", (1 << EPOCH_BITS) + 2))])
 
     assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=(1 << EPOCH_BITS) + 1, heartbeat=10.0)) == shell.envelope()
@@ -1230,6 +1289,7 @@ def test_ranks_in_a_round_that_is_not_above_the_last_are_refused(number: int) ->
         f"ranks of round {number}, and round 4 had come before" in line.text for line in told if isinstance(line, Log)
     ]
     assert () == shell.words()
+    assert key(0, "b/2") in shell.deleted()
     assert key(0, "b/2") == shell.what(Lane.WATCH).key  # whatever it replaced is written again
     shell.reads(evolve(SEAT, round=5))
     assert (evolve(SEAT, round=5),) == shell.words()
@@ -1238,7 +1298,6 @@ def test_ranks_in_a_round_that_is_not_above_the_last_are_refused(number: int) ->
 def test_a_heartbeat_that_says_that_the_job_has_ended_ends_this_nodes_part() -> None:
     shell = Shell().greeted().joined()
     shell.later(INTERVAL * HEARTBEAT)
-    shell.answer()
 
     shell.answer([put(CoordinatorHeartbeat("nonce", 9, over="the job's saved state was replaced by an older one"))])
 
@@ -1252,27 +1311,29 @@ def test_a_heartbeat_that_says_that_the_job_has_ended_ends_this_nodes_part() -> 
 def test_what_is_left_of_old_mailboxes_is_deleted_with_the_first_notice_of_the_new_one() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
-    assert Take(key(1), SLICE, (key(0),)) == shell.what(Lane.WATCH)
-    shell.hear(Seek(2, "trainer"))
+    assert (key(0),) == shell.deleted()
+    shell.rejoined()
     shell.reads(b"")
-    assert Take(key(0, "b/2"), SLICE, (key(1),)) == shell.what(Lane.WATCH)  # by which it was woken
+    assert () == shell.deleted()  # by which it was woken
 
     shell.reads(evolve(SEAT, round=1))
-    assert Take(key(1, "b/2"), SLICE, (key(0, "b/2"), NODE_HEARTBEAT, key(1))) == shell.what(Lane.WATCH)
+    assert (key(1), key(0, "b/2"), NODE_HEARTBEAT) == shell.deleted()
     shell.reads(RoundEnd(1, "a worker failed", True))
-    assert Take(key(2, "b/2"), SLICE, (key(1, "b/2"),)) == shell.what(Lane.WATCH)
+    shell.reads(FINAL)
+    assert (key(1, "b/2"), key(2, "b/2")) == shell.deleted()
 
 
 def test_what_could_not_be_deleted_is_deleted_by_the_next_connection() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
-    shell.hear(Seek(2, "trainer"))
+    shell.deleted()
+    shell.rejoined()
     shell.reads(b"")
     shell.reads(evolve(SEAT, round=1))
     shell.hear(Lost(shell.connection, "reset"))
     shell.greeted()
 
-    assert Take(key(1, "b/2"), SLICE, (NODE_HEARTBEAT, key(1))) == shell.what(Lane.WATCH)
+    assert (key(1), key(0, "b/2"), NODE_HEARTBEAT) == shell.deleted()
 
 
 @pytest.mark.parametrize(

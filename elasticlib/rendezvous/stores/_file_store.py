@@ -1,0 +1,111 @@
+"""
+A FileStore of torch as the exchange needs it, for the nodes of one machine: their process ids mean something there.
+
+Rules of this file: what a store cannot tell of is looked for again and again, the more seldom the longer it takes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from attrs import define
+
+from elasticlib._clock import Clock, monotonic
+from elasticlib.errors import ConfigError
+from elasticlib.utils.process_state import stat_words
+
+SOONEST, LATEST = 0.001, 0.02
+"""Bounds, in seconds, of the pause between two looks at what a store cannot tell of."""
+
+
+def poll(is_so: Callable[[], bool], limit: float, clock: Clock = monotonic) -> bool:
+    """Ask again and again, the more seldom the longer it takes; whether it was so within *limit* seconds."""
+    deadline, pause = clock() + limit, SOONEST
+    while not is_so():
+        if (left := deadline - clock()) <= 0:
+            return False
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, LATEST)
+    return True
+
+
+@define(eq=False)
+class PolledFileStore:
+    """A FileStore that can wait for milliseconds, and notices when its file was taken away."""
+
+    path: str
+    _store: Any
+    _file: os.stat_result
+    _patience: timedelta = timedelta(seconds=1)
+
+    @classmethod
+    def open(cls, path: str) -> PolledFileStore:
+        """The store in the file at *path*, which is made if need be; raises `ConfigError` where that cannot be."""
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            file = os.stat(path)
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+            raise ConfigError(f"rdzv_endpoint={path!r} is no file that this user can write: {why}") from error
+        store = FileStore(path, -1)
+        store.set_timeout(timedelta(seconds=1))
+        return cls(path, store, file)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("set", "add", "check", "compare_set", "delete_key", "multi_get", "multi_set"):
+            raise AttributeError(name)
+        if not os.path.samestat(os.stat(self.path), self._file):
+            raise OSError(errno.ESTALE, "the file was replaced", self.path)
+        return getattr(self._store, name)
+
+    def list_keys(self) -> list[str]:
+        """No keys: no worker uses this store."""
+        return []
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long `get` waits."""
+        self._patience = timeout
+
+    def get(self, key: str) -> bytes:
+        """The key's value, once it is there; raises torch's DistStoreError when it is not in time."""
+        self.wait([key], self._patience)
+        value: bytes = self._store.get(key)
+        return value
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Return once the keys are there; raises torch's DistStoreError when they are not in time."""
+        from torch.distributed import DistStoreError
+
+        if not poll(lambda: self.check(keys), timeout.total_seconds()):
+            raise DistStoreError("wait timeout")
+
+
+def sign() -> bytes:
+    """Text by which `is_stale` tells whether this process lives."""
+    return f"{_namespace()} {os.getpid()} {_born(os.getpid())}".encode()
+
+
+def is_stale(signature: bytes) -> bool:
+    """Whether the process that signed is gone for sure."""
+    try:
+        namespace, pid, born, *_ = signature.decode().split()
+        return namespace == _namespace() and _born(int(pid)) != born
+    except ValueError:
+        return False
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/self/ns/pid")
+
+
+def _born(pid: int) -> str:
+    """Start time of a process, in clock ticks; empty when it is gone."""
+    facts = stat_words(pid)
+    return "" if not facts or facts[0] in "ZX" else facts[19]
