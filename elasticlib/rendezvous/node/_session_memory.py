@@ -150,7 +150,7 @@ class Mailbox:
         return evolve(self, read=self.read + 1)
 
     def deletable(self, key: str | None) -> tuple[str, ...]:
-        """What is to be deleted before *key* is watched: all if that is None, there are ranks, or one was read there."""
+        """What is to be deleted before *key* is watched: all if that is None, or was read, or there are ranks."""
         if key is None or self.settled or key in self.done:
             return tuple(dict.fromkeys((*self.done, *(self.litter if self.read else ()))))
         return ()
