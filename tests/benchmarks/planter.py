@@ -183,7 +183,7 @@ class _Finder:
 
     def _emitted(self, value: ast.expr) -> Iterator[_Found]:
         """The actions that a step returns beside the new state."""
-        if isinstance(value, ast.Tuple) and isinstance(actions := value.elts[-1], ast.Tuple):
+        if isinstance(value, ast.Tuple) and value.elts and isinstance(actions := value.elts[-1], ast.Tuple):
             for index, each in enumerate(actions.elts):
                 yield self._found(f"without the action {_say(each)}", lambda index=index: actions.elts.pop(index))
 
