@@ -12,9 +12,11 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import json
 import os
 import signal
 import stat
+import sys
 import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -31,6 +33,13 @@ _ROOT = str(Path(__file__).parents[1])
 # ``-c`` and not ``-m``: the folder that we happen to be in must not shadow modules of the same name.
 BOOT = f"import sys; p = sys.path; p[:1] = [f for f in p[:1] if f]; {_ROOT!r} in p or p.append({_ROOT!r}); "
 """First words of a ``-c`` program that imports elasticlib."""
+
+BEGIN = (
+    BOOT
+    + "import json; from elasticlib._programs import close_all_but; close_all_but({0, 1, 2, 3}); "
+    + "p += [f for f in json.loads(sys.argv.pop()) if f not in p]; "
+)
+"""First words of a program whose argument is the `search_path`."""
 
 FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 FEW_DESCRIPTORS = "; raise the limit of open files (ulimit -n)"
@@ -147,6 +156,11 @@ def close_all_but(keep: Collection[int]) -> None:
         return
     for number in numbers.difference(keep):
         os.closerange(number, number + 1)
+
+
+def search_path() -> str:
+    """Where the process finds modules, as its argument."""
+    return json.dumps([os.path.abspath(folder) for folder in sys.path if folder])
 
 
 def wake_with_parent() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import signal
 import sys
@@ -18,7 +17,7 @@ from collections.abc import Mapping
 
 from elasticlib import records
 from elasticlib._clock import Clock, monotonic
-from elasticlib._programs import BOOT, Link, Process, spawn
+from elasticlib._programs import BEGIN, Link, Process, search_path, spawn
 from elasticlib._wire import Channel, wait_readable
 from elasticlib.agent._checks import as_seconds
 from elasticlib.agent._gpu_release import LIMIT, Release
@@ -29,11 +28,7 @@ DRIVER = "/dev/nvidiactl"
 """What NVIDIA's driver makes."""
 _END_LIMIT = 0.5
 _ENDED = "the program that reads it has ended"
-_PROGRAM = (
-    BOOT
-    + "import json; p += [f for f in json.loads(sys.argv.pop()) if f not in p]; "
-    + "from elasticlib.agent._gpu_reader import main; main()"
-)
+_PROGRAM = BEGIN + "from elasticlib.agent._gpu_reader import main; main()"
 
 
 class GpuMemory:
@@ -57,7 +52,6 @@ class GpuMemory:
         self._release: Release | None = None
         """The wait that is under way."""
         self._is_first = True
-        self._began = 0.0
         self._next = 0.0
         """When the memory is to be read again."""
         self._limit = LIMIT
@@ -77,7 +71,7 @@ class GpuMemory:
             return
         ours, theirs = Channel.pair()
         with contextlib.closing(theirs):
-            command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)]
+            command = [sys.executable, "-c", _PROGRAM, search_path()]
             try:
                 self._process = spawn(command, self._environment, theirs.fileno())
             except StartError as error:
@@ -97,8 +91,8 @@ class GpuMemory:
         first, self._is_first = self._is_first, False
         if first or not self._before or self._link is None:
             return
-        self._began = self._next = self._clock()
-        self._release = Release(self._before, self._began, self._limit)
+        self._next = self._clock()
+        self._release = Release(self._before, self._next, self._limit)
 
     def look(self) -> float | None:
         """Seconds until the next look, or until this becomes readable; None when the workers may start."""
@@ -108,7 +102,7 @@ class GpuMemory:
         if used is not None and self._is_enough(used, now):
             self._release = None
         elif self._asked and not self._release.left(now):
-            self._give_up(f"the driver has not answered for {now - self._began:.0f} s")
+            self._give_up(f"the driver has not answered for {self._release.waited(now):.0f} s")
         elif self._link is not None and not self._asked and now >= self._next:
             self._ask()
         if self._release is None or self._link is None:
@@ -117,7 +111,7 @@ class GpuMemory:
 
     def _is_enough(self, used: dict[str, int], now: float) -> bool:
         assert self._release is not None
-        held, waited = self._release.held(used), now - self._began
+        held, waited = self._release.held(used), self._release.waited(now)
         if not held:
             self._sink(records.GpuMemoryFree(waited))
         elif not self._release.left(now):

@@ -13,8 +13,7 @@ from typing import Any
 from elasticlib._programs import CHANNEL_FD, wake_with_parent
 from elasticlib._wire import Channel
 from elasticlib.agent._gpu_release import visible
-
-VARIABLE = "CUDA_VISIBLE_DEVICES"
+from elasticlib.workers._environment import DEVICES
 
 
 def main() -> None:
@@ -25,7 +24,7 @@ def main() -> None:
     while channel.receive() is not None:
         try:
             nvml = nvml or _initialised()
-            answer: dict[str, Any] = {"used": _used(nvml, os.environ.get(VARIABLE))}
+            answer: dict[str, Any] = {"used": _used(nvml, os.environ.get(DEVICES))}
         except Exception as error:  # whatever the bindings raise here costs this reading, and no more
             answer = {"why": f"{type(error).__name__}: {error}"}
         channel.send(answer)

@@ -1,5 +1,5 @@
 """
-When the GPUs' memory of workers that ended is free again, so that the next ones find room. Pure.
+When the GPUs' memory of workers that ended is free again, so that the next ones can have it. Pure.
 
 A process that was killed is gone before its driver has given back what it held, so workers that start at once may run
 out of memory that nobody uses. Memory is in bytes, by a GPU's name; time is in seconds.
@@ -26,6 +26,7 @@ class Release:
 
     def __init__(self, before: Mapping[str, int], began: float, limit: float) -> None:
         self._before = before
+        self._began = began
         self._ends = began + limit
         self._pause = _FIRST
 
@@ -33,6 +34,10 @@ class Release:
         """Bytes that each GPU still holds beyond what it held before, of those where that is too many."""
         more = {gpu: used[gpu] - self._before[gpu] for gpu in used.keys() & self._before.keys()}
         return {gpu: more[gpu] for gpu in sorted(more) if more[gpu] > TOLERANCE}
+
+    def waited(self, now: float) -> float:
+        """Seconds since it began."""
+        return now - self._began
 
     def left(self, now: float) -> float:
         """Seconds that may still be waited."""

@@ -183,7 +183,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
 
     def _await_gpu_memory(self) -> None:
-        """Return when the GPUs have room for the workers, or something came that must not wait for it."""
+        """Return when the memory of the workers before is free, or something came that must not wait for it."""
         memory, known = self._gpu_memory, len(self._events)
         memory.begin()
         while (left := memory.look()) is not None:

@@ -220,8 +220,7 @@ class NodeClient:
             case Post(data):
                 connection.call("post", data, then=answer)
             case Update(values, keys):
-                parts = [Write(values)] if values else [], [Read(keys)] if keys else []
-                self._in_turn(connection, [part for each in parts for part in each], answer)
+                self._in_turn(connection, (Write(values), *((Read(keys),) if keys else ())), answer)
             case Write(values):
                 connection.call("write", values, then=answer)
             case Read(keys):

@@ -12,7 +12,6 @@ with a silent store.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -25,7 +24,7 @@ from collections import deque
 from elasticlib import errors
 from elasticlib._clock import Clock, monotonic
 from elasticlib._lease import Lease
-from elasticlib._programs import BOOT, Link, Process, own, spawn, start_thread
+from elasticlib._programs import BEGIN, Link, Process, own, search_path, spawn, start_thread
 from elasticlib._wire import Channel, HasDescriptor, Message, room_for, takes_more, wait_readable, written
 from elasticlib.errors import (
     ElasticError,
@@ -69,12 +68,6 @@ _TELL_EVERY = 5.0
 
 _IMPORTING = "`import torch` takes so long here (a cold disk?), or the machine is busy; no other node was asked yet"
 
-BEGIN = (
-    BOOT
-    + "import json; from elasticlib._programs import close_all_but; close_all_but({0, 1, 2, 3}); "
-    + "p += [f for f in json.loads(sys.argv.pop()) if f not in p]; "
-)
-"""First words of a program whose argument is the `search_path`."""
 _PROGRAM = BEGIN + "from elasticlib.rendezvous.sidecar._bridge import main; main()"
 
 
@@ -371,11 +364,6 @@ class SidecarClient:
                 break
         self._drop_listener()
         self._child.wait(0.0)
-
-
-def search_path() -> str:
-    """Where the process finds modules, as its argument."""
-    return json.dumps([os.path.abspath(folder) for folder in sys.path if folder])
 
 
 def environment() -> dict[str, str]:

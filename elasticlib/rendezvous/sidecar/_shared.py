@@ -13,11 +13,11 @@ import threading
 
 from attrs import define, field
 
-from elasticlib._programs import Link, Process, spawn
+from elasticlib._programs import BEGIN, Link, Process, search_path, spawn
 from elasticlib._wire import Channel, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.sidecar._client import BEGIN, SidecarClient, environment, search_path
+from elasticlib.rendezvous.sidecar._client import SidecarClient, environment
 
 _PROGRAM = BEGIN + "from elasticlib.rendezvous.sidecar._host import main; main()"
 _SEND_LIMIT = 5

@@ -231,6 +231,16 @@ def test_the_program_ends_with_whoever_asked_it(make: Make) -> None:
     assert memory._process.ends(ANSWERS)
 
 
+def test_the_program_keeps_nothing_open_that_is_not_its_own(make: Make) -> None:
+    ours, theirs = os.pipe()
+    os.set_inheritable(theirs, True)
+    after_workers(make())
+    os.close(theirs)
+
+    assert b"" == os.read(ours, 1)  # whoever waits for the last writer of a pipe must not wait for it
+    os.close(ours)
+
+
 @pytest.mark.parametrize("missing", ["driver", "bindings", "place of the bindings", "time"])
 def test_where_there_is_nothing_to_wait_for_no_program_is_started(
     missing: str, make: Make, machine: Machine, monkeypatch: pytest.MonkeyPatch, said: list[records.Record]
