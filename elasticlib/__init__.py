@@ -25,6 +25,7 @@ if typing.TYPE_CHECKING:
         ElasticError as ElasticError,
         EntrypointError as EntrypointError,
         InvalidTransitionError as InvalidTransitionError,
+        JobRunsError as JobRunsError,
         LaunchInterrupted as LaunchInterrupted,
         LogDirError as LogDirError,
         NodesError as NodesError,
@@ -44,6 +45,14 @@ if typing.TYPE_CHECKING:
         TimerError as TimerError,
         TimerServerError as TimerServerError,
         UnknownNameError as UnknownNameError,
+    )
+    from elasticlib.job import (
+        Job as Job,
+        JobStatus as JobStatus,
+        RankStatus as RankStatus,
+        Stacks as Stacks,
+        jobs as jobs,
+        progress as progress,
     )
     from elasticlib.launch import (
         elastic_launch as elastic_launch,
@@ -72,12 +81,13 @@ __getattr__, __dir__, __all__ = _lazy.names(
     {
         "elasticlib.agent": "ElasticAgent LocalElasticAgent SimpleElasticAgent",
         "elasticlib.errors": (
-            "ChildFailedError ConfigError ElasticError EntrypointError InvalidTransitionError LaunchInterrupted "
-            "LogDirError NodesError PicklingError PreloadError ProcessFailure RendezvousClosedError "
-            "RendezvousConnectionError RendezvousError RendezvousGracefulExitError RendezvousNotFoundError "
-            "RendezvousStateError RendezvousTimeoutError SignalException SpecError StartError TimerError "
-            "TimerServerError UnknownNameError"
+            "ChildFailedError ConfigError ElasticError EntrypointError InvalidTransitionError JobRunsError "
+            "LaunchInterrupted LogDirError NodesError PicklingError PreloadError ProcessFailure "
+            "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousGracefulExitError "
+            "RendezvousNotFoundError RendezvousStateError RendezvousTimeoutError SignalException SpecError "
+            "StartError TimerError TimerServerError UnknownNameError"
         ),
+        "elasticlib.job": "Job JobStatus RankStatus Stacks jobs progress",
         "elasticlib.launch": "elastic_launch launch_agent",
         "elasticlib.logs": "DefaultLogsSpecs",
         "elasticlib.spec": "LaunchConfig LogsDest LogsSpecs Std WorkerSpec",

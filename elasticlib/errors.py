@@ -53,6 +53,10 @@ class EntrypointError(ConfigError):
     """You get it when the script, module or program to run is not there or may not be run."""
 
 
+class JobRunsError(ConfigError, RuntimeError):
+    """You get it when a notebook's cell starts its job anew while that of its last run still runs."""
+
+
 class PicklingError(ConfigError, TypeError):
     """You get it when the function or one of its arguments cannot be sent to a worker."""
 

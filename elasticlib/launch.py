@@ -2,14 +2,12 @@
 `elastic_launch` and `launch_agent`: the only place that wires a launch together.
 
 Rules of this file: everything is checked before anything is started; what the process had before the
-launch (environment, signal handlers, folder) it has after it. torch's own configuration is known by its name and its
-fields, and torch is not imported for it: what it holds is taken as it is, and what nothing here reads is warned of.
+launch (environment, signal handlers, folder) it has after it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import logging
 import os
@@ -22,18 +20,21 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, fields
 
 from elasticlib import events, metrics, records
+from elasticlib._torch_config import as_launch_config
 from elasticlib.agent._checks import check_health_check_server
 from elasticlib.errors import ChildFailedError, ConfigError
+from elasticlib.job import Job
+from elasticlib.job._output import JobLogs
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._streams import Duplicates, make_ready
 from elasticlib.rendezvous import _choice
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._job import Job as RendezvousJob
 from elasticlib.rendezvous._names import host_name, node_name
 from elasticlib.rendezvous._options import ETCD
 from elasticlib.spec import TOKEN_VARIABLE, Entrypoint, LaunchConfig, LogsDest, LogsSpecs, WorkerSpec, entrypoint_name
 from elasticlib.state import RunResult
-from elasticlib.workers import _devices
+from elasticlib.workers import _devices, _signals
 from elasticlib.workers._fork_servers import flags_here, fork_servers
 from elasticlib.workers._plan import prepare
 
@@ -45,8 +46,6 @@ _log = logging.getLogger("elasticlib")
 
 TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 DEFAULT_SHUTDOWN_TIMEOUT = 30
-_OF_TORCH = frozenset(each.name for each in fields(LaunchConfig) if not each.kw_only)
-"""Fields that torch's ``LaunchConfig`` has too."""
 
 
 class elastic_launch:  # noqa: N801 - torch's name
@@ -83,6 +82,18 @@ class elastic_launch:  # noqa: N801 - torch's name
         """Run the workers to their end and return {global rank: result}."""
         return launch_agent(self._config, self._entrypoint, args, self._health_check_server, kwargs)
 
+    def start(self, *args: Any, **kwargs: Any) -> Job:
+        """
+        Run the workers beside the program, and return at once what it watches, awaits and stops them by.
+
+        What a call refuses is refused here, before anything is started. Without ``LaunchConfig.logs_specs`` all output
+        goes to files that `Job.logs` reads, and that of rank 0 to the console, too. A job that still runs when the
+        program ends is stopped. Raises `JobRunsError` where a notebook's cell is executed again while the job of its
+        last execution runs.
+        """
+        own = JobLogs() if as_launch_config(self._config).logs_specs is None else None
+        return Job(_Launch(self._config, self._entrypoint, args, self._health_check_server, kwargs, own)).begin()
+
 
 def launch_agent(
     config: LaunchConfig,
@@ -92,35 +103,76 @@ def launch_agent(
     kwargs: Mapping[str, Any] | None = None,
 ) -> dict[int, Any]:
     """What a call of `elastic_launch` does. (torch: ``torch.distributed.launcher.api.launch_agent``)"""
-    check_health_check_server(health_check_server)
-    with contextlib.ExitStack() as until_run:
-        if health_check_server is not None:
-            from elasticlib.agent._watch import stop_health_check
+    return Job(_Launch(config, entrypoint, args, health_check_server, kwargs or {})).run()
 
-            until_run.callback(stop_health_check, health_check_server, records.log)
-        config = as_launch_config(config)
-        asked = config.logs_specs if config.logs_specs is not None else DefaultLogsSpecs()
-        logs = asked.for_launch() if isinstance(asked, DefaultLogsSpecs) else asked
-        metric_handler = _check(config, logs)
-        title = _title(entrypoint, args)
-        choice = _choose(config)
-        if isinstance(choice, Job):
-            choice = evolve(choice, work=title)
-        flags = flags_here() if callable(entrypoint) else ()
-        workers = _devices.workers_per_node(config.nproc_per_node, config.preload, flags)
-        spec = _worker_spec(config, workers, entrypoint, args, kwargs or {})
-        if spec.numa_options is None:
-            spec.numa_options = _devices.default_numa_options(workers, config.preload, flags)
-        grace = _shutdown_timeout(config)
-        prepared = prepare(spec, config.start_method, config.signals_to_handle)
-        _warn_of_strange_ranks(logs, workers)
-        records.log(records.LaunchStarted(title, {**_summary(config), "nproc_per_node": workers}))
+
+class _Launch:
+    """A launch that was checked, to be carried out once; *own* takes the output where the caller says nothing of it."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        entrypoint: Entrypoint,
+        args: Sequence[Any],
+        health_check_server: HealthCheckServer | None,
+        kwargs: Mapping[str, Any],
+        own: JobLogs | None = None,
+    ) -> None:
+        check_health_check_server(health_check_server)
+        self._health_check_server = health_check_server
+        with contextlib.ExitStack() as until_run:
+            if health_check_server is not None:
+                from elasticlib.agent._watch import stop_health_check
+
+                until_run.callback(stop_health_check, health_check_server, records.log)
+            self._config = config = as_launch_config(config)
+            self._asked = config.logs_specs if config.logs_specs is not None else own or DefaultLogsSpecs()
+            self._logs = self._asked.for_launch() if isinstance(self._asked, DefaultLogsSpecs) else self._asked
+            self._metric_handler = _check(config, self._logs)
+            self.title = _title(entrypoint, args)
+            choice = _choose(config)
+            self._choice = evolve(choice, work=self.title) if isinstance(choice, RendezvousJob) else choice
+            flags = flags_here() if callable(entrypoint) else ()
+            workers = _devices.workers_per_node(config.nproc_per_node, config.preload, flags)
+            self._spec = spec = _worker_spec(config, workers, entrypoint, args, kwargs)
+            if spec.numa_options is None:
+                spec.numa_options = _devices.default_numa_options(workers, config.preload, flags)
+            self.grace = _shutdown_timeout(config)
+            self._prepared = prepare(spec, config.start_method, config.signals_to_handle)
+            self.signums = _signals.parse(self._prepared.signals_to_handle)
+            _warn_of_strange_ranks(self._logs, workers)
+            records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": workers}))
+            make_ready(self._logs, self._choice.run_id)  # others must not meet a node that cannot work
+            self._until_run = until_run.pop_all()
+
+    @property
+    def folder(self) -> str:
+        """Where the output of a job is after its success, which goes with the job's object."""
+        return self._logs.root_log_dir if isinstance(self._logs, JobLogs) else ""
+
+    def abandon(self) -> None:
+        """It will not be carried out."""
+        self._until_run.close()
+        if isinstance(self._logs, DefaultLogsSpecs):
+            self._logs.forget_unused()
+
+    def __call__(self, job: Job) -> dict[int, Any]:
+        """Run the workers of *job* to their end; their results."""
+        with self._until_run as until_run:
+            # From the first process on a signal ends the job; while a handler of others is made, which may take any
+            # time, it does what it did before.
+            is_ours = not isinstance(self._choice, PlugIn)
+            own = _signals.Handled(self.signums, job.inbox) if is_ours else contextlib.nullcontext()
+            with own:
+                return self._run(job, until_run)
+
+    def _run(self, job: Job, until_run: contextlib.ExitStack) -> dict[int, Any]:
+        config, spec, logs, asked = self._config, self._spec, self._logs, self._asked
         succeeded = False
-        make_ready(logs, choice.run_id)  # others must not meet a node that cannot work
         try:
-            job = prepared.job
-            warming = fork_servers.warming(job.fork_server, job.common.env, job.search_path)
-            with warming, _opened(choice, config) as spec.rdzv_handler:
+            plan = self._prepared.job
+            warming = fork_servers.warming(plan.fork_server, plan.common.env, plan.search_path)
+            with warming, _opened(self._choice, config) as spec.rdzv_handler:
                 from elasticlib.agent import LocalElasticAgent
 
                 agent = LocalElasticAgent(
@@ -128,16 +180,19 @@ def launch_agent(
                     logs,
                     config.start_method,
                     log_line_prefix_template=config.log_line_prefix_template,
-                    shutdown_timeout=grace,
-                    health_check_server=health_check_server,
+                    shutdown_timeout=self.grace,
+                    health_check_server=self._health_check_server,
                     signals_to_handle=config.signals_to_handle,
-                    metric_handler=metric_handler,
-                    prepared=prepared,
+                    sink=records.fan_out(records.log, job.sink),
+                    metric_handler=self._metric_handler,
+                    prepared=self._prepared,
+                    inbox=job.inbox,
                 )
+                job.attach(agent)
                 until_run.pop_all()  # the agent stops it when its run ends
                 result = _run(agent)
             if result.is_failed():
-                error = ChildFailedError(title, result.failures)
+                error = ChildFailedError(self.title, result.failures)
                 rank, _ = error.get_first_failure()
                 raise error from agent.original_exception(rank)
             succeeded = True
@@ -223,14 +278,14 @@ def _choose(config: LaunchConfig) -> Choice:
         token=config.token or os.environ.get(TOKEN_VARIABLE) or None,
         index=_choice.scheduler_index(os.environ),
     )
-    if isinstance(choice, Job) and choice.backend in ETCD and not config.rdzv_endpoint.strip():
+    if isinstance(choice, RendezvousJob) and choice.backend in ETCD and not config.rdzv_endpoint.strip():
         _find_local_etcd(choice)
     for warning in warnings:
         _log.warning(warning)
     return choice
 
 
-def _find_local_etcd(job: Job) -> None:
+def _find_local_etcd(job: RendezvousJob) -> None:
     """Raise `ConfigError` unless somebody listens at the endpoint that none means: nobody would wait for that one."""
     import socket  # only here: most launches need none
 
@@ -255,7 +310,7 @@ def _opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
             rules = Rules(1, 1, config.max_restarts)
             with open_local(run_id, rules, backend=backend, node=host_name(config.local_addr), port=port) as rendezvous:
                 yield rendezvous
-        case Job():
+        case RendezvousJob():
             with open_remote(choice) as rendezvous:
                 yield rendezvous
         case PlugIn(run_id, backend):
@@ -300,44 +355,6 @@ def _shutdown_timeout(config: LaunchConfig) -> float:
         return max(0, int(text))
     except ValueError:
         raise ConfigError(f"{TIMEOUT_VARIABLE}={text!r} must be whole seconds, 0 or more") from None
-
-
-def as_launch_config(value: object) -> LaunchConfig:
-    """
-    *value* where it is a `LaunchConfig`, or a new one with the fields of torch's ``LaunchConfig``.
-
-    Raises `ConfigError` for anything else, and for a value that breaks a rule. A field that is unknown here and says
-    something is named in a warning. *value* is not changed.
-    """
-    if isinstance(value, LaunchConfig):
-        return value
-    kinds = [each for each in type(value).__mro__ if each.__name__ == "LaunchConfig"]
-    kind = next(filter(dataclasses.is_dataclass, kinds), None)
-    if kind is None:
-        raise ConfigError(
-            f"config{_shown(value, like_it=bool(kinds))} is no LaunchConfig: give one, such as "
-            "elasticlib.LaunchConfig(nproc_per_node=2)"
-        )
-    given = {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
-    for each in dataclasses.fields(kind):
-        if each.name not in _OF_TORCH and not _is_default(each, given[each.name]):
-            _log.warning(
-                "%s=%r has no effect: elasticlib's LaunchConfig has no such field", each.name, given[each.name]
-            )
-    return LaunchConfig(**{name: each for name, each in given.items() if name in _OF_TORCH})
-
-
-def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
-    if field.default_factory is not dataclasses.MISSING:
-        return bool(value == field.default_factory())
-    return field.default is not dataclasses.MISSING and bool(value == field.default)
-
-
-def _shown(value: object, *, like_it: bool) -> str:
-    # Anything but a plain value may hold a token, which must not end up in a log.
-    if isinstance(value, (str, int, float, type, type(None))):
-        return f"={value!r}"
-    return f", a {type(value).__qualname__}{' that is no dataclass' if like_it else ''},"
 
 
 __all__ = ["elastic_launch", "launch_agent"]

@@ -28,6 +28,7 @@ LAYERS = [
     "_programs",
     "_rules",
     "spec",
+    "_torch_config",
     "state",
     "records",
     "metrics",
@@ -56,6 +57,7 @@ LAYERS = [
     "workers.spawner",
     "workers",
     "agent",
+    "job",
     "testing",
     "launch",
     "argparse_util",
@@ -119,6 +121,7 @@ PURE = [
     "logs/_layout.py",
     "logs/_lines.py",
     "agent/_policy.py",
+    "job/_status.py",
     "agent/_gpu_release.py",
     "timer/_timer_table.py",
 ]

@@ -24,7 +24,7 @@ from elasticlib import _rules, events, metrics, records
 from elasticlib._clock import Clock, monotonic
 from elasticlib._times import soonest
 from elasticlib._wire import HasDescriptor, wait_readable
-from elasticlib.agent import _checks, _policy
+from elasticlib.agent import _checks, _policy, _requests
 from elasticlib.agent._outcome import agreed, error_of, notes
 from elasticlib.agent._telemetry import Telemetry
 from elasticlib.errors import ProcessFailure, RendezvousClosedError, RendezvousError, StartError, root_cause
@@ -69,7 +69,8 @@ class SimpleElasticAgent(ElasticAgent):
     *exit_barrier_timeout* is accepted for torch's sake: the end is agreed, so there is no barrier.
     *shutdown_timeout* is in seconds, from the stop signal to SIGKILL, for every stop. What happens goes to *sink*, as
     events to ``spec.event_log_handler`` and as metrics to *metric_handler*, by default the program's for the group
-    ``torchelastic``; an event log handler that is not known raises `UnknownNameError` here.
+    ``torchelastic``; an event log handler that is not known raises `UnknownNameError` here. What other threads ask of
+    the run comes through *inbox*.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -86,6 +87,7 @@ class SimpleElasticAgent(ElasticAgent):
         sink: records.Sink = records.log,
         clock: Clock = monotonic,
         metric_handler: metrics.MetricHandler | None = None,
+        inbox: _signals.Inbox | None = None,
     ) -> None:
         _rules.check_shutdown_timeout(shutdown_timeout)
         handler: Any = spec.rdzv_handler
@@ -101,7 +103,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._worker_group = WorkerGroup(spec)
         self._telemetry = Telemetry(self._worker_group, self._run_id, sink, clock, metric_handler)
         self._sink = self._telemetry.sink
-        self._signals = _signals.Signals(_signals.parse(signals_to_handle))
+        self._signals = _signals.Signals(_signals.parse(signals_to_handle), inbox)
         self._events: deque[_policy.Event] = deque()
         self._result = RunResult(WorkerState.INIT)
         self._listener: socket.socket | None = None
@@ -142,6 +144,9 @@ class SimpleElasticAgent(ElasticAgent):
     def _poll_timeout(self) -> float | None:
         """Seconds between two looks at workers that run; None when `_watched` tells all."""
         return self._worker_group.spec.monitor_interval
+
+    def _dump_stacks(self) -> None:
+        """Have workers that run write down the stacks of their threads; those come as `records.StacksTold`."""
 
     def _failures(self) -> dict[int, ProcessFailure]:
         """By global rank, the workers that failed in this round; asked again when all are gone."""
@@ -242,10 +247,13 @@ class SimpleElasticAgent(ElasticAgent):
         if runs:
             watched += self._watched()
         wait_readable(watched, soonest(self._member.poll_timeout(), self._poll_timeout() if runs else None))
-        events: list[_policy.Event] = [_policy.StopRequested(signum) for signum in self._signals.drain()]
+        events: list[_policy.Event] = [*self._requests()]
         # Workers may have been killed because contact was lost: looked at first, that is heard of before them.
         seen = self._look() if runs else []
         return [*events, *self._words(), *seen]
+
+    def _requests(self) -> list[_policy.StopRequested]:
+        return _requests.drain(self._signals.inbox, self._dump_stacks)
 
     def _look(self) -> list[_policy.Event]:
         group = self._worker_group
@@ -357,7 +365,8 @@ class SimpleElasticAgent(ElasticAgent):
     def _stop(self, why: str, signum: int | None, grace: float | None) -> None:
         group = self._worker_group
         number = signal.SIGTERM if signum is None else signal.Signals(signum)
-        self._grace = self._shutdown_timeout if grace is None else min(grace, self._shutdown_timeout)
+        limit = self._shutdown_timeout
+        self._grace = limit if grace is None else grace if signum is not None else min(grace, limit)
         self._sink(records.WorkersStopping(group.round, why, number, self._grace))
         self._telemetry.stopping()
         if signum is not None:
@@ -377,7 +386,7 @@ class SimpleElasticAgent(ElasticAgent):
                 return RunResult(WorkerState.SUCCEEDED, self._result.return_values)
             self._sink(records.NotNeeded(self._member.node, end.why))
             return RunResult(WorkerState.SUCCEEDED)
-        if end.signum is None:
+        if end.stop is None:
             group.step(WorkerState.FAILED, end.why)
         if (error := error_of(end)) is not None:
             raise error

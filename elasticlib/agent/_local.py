@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from elasticlib import _rules, metrics, records
 from elasticlib._times import soonest
 from elasticlib._wire import HasDescriptor, wait_readable
-from elasticlib.agent import _checks, _policy
+from elasticlib.agent import _checks
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._gpu_memory import GpuMemory
 from elasticlib.agent._health import HealthCheckServer
@@ -28,8 +28,9 @@ from elasticlib.rendezvous.handlers._coordinated import NO_SHARING
 from elasticlib.rendezvous.protocol._messages import ContactLost
 from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
-from elasticlib.workers import _environment
+from elasticlib.workers import _environment, _signals
 from elasticlib.workers._fork_servers import fork_servers
+from elasticlib.workers._launch_events import WorkerNow
 from elasticlib.workers._plan import Preparation, prepare
 from elasticlib.workers._processes import Processes
 
@@ -69,6 +70,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         sink: records.Sink = records.log,
         metric_handler: metrics.MetricHandler | None = None,
         prepared: Preparation | None = None,
+        inbox: _signals.Inbox | None = None,
     ) -> None:
         _rules.check_logs_specs(logs_specs)
         _rules.check_shutdown_timeout(shutdown_timeout)
@@ -82,12 +84,14 @@ class LocalElasticAgent(SimpleElasticAgent):
             signals_to_handle=made.signals_to_handle,
             sink=sink,
             metric_handler=metric_handler,
+            inbox=inbox,
         )
         caller = made.caller
         if _environment.THREADS not in caller:
             sink(records.ThreadsChosen(made.job.common.threads, made.cpus, spec.local_world_size))
         self._agent_store = caller.get(NO_SHARING) != "1"
-        self._prefix = log_line_prefix_template or caller.get(PREFIX_VARIABLE) or DEFAULT_PREFIX
+        prefix = log_line_prefix_template or caller.get(PREFIX_VARIABLE)
+        self._prefix = prefix if prefix else str(getattr(logs_specs, "default_prefix", DEFAULT_PREFIX))
         self._job = made.job
         self._logs = _streams.Rounds(logs_specs)
         duplicates = _streams.Duplicates(spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
@@ -133,6 +137,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             return None  # it ran on another node
         return self._processes.original_exception(local)
 
+    def workers_now(self) -> list[WorkerNow]:
+        """How the workers of this node are, by local rank; any thread may ask."""
+        return [self._processes.now(rank) for rank in range(self._worker_group.spec.local_world_size)]
+
     # The hooks.
 
     def _make_ready(self) -> None:
@@ -177,7 +185,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 dest,
                 prefixes,
                 listener=None if self._listener is None else self._listener.fileno(),
-                interrupt=self._signals.fileno(),
+                interrupt=self._signals.hurry(),
                 guard=self._member.guard,  # from then on this process may be stopped
             )
         )
@@ -187,8 +195,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         memory, known = self._gpu_memory, len(self._events)
         memory.begin()
         while (left := memory.look()) is not None:
-            watched: list[HasDescriptor] = [self._signals, self._member, memory]
-            if self._signals.fileno() in wait_readable(watched, soonest(left, self._member.poll_timeout())):
+            watched: list[int | HasDescriptor] = [self._signals.hurry(), self._member, memory]
+            if self._signals.hurry() in wait_readable(watched, soonest(left, self._member.poll_timeout())):
                 return  # the start that follows heeds it
             if self._listen():
                 raise StartError("contact was lost")  # as with one who stood still: its ranks may be others' by now
@@ -229,6 +237,9 @@ class LocalElasticAgent(SimpleElasticAgent):
             return RunResult(WorkerState.UNHEALTHY, {}, self._failures())
         return RunResult(WorkerState.HEALTHY)
 
+    def _dump_stacks(self) -> None:
+        self._processes.ask_for_stacks()
+
     def _failures(self) -> dict[int, ProcessFailure]:
         # Killed because contact was lost, workers have not failed.
         found = self._processes.failures(self._worker_group.workers[0].global_rank, by_loss=not self._state.lost)
@@ -257,9 +268,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         hears = self._broken is None
         watched: list[HasDescriptor] = [self._signals, self._processes, *([self._member] if hears else [])]
         wait_readable(watched, soonest(limit, self._member.poll_timeout() if hears else None))
-        for came in self._signals.drain():
-            self._events.append(_policy.StopRequested(came))
-            self._processes.hasten(signal.SIGKILL, 0.0)
+        for stop in self._requests():
+            self._events.append(stop)
+            if not stop.asked:
+                self._processes.hasten(signal.SIGKILL, 0.0)
+            elif stop.grace is not None:
+                self._processes.hasten(signum, stop.grace)
         with contextlib.suppress(RendezvousError):
             if self._listen():
                 grace = min(event.grace for event in self._events if isinstance(event, ContactLost))

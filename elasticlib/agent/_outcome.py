@@ -71,9 +71,11 @@ def agreed(own: dict[int, ProcessFailure], final: Final | None, node: str) -> di
 def error_of(end: Finish) -> ElasticError | None:
     """What the caller gets when the run ended badly, and not by workers that failed."""
     final = end.final
-    if end.signum is not None:
-        came = signal.Signals(end.signum)
+    if end.stop is not None:
+        came = signal.Signals(end.stop.signum)
         kind = LaunchInterrupted if came == signal.SIGINT else SignalException
+        if end.stop.asked:
+            return kind(end.stop.asked, came)
         return kind(f"process {os.getpid()} got {came.name}: its workers were stopped", came)
     if end.succeeded or final is None:
         return None

@@ -55,7 +55,7 @@ class State:
 
     phase: Phase = Phase.JOINING
     round: int = -1
-    signum: int | None = None
+    stop: StopRequested | None = None
     """The operator's signal that ends this node's part."""
     end: RoundEnd | None = None
     """The coordinator's word on the present round."""
@@ -92,9 +92,18 @@ class WorkersGone:
 
 @frozen
 class StopRequested:
-    """A handled signal came."""
+    """A handled signal came, or the program itself wants its workers stopped as by such a one."""
 
     signum: int
+    asked: str = ""
+    """Why the program wants that; empty for a signal."""
+    grace: float | None = None
+    """Seconds until SIGKILL; None for what the launch was told."""
+
+    @property
+    def why(self) -> str:
+        """What ends this node's part."""
+        return self.asked or f"signal {self.signum}"
 
 
 Event: TypeAlias = Word | WorkersFailed | WorkersSucceeded | WorkersGone | StopRequested
@@ -163,7 +172,7 @@ class Finish:
     succeeded: bool
     """The job did, and no success was told here that does not count."""
     why: str
-    signum: int | None = None
+    stop: StopRequested | None = None
     final: Final | None = None
     """The coordinator's word, where it came; a success without one is that of this node's own workers."""
     results: bool = False
@@ -221,7 +230,7 @@ def _react(state: State, event: Event) -> Step:
         case ContactLost():
             return _out_of_contact(state, event)
         case StopRequested():
-            return _signalled(state, event.signum)
+            return _signalled(state, event)
         case _:
             assert_never(event)
 
@@ -230,7 +239,7 @@ def _gone(state: State) -> Step:
     if state.phase is not Phase.STOPPING:
         return state, ()
     told = TellStopped(state.round)
-    if state.signum is not None or state.final is not None:
+    if state.stop is not None or state.final is not None:
         return _done(state, told)
     if state.lost or (state.end is not None and state.end.restart):
         return evolve(state, phase=Phase.JOINING), (told, Join())
@@ -260,7 +269,7 @@ def _out_of_contact(state: State, loss: ContactLost) -> Step:
 
 def _orphaned(state: State, *first: Action) -> Step:
     """Where nobody is left who could repeat a round that ended well here, it counts."""
-    if not (state.gone and state.succeeded and state.end is None and state.final is None and state.signum is None):
+    if not (state.gone and state.succeeded and state.end is None and state.final is None and state.stop is None):
         return state, first
     why = f"round {state.round} succeeded on this node, and how it ended on other nodes is not known: {state.gone}"
     return evolve(state, phase=Phase.DONE), (*first, Finish(True, why, results=True))
@@ -275,25 +284,26 @@ def _final(state: State, final: Final) -> Step:
     return _done(state)
 
 
-def _signalled(state: State, signum: int) -> Step:
-    if state.signum is not None:
+def _signalled(state: State, stop: StopRequested) -> Step:
+    if state.stop is not None:
         return state, ()
-    state = evolve(state, signum=signum)
+    state = evolve(state, stop=stop)
     busy = state.phase in (Phase.RUNNING, Phase.STOPPING)
-    leave = Leave(f"signal {signum}", state.round if busy else None)
+    leave = Leave(stop.why, state.round if busy else None)
     if state.phase is Phase.RUNNING:
-        return evolve(state, phase=Phase.STOPPING), (leave, Stop(leave.why, signum))
+        return evolve(state, phase=Phase.STOPPING), (leave, Stop(stop.why, stop.signum, stop.grace))
     if state.phase is Phase.STOPPING:
         return state, (leave,)
     return _done(state, leave)
 
 
 def _done(state: State, *first: Action) -> Step:
-    succeeded = state.signum is None and state.final is not None and state.final.succeeded
-    why = state.final.why if state.final is not None else f"signal {state.signum}"
-    results = succeeded and state.succeeded and state.final is not None and state.final.round == state.round
+    stop, final = state.stop, state.final
+    succeeded = stop is None and final is not None and final.succeeded
+    why = final.why if final is not None else "" if stop is None else stop.why
+    results = succeeded and state.succeeded and final is not None and final.round == state.round
     if succeeded and state.succeeded and not results:
         # Neither the results of a round that was repeated nor none at all are what this node was asked for.
         succeeded, why = False, f"the results of round {state.round} were discarded: {why} without this node"
-    finish = Finish(succeeded, why, state.signum, state.final, results)
+    finish = Finish(succeeded, why, stop, final, results)
     return evolve(state, phase=Phase.DONE), (*first, finish)

@@ -44,7 +44,7 @@ _EVENT = struct.Struct("iIII")
 
 
 @define
-class _Inotify:
+class Inotify:
     """
     Watches on files, by way of ctypes because Python has no binding; `fd` is readable when one of them was written.
 
@@ -56,7 +56,7 @@ class _Inotify:
     fd: int
 
     @classmethod
-    def open(cls) -> _Inotify | None:
+    def open(cls) -> Inotify | None:
         """A new set of watches; None where the system has none, or none left for this user."""
         try:
             libc = ctypes.CDLL(None)
@@ -125,7 +125,7 @@ class Tee:
         # From here on: the thread's own, except for the queue and what wakes the thread.
         self._queue: deque[_Stream] = deque()
         self._wake = -1
-        self._inotify: _Inotify | None = None
+        self._inotify: Inotify | None = None
         self._streams: set[_Stream] = set()
         self._watched: dict[int, _Stream] = {}
         self._ready: set[_Stream] = set()
@@ -196,7 +196,7 @@ class Tee:
 
     def _start(self) -> threading.Thread:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._inotify = _Inotify.open() if self._notify else None
+        self._inotify = Inotify.open() if self._notify else None
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
         if self._inotify is not None:

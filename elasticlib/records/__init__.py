@@ -15,6 +15,7 @@ from elasticlib.records._of_agents import (
     RanksMissed as RanksMissed,
     RanksReceived as RanksReceived,
     RunEnded as RunEnded,
+    StacksTold as StacksTold,
     StateTimed as StateTimed,
     StepDone as StepDone,
     WorkerEnded as WorkerEnded,

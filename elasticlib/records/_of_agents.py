@@ -7,6 +7,7 @@ clock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from logging import DEBUG
 from typing import Literal
 
@@ -121,6 +122,17 @@ class WorkersSeen(Record, level=FINE):
 
     def __str__(self) -> str:
         return f"workers are {self.state}, {self.remaining_restarts} restarts are left"
+
+
+@frozen
+class StacksTold(Record, level=FINE):
+    """Where the threads of this node's workers are, as somebody asked for it."""
+
+    texts: Mapping[int, str]
+    """By local rank, as the fault handler writes them; in brackets why there is nothing."""
+
+    def __str__(self) -> str:
+        return f"the stacks of {len(self.texts)} workers were written down"
 
 
 @frozen

@@ -186,8 +186,8 @@ class Node:
                     return
 
     def _finish(self, end: _policy.Finish) -> None:
-        kind = "succeeded" if end.signum is None else "left"
-        if end.signum is None and end.final is not None:
+        kind = "succeeded" if end.stop is None else "left"
+        if end.stop is None and end.final is not None:
             own = self.group.assignment.round if self.group is not None and end.results else None
             self.cluster.watch(self.member.nonce).ends(self, own, end.succeeded, end.final)
             unlucky = "replaced" if end.final.succeeded else end.final.kind

@@ -7,6 +7,7 @@ interrupts; nothing is thrown away that a worker left behind.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -22,7 +23,18 @@ from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.workers import _reaper
 from elasticlib.workers._fork_servers import ForkServer, fork_servers
-from elasticlib.workers._launch_events import Event, Exit, Failed, Imported, Lingers, Lost, Stopped, StoreGone, Stuck
+from elasticlib.workers._launch_events import (
+    Event,
+    Exit,
+    Failed,
+    Imported,
+    Lingers,
+    Lost,
+    Stacks,
+    Stopped,
+    StoreGone,
+    Stuck,
+)
 from elasticlib.workers.child import _report
 from elasticlib.workers.child._import_notes import Import
 from elasticlib.workers.child._start_spec import StartSpec
@@ -38,9 +50,13 @@ _QUIT_LIMIT = 6.0
 class SpawnerClient:
     """The workers of one launch, started and stopped by a spawner of their own."""
 
-    def __init__(self, common: StartSpec, memories: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, common: StartSpec, memories: Mapping[str, bytes], shared: Mapping[str, int] | None = None
+    ) -> None:
         self._common = common
         self._memories = dict(memories)
+        self._shared = dict(shared or {})
+        """Descriptors of memory that the workers write, too."""
         self._fork_server: ForkServer | None = None
         self._channel: Channel | None = None
         self._anchor: Child | None = None
@@ -107,8 +123,8 @@ class SpawnerClient:
         descriptors = [os.memfd_create(name) for name in self._memories]
         for descriptor, content in zip(descriptors, self._memories.values(), strict=True):
             _report.write_exactly(descriptor, content)
-        message = {"op": "job", "common": self._common.plain(), "memories": list(self._memories)}
-        channel.send(message, tuple(descriptors))
+        message = {"op": "job", "common": self._common.plain(), "memories": [*self._memories, *self._shared]}
+        channel.send(message, (*descriptors, *self._shared.values()))
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -220,6 +236,9 @@ class SpawnerClient:
                     return [Stuck(message["local_rank"], message["pid"], message["waited"])]
                 case "imported":
                     return [Imported([Import.of(each) for each in message["imports"]], message["whole"])]
+                case "stacks":
+                    found = json.loads(_report.read_text(descriptors[0])) if descriptors else {}
+                    return [Stacks({int(rank): text for rank, text in found.items()})]
                 case "stopped":
                     return [Stopped(message["survivors"])]
             return []
@@ -242,6 +261,12 @@ class SpawnerClient:
         self._wake()
         if self._channel is not None:
             self._channel.send({"op": "signal", "round": self._round, "local_rank": local_rank, "signal": signum})
+
+    def ask_for_stacks(self) -> None:
+        """Have the threads of all workers written down; `Stacks` follows."""
+        if self._channel is not None and self._spawner is not None:
+            self._wake()
+            self._channel.send({"op": "stacks"})
 
     def _wake(self) -> None:
         """A spawner that was stopped from outside hears nobody."""
@@ -303,7 +328,7 @@ def _in_background() -> bool:
 
 def _guard_forked(channel: Channel, launcher: int, call: Callable[[], Any]) -> None:
     """In a fork of the caller: fork the spawner, then be its reaper."""
-    from elasticlib.workers.spawner import _spawner
+    from elasticlib.workers.spawner import _begin
 
     try:
         os.setsid()
@@ -323,7 +348,7 @@ def _guard_forked(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
             Channel.adopt(descriptor).send({"op": "broken", "why": why})
             os._exit(1)
         if child == 0:
-            _spawner.be_spawner(descriptor, me, call=call)
+            _begin.be_spawner(descriptor, me, call=call)
         # Whoever waits for the last copy of one of the caller's files to close does not wait for this process.
         close_all_but({0, 1, 2})
         _reaper.guard(launcher, child)

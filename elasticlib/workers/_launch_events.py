@@ -1,15 +1,16 @@
 """
-What a launcher hears of its workers. Pure.
+What a launcher hears of its workers, and knows of each. Pure.
 
 Rules of this file: each says what happened, once; what is done about it is `_processes`' business.
 """
 
 from __future__ import annotations
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from elasticlib.workers.child import _report
 from elasticlib.workers.child._import_notes import Import
+from elasticlib.workers.child._progress import Progress
 
 
 @define
@@ -90,6 +91,13 @@ class Imported:
 
 
 @define
+class Stacks:
+    """What the threads of the workers do, by local rank, as it was asked for."""
+
+    texts: dict[int, str]
+
+
+@define
 class Lost:
     """The spawner is gone, and with it every worker."""
 
@@ -97,4 +105,20 @@ class Lost:
     cause: Exception | None = None
 
 
-Event = Exit | Failed | Lingers | Stuck | Stopped | StoreGone | Imported | Lost
+Event = Exit | Failed | Lingers | Stuck | Stopped | StoreGone | Imported | Stacks | Lost
+
+
+@frozen
+class WorkerNow:
+    """One worker of the present or last round."""
+
+    local_rank: int
+    pid: int
+    """0 before it was started."""
+    exitcode: int | None
+    """None while it runs."""
+    was_told: bool
+    """Whether it ended after it was told to."""
+    progress: Progress | None
+    stdout: str
+    """File of its redirected stream; empty where there is none."""

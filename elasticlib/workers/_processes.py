@@ -28,18 +28,17 @@ from elasticlib.logs._console import console_sink
 from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import LogsDest
-from elasticlib.workers import _failure, _machine, _plan, _reaper
+from elasticlib.workers import _failure, _launch_events as heard, _machine, _plan, _reaper
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
-from elasticlib.workers._launch_events import Exit, Failed, Imported, Lingers, Lost, Stopped, StoreGone, Stuck
 from elasticlib.workers._learner import Learner
+from elasticlib.workers.child._progress import Board
 from elasticlib.workers.child._start_spec import StartSpec
 
 _ANSWER = 15.0
 """Seconds beyond a shutdown's own time in which it must be done: two waits for kills, and some for a slow machine."""
 _DESCRIPTORS = 32, 8
 """More than a round needs for itself, and for each worker."""
-
 _AT_ONCE = 0.5
 """Seconds in which an end needs no explanation."""
 
@@ -62,19 +61,20 @@ class Processes:
         self._learner: Learner | None = None
         self._tee: Tee | None = None
         self._dest = LogsDest()
+        self._board = Board(count)
         self._deadline = 0.0
         """When the workers will be killed, once they are being stopped."""
         self._forget()
 
     def _forget(self) -> None:
-        self.exits: dict[int, Exit] = {}
+        self.exits: dict[int, heard.Exit] = {}
         """How the workers of this round ended."""
-        self._failed: dict[int, Exit] = {}
+        self._failed: dict[int, heard.Exit] = {}
         """What is known of those whose programs failed, before their processes end."""
         self.pids: dict[int, int] = {}
-        self.lost: Lost | None = None
+        self.lost: heard.Lost | None = None
         """Why all workers are gone at once, and nothing more will be heard of them."""
-        self._store: StoreGone | None = None
+        self._store: heard.StoreGone | None = None
         self._store_gone_at = 0.0
         self._limit = math.inf
         """When whoever stops the workers must have done so."""
@@ -108,6 +108,7 @@ class Processes:
         """
         with room_for(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
             self._forget()
+            self._board.clear()
             self._memory_kills = _machine.memory_kills()
             self._dest = settled(dest)
             _streams.prepare(self._dest)
@@ -161,7 +162,7 @@ class Processes:
             raise
 
     def _start_spawner(self) -> SpawnerClient:
-        spawner = SpawnerClient(self._job.common, self._job.memories)
+        spawner = SpawnerClient(self._job.common, self._job.memories, {"progress": self._board.fileno()})
         if self._job.fork_server is None:
             assert self._job.call is not None
             spawner.fork_caller(self._job.call)
@@ -184,27 +185,30 @@ class Processes:
             self._learner.poll()
         for event in self._spawner.drain():
             match event:
-                case Imported():
+                case heard.Imported():
                     if self._learner is not None:
                         self._learner.heard(event)
-                case Exit():
+                case heard.Exit():
                     self.exits[event.local_rank] = event
                     self._noticed.setdefault(event.local_rank, time.time())
-                case Failed(end):
+                case heard.Failed(end):
                     self._failed[end.local_rank] = end
                     self._noticed[end.local_rank] = time.time()
-                case Lingers():
+                case heard.Lingers():
                     stacks = _failure.user_part(event.stacks)
                     self._sink(records.WorkerLingers(event.local_rank, event.pid, event.seconds, event.ends, stacks))
-                case Stuck(rank, pid, waited):
+                case heard.Stacks(texts):
+                    parts = {rank: _failure.user_part(text) for rank, text in texts.items()}
+                    self._sink(records.StacksTold(parts))
+                case heard.Stuck(rank, pid, waited):
                     self._sink(records.WorkerStuck(self._rank_base + rank, pid, self._signum, waited))
-                case Stopped(survivors):
+                case heard.Stopped(survivors):
                     self._stopped = True
                     if survivors:
                         self._sink(records.WorkersSurvived(tuple(survivors)))
-                case StoreGone():
+                case heard.StoreGone():
                     self._store, self._store_gone_at = self._store or event, time.time()
-                case Lost():
+                case heard.Lost():
                     self.lost = self.lost or event  # the first one knows why
         if time.monotonic() >= self._latest():
             self._end_deaf(self._spawner)
@@ -239,7 +243,7 @@ class Processes:
         """Whether a worker has ended otherwise than well, or all have lost the store that they meet in."""
         return self._store is not None or any(end.exitcode != 0 for end in self._ends().values())
 
-    def _ends(self) -> dict[int, Exit]:
+    def _ends(self) -> dict[int, heard.Exit]:
         """How workers ended, or will, by what is known now."""
         return {**self._failed, **self.exits}
 
@@ -305,6 +309,25 @@ class Processes:
         if self._spawner is not None and deadline < self._limit - _ANSWER:  # also of those that are spared
             self._deadline, self._limit = min(self._deadline, deadline), deadline + _ANSWER
             self._spawner.stop(signum, grace)
+
+    def ask_for_stacks(self) -> None:
+        """Have the threads of all workers that run told as `records.StacksTold`; at once where none runs."""
+        if self._spawner is None or not self._spawner.started or self.gone():
+            self._sink(records.StacksTold({}))
+        else:
+            self._spawner.ask_for_stacks()
+
+    def now(self, local_rank: int) -> heard.WorkerNow:
+        """How that worker is; any thread may ask."""
+        end = self._ends().get(local_rank)
+        return heard.WorkerNow(
+            local_rank,
+            self.pids.get(local_rank, 0),
+            None if end is None else end.exitcode,
+            end is not None and end.told,
+            self._board.read(local_rank),
+            self._dest.stdouts.get(local_rank, ""),
+        )
 
     def signal(self, local_rank: int, signum: int) -> None:
         """Signal one worker and all that it started; nothing once it has ended."""

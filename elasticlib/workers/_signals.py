@@ -2,7 +2,8 @@
 Handled signals: as events where a loop can act on them, as exceptions where the program is in its own code.
 
 Rules of this file: while our code runs, a handler only enqueues; handlers are installed in the main thread only
-(Python allows no other), and the former ones come back whatever happens.
+(Python allows no other), and the former ones come back whatever happens. What other threads of the program ask of a
+launch lies in the same inbox, so that whatever waits for a signal hears them too.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeAlias
 
+from attrs import frozen
 from typing_extensions import Self
 
+from elasticlib._programs import own
 from elasticlib.errors import ConfigError, LaunchInterrupted, SignalException
 
 _log = logging.getLogger("elasticlib")
@@ -108,46 +111,119 @@ class Raising:
         signal.raise_signal(signum)
 
 
-class Signals:
-    """While entered, *signums* are collected instead of acted on; `fileno` is readable when one waits."""
+@frozen
+class StopAsked:
+    """The program wants its workers stopped."""
 
-    def __init__(self, signums: tuple[signal.Signals, ...]) -> None:
-        self._signums = signums
+    why: str
+    grace: float | None = None
+    """Seconds until SIGKILL; None for what the launch was told."""
+
+
+@frozen
+class StacksAsked:
+    """The program wants to know where the threads of its workers are."""
+
+
+class Inbox:
+    """What one thread is to hear while it waits for anything; any thread or signal handler may `put` something in."""
+
+    def __init__(self) -> None:
         # A deque and no Queue: a handler may interrupt the very thread that holds a Queue's lock.
-        self._came: deque[int] = deque()
-        self._ready = -1
+        self._items: deque[object] = deque()
+        self._ready, self._hurry = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
+        own(self)
+
+    def put(self, item: object, *, may_wait: bool = False) -> None:
+        """Leave a signal's number, or what somebody wants; after `close` nobody will look."""
+        self._items.append(item)
+        for descriptor in (self._ready, *(() if may_wait else (self._hurry,))):
+            if descriptor >= 0:
+                os.eventfd_write(descriptor, 1)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while something lies there; -1 once closed."""
+        return self._ready
+
+    def hurry(self) -> int:
+        """A descriptor that is readable while something lies there that may not wait."""
+        return self._hurry
+
+    def drain(self) -> list[object]:
+        """What came since the last call, oldest first."""
+        for descriptor in (self._ready, self._hurry):
+            if descriptor >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(descriptor)
+        came = []
+        while self._items:
+            came.append(self._items.popleft())
+        return came
+
+    def close(self) -> None:
+        """Let go of the descriptors, once nobody else can put anything in: another file may have their numbers then."""
+        descriptors, self._ready, self._hurry = (self._ready, self._hurry), -1, -1
+        for descriptor in descriptors:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    __del__ = close
+
+
+class Handled:
+    """While entered, *signums* are put into *inbox* instead of acted on, if this is the main thread."""
+
+    def __init__(self, signums: tuple[signal.Signals, ...], inbox: Inbox) -> None:
+        self._signums = signums
+        self._inbox = inbox
         self._former: _Former = {}
 
     def __enter__(self) -> Self:
-        self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         if threading.current_thread() is threading.main_thread():
             self._former = _install(self._signums, self._on_signal)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         for signum, former in self._former.items():
             signal.signal(signum, former)
         self._former.clear()
-        missed = self.drain() if kind is None else []
-        os.close(self._ready)
-        self._ready = -1
-        for late in missed:
-            signal.raise_signal(late)  # too late for the launch: it is the program's again
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self._came.append(signum)
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._ready, 1)
+        self._inbox.put(signum)
+
+
+class Signals:
+    """
+    While entered, *signums* are collected instead of acted on; `fileno` is readable when one waits.
+
+    With an *inbox* of the caller's they lie there, beside what others put into it, and what nobody took stays there.
+    """
+
+    def __init__(self, signums: tuple[signal.Signals, ...], inbox: Inbox | None = None) -> None:
+        self._signums = signums
+        self._given = inbox
+
+    def __enter__(self) -> Self:
+        self.inbox = Inbox() if self._given is None else self._given
+        self._handled = Handled(self._signums, self.inbox).__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._handled.__exit__()
+        if self._given is None:
+            missed = self.drain() if kind is None else []
+            self.inbox.close()
+            for late in missed:
+                signal.raise_signal(late)  # too late for the launch: it is the program's again
 
     def fileno(self) -> int:
         """A descriptor that is readable while signals wait."""
-        return self._ready
+        return self.inbox.fileno()
+
+    def hurry(self) -> int:
+        """A descriptor that is readable while signals wait, or what others want at once."""
+        return self.inbox.hurry()
 
     def drain(self) -> list[int]:
         """The signals that came since the last call, oldest first."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._ready)
-        came = []
-        while self._came:
-            came.append(self._came.popleft())
-        return came
+        return [item for item in self.inbox.drain() if isinstance(item, int)]

@@ -76,7 +76,9 @@ class Agent:
 
 def prepared(*_: object) -> SimpleNamespace:
     """Nothing, and no fork server."""
-    return SimpleNamespace(job=SimpleNamespace(fork_server=None, common=SimpleNamespace(env={}), search_path=()))
+    return SimpleNamespace(
+        signals_to_handle="", job=SimpleNamespace(fork_server=None, common=SimpleNamespace(env={}), search_path=())
+    )
 
 
 @pytest.fixture
@@ -574,7 +576,7 @@ def test_the_fork_server_is_at_its_imports_while_the_nodes_meet(
 
     job = prepared().job
     job.fork_server = ForkServerKey("python")
-    monkeypatch.setattr(launch, "prepare", lambda *_: SimpleNamespace(job=job))
+    monkeypatch.setattr(launch, "prepare", lambda *_: SimpleNamespace(signals_to_handle="", job=job))
     monkeypatch.setattr("elasticlib.rendezvous.open_remote", open_remote)
     monkeypatch.setattr(launch.fork_servers, "take", lambda *_: steps.append("warm"))
 

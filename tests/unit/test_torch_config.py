@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import pytest
 
+from elasticlib._torch_config import as_launch_config
 from elasticlib.errors import ConfigError
-from elasticlib.launch import as_launch_config
 from elasticlib.numa import AffinityMode, NumaOptions
 from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std
 

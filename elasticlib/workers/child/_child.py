@@ -42,6 +42,7 @@ from elasticlib.workers.child import (
     _ending,
     _exiting,
     _imports,
+    _progress,
     _randomness,
     _record,
     _report,
@@ -224,6 +225,7 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
     faulthandler.register(STACKS_SIGNAL, file=handed.faults, all_threads=True)
     _report.has_the_stacks_of_crashes = True
     _report.note_stderr(handed.tail)
+    _progress.attach(handed.memories.get("progress"), spec.local_rank)
     if spec.server is not None:
         _serving.when_torch_comes(spec.server)
     kind = spec.kind

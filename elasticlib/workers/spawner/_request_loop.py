@@ -26,7 +26,7 @@ from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _ending, _held, _randomness, _report
 from elasticlib.workers.child._import_notes import ENDED, TOOK_LONG, Import, without
-from elasticlib.workers.spawner import _ahead, _spawner
+from elasticlib.workers.spawner import _ahead, _begin
 
 _MOST_SPOILT = 16
 """Copies of one order that may be spoilt, each by another module."""
@@ -148,7 +148,7 @@ class RequestLoop:
             (descriptor,) = descriptors
             if message["op"] in _QUESTIONS:
                 _answer(message["op"], Channel.adopt(descriptor), self._changed)
-            _spawner.be_spawner(descriptor, os.getppid(), self._keep, self._changed, copy=self._number)
+            _begin.be_spawner(descriptor, os.getppid(), self._keep, self._changed, copy=self._number)
         for descriptor in descriptors:
             os.close(descriptor)
         self._watch(pid)

@@ -17,12 +17,10 @@ import json
 import math
 import multiprocessing
 import os
-import resource
 import selectors
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import process as multiprocessing_process
@@ -38,6 +36,7 @@ from elasticlib.workers.child import _child, _exiting, _held, _import_notes, _re
 from elasticlib.workers.child._start_spec import Handed, StartSpec, both
 from elasticlib.workers.spawner import _ahead, _stuck
 from elasticlib.workers.spawner._import_watch import ImportWatch
+from elasticlib.workers.spawner._stack_dump import StackDump
 from elasticlib.workers.spawner._store_host import StoreHost
 
 _FIXES = {
@@ -96,6 +95,7 @@ class Spawner:
     _lease: Lease | None = None
     """Until when workers may run, of a job of many nodes."""
     _watch: ImportWatch = field(default_factory=ImportWatch)
+    _stacks: StackDump = field(default_factory=StackDump)
     _failed: bool = False
     """Whether a worker of this round ended otherwise than well."""
     _store: StoreHost = field(init=False)
@@ -115,6 +115,8 @@ class Spawner:
                 self._look_at(worker)
             if self._stopping is not None and time.monotonic() >= self._stopping.next_look:
                 self._look_for_stuck(self._stopping)
+            if self._stacks.next_look is not None and time.monotonic() >= self._stacks.next_look:
+                self._tell_stacks(self._stacks.look(time.monotonic()))
             if self._watch.next_look is not None and time.monotonic() >= self._watch.next_look:
                 self._tell_imports(self._watch.look(time.monotonic()), whole=False)
             if time.monotonic() >= self._lease_end():
@@ -133,8 +135,7 @@ class Spawner:
         due = [each.course.deadline for each in self._live.values() if each.course.deadline is not None]
         if self._stopping is not None:
             due.append(self._stopping.next_look)
-        if self._watch.next_look is not None:
-            due.append(self._watch.next_look)
+        due += [each for each in (self._watch.next_look, self._stacks.next_look) if each is not None]
         now = time.monotonic()
         if (end := self._lease_end()) < math.inf:  # it may be renewed before, or shortened
             due.append(min(end, now + max(_SHORTEST_WAIT, (end - now) / 2)))
@@ -168,6 +169,9 @@ class Spawner:
                 worker = self._live.get(message["local_rank"])
                 if worker is not None and message["round"] == self._round:
                     _reaper.send_group(worker.pid, worker.handle, message["signal"])
+            case "stacks":
+                workers = [(each.local_rank, each.pid, each.handle, each.left[1]) for each in self._live.values()]
+                self._stacks.begin(workers, _child.STACKS_SIGNAL, time.monotonic())
             case "stop":
                 self._stop(message["signal"], message["grace"], message["spare"])
             case "quit":
@@ -278,6 +282,7 @@ class Spawner:
 
     def _forget(self, worker: _Live) -> None:
         self._selector.unregister(worker.handle)
+        self._stacks.end(worker.local_rank)
         for descriptor in (worker.handle, *worker.left):
             os.close(descriptor)
         del self._live[worker.local_rank]
@@ -365,35 +370,12 @@ class Spawner:
             plain = [each.plain() for each in found]
             self._launcher.send({"op": "imported", "round": self._round, "imports": plain, "whole": whole})
 
+    def _tell_stacks(self, found: dict[int, str] | None) -> None:
+        if found is not None:
+            memory = os.memfd_create("stacks")
+            _report.write_exactly(memory, json.dumps(found).encode())
+            self._launcher.send({"op": "stacks", "round": self._round}, (memory,))
+            os.close(memory)
+
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
         self._launcher.send({"op": "store", "round": self._round, "why": why, "pid": pid, "exitcode": exitcode})
-
-
-def be_spawner(
-    descriptor: int,
-    parent: int,
-    keep: frozenset[int] = frozenset(),
-    changed: dict[str, str | None] | None = None,
-    call: Callable[[], Any] | None = None,
-    copy: int = 0,
-) -> NoReturn:
-    """Turn this just-forked process into the spawner whose orders come over *descriptor*."""
-    channel = Channel.adopt(descriptor)
-    try:
-        os.setsid()
-        _reaper.settle_signals()
-        # Blocked as well: what reaches a worker before it has its own handlers waits, and is not lost.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _reaper.STOP_SIGNALS)
-        _reaper.adopt_orphans()
-        _reaper.outlive_parent()
-        # Three descriptors a worker; the workers themselves get the caller's limit back.
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        Spawner(channel, parent, keep, changed or {}, call, copy).serve()
-    except BaseException as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        why = f"the process that starts the workers failed: {type(error).__name__}: {error}"
-        channel.send({"op": "broken", "why": f"{why} ({os.path.basename(last.filename)}, line {last.lineno})"})
-        _reaper.sweep()
-    finally:
-        os._exit(1)

@@ -142,7 +142,7 @@ def test_workers_that_are_gone_after_a_signal_finish_the_run_with_it() -> None:
     state, actions = after(*RUNNING, StopRequested(TERM), WorkersGone())
 
     assert state.phase is Phase.DONE
-    assert actions == (TellStopped(0), Finish(False, "signal 15", TERM))
+    assert actions == (TellStopped(0), Finish(False, "signal 15", StopRequested(TERM)))
 
 
 def test_the_word_on_the_round_does_not_stop_workers_twice() -> None:
@@ -236,7 +236,7 @@ def test_a_signal_without_workers_finishes_at_once(course: tuple[Event, ...]) ->
     state, actions = after(*course, StopRequested(TERM))
 
     assert state.phase is Phase.DONE
-    assert actions == (Leave("signal 15"), Finish(False, "signal 15", TERM))
+    assert actions == (Leave("signal 15"), Finish(False, "signal 15", StopRequested(TERM)))
 
 
 def test_a_signal_while_workers_stop_leaves_and_stops_nothing_twice() -> None:
@@ -250,13 +250,13 @@ def test_a_signal_beats_a_restart_that_was_granted() -> None:
     state, actions = after(*STOPPING, AGAIN, StopRequested(TERM), WorkersGone())
 
     assert state.phase is Phase.DONE
-    assert actions == (TellStopped(0), Finish(False, "signal 15", TERM))
+    assert actions == (TellStopped(0), Finish(False, "signal 15", StopRequested(TERM)))
 
 
 def test_a_signal_beats_a_success_that_is_told_while_workers_stop() -> None:
     _, actions = after(*RUNNING, StopRequested(TERM), WELL, WorkersGone())
 
-    assert actions[-1] == Finish(False, WELL.why, TERM, WELL)
+    assert actions[-1] == Finish(False, WELL.why, StopRequested(TERM), WELL)
 
 
 def test_a_second_signal_changes_nothing() -> None:
@@ -311,6 +311,15 @@ def test_who_waits_for_the_word_on_its_failure_and_loses_contact_asks_for_a_new_
 
     assert state.phase is Phase.JOINING
     assert actions == (Join(),)
+
+
+def test_a_stop_that_the_program_asked_for_has_its_reason_and_its_grace() -> None:
+    asked = StopRequested(TERM, "the program said so", 2.5)
+    _, actions = after(*RUNNING, asked)
+    assert actions == (Leave("the program said so", 0), Stop("the program said so", TERM, 2.5))
+
+    _, actions = after(*RUNNING, asked, WorkersGone())
+    assert actions == (TellStopped(0), Finish(False, "the program said so", asked))
 
 
 @pytest.mark.parametrize(("event", "final"), [(StopRequested(TERM), None), (BADLY, BADLY)])
@@ -405,6 +414,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.just(LOST),
     st.just(GONE),
     st.builds(StopRequested, st.sampled_from([TERM, int(signal.SIGINT)])),
+    st.builds(StopRequested, st.just(TERM), st.just("the program said so"), st.none() | st.floats(0, 60)),
 )
 COURSES = st.lists(EVENTS, max_size=25)
 
@@ -548,7 +558,7 @@ def test_a_run_succeeds_only_by_the_coordinators_word_or_where_it_is_gone_and_wi
                     assert before.end is None
                 else:
                     assert final.succeeded
-                assert action.signum is None and before.signum is None
+                assert action.stop is None and before.stop is None
 
 
 @given(COURSES)

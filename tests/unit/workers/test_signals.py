@@ -13,7 +13,7 @@ import pytest
 
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, LaunchInterrupted, SignalException
-from elasticlib.workers._signals import Raising, Signals, interruption, parse
+from elasticlib.workers._signals import Inbox, Raising, Signals, interruption, parse
 
 LIMIT = 30.0
 
@@ -268,3 +268,68 @@ def test_in_another_thread_nothing_is_installed(hang_ups: list[int]) -> None:
     thread.join()
 
     assert signal.getsignal(signal.SIGHUP) is own
+
+
+# What others ask beside them.
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    found = Inbox()
+    yield found
+    found.close()
+
+
+def test_what_others_put_in_is_taken_once_and_oldest_first(inbox: Inbox) -> None:
+    inbox.put("first")
+    inbox.put(2)
+
+    assert ["first", 2] == inbox.drain()
+    assert [] == inbox.drain()
+
+
+def test_what_may_wait_wakes_whoever_listens_and_no_one_in_the_middle_of_a_start(inbox: Inbox) -> None:
+    inbox.put("may wait", may_wait=True)
+    assert {inbox.fileno()} == wait_readable([inbox, inbox.hurry()], 0)
+
+    inbox.put("now")
+    assert {inbox.fileno(), inbox.hurry()} == wait_readable([inbox, inbox.hurry()], 0)
+
+    inbox.drain()
+    assert set() == wait_readable([inbox, inbox.hurry()], 0)
+
+
+def test_signals_lie_in_an_inbox_that_was_given_and_stay_there(seen: list[int], inbox: Inbox) -> None:
+    inbox.put("before")
+    with Signals((signal.SIGUSR1,), inbox):
+        signal.raise_signal(signal.SIGUSR1)
+
+    assert ["before", signal.SIGUSR1] == inbox.drain()
+    assert [] == seen
+
+
+def test_an_inbox_that_was_closed_takes_what_nobody_will_hear() -> None:
+    inbox = Inbox()
+    inbox.close()
+    inbox.close()
+
+    inbox.put("too late")
+
+    assert (-1, -1) == (inbox.fileno(), inbox.hurry())
+    assert ["too late"] == inbox.drain()
+
+
+def test_in_another_thread_signals_are_not_handled_and_the_inbox_is_heard(seen: list[int], inbox: Inbox) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    heard = []
+
+    def listen() -> None:
+        with Signals((signal.SIGUSR1,), inbox) as signals:
+            heard.append((signal.getsignal(signal.SIGUSR1), wait_readable([signals], LIMIT)))
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    inbox.put("stop")
+    thread.join()
+
+    assert [(before, {inbox.fileno()})] == heard

@@ -1,0 +1,375 @@
+"""
+A launch as an object: what it is doing, what it said, how to stop it, what it returned.
+
+Rules of this file: any thread may call any method; a call that waits can be interrupted. A job ends once, and what it
+ended with stays. A job that still runs when its program ends is stopped, with a warning: nothing may outlive the
+program, and nobody should have to wait for what nobody waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import shutil
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+
+from typing_extensions import Self
+
+from elasticlib import records
+from elasticlib._clock import monotonic
+from elasticlib._programs import start_thread
+from elasticlib.errors import ConfigError, ElasticError, SignalException
+from elasticlib.job import _front_end, _output, _register
+from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks
+from elasticlib.rendezvous._names import host_name
+from elasticlib.workers import _signals
+
+if TYPE_CHECKING:
+    from elasticlib.agent import LocalElasticAgent
+    from elasticlib.logs._follow import Follower
+    from elasticlib.workers._launch_events import WorkerNow
+
+_STACKS_LIMIT = 5.0
+"""Seconds that stacks are waited for, unless told otherwise."""
+_EXIT_LIMIT = 10.0
+"""Seconds, beyond a job's own grace, that the end of the program waits for it."""
+
+
+class Work(Protocol):
+    """A launch that was checked, and can be carried out once."""
+
+    title: str
+    signums: tuple[signal.Signals, ...]
+    grace: float
+
+    @property
+    def folder(self) -> str:
+        """Where the job's own output is kept after its success; empty where it is the caller's or gone."""
+
+    def __call__(self, job: Job, /) -> dict[int, Any]:
+        """Run the workers to their end; their results."""
+
+    def abandon(self) -> None:
+        """It will not be carried out: let go of what it holds."""
+
+
+def _state_of(worker: WorkerNow) -> str:
+    if worker.exitcode is None:
+        return "running" if worker.pid else "starting"
+    if worker.exitcode == 0:
+        return "succeeded"
+    return "stopped" if worker.was_told else "failed"
+
+
+class Job:
+    """
+    A launch that `elastic_launch(config, entrypoint).start(*args)` has begun.
+
+    `result` waits for it and returns {global rank: result}; ``await job`` does so in an event loop. `status`, `logs`
+    and `stacks` tell what it does meanwhile, `stop` ends it; as a context manager it is stopped at the block's end, if
+    it still runs. All of it may come from any thread, and after the end. `jobs` lists those that run.
+
+    Of a job of many nodes it is this node's part: its workers' results, status, output and stacks.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.name = work.title
+        """What reports call the work: the function's name, or the script's."""
+        self.cell = _front_end.cell()
+        """The notebook's cell that started it."""
+        self._work: Work | None = work
+        self._signums, self._grace = work.signums, work.grace
+        self._inbox = _signals.Inbox()
+        self._began, self._ended = monotonic(), 0.0
+        self._course = Course()
+        self._agent: LocalElasticAgent | None = None
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._over = False
+        self._value: dict[int, Any] = {}
+        self._error: BaseException | None = None
+        self._trace: TracebackType | None = None
+        self._last: tuple[RankStatus, ...] = ()
+        """How the workers were at the end."""
+        self._files: dict[int, list[str]] = {}
+        """By global rank, the files of its output so far; of rounds one after the other."""
+        self._stacks: dict[int, str] | None = None
+        self._done: list[Callable[[], None]] = []
+        self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+
+    # How it begins and ends.
+
+    def begin(self) -> Self:
+        """Carry it out in a thread of its own. Raises `JobRunsError` where this cell's last run still does so."""
+        run, name = contextvars.copy_context().run, f"elasticlib-job-{self.name}"
+        self._thread = threading.Thread(target=run, args=(self._carry_out,), name=name, daemon=True)
+        try:
+            _register.JOBS.add(self, refuse=True)
+            start_thread(self._thread)
+        except ElasticError:
+            _register.JOBS.remove(self)
+            work, self._work = self._work, None
+            if work is not None:
+                work.abandon()
+            raise
+        return self
+
+    def run(self) -> dict[int, Any]:
+        """Carry it out in the calling thread, and return what `result` does."""
+        _register.JOBS.add(self)
+        self._carry_out()
+        return self._outcome()
+
+    def _carry_out(self) -> None:
+        work, self._work = self._work, None
+        assert work is not None
+        try:
+            self._value = work(self)
+        except BaseException as error:
+            self._error, self._trace = error, error.__traceback__
+        finally:
+            if self._error is None and work.folder:
+                weakref.finalize(self, shutil.rmtree, work.folder, ignore_errors=True)
+            self._last, self._agent = self._ranks(), None
+            self._ended = monotonic()
+            _register.JOBS.remove(self)
+            with self._changed:
+                self._over = True
+                done, self._done = self._done, []
+                self._changed.notify_all()
+            for callback in done:
+                callback()
+            self._wake_followers()
+
+    def attach(self, agent: LocalElasticAgent) -> None:
+        """What carries it out by now."""
+        self._agent = agent
+
+    @property
+    def started(self) -> bool:
+        """Whether it runs beside its program, in a thread of its own."""
+        return self._thread is not None
+
+    @property
+    def inbox(self) -> _signals.Inbox:
+        """What is asked of whatever carries it out."""
+        return self._inbox
+
+    def sink(self, record: records.Record) -> None:
+        """What happens to it."""
+        with self._changed:
+            self._course = self._course.after(record)
+            if isinstance(record, records.StacksTold):
+                self._stacks = {self._rank(local): text for local, text in record.texts.items()}
+            self._changed.notify_all()
+        if isinstance(record, records.RoundStarted):
+            self._note_files()
+            self._wake_followers()
+
+    def _rank(self, local_rank: int) -> int:
+        ranks = self._course.ranks
+        return ranks[local_rank] if local_rank < len(ranks) else local_rank
+
+    def _note_files(self) -> None:
+        agent = self._agent
+        for each in [] if agent is None else agent.workers_now():
+            if each.stdout:
+                self._files.setdefault(self._rank(each.local_rank), []).append(each.stdout)
+
+    def _wake_followers(self) -> None:
+        for follower in list(self._followers):
+            follower.wake()
+
+    # What people ask.
+
+    def done(self) -> bool:
+        """Whether it has ended, however that was."""
+        return self._over
+
+    def result(self, timeout: float | None = None) -> dict[int, Any]:
+        """
+        Wait for the end and return {global rank: result}, as the call of `elastic_launch` does.
+
+        Raises what that call would: `ChildFailedError` when workers failed, `SignalException` when the job was stopped.
+        A handled signal (``LaunchConfig.signals_to_handle``) that comes while the main thread waits here stops the job,
+        SIGINT (Ctrl-C) as `LaunchInterrupted`, a ``KeyboardInterrupt``; another one kills it. After *timeout* seconds
+        it raises a `TimeoutError`, and the job goes on.
+        """
+        if not self._wait(timeout):
+            raise TimeoutError(f"{self.status().__str__().splitlines()[0]}; it goes on, and is to be waited for again")
+        return self._outcome()
+
+    def _wait(self, timeout: float | None) -> bool:
+        if threading.current_thread() is self._thread:
+            raise ConfigError(f"job {self.name!r} cannot be waited for in its own thread, such as by a sink of records")
+        with _signals.Handled(self._signums, self._inbox), self._changed:
+            self._changed.wait_for(self.done, timeout)
+        return self._over
+
+    def _outcome(self) -> dict[int, Any]:
+        late = [item for item in self._inbox.drain() if isinstance(item, int)]
+        if self._error is not None:
+            raise self._error.with_traceback(self._trace)
+        for signum in late:
+            signal.raise_signal(signum)  # too late for the launch: it is the program's again
+        return self._value
+
+    def exception(self) -> BaseException | None:
+        """What `result` would raise; None after success and while it runs."""
+        return self._error
+
+    def status(self) -> JobStatus:
+        """How it is now, or was at its end; as text a table of its ranks on this machine."""
+        course, over, error = self._course, self._over, self._error
+        state, why = course.state, course.why
+        if over:
+            state = "succeeded" if error is None else "stopped" if isinstance(error, SignalException) else "failed"
+            lines = "" if error is None else (str(error) or type(error).__name__).splitlines()
+            why = lines[0] if lines else ""
+        seconds = (self._ended if over else monotonic()) - self._began
+        ranks = self._last if over else self._ranks()
+        return JobStatus(self.name, state, why, seconds, course.restarts, course.round, course.nodes, ranks)
+
+    def _ranks(self) -> tuple[RankStatus, ...]:
+        agent, course = self._agent, self._course
+        found = []
+        for each in [] if agent is None or not course.ranks else agent.workers_now():
+            told = each.progress
+            found.append(
+                RankStatus(
+                    rank=self._rank(each.local_rank),
+                    local_rank=each.local_rank,
+                    node=course.node,
+                    host=host_name(),
+                    state=_state_of(each),
+                    pid=each.pid,
+                    exitcode=each.exitcode,
+                    restarts=course.restarts,
+                    step=None if told is None else told.step,
+                    total=None if told is None else told.total,
+                    metrics={} if told is None else told.metrics,
+                    age=None if told is None else told.age,
+                    last_line=_output.last_line(each.stdout) if each.stdout else "",
+                )
+            )
+        return tuple(found)
+
+    @overload
+    def logs(self, rank: int = 0, *, follow: Literal[False] = False) -> str: ...
+
+    @overload
+    def logs(self, rank: int = 0, *, follow: Literal[True]) -> Iterator[str]: ...
+
+    def logs(self, rank: int = 0, *, follow: bool = False) -> str | Iterator[str]:
+        """
+        What the worker of global *rank* has written so far, in all rounds.
+
+        With *follow* it is an iterator over its lines, from the first one on, which goes on until the job ends.
+
+        It is stdout and stderr in their order, unless ``LaunchConfig.logs_specs`` says otherwise: then it is the file
+        of stdout. Raises `ConfigError` for a rank that is not of this machine, or whose output is in no file.
+        """
+        if follow:
+            return self._follow(rank)
+        return "".join(map(_output.text_of, self._files_of(rank)))
+
+    def _files_of(self, rank: int) -> list[str]:
+        ranks = self._course.ranks
+        if ranks and rank not in ranks:
+            raise ConfigError(f"rank {rank} is none of this machine's ranks, {min(ranks)} to {max(ranks)}")
+        files = list(self._files.get(rank, []))
+        if not files and self._course.state not in ("starting", "waiting for ranks"):
+            raise ConfigError(
+                f"the output of rank {rank} is in no file: leave logs_specs out, or give "
+                "logs_specs=DefaultLogsSpecs(log_dir, redirects=Std.ALL)"
+            )
+        return [file for file in files if os.path.exists(file)]
+
+    def _follow(self, rank: int) -> Iterator[str]:
+        from elasticlib.logs._follow import Follower  # only here: most jobs are not followed
+
+        self._files_of(rank)
+        follower = Follower(lambda: self._files.get(rank, []), self.done)
+        self._followers.add(follower)
+        return follower.lines()
+
+    def stacks(self, timeout: float = _STACKS_LIMIT) -> Stacks:
+        """
+        Where the Python threads of all workers of this machine are: {global rank: text}, innermost frame first.
+
+        Workers go on, and need not cooperate: one that waits in native code, or for the interpreter's lock, is seen
+        too. In brackets stands why nothing can be seen of a worker. {} where none runs. Raises `TimeoutError` after
+        *timeout* seconds without an answer, such as while workers are being started.
+        """
+        with self._changed:
+            if self._over:
+                return Stacks()
+            self._stacks = None
+            self._inbox.put(_signals.StacksAsked(), may_wait=True)
+            if not self._changed.wait_for(lambda: self._stacks is not None or self._over, timeout):
+                raise TimeoutError(
+                    f"job {self.name!r} has not told its stacks in {timeout:g} s: it is {self._course.state}"
+                )
+            return Stacks(self._stacks or {})
+
+    def stop(self, grace: float | None = None, *, wait: bool = True) -> None:
+        """
+        Stop the workers: SIGTERM, and SIGKILL after *grace* seconds (None: ``shutdown_timeout``).
+
+        It returns when nothing is left of the job, or, without *wait*, at once; a job that has ended is left as it is.
+        `result` raises `SignalException` then.
+        Of a job of many nodes this node leaves, as after a signal.
+        """
+        if grace is not None and not grace >= 0:
+            raise ConfigError(f"grace={grace!r} must be 0 or more seconds until SIGKILL")
+        self._ask_to_stop(f"job {self.name!r} was stopped by Job.stop()", grace)
+        if wait and threading.current_thread() is not self._thread:
+            self._wait(None)
+
+    def ends_with_program(self) -> None:
+        """The program is about to end: stop it, and wait for that."""
+        self._ask_to_stop(f"job {self.name!r} was stopped by the end of its program", None)
+        if self._thread is not None:
+            self._thread.join(self._grace + _EXIT_LIMIT)
+
+    def _ask_to_stop(self, why: str, grace: float | None) -> None:
+        if not self._over:
+            self._inbox.put(_signals.StopAsked(why, grace))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __await__(self) -> Generator[Any, None, dict[int, Any]]:
+        """As `result`. A task that is cancelled while it awaits a job leaves it running."""
+        import asyncio  # only here: whoever awaits has it
+
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+
+        def set_it() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(set_it)
+
+        with self._changed:
+            if self._over:
+                set_it()
+            else:
+                self._done.append(tell)
+        yield from future
+        return self._outcome()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.status().__str__().splitlines()[0].removeprefix('job ')}>"

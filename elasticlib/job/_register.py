@@ -1,0 +1,78 @@
+"""The jobs of this process that run: for people, for whoever may not run twice at once, and for the program's end."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from elasticlib.errors import JobRunsError
+
+if TYPE_CHECKING:
+    from elasticlib.job._job import Job
+
+_log = logging.getLogger("elasticlib")
+
+
+class Register:
+    """The jobs of this process that run."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: list[Job] = []
+        self._watches = False
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._lock, self._running = threading.Lock(), []  # they are the parent's
+
+    def running(self) -> list[Job]:
+        """The oldest first."""
+        with self._lock:
+            return list(self._running)
+
+    def add(self, job: Job, *, refuse: bool = False) -> None:
+        """One more; with *refuse* `JobRunsError` is raised where its cell's last run has one that runs."""
+        with self._lock:
+            other = next((each for each in self._running if refuse and _is_rerun(each, job)), None)
+            if other is not None:
+                raise JobRunsError(
+                    f"{other!r} was started by this very cell, and still runs: wait for it (.result()) or stop it "
+                    "(.stop()) first; elasticlib.jobs() has it"
+                )
+            self._running.append(job)
+            if not self._watches:
+                self._watches = True
+                atexit.register(self._stop_all)
+
+    def remove(self, job: Job) -> None:
+        """It has ended."""
+        with self._lock:
+            if job in self._running:
+                self._running.remove(job)
+
+    def _stop_all(self) -> None:
+        """At the end of the program."""
+        left = self.running()
+        for job in left:
+            _log.warning("%r still ran when its program ended: it is stopped; result() would have waited for it", job)
+            job.stop(wait=False)
+        for job in left:
+            job.ends_with_program()
+
+
+def _is_rerun(former: Job, job: Job) -> bool:
+    """Whether both are of one cell, which was executed again meanwhile."""
+    if former.cell is None or job.cell is None or not former.started:
+        return False
+    return former.cell.identity == job.cell.identity and former.cell.execution != job.cell.execution
+
+
+JOBS = Register()
+
+
+def jobs() -> list[Job]:
+    """The jobs of this process that run now, the oldest first: those that were started, and calls of other threads."""
+    return JOBS.running()

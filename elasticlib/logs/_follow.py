@@ -1,0 +1,88 @@
+"""
+Lines of files that grow, for whoever iterates over them: one file after the other, until there will be no more.
+
+Rules of this file: the reader sleeps until the kernel says that a file was written, or somebody wakes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+from elasticlib._wire import wait_readable
+from elasticlib.logs._tee import Inotify
+
+_BLOCK = 1 << 16
+_POLL = 0.05
+"""Seconds between two looks where the kernel gives no notice."""
+
+
+class Follower:
+    """Reads the *files*, which may become more, until they are *done* and read to their end."""
+
+    def __init__(self, files: Callable[[], Sequence[str]], done: Callable[[], bool]) -> None:
+        self._files = files
+        self._done = done
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def wake(self) -> None:
+        """Have it look again: there is another file, or there will be none."""
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    def __del__(self) -> None:
+        descriptor, self._wake = self._wake, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def lines(self) -> Iterator[str]:
+        """Each line as soon as it is whole, without its end; at last what is left without one."""
+        notice = Inotify.open()
+        try:
+            index = 0
+            while True:
+                files, is_last = self._files(), self._done()
+                if index < len(files):
+                    yield from self._lines_of(files[index], index, notice)
+                    index += 1
+                elif is_last:
+                    return
+                else:
+                    self._await(None, notice)
+        finally:
+            if notice is not None:
+                os.close(notice.fd)
+
+    def _lines_of(self, path: str, index: int, notice: Inotify | None) -> Iterator[str]:
+        rest = b""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return  # it was taken away
+        try:
+            while True:
+                is_last = self._done() or index + 1 < len(self._files())  # before the read: nothing comes after it
+                watch = None if notice is None else notice.add(descriptor)
+                data = os.read(descriptor, _BLOCK)
+                *whole, rest = (rest + data).split(b"\n")
+                for line in whole:
+                    yield line.decode("utf-8", "replace")
+                if not data and is_last:
+                    break
+                if not data:
+                    self._await(watch, notice)
+        finally:
+            os.close(descriptor)
+        if rest:
+            yield rest.decode("utf-8", "replace")
+
+    def _await(self, watch: int | None, notice: Inotify | None) -> None:
+        sources = [self._wake, *([] if notice is None else [notice.fd])]
+        is_blind = watch is None and notice is None
+        wait_readable(sources, _POLL if is_blind else None)
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            pass
+        if notice is not None:
+            notice.written()

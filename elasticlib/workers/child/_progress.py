@@ -1,0 +1,158 @@
+"""
+How far a worker's program says that it has come, in memory that the launcher reads when it is asked.
+
+Rules of this file: to tell costs a few stores, whoever looks and however often; outside a job it is nothing. The
+program may write anywhere in its memory, so what cannot be understood was never told.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from elasticlib._programs import own
+from elasticlib._untrusted import parse_shallow
+from elasticlib.errors import ConfigError
+
+_HEAD = struct.Struct("@qqdII")
+"""Step, total, time (monotonic seconds, 0: nothing was told yet), number of metrics, bytes of their names."""
+_VALUES = _HEAD.size
+_MOST = 32
+"""Metrics that are kept; more are left out."""
+_NAMES = _VALUES + 8 * _MOST
+_SLOT = 2048
+"""Bytes for each worker."""
+_ROOM = _SLOT - _NAMES
+_PACK = [struct.Struct(f"@{count}d") for count in range(_MOST + 1)]
+
+
+@frozen
+class Progress:
+    """What a worker told last by `progress`."""
+
+    step: int
+    total: int | None
+    """Steps that there will be, where that was told."""
+    metrics: Mapping[str, float]
+    age: float
+    """Seconds since it was told."""
+
+
+class Board:
+    """The memory of all workers of a launch, which outlives their rounds; *count* workers."""
+
+    def __init__(self, count: int) -> None:
+        self._fd = os.memfd_create("progress")
+        os.ftruncate(self._fd, count * _SLOT)
+        self._memory = mmap.mmap(self._fd, count * _SLOT)
+        self._count = count
+        own(self)
+
+    def fileno(self) -> int:
+        """The descriptor that workers get; -1 once closed."""
+        return self._fd
+
+    def clear(self) -> None:
+        """Forget what was told, before a round begins."""
+        self._memory[:] = bytes(len(self._memory))
+
+    def read(self, local_rank: int) -> Progress | None:
+        """What that worker told last; None when it told nothing."""
+        start = local_rank * _SLOT
+        step, total, when, count, length = _HEAD.unpack_from(self._memory, start)
+        if not 0 < when < math.inf:
+            return None
+        count, length = min(count, _MOST), min(length, _ROOM)
+        values = _PACK[count].unpack_from(self._memory, start + _VALUES)
+        try:
+            names = parse_shallow(self._memory[start + _NAMES : start + _NAMES + length].decode())
+        except ValueError:
+            names = []
+        named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        metrics = dict(zip(names, values, strict=False)) if named else {}
+        return Progress(step, None if total < 0 else total, metrics, max(0.0, time.monotonic() - when))
+
+    def close(self) -> None:
+        """Let go of the descriptor; what was told can still be read."""
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    __del__ = close
+
+
+class _Slot:
+    """One worker's part of it."""
+
+    def __init__(self, descriptor: int, local_rank: int) -> None:
+        size = os.fstat(descriptor).st_size
+        self._memory = mmap.mmap(descriptor, size)
+        self._start = local_rank * _SLOT
+        self._names: tuple[str, ...] = ()
+        self._length = 0
+
+    def tell(self, step: int, total: int | None, metrics: Mapping[str, Any]) -> None:
+        names = tuple(metrics)
+        if names != self._names:
+            self._rename(names)
+        count = len(self._names)
+        try:
+            if count:
+                _PACK[count].pack_into(self._memory, self._start + _VALUES, *metrics.values())
+            planned = -1 if total is None else total
+            _HEAD.pack_into(self._memory, self._start, step, planned, time.monotonic(), count, self._length)
+        except (struct.error, TypeError) as error:
+            shown = ", ".join(f"{name}={value!r}" for name, value in metrics.items())
+            raise ConfigError(
+                f"progress({step!r}, total={total!r}{', ' if shown else ''}{shown}): step and total must be whole "
+                f"numbers, each metric a number ({error}); convert them, such as by int() or float()"
+            ) from None
+
+    def _rename(self, names: tuple[str, ...]) -> None:
+        text = json.dumps(names).encode()
+        if len(names) > _MOST or len(text) > _ROOM:
+            raise ConfigError(
+                f"progress(...) with {len(names)} metrics: {_MOST} of them, with names of {_ROOM} bytes in all, can be "
+                "told: leave some out"
+            )
+        # Of the former names none may stand beside a value of the new ones.
+        _HEAD.pack_into(self._memory, self._start, 0, -1, 0.0, 0, 0)
+        self._memory[self._start + _NAMES : self._start + _NAMES + len(text)] = text
+        self._names, self._length = names, len(text)
+
+
+_slot: _Slot | None = None
+
+
+def attach(descriptor: int | None, local_rank: int) -> None:
+    """In a worker, before any of the user's code: have `progress` tell the launcher; the descriptor is closed."""
+    global _slot
+    if descriptor is not None:
+        _slot = _Slot(descriptor, local_rank)
+        os.close(descriptor)
+        os.register_at_fork(after_in_child=_detach)
+
+
+def _detach() -> None:
+    global _slot
+    _slot = None
+
+
+def progress(step: int, /, total: int | None = None, **metrics: float) -> None:
+    """
+    Tell whoever holds the job that this worker has come to *step*, of *total*, with *metrics*: numbers by name.
+
+    It shows in `Job.status`. A call takes about a microsecond and waits for nobody; outside a worker of elasticlib, and
+    in processes that a worker starts, it does nothing, so it may stay in the code. Raises `ConfigError` in a worker
+    for what is no number. A tensor of a GPU as a metric is waited for, as by ``float(loss)``.
+    """
+    if _slot is not None:
+        _slot.tell(step, total, metrics)

@@ -1,0 +1,110 @@
+"""
+The stacks of all workers' threads while they run, as the program that holds the job asked for them.
+
+A worker's fault handler, which was there before any of the user's code, writes them when a signal comes: in C, without
+the interpreter's lock, into memory that is shared with the spawner. Rules of this file: a process that would die of the
+signal is not sent it; who does not answer within the limit is told of with the reason, and holds nobody else up; what
+was read is taken away again, so that the report of a crash holds that crash alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from attrs import define
+
+from elasticlib.workers import _reaper
+from elasticlib.workers.child import _report
+
+LIMIT = 1.0
+"""Seconds that a worker has to answer."""
+_LOOK = 0.01
+_STATES = {
+    b"T": "the process is stopped, by a signal or a debugger",
+    b"t": "the process is held by a debugger",
+    b"D": "the process is in uninterruptible sleep, most likely in a driver or a file system",
+    b"Z": "the process has ended",
+}
+
+
+@define
+class _Worker:
+    pid: int
+    handle: int
+    """pidfd"""
+    faults: int
+    """Where its fault handler writes."""
+    asked: bool = False
+    size: int = 0
+    """Bytes at the last look."""
+    text: str | None = None
+
+
+class StackDump:
+    """One look at a time at what workers do."""
+
+    def __init__(self) -> None:
+        self.next_look: float | None = None
+        """When `look` is to be called; None where nothing is under way."""
+        self._signum = 0
+        self._until = 0.0
+        self._workers: dict[int, _Worker] = {}
+
+    def begin(self, workers: Iterable[tuple[int, int, int, int]], signum: int, now: float) -> None:
+        """Look at these: local rank, pid, pidfd, and the memory of the fault handler. A look under way goes on."""
+        if self.next_look is None:
+            self._workers = {rank: _Worker(pid, handle, faults) for rank, pid, handle, faults in workers}
+            self._signum, self.next_look, self._until = signum, now, now + LIMIT
+
+    def end(self, rank: int) -> None:
+        """That worker has ended, and its descriptors are closed."""
+        if rank in self._workers and self._workers[rank].text is None:
+            self._workers[rank].text = f"({_STATES[b'Z']})"
+
+    def look(self, now: float) -> dict[int, str] | None:
+        """The stacks by local rank, or in brackets why there are none; None while some may still come."""
+        for worker in self._workers.values():
+            if worker.text is None:
+                self._look_at(worker, is_over=now >= self._until)
+        if any(worker.text is None for worker in self._workers.values()):
+            self.next_look = now + _LOOK
+            return None
+        found = {rank: worker.text or "" for rank, worker in self._workers.items()}
+        self._workers, self.next_look = {}, None
+        return found
+
+    def _look_at(self, worker: _Worker, is_over: bool) -> None:
+        if not worker.asked:
+            worker.asked = _catches(worker.pid, self._signum)
+            if worker.asked:
+                _clear(worker.faults)
+                _reaper.send(worker.handle, self._signum)
+        else:
+            size, former = os.fstat(worker.faults).st_size, worker.size
+            worker.size = size
+            if 0 < size == former:  # the handler writes in one go
+                worker.text = _report.read_text(worker.faults)
+                _clear(worker.faults)
+        if worker.text is None and is_over:
+            facts = _reaper.status(worker.pid)
+            why = "it runs no Python that could tell, or is just being started" if not worker.asked else "no answer"
+            worker.text = f"({_STATES.get(b'Z' if facts is None else facts[0], why)})"
+
+
+def _catches(pid: int, signum: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    except (OSError, ValueError, IndexError):
+        pass  # it has ended
+    return False
+
+
+def _clear(descriptor: int) -> None:
+    """Empty the memory; worker and spawner have the place to write at in common."""
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)

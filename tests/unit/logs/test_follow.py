@@ -1,0 +1,120 @@
+"""Lines of files that grow: each once it is whole, of one file after the other, until there will be no more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticlib.logs import _follow
+from elasticlib.logs._follow import Follower
+
+
+class Files:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.paths: list[str] = []
+        self.over = False
+        self.follower = Follower(lambda: self.paths, lambda: self.over)
+
+    def add(self, text: str = "") -> Path:
+        path = self.folder / f"{len(self.paths)}.log"
+        path.write_text(text)
+        self.paths.append(str(path))
+        self.follower.wake()
+        return path
+
+    def end(self) -> None:
+        self.over = True
+        self.follower.wake()
+
+
+@pytest.fixture(params=["notice", "no notice"])
+def files(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    if request.param == "no notice":
+        monkeypatch.setattr(_follow.Inotify, "open", lambda: None)
+    return Files(tmp_path)
+
+
+def test_what_is_there_is_read_to_its_end(files: Files) -> None:
+    files.add("one\ntwo\nrest")
+    files.end()
+
+    assert ["one", "two", "rest"] == list(files.follower.lines())
+
+
+def test_a_line_comes_when_it_is_whole(files: Files) -> None:
+    path = files.add("one\nhalf ")
+    lines = files.follower.lines()
+    assert "one" == next(lines)
+
+    def write() -> None:
+        with path.open("a") as file:
+            file.write("of it\n")
+
+    writer = threading.Timer(0.02, write)
+    writer.start()
+    assert "half of it" == next(lines)
+    writer.join()
+
+
+def test_the_next_file_follows_when_it_comes(files: Files) -> None:
+    files.add("one\n")
+    lines = files.follower.lines()
+    assert "one" == next(lines)
+
+    def go_on() -> None:
+        files.add("two\n")
+        files.end()
+
+    writer = threading.Timer(0.02, go_on)
+    writer.start()
+    assert ["two"] == list(lines)
+    writer.join()
+
+
+def test_before_there_is_a_file_it_waits_for_one(files: Files) -> None:
+    def begin() -> None:
+        files.add("one\n")
+        files.end()
+
+    writer = threading.Timer(0.02, begin)
+    writer.start()
+    assert ["one"] == list(files.follower.lines())
+    writer.join()
+
+
+def test_no_file_at_all_has_no_lines(files: Files) -> None:
+    files.end()
+
+    assert [] == list(files.follower.lines())
+
+
+def test_a_file_that_was_taken_away_is_passed_over(files: Files) -> None:
+    files.add("one\n").unlink()
+    files.add("two\n")
+    files.end()
+
+    assert ["two"] == list(files.follower.lines())
+
+
+def test_bytes_that_are_no_text_are_shown_as_such(files: Files) -> None:
+    files.add().write_bytes(b"caf\xe9\n")
+    files.end()
+
+    assert ["caf\N{REPLACEMENT CHARACTER}"] == list(files.follower.lines())
+
+
+def test_whoever_stops_reading_leaves_nothing_open(files: Files) -> None:
+    def descriptors() -> Iterator[Path]:
+        return Path("/proc/self/fd").iterdir()
+
+    files.add("one\ntwo\n")
+    before = len(list(descriptors()))
+    lines = files.follower.lines()
+    next(lines)
+    del lines
+
+    assert before == len(list(descriptors()))

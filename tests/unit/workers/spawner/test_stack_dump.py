@@ -1,0 +1,124 @@
+"""Where workers are: asked of those that can tell, with a reason for those that cannot."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from elasticlib.workers.spawner._stack_dump import StackDump
+
+SIGNUM = signal.SIGRTMAX - 1
+TELLS = f"""
+import faulthandler, sys, threading
+faulthandler.register({SIGNUM}, file=int(sys.argv[1]), all_threads=True)
+def sits_here():
+    print("ready", flush=True)
+    threading.Event().wait()
+sits_here()
+"""
+SILENT = "import sys, threading; print('ready', flush=True); threading.Event().wait()"
+Start = Callable[[str], tuple[int, int, int]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a program; its pid, pidfd, and the memory in which it may write."""
+    programs, descriptors = list[subprocess.Popen[str]](), list[int]()
+
+    def begin(code: str) -> tuple[int, int, int]:
+        memory = os.memfd_create("faults")
+        program = subprocess.Popen(
+            [sys.executable, "-c", code, str(memory)], pass_fds=(memory,), stdout=subprocess.PIPE, text=True
+        )
+        programs.append(program)
+        handle = os.pidfd_open(program.pid)
+        descriptors.extend((memory, handle))
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        return program.pid, handle, memory
+
+    yield begin
+    for program in programs:
+        program.kill()
+        program.communicate()
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def told(dump: StackDump) -> dict[int, str]:
+    """What a look that has begun comes to."""
+    while True:
+        assert dump.next_look is not None
+        while time.monotonic() < dump.next_look:
+            pass
+        found = dump.look(time.monotonic())
+        if found is not None:
+            return found
+
+
+def look(*workers: tuple[int, int, int]) -> dict[int, str]:
+    dump = StackDump()
+    dump.begin([(rank, *facts) for rank, facts in enumerate(workers)], SIGNUM, time.monotonic())
+    return told(dump)
+
+
+def test_a_worker_tells_where_it_is(start: Start) -> None:
+    found = look(start(TELLS), start(TELLS))
+
+    assert sorted(found) == [0, 1]
+    assert all("in sits_here" in text for text in found.values())
+
+
+def test_each_look_tells_only_of_its_own_time(start: Start) -> None:
+    worker = start(TELLS)
+
+    first, second = look(worker), look(worker)
+
+    assert 1 == second.pop(0).count("most recent call first") == first.pop(0).count("most recent call first")
+    assert 0 == os.fstat(worker[2]).st_size  # a crash's report begins with nothing
+
+
+def test_a_process_that_would_die_of_the_signal_is_not_sent_it(start: Start) -> None:
+    silent, tells = start(SILENT), start(TELLS)
+
+    found = look(silent, tells)
+
+    assert "no Python that could tell" in found[0]
+    assert "in sits_here" in found[1]
+    assert os.waitid(os.P_PIDFD, silent[1], os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+def test_a_stopped_process_is_told_of_and_holds_nobody_up(start: Start) -> None:
+    worker = start(TELLS)
+    signal.pidfd_send_signal(worker[1], signal.SIGSTOP)
+    os.waitid(os.P_PIDFD, worker[1], os.WSTOPPED)
+
+    assert look(worker) == {0: "(the process is stopped, by a signal or a debugger)"}
+
+
+def test_a_worker_that_ends_meanwhile_is_not_looked_at_again(start: Start) -> None:
+    dump, worker = StackDump(), start(SILENT)
+    dump.begin([(3, *worker)], SIGNUM, time.monotonic())
+    dump.look(time.monotonic())
+    dump.end(3)
+
+    assert told(dump) == {3: "(the process has ended)"}
+    assert dump.next_look is None
+
+
+def test_a_second_request_has_the_answer_of_the_look_under_way(start: Start) -> None:
+    dump, worker = StackDump(), start(TELLS)
+    dump.begin([(0, *worker)], SIGNUM, time.monotonic())
+    dump.begin([], SIGNUM, time.monotonic())
+
+    assert [0] == list(told(dump))
+
+
+def test_with_no_worker_there_is_nothing_to_wait_for() -> None:
+    assert {} == look()
