@@ -137,6 +137,7 @@ class Job:
             if self._error is None and work.folder:
                 weakref.finalize(self, shutil.rmtree, work.folder, ignore_errors=True)
             self._last, self._agent = self._ranks(), None
+            self._inbox.close()
             self._ended = monotonic()
             _register.JOBS.remove(self)
             with self._changed:
@@ -210,6 +211,8 @@ class Job:
             raise ConfigError(f"job {self.name!r} cannot be waited for in its own thread, such as by a sink of records")
         with _signals.Handled(self._signums, self._inbox), self._changed:
             self._changed.wait_for(self.done, timeout)
+        if self._over and self._thread is not None:
+            self._thread.join()  # it has nothing left to do
         return self._over
 
     def _outcome(self) -> dict[int, Any]:

@@ -37,6 +37,7 @@ from elasticlib.workers._launch_events import (
 )
 from elasticlib.workers.child import _report
 from elasticlib.workers.child._import_notes import Import
+from elasticlib.workers.child._progress import Board
 from elasticlib.workers.child._start_spec import StartSpec
 
 _EXIT_LIMIT = 1.0
@@ -50,13 +51,12 @@ _QUIT_LIMIT = 6.0
 class SpawnerClient:
     """The workers of one launch, started and stopped by a spawner of their own."""
 
-    def __init__(
-        self, common: StartSpec, memories: Mapping[str, bytes], shared: Mapping[str, int] | None = None
-    ) -> None:
+    def __init__(self, common: StartSpec, memories: Mapping[str, bytes], count: int = 1) -> None:
         self._common = common
         self._memories = dict(memories)
-        self._shared = dict(shared or {})
-        """Descriptors of memory that the workers write, too."""
+        self._count = count
+        self.board: Board | None = None
+        """What the workers tell of their progress."""
         self._fork_server: ForkServer | None = None
         self._channel: Channel | None = None
         self._anchor: Child | None = None
@@ -123,10 +123,12 @@ class SpawnerClient:
         descriptors = [os.memfd_create(name) for name in self._memories]
         for descriptor, content in zip(descriptors, self._memories.values(), strict=True):
             _report.write_exactly(descriptor, content)
-        message = {"op": "job", "common": self._common.plain(), "memories": [*self._memories, *self._shared]}
-        channel.send(message, (*descriptors, *self._shared.values()))
+        self.board = Board(self._count)
+        message = {"op": "job", "common": self._common.plain(), "memories": [*self._memories, "progress"]}
+        channel.send(message, (*descriptors, self.board.fileno()))
         for descriptor in descriptors:
             os.close(descriptor)
+        self.board.close()
 
     def spawner(self, interrupt: int | None = None) -> Process | None:
         """
@@ -167,6 +169,8 @@ class SpawnerClient:
         assert self._channel is not None
         self._wake()
         self._round = number
+        if self.board is not None:
+            self.board.clear()
         streams = [_stream(number) for number in (0, 1, 2)]
         more = {"store": listener, "lease": None if lease is None else lease.fileno()}
         given = {name: descriptor for name, descriptor in more.items() if descriptor is not None}

@@ -61,7 +61,7 @@ class Processes:
         self._learner: Learner | None = None
         self._tee: Tee | None = None
         self._dest = LogsDest()
-        self._board = Board(count)
+        self._board: Board | None = None
         self._deadline = 0.0
         """When the workers will be killed, once they are being stopped."""
         self._forget()
@@ -108,7 +108,6 @@ class Processes:
         """
         with room_for(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
             self._forget()
-            self._board.clear()
             self._memory_kills = _machine.memory_kills()
             self._dest = settled(dest)
             _streams.prepare(self._dest)
@@ -155,6 +154,7 @@ class Processes:
             spawner = self._spawner.spawner(interrupt)
             if spawner is None:
                 return {}
+            self._board = self._spawner.board
             self._lease = None if guard is None else guard(spawner.fileno())
             return self._spawner.start(number, specs, listener, interrupt, self._lease)
         except ElasticError:
@@ -162,7 +162,7 @@ class Processes:
             raise
 
     def _start_spawner(self) -> SpawnerClient:
-        spawner = SpawnerClient(self._job.common, self._job.memories, {"progress": self._board.fileno()})
+        spawner = SpawnerClient(self._job.common, self._job.memories, self._count)
         if self._job.fork_server is None:
             assert self._job.call is not None
             spawner.fork_caller(self._job.call)
@@ -325,7 +325,7 @@ class Processes:
             self.pids.get(local_rank, 0),
             None if end is None else end.exitcode,
             end is not None and end.told,
-            self._board.read(local_rank),
+            None if self._board is None else self._board.read(local_rank),
             self._dest.stdouts.get(local_rank, ""),
         )
 

@@ -21,7 +21,6 @@ from typing import Any, TypeAlias
 from attrs import frozen
 from typing_extensions import Self
 
-from elasticlib._programs import own
 from elasticlib.errors import ConfigError, LaunchInterrupted, SignalException
 
 _log = logging.getLogger("elasticlib")
@@ -132,14 +131,16 @@ class Inbox:
         # A deque and no Queue: a handler may interrupt the very thread that holds a Queue's lock.
         self._items: deque[object] = deque()
         self._ready, self._hurry = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
-        own(self)
+        # Once closed, the descriptors' numbers may be another file's. A handler may interrupt the thread that has it.
+        self._lock = threading.RLock()
 
     def put(self, item: object, *, may_wait: bool = False) -> None:
         """Leave a signal's number, or what somebody wants; after `close` nobody will look."""
         self._items.append(item)
-        for descriptor in (self._ready, *(() if may_wait else (self._hurry,))):
-            if descriptor >= 0:
-                os.eventfd_write(descriptor, 1)
+        with self._lock:
+            for descriptor in (self._ready, *(() if may_wait else (self._hurry,))):
+                if descriptor >= 0:
+                    os.eventfd_write(descriptor, 1)
 
     def fileno(self) -> int:
         """A descriptor that is readable while something lies there; -1 once closed."""
@@ -161,8 +162,9 @@ class Inbox:
         return came
 
     def close(self) -> None:
-        """Let go of the descriptors, once nobody else can put anything in: another file may have their numbers then."""
-        descriptors, self._ready, self._hurry = (self._ready, self._hurry), -1, -1
+        """Let go of the descriptors; what is put in afterwards is there for `drain`."""
+        with self._lock:
+            descriptors, self._ready, self._hurry = (self._ready, self._hurry), -1, -1
         for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)

@@ -17,7 +17,8 @@ from elasticlib.errors import StartError
 from elasticlib.workers import _launch
 from elasticlib.workers._launch import SpawnerClient
 from elasticlib.workers._launch_events import Exit, Lost, Stopped, StoreGone
-from elasticlib.workers.child import _report
+from elasticlib.workers.child import _progress, _report
+from elasticlib.workers.child._progress import attach, progress
 from elasticlib.workers.child._start_spec import StartSpec
 
 
@@ -96,17 +97,26 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_a_spawner_hears_first_what_all_rounds_have_in_common(spawner: Spawner) -> None:
+def test_a_spawner_hears_first_what_all_rounds_have_in_common(
+    spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_progress, "_slot", None)
+    monkeypatch.setattr(os, "register_at_fork", lambda **hooks: None)
     received = spawner.channel.receive()
 
     assert received is not None
-    message, (memory,) = received
+    message, descriptors = received
     try:
-        assert ("job", ["function"]) == (message["op"], message["memories"])
+        assert ("job", ["function", "progress"]) == (message["op"], message["memories"])
         assert ["train.py"] == StartSpec.of(message["common"]).argv
-        assert os.pread(memory, 100, 0) == b"pickled"
+        assert os.pread(descriptors[0], 100, 0) == b"pickled"
+        attach(os.dup(descriptors[1]), 0)
+        progress(7)
+        told = spawner.spawner.board.read(0) if spawner.spawner.board is not None else None
+        assert told is not None and told.step == 7
     finally:
-        os.close(memory)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def test_a_start_sends_the_differences_of_each_worker_and_returns_the_pids_by_rank(spawner: Spawner) -> None:
