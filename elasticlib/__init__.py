@@ -52,7 +52,6 @@ if typing.TYPE_CHECKING:
         RankStatus as RankStatus,
         Stacks as Stacks,
         jobs as jobs,
-        progress as progress,
     )
     from elasticlib.launch import (
         elastic_launch as elastic_launch,
@@ -72,6 +71,7 @@ if typing.TYPE_CHECKING:
         WorkerGroup as WorkerGroup,
         WorkerState as WorkerState,
     )
+    from elasticlib.workers.child._progress import progress as progress
     from elasticlib.workers.child._record import record as record
 
 __version__ = "0.1.0"
@@ -87,11 +87,12 @@ __getattr__, __dir__, __all__ = _lazy.names(
             "RendezvousNotFoundError RendezvousStateError RendezvousTimeoutError SignalException SpecError "
             "StartError TimerError TimerServerError UnknownNameError"
         ),
-        "elasticlib.job": "Job JobStatus RankStatus Stacks jobs progress",
+        "elasticlib.job": "Job JobStatus RankStatus Stacks jobs",
         "elasticlib.launch": "elastic_launch launch_agent",
         "elasticlib.logs": "DefaultLogsSpecs",
         "elasticlib.spec": "LaunchConfig LogsDest LogsSpecs Std WorkerSpec",
         "elasticlib.state": "RunResult Worker WorkerGroup WorkerState",
+        "elasticlib.workers.child._progress": "progress",
         "elasticlib.workers.child._record": "record",
     },
 )

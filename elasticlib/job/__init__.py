@@ -9,6 +9,5 @@ from elasticlib import _lazy
 from elasticlib.job._job import Job as Job
 from elasticlib.job._register import jobs as jobs
 from elasticlib.job._status import JobStatus as JobStatus, RankStatus as RankStatus, Stacks as Stacks
-from elasticlib.workers.child._progress import progress as progress
 
 _lazy.offer(__name__)

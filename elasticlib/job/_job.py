@@ -184,7 +184,9 @@ class Job:
                 self._files.setdefault(self._rank(each.local_rank), []).append(each.stdout)
 
     def _wake_followers(self) -> None:
-        for follower in list(self._followers):
+        with self._changed:
+            followers = list(self._followers)
+        for follower in followers:
             follower.wake()
 
     # What people ask.
@@ -299,7 +301,8 @@ class Job:
 
         self._files_of(rank)
         follower = Follower(lambda: self._files.get(rank, []), self.done)
-        self._followers.add(follower)
+        with self._changed:
+            self._followers.add(follower)
         return follower.lines()
 
     def stacks(self, timeout: float = _STACKS_LIMIT) -> Stacks:

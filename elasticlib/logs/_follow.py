@@ -6,6 +6,7 @@ Rules of this file: the reader sleeps until the kernel says that a file was writ
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 
@@ -48,7 +49,7 @@ class Follower:
                 elif is_last:
                     return
                 else:
-                    self._await(None, notice)
+                    self._await(notice, None)
         finally:
             if notice is not None:
                 os.close(notice.fd)
@@ -70,19 +71,15 @@ class Follower:
                 if not data and is_last:
                     break
                 if not data:
-                    self._await(watch, notice)
+                    self._await(notice, None if watch is not None else _POLL)
         finally:
             os.close(descriptor)
         if rest:
             yield rest.decode("utf-8", "replace")
 
-    def _await(self, watch: int | None, notice: Inotify | None) -> None:
-        sources = [self._wake, *([] if notice is None else [notice.fd])]
-        is_blind = watch is None and notice is None
-        wait_readable(sources, _POLL if is_blind else None)
-        try:
+    def _await(self, notice: Inotify | None, timeout: float | None) -> None:
+        wait_readable([self._wake, *([] if notice is None else [notice.fd])], timeout)
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        except BlockingIOError:
-            pass
         if notice is not None:
             notice.written()

@@ -31,10 +31,12 @@ class Files:
         self.follower.wake()
 
 
-@pytest.fixture(params=["notice", "no notice"])
+@pytest.fixture(params=["notice", "no notice", "no watch"])
 def files(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     if request.param == "no notice":
         monkeypatch.setattr(_follow.Inotify, "open", lambda: None)
+    if request.param == "no watch":
+        monkeypatch.setattr(_follow.Inotify, "add", lambda *_: None)
     return Files(tmp_path)
 
 
