@@ -256,6 +256,8 @@ SPAWNER, HANDLE = 69, 99_999
 class Starter:
     """Stands in for a spawner: its start fails with *error*, or says where the workers are."""
 
+    board = None
+
     def __init__(self, error: Exception | None = None, *, warm: bool = False, used: bool = False) -> None:
         self.error, self.was_warm, self.started = error, warm, used
         self.closed = False
