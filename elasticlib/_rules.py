@@ -181,6 +181,31 @@ def words(value: Sequence[str] | str) -> tuple[str, ...]:
     return found
 
 
+def devices(value: Any) -> tuple[int | str, ...] | None:
+    """GPUs by index or name, from a sequence, from text with commas, or a single index; None as it is."""
+    if value is None:
+        return None
+    parts = value.split(",") if isinstance(value, str) else [value] if is_index(value) else value
+    found: list[Any] = [_device(each) for each in parts] if isinstance(parts, Iterable) else [None]
+    if isinstance(value, str) and not value.strip():
+        found = []
+    if not all(is_index(each) or (isinstance(each, str) and each and is_unicode(each)) for each in found):
+        raise ConfigError(
+            f"devices={value!r} must be indices from 0 on, or names, of GPUs, such as [0, 1]; () is none at all"
+        )
+    return tuple(found)
+
+
+def _device(value: Any) -> Any:
+    text = value.strip() if isinstance(value, str) else value
+    return int(text) if isinstance(text, str) and text.isdecimal() else number(text)
+
+
+def is_index(value: object) -> bool:
+    """Whether it counts from 0 on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def dictionary(value: Any) -> dict[str, Any]:
     """A mapping of the caller's as our own."""
     if not isinstance(value, Mapping):

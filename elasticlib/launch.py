@@ -25,6 +25,7 @@ from elasticlib.agent._checks import check_health_check_server
 from elasticlib.errors import ChildFailedError, ConfigError
 from elasticlib.job import Job
 from elasticlib.job._output import JobLogs
+from elasticlib.job._register import SHARES
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._streams import Duplicates, make_ready
 from elasticlib.rendezvous import _choice
@@ -91,8 +92,7 @@ class elastic_launch:  # noqa: N801 - torch's name
         program ends is stopped. Raises `JobRunsError` where a notebook's cell is executed again while the job of its
         last execution runs.
         """
-        own = JobLogs() if as_launch_config(self._config).logs_specs is None else None
-        return Job(_Launch(self._config, self._entrypoint, args, self._health_check_server, kwargs, own)).begin()
+        return Job(_Launch(self._config, self._entrypoint, args, self._health_check_server, kwargs, True)).begin()
 
 
 def launch_agent(
@@ -107,7 +107,7 @@ def launch_agent(
 
 
 class _Launch:
-    """A launch that was checked, to be carried out once; *own* takes the output where the caller says nothing of it."""
+    """A launch that was checked, to be carried out once: beside the program where *is_started*."""
 
     def __init__(
         self,
@@ -116,34 +116,37 @@ class _Launch:
         args: Sequence[Any],
         health_check_server: HealthCheckServer | None,
         kwargs: Mapping[str, Any],
-        own: JobLogs | None = None,
+        is_started: bool = False,
     ) -> None:
         check_health_check_server(health_check_server)
         self._health_check_server = health_check_server
-        with contextlib.ExitStack() as until_run:
+        with contextlib.ExitStack() as until_end, contextlib.ExitStack() as until_run:
             if health_check_server is not None:
                 from elasticlib.agent._watch import stop_health_check
 
                 until_run.callback(stop_health_check, health_check_server, records.log)
             self._config = config = as_launch_config(config)
-            self._asked = config.logs_specs if config.logs_specs is not None else own or DefaultLogsSpecs()
+            own = JobLogs() if is_started else DefaultLogsSpecs()
+            self._asked = config.logs_specs if config.logs_specs is not None else own
             self._logs = self._asked.for_launch() if isinstance(self._asked, DefaultLogsSpecs) else self._asked
             self._metric_handler = _check(config, self._logs)
             self.title = _title(entrypoint, args)
             choice = _choose(config)
             self._choice = evolve(choice, work=self.title) if isinstance(choice, RendezvousJob) else choice
             flags = flags_here() if callable(entrypoint) else ()
-            workers = _devices.workers_per_node(config.nproc_per_node, config.preload, flags)
+            gpus = SHARES.of(f"job {self.title!r}", config.devices, config.nproc_per_node, is_started=is_started)
+            shown = until_end.enter_context(gpus)
+            workers = _devices.workers_per_node(config.nproc_per_node, config.preload, flags, shown)
             self._spec = spec = _worker_spec(config, workers, entrypoint, args, kwargs)
             if spec.numa_options is None:
-                spec.numa_options = _devices.default_numa_options(workers, config.preload, flags)
+                spec.numa_options = _devices.default_numa_options(workers, config.preload, flags, shown)
             self.grace = _shutdown_timeout(config)
-            self._prepared = prepare(spec, config.start_method, config.signals_to_handle)
+            self._prepared = prepare(spec, config.start_method, config.signals_to_handle, shown)
             self.signums = _signals.parse(self._prepared.signals_to_handle)
             _warn_of_strange_ranks(self._logs, workers)
             records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": workers}))
             make_ready(self._logs, self._choice.run_id)  # others must not meet a node that cannot work
-            self._until_run = until_run.pop_all()
+            self._until_run, self._until_end = until_run.pop_all(), until_end.pop_all()
 
     @property
     def folder(self) -> str:
@@ -152,13 +155,14 @@ class _Launch:
 
     def abandon(self) -> None:
         """It will not be carried out."""
-        self._until_run.close()
+        with self._until_end:
+            self._until_run.close()
         if isinstance(self._logs, DefaultLogsSpecs):
             self._logs.forget_unused()
 
     def __call__(self, job: Job) -> dict[int, Any]:
         """Run the workers of *job* to their end; their results."""
-        with self._until_run as until_run:
+        with self._until_end, self._until_run as until_run:
             # From the first process on a signal ends the job; while a handler of others is made, which may take any
             # time, it does what it did before.
             is_ours = not isinstance(self._choice, PlugIn)

@@ -267,6 +267,9 @@ class LaunchConfig(DataclassView):
     """Seconds from the outcome of a worker's program (it raised, returned or ended) to the end of its process: time for
     exit handlers and threads. After it the stacks of its threads are told and it is stopped; what it returned counts.
     None gives 30 s, and all the time in the world to the threads of a script whose main part ended well."""
+    devices: tuple[int | str, ...] | None = field(default=None, converter=_rules.devices, kw_only=True)
+    """GPUs that the workers see: indices of those that this program sees, or names such as ``GPU-8932f937``; () for
+    none. None: all that no other job of this program has. A worker's own is that of its local rank, among these."""
 
     @max_nodes.validator
     def _not_below_min(self, attribute: Attribute[Any], value: int) -> None:

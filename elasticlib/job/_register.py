@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from elasticlib.errors import JobRunsError
+from elasticlib.job import _gpus
+from elasticlib.workers import _machine
 
 if TYPE_CHECKING:
     from elasticlib.job._job import Job
 
 _log = logging.getLogger("elasticlib")
+
+
+class Shares:
+    """What the launches of this process have of the machine's GPUs, from their check to their end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shares: list[_gpus.Share] = []
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._lock, self._shares = threading.Lock(), []  # they are the parent's
+
+    @contextlib.contextmanager
+    def of(
+        self, owner: str, asked: Sequence[int | str] | None, workers: int | str, *, is_started: bool
+    ) -> Iterator[dict[str, str]]:
+        """For the length of the block GPUs for *owner*; the variables that let its workers see no others."""
+        may_share = asked is None and not is_started
+        seen = _gpus.seen_by(os.environ, _machine.gpus())
+        with self._lock:
+            found = _gpus.choose(asked, workers, seen, self._shares, may_share=may_share)
+            share = _gpus.Share(owner, found or (), may_share)
+            self._shares.append(share)
+        try:
+            yield {} if found is None or (asked is None and found == seen) else _gpus.showing(found, os.environ)
+        finally:
+            with self._lock:
+                self._shares = [each for each in self._shares if each is not share]
 
 
 class Register:
@@ -71,6 +104,7 @@ def _is_rerun(former: Job, job: Job) -> bool:
 
 
 JOBS = Register()
+SHARES = Shares()
 
 
 def jobs() -> list[Job]:

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from elasticlib._programs import Process
 from elasticlib._wire import Message, wait_readable
@@ -22,20 +23,26 @@ _LIMIT = 60.0
 """Seconds that torch may take to answer about devices: opening eight GPUs without their daemon takes up to thirty."""
 
 
-def workers_per_node(asked: int | str, preload: Sequence[str] = LEARN, flags: tuple[str, ...] = ()) -> int:
+def workers_per_node(
+    asked: int | str,
+    preload: Sequence[str] = LEARN,
+    flags: tuple[str, ...] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> int:
     """
     A number for `LaunchConfig.nproc_per_node`.
 
     ``cpu`` counts the CPUs of the affinity mask, ``gpu`` CUDA (or ROCm) devices, ``xpu`` those of Intel,
     ``auto`` the accelerators of whatever kind, else the CPUs; any other word is torch's name of a device, such as
     ``npu``. Asked is a fork server with *preload* and *flags*, those of the job where it has torch, so that it can
-    serve that too. Raises `SpecError` (a ``ValueError``) where there is none of the kind asked for.
+    serve that too. *variables* of the workers beat those of this program. Raises `SpecError` (a ``ValueError``) where
+    there is none of the kind asked for.
     """
     if isinstance(asked, int):
         return asked
     if asked == "cpu":
         return len(os.sched_getaffinity(0))
-    count, kind = _accelerators(tuple(preload), flags)
+    count, kind = _accelerators(tuple(preload), flags, variables)
     if asked == "auto":
         return count or len(os.sched_getaffinity(0))
     wanted = "cuda" if asked == "gpu" else asked
@@ -47,7 +54,10 @@ def workers_per_node(asked: int | str, preload: Sequence[str] = LEARN, flags: tu
 
 
 def default_numa_options(
-    workers: int, preload: Sequence[str] = LEARN, flags: tuple[str, ...] = ()
+    workers: int,
+    preload: Sequence[str] = LEARN,
+    flags: tuple[str, ...] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> NumaOptions | None:
     """
     What torch binds *workers* by where nothing is asked for: its build's default, with an accelerator for each worker.
@@ -60,7 +70,7 @@ def default_numa_options(
     if found is None:
         return None
     try:
-        return found if _accelerators(tuple(preload), flags)[0] == workers else None
+        return found if _accelerators(tuple(preload), flags, variables)[0] == workers else None
     except (ElasticError, RuntimeError):
         return None
 
@@ -81,12 +91,13 @@ def gpu_addresses(
     return [str(address) for address in answer["addresses"]]
 
 
-def _accelerators(preload: tuple[str, ...], flags: tuple[str, ...]) -> tuple[int, str]:
+def _accelerators(preload: tuple[str, ...], flags: tuple[str, ...], variables: Mapping[str, str]) -> tuple[int, str]:
     if not _machine.may_have_accelerators():
         return 0, ""
     if preload != LEARN and ("torch" not in preload or depends_on_path(preload)):
         preload = ("torch",)
-    key, environment = ForkServerKey.of(sys.executable, preload, (), flags), _environment.without_secrets(os.environ)
+    key = ForkServerKey.of(sys.executable, preload, (), flags)
+    environment = _environment.without_secrets({**os.environ, **variables})
     doing, instead = "counting the accelerators", "give nproc_per_node=N, a number"
     answer = _answer("count", key, environment, tuple(sys.path), doing, instead)
     return answer["count"], answer["kind"]

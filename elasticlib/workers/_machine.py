@@ -27,6 +27,13 @@ def may_have_accelerators() -> bool:
     return any(glob.glob(pattern) for pattern in _DEVICE_FILES)
 
 
+def gpus() -> int | None:
+    """How many GPUs NVIDIA's driver has on this machine; None where there may be others, which nobody counted."""
+    if found := len(glob.glob("/proc/driver/nvidia/gpus/*")) or len(glob.glob("/dev/nvidia[0-9]*")):
+        return found
+    return None if may_have_accelerators() else 0
+
+
 def cpus() -> float:
     """CPUs that this process may use: the affinity mask, cut by the cgroup's quota."""
     count = float(len(os.sched_getaffinity(0)))

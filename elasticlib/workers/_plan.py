@@ -18,6 +18,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -92,23 +93,30 @@ class Preparation:
     """What `prepare` found."""
 
     caller: Mapping[str, str]
-    """The environment of this process."""
+    """The environment of this process, as workers are to have it."""
     cpus: float
     signals_to_handle: str
     """Those that can be handled here; the workers' environment names all that were asked for."""
     job: Job
 
 
-def prepare(spec: WorkerSpec, start_method: StartMethod, signals_to_handle: str) -> Preparation:
+def prepare(
+    spec: WorkerSpec,
+    start_method: StartMethod,
+    signals_to_handle: str,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Preparation:
     """
     All that the workers of *spec* need; its rendezvous is not looked at, and may be opened later.
+
+    *variables* beat those of this process.
 
     Raises `ConfigError` and its kinds for an entry point, arguments, a start method, signals, devices or CPUs that
     cannot be.
     """
     _rules.check_choice("start_method", start_method, START_METHODS)
     handled = ",".join(signum.name for signum in _signals.parse(signals_to_handle))
-    caller = dict(os.environ)
+    caller = {**os.environ, **variables}
     cpus = _machine.cpus()
     threads = _environment.threads_per_worker(caller, cpus, spec.local_world_size)
     environment = _environment.common_variables(caller, threads, signals_to_handle)

@@ -36,6 +36,7 @@ from elasticlib import (
 )
 from elasticlib.job import _front_end, _job
 from elasticlib.job._front_end import Cell
+from elasticlib.workers import _machine
 from tests.process.launches import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
@@ -634,3 +635,60 @@ def test_a_status_can_be_read_while_rounds_come_and_go(tmp_path: Path) -> None:
     job.result(LIMIT)
 
     assert states <= {"starting", "waiting for ranks", "running", "stopping", "succeeded"}
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.setattr(_machine, "gpus", lambda: 8)
+
+
+def sees(folder: Path) -> str:
+    (folder / f"at_work{rank()}").touch()
+    while not (folder / "end").exists():
+        threading.Event().wait(0.01)
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_jobs_at_once_never_get_the_same_gpu(tmp_path: Path) -> None:
+    with elastic_launch(settings(devices=[1, 2]), sees).start(tmp_path) as job:
+        at_work(tmp_path)
+        with pytest.raises(JobRunsError, match=r"devices=\[2, 3\]: GPU 6 is taken by job 'sees'"):
+            elastic_launch(settings(devices=[2, 3]), sees).start(tmp_path)
+        with pytest.raises(JobRunsError, match="GPUs 5, 6 are taken by job 'sees'"):
+            elastic_launch(settings(4), sees)(tmp_path)
+        other = elastic_launch(settings(), sees).start(tmp_path)
+        (tmp_path / "end").touch()
+
+        assert {0: "5,6", 1: "5,6"} == job.result(LIMIT)
+        assert {0: "4,7", 1: "4,7"} == other.result(LIMIT)
+    assert {0: "4,5,6,7", 1: "4,5,6,7"} == elastic_launch(settings(), sees)(tmp_path)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_worker_alone_with_a_device_has_one_of_its_job(tmp_path: Path) -> None:
+    (tmp_path / "end").touch()
+
+    found = elastic_launch(settings(devices=[3, 0], virtual_local_rank=True), sees)(tmp_path)
+
+    assert {0: "7", 1: "4"} == found
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_job_without_gpus_runs_beside_those_that_have_all(tmp_path: Path) -> None:
+    with elastic_launch(settings(), sees).start(tmp_path):
+        at_work(tmp_path)
+        (tmp_path / "end").touch()
+        assert {0: "", 1: ""} == elastic_launch(settings(devices=()), sees)(tmp_path)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_launch_that_is_refused_or_fails_keeps_no_gpu(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lambda"):
+        elastic_launch(settings(), lambda: None).start(threading.Lock(), lambda: None)
+    with pytest.raises(ChildFailedError):
+        elastic_launch(settings(), sees)(tmp_path / "is" / "none")
+    (tmp_path / "end").touch()
+
+    assert {0: "4,5,6,7"} == elastic_launch(settings(1), sees).start(tmp_path).result(LIMIT)

@@ -346,6 +346,13 @@ def test_one_selector_holds_for_all_ranks() -> None:
         {"virtual_local_rank": "no"},
         {"shutdown_timeout": math.nan},
         {"exit_timeout": "x"},
+        {"devices": [-1]},
+        {"devices": [0.5]},
+        {"devices": ["0", ""]},
+        {"devices": "0,,1"},
+        {"devices": -1},
+        {"devices": [None]},
+        {"devices": 1.5},
         {"exit_timeout": math.inf},
         {"monitor_interval": math.inf},
         {"rdzv_timeout": "x"},
@@ -396,3 +403,20 @@ def test_plain_numbers_name_streams_too() -> None:
 def test_learn_stands_alone() -> None:
     with pytest.raises(ConfigError, match="preload='learn,numpy': learn stands alone"):
         LaunchConfig(1, 1, 1, preload="learn,numpy")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        (None, None),
+        ((), ()),
+        ("", ()),
+        (0, (0,)),
+        ([1, 0], (1, 0)),
+        (range(2), (0, 1)),
+        ("0, 1", (0, 1)),
+        (["2", "GPU-8932f937"], (2, "GPU-8932f937")),
+    ],
+)
+def test_devices_are_indices_or_names(given: object, held: object) -> None:
+    assert held == LaunchConfig(devices=given).devices  # type: ignore[arg-type]

@@ -1,0 +1,105 @@
+"""
+Which GPUs of this machine a job gets. PURE: what was asked, what the program sees and what others have in; GPUs out.
+
+Rules of this file: a job has the GPUs that its workers see. Jobs at once never have the same one; only calls that say
+nothing of GPUs share them, as programs beside each other do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import frozen
+
+from elasticlib.errors import ConfigError, JobRunsError
+from elasticlib.workers._environment import DEVICES, HIP_DEVICES
+
+
+@frozen
+class Share:
+    """What a job has of the machine's GPUs."""
+
+    owner: str
+    """The job, as it shows itself."""
+    gpus: tuple[str, ...]
+    """Indices, or the names that the driver knows."""
+    may_be_shared: bool
+    """Whether calls like this one may have them too: nobody said of which GPUs, and the program waits for it."""
+
+
+def seen_by(environment: Mapping[str, str], present: int | None) -> tuple[str, ...] | None:
+    """
+    What a program with *environment* sees of the *present* GPUs; None where neither says it.
+
+    What stands behind an entry that is empty or negative is not seen. (source: CUDA's programming guide)
+    """
+    listed = next((environment[name] for name in (HIP_DEVICES, DEVICES) if environment.get(name) is not None), None)
+    if present == 0:
+        return ()
+    if listed is None:
+        return None if present is None else tuple(map(str, range(present)))
+    found: list[str] = []
+    for entry in listed.split(","):
+        if not entry.strip() or entry.strip().startswith("-"):
+            break
+        found.append(entry.strip())
+    return tuple(found)
+
+
+def showing(gpus: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which a program with *environment* sees *gpus* alone."""
+    text = ",".join(gpus)
+    return {name: text for name in (DEVICES, HIP_DEVICES) if name == DEVICES or environment.get(name)}
+
+
+def choose(
+    asked: Sequence[int | str] | None,
+    workers: int | str,
+    seen: tuple[str, ...] | None,
+    others: Iterable[Share],
+    *,
+    may_share: bool,
+) -> tuple[str, ...] | None:
+    """
+    The GPUs of a job of *workers* that was *asked* to have some; None for whatever there is.
+
+    What is asked for are indices of what the program has *seen*, or names. A job that was not asked gets all that
+    *others* do not have. Raises `ConfigError` for what is not there, and `JobRunsError` where another job has it.
+    """
+    taken = {gpu: each.owner for each in others if not (may_share and each.may_be_shared) for gpu in each.gpus}
+    if asked is not None:
+        found = tuple(_one(each, asked, seen) for each in asked)
+        if len(set(found)) < len(found):
+            raise ConfigError(f"devices={list(asked)!r} names a GPU twice: name each once")
+        if wanted := [gpu for gpu in found if gpu in taken]:
+            raise JobRunsError(_refusal(f"devices={list(asked)!r}", wanted, taken))
+        return found
+    if not seen or workers == "cpu":
+        return None
+    free = tuple(gpu for gpu in seen if gpu not in taken)
+    if free == seen:
+        return seen
+    if len(free) < (workers if isinstance(workers, int) else 1):
+        raise JobRunsError(_refusal(f"nproc_per_node={workers!r}", [gpu for gpu in seen if gpu in taken], taken))
+    return free
+
+
+def _one(asked: int | str, all_of_them: Sequence[int | str], seen: tuple[str, ...] | None) -> str:
+    if isinstance(asked, str) or seen is None:
+        return str(asked)
+    if asked >= len(seen):
+        there = f"GPUs 0 to {len(seen) - 1}" if len(seen) > 1 else "GPU 0 only" if seen else "no GPU"
+        raise ConfigError(
+            f"devices={list(all_of_them)!r}: this program sees {there}: name those by index, or leave devices out"
+        )
+    return seen[asked]
+
+
+def _refusal(given: str, wanted: Sequence[str], taken: Mapping[str, str]) -> str:
+    owners = ", ".join(dict.fromkeys(taken[gpu] for gpu in wanted))
+    several = len(wanted) > 1
+    return (
+        f"{given}: GPU{'s' * several} {', '.join(wanted)} {'are' if several else 'is'} taken by {owners}: wait for it "
+        "(.result()) or stop it (.stop()), or give each job its own, as in devices=[0, 1]; devices=() is for jobs "
+        "without GPUs"
+    )

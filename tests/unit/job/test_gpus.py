@@ -1,0 +1,102 @@
+"""Which GPUs a job gets: what it asks for, else all that others do not have."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticlib.errors import ConfigError, JobRunsError
+from elasticlib.job._gpus import Share, choose, seen_by, showing
+
+SEEN = ("4", "5", "6", "7")
+
+
+def taken(*gpus: str, may_be_shared: bool = False) -> Share:
+    return Share("job 'other'", gpus, may_be_shared)
+
+
+@pytest.mark.parametrize(
+    ("environment", "present", "expected"),
+    [
+        ({}, 2, ("0", "1")),
+        ({}, 0, ()),
+        ({}, None, None),
+        ({"CUDA_VISIBLE_DEVICES": "3, 1"}, 8, ("3", "1")),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, None, ("3",)),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 8, ()),
+        ({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, 8, ("0",)),
+        ({"CUDA_VISIBLE_DEVICES": "0,,1"}, 8, ("0",)),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, 0, ()),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "2"}, None, ("2",)),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8932f937,MIG-1"}, 8, ("GPU-8932f937", "MIG-1")),
+    ],
+)
+def test_a_program_sees_what_its_variables_list_of_the_gpus_that_are_there(
+    environment: dict[str, str], present: int | None, expected: tuple[str, ...] | None
+) -> None:
+    assert seen_by(environment, present) == expected
+
+
+def test_indices_are_of_what_the_program_sees_and_names_are_the_drivers() -> None:
+    assert choose([1, "GPU-8932f937"], 2, SEEN, (), may_share=False) == ("5", "GPU-8932f937")
+
+
+def test_no_devices_at_all_are_none_whatever_others_have() -> None:
+    assert choose([], 2, SEEN, [taken(*SEEN)], may_share=False) == ()
+
+
+def test_a_job_that_says_nothing_gets_all_that_others_do_not_have() -> None:
+    assert choose(None, 2, SEEN, [taken("5")], may_share=False) == ("4", "6", "7")
+    assert choose(None, "auto", SEEN, [taken("4", "5", "6")], may_share=False) == ("7",)
+
+
+@pytest.mark.parametrize(("workers", "others"), [(4, ["5"]), (1, SEEN), ("auto", SEEN), ("gpu", SEEN)])
+def test_a_job_with_fewer_gpus_left_than_workers_is_refused_by_name(workers: int | str, others: list[str]) -> None:
+    with pytest.raises(JobRunsError, match=r"nproc_per_node=.* 5.* taken by job 'other'.*devices="):
+        choose(None, workers, SEEN, [taken(*others)], may_share=False)
+
+
+def test_what_another_job_has_is_refused_by_name() -> None:
+    with pytest.raises(JobRunsError, match=r"devices=\[0, 1\]: GPU 5 is taken by job 'other'"):
+        choose([0, 1], 1, SEEN, [taken("5")], may_share=False)
+
+
+def test_calls_that_say_nothing_share_as_programs_do() -> None:
+    assert choose(None, 4, SEEN, [taken(*SEEN, may_be_shared=True)], may_share=True) == SEEN
+
+
+def test_a_started_job_shares_with_no_call() -> None:
+    with pytest.raises(JobRunsError):
+        choose(None, 4, SEEN, [taken(*SEEN, may_be_shared=True)], may_share=False)
+
+
+@pytest.mark.parametrize("seen", [(), None])
+def test_where_no_gpus_are_known_nothing_is_chosen(seen: tuple[str, ...] | None) -> None:
+    assert choose(None, 4, seen, [taken(*SEEN)], may_share=False) is None
+
+
+def test_workers_that_are_counted_by_cpus_need_no_gpu() -> None:
+    assert choose(None, "cpu", SEEN, [taken(*SEEN)], may_share=False) is None
+
+
+def test_what_cannot_be_known_is_taken_as_asked() -> None:
+    assert choose([7, 0], 2, None, (), may_share=False) == ("7", "0")
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen", "said"),
+    [
+        ([4], SEEN, "GPUs 0 to 3"),
+        ([1], ("3",), "GPU 0 only"),
+        ([0], (), "no GPU"),
+        ([1, 1], SEEN, "twice"),
+        ([1, "5"], SEEN, "twice"),
+    ],
+)
+def test_what_is_not_there_is_refused(asked: list[int | str], seen: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"devices=.*{said}"):
+        choose(asked, 1, seen, (), may_share=False)
+
+
+def test_rocm_is_shown_the_same_where_its_own_list_is_set() -> None:
+    assert showing(["2", "3"], {}) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert showing(["2"], {"HIP_VISIBLE_DEVICES": "0"}) == {"CUDA_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "2"}
