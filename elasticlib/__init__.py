@@ -30,6 +30,7 @@ if typing.TYPE_CHECKING:
         LogDirError as LogDirError,
         NodesError as NodesError,
         PicklingError as PicklingError,
+        PoolError as PoolError,
         PreloadError as PreloadError,
         ProcessFailure as ProcessFailure,
         RendezvousClosedError as RendezvousClosedError,
@@ -58,6 +59,7 @@ if typing.TYPE_CHECKING:
         launch_agent as launch_agent,
     )
     from elasticlib.logs import DefaultLogsSpecs as DefaultLogsSpecs
+    from elasticlib.pools import Pool as Pool, pool as pool
     from elasticlib.spec import (
         LaunchConfig as LaunchConfig,
         LogsDest as LogsDest,
@@ -82,7 +84,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.agent": "ElasticAgent LocalElasticAgent SimpleElasticAgent",
         "elasticlib.errors": (
             "ChildFailedError ConfigError ElasticError EntrypointError InvalidTransitionError JobRunsError "
-            "LaunchInterrupted LogDirError NodesError PicklingError PreloadError ProcessFailure "
+            "LaunchInterrupted LogDirError NodesError PicklingError PoolError PreloadError ProcessFailure "
             "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousGracefulExitError "
             "RendezvousNotFoundError RendezvousStateError RendezvousTimeoutError SignalException SpecError "
             "StartError TimerError TimerServerError UnknownNameError"
@@ -90,6 +92,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.job": "Job JobStatus RankStatus Stacks jobs",
         "elasticlib.launch": "elastic_launch launch_agent",
         "elasticlib.logs": "DefaultLogsSpecs",
+        "elasticlib.pools": "Pool pool",
         "elasticlib.spec": "LaunchConfig LogsDest LogsSpecs Std WorkerSpec",
         "elasticlib.state": "RunResult Worker WorkerGroup WorkerState",
         "elasticlib.workers.child._progress": "progress",

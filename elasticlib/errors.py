@@ -57,6 +57,10 @@ class JobRunsError(ConfigError, RuntimeError):
     """You get it when a notebook's cell starts its job anew while that of its last run still runs."""
 
 
+class PoolError(ElasticError, RuntimeError):
+    """You get it when a pool is used after its end, by two threads at once, or in a forked child of its program."""
+
+
 class PicklingError(ConfigError, TypeError):
     """You get it when the function or one of its arguments cannot be sent to a worker."""
 

@@ -92,7 +92,7 @@ class elastic_launch:  # noqa: N801 - torch's name
         program ends is stopped. Raises `JobRunsError` where a notebook's cell is executed again while the job of its
         last execution runs.
         """
-        return Job(_Launch(self._config, self._entrypoint, args, self._health_check_server, kwargs, True)).begin()
+        return Job(CheckedLaunch(self._config, self._entrypoint, args, self._health_check_server, kwargs, True)).begin()
 
 
 def launch_agent(
@@ -103,10 +103,10 @@ def launch_agent(
     kwargs: Mapping[str, Any] | None = None,
 ) -> dict[int, Any]:
     """What a call of `elastic_launch` does. (torch: ``torch.distributed.launcher.api.launch_agent``)"""
-    return Job(_Launch(config, entrypoint, args, health_check_server, kwargs or {})).run()
+    return Job(CheckedLaunch(config, entrypoint, args, health_check_server, kwargs or {})).run()
 
 
-class _Launch:
+class CheckedLaunch:
     """A launch that was checked, to be carried out once: beside the program where *is_started*."""
 
     def __init__(
@@ -117,6 +117,7 @@ class _Launch:
         health_check_server: HealthCheckServer | None,
         kwargs: Mapping[str, Any],
         is_started: bool = False,
+        title: str = "",
     ) -> None:
         check_health_check_server(health_check_server)
         self._health_check_server = health_check_server
@@ -130,7 +131,7 @@ class _Launch:
             self._asked = config.logs_specs if config.logs_specs is not None else own
             self._logs = self._asked.for_launch() if isinstance(self._asked, DefaultLogsSpecs) else self._asked
             self._metric_handler = _check(config, self._logs)
-            self.title = _title(entrypoint, args)
+            self.title = title or title_of(entrypoint, args)
             choice = _choose(config)
             self._choice = evolve(choice, work=self.title) if isinstance(choice, RendezvousJob) else choice
             flags = flags_here() if callable(entrypoint) else ()
@@ -152,6 +153,15 @@ class _Launch:
     def folder(self) -> str:
         """Where the output of a job is after its success, which goes with the job's object."""
         return self._logs.root_log_dir if isinstance(self._logs, JobLogs) else ""
+
+    @property
+    def workers(self) -> int:
+        """How many there will be on this node."""
+        return self._spec.local_world_size
+
+    def hand(self, descriptors: Mapping[str, int]) -> None:
+        """Have each worker get *descriptors*, by name; they stay open until no worker will be started any more."""
+        self._prepared = evolve(self._prepared, job=evolve(self._prepared.job, descriptors=descriptors))
 
     def abandon(self) -> None:
         """It will not be carried out."""
@@ -221,7 +231,7 @@ def _check(config: LaunchConfig, logs: LogsSpecs) -> metrics.MetricHandler | Non
     return metric_handler
 
 
-def _title(entrypoint: Entrypoint, args: Sequence[Any]) -> str:
+def title_of(entrypoint: Entrypoint, args: Sequence[Any] = ()) -> str:
     """
     What reports call the work.
 

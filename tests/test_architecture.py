@@ -60,6 +60,7 @@ LAYERS = [
     "job",
     "testing",
     "launch",
+    "pools",
     "argparse_util",
     "cli",
     "run",
@@ -121,6 +122,7 @@ PURE = [
     "logs/_layout.py",
     "logs/_lines.py",
     "agent/_policy.py",
+    "job/_gpus.py",
     "job/_status.py",
     "agent/_gpu_release.py",
     "timer/_timer_table.py",
@@ -138,7 +140,7 @@ PURE_PARTS_OF_OS = frozenset({"os.devnull", "os.fspath", "os.path.basename", "os
 UNPICKLING = frozenset({"load", "loads", "Unpickler"})
 UNPICKLERS = frozenset({"pickle", "cloudpickle", "marshal", "torch", "shelve", "dill"})
 MAY_UNPICKLE = {
-    "workers/child/_child.py": "the function that the launcher sends to its own worker",
+    "workers/child/_function.py": "the function that the launcher sends to its own worker",
     "workers/child/_main_definitions.py": "the caller's definitions, sent beside that function",
     "workers/child/_results.py": "an exception of this very process, or that our own worker left in its memory file",
     "workers/_failure.py": "the return values that our own workers left in their memory files",

@@ -78,10 +78,12 @@ class Job:
     Of a job of many nodes it is this node's part: its workers' results, status, output and stacks.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, *, is_owned: bool = False) -> None:
         self.name = work.title
         """What reports call the work: the function's name, or the script's."""
-        self.cell = _front_end.cell()
+        self.is_owned = is_owned
+        """Whether it is part of another object, which starts and ends it as it needs: nobody waits for it."""
+        self.cell = None if is_owned else _front_end.cell()
         """The notebook's cell that started it."""
         self._work: Work | None = work
         self._signums, self._grace = work.signums, work.grace
@@ -194,6 +196,14 @@ class Job:
     def done(self) -> bool:
         """Whether it has ended, however that was."""
         return self._over
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Have *callback* called at the end, by the job's thread; at once where it has ended."""
+        with self._changed:
+            if not self._over:
+                self._done.append(callback)
+                return
+        callback()
 
     def result(self, timeout: float | None = None) -> dict[int, Any]:
         """
@@ -369,11 +379,7 @@ class Job:
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(set_it)
 
-        with self._changed:
-            if self._over:
-                set_it()
-            else:
-                self._done.append(tell)
+        self.when_done(tell)
         yield from future
         return self._outcome()
 

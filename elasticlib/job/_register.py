@@ -90,7 +90,10 @@ class Register:
         """At the end of the program."""
         left = self.running()
         for job in left:
-            _log.warning("%r still ran when its program ended: it is stopped; result() would have waited for it", job)
+            if not job.is_owned:
+                _log.warning(
+                    "%r still ran when its program ended: it is stopped; result() would have waited for it", job
+                )
             job.stop(wait=False)
         for job in left:
             job.ends_with_program()

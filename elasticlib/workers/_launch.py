@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from elasticlib._programs import Child, Link, Process, above_standard, close_all_but, not_started
@@ -51,9 +52,16 @@ _QUIT_LIMIT = 6.0
 class SpawnerClient:
     """The workers of one launch, started and stopped by a spawner of their own."""
 
-    def __init__(self, common: StartSpec, memories: Mapping[str, bytes], count: int = 1) -> None:
+    def __init__(
+        self,
+        common: StartSpec,
+        memories: Mapping[str, bytes],
+        count: int = 1,
+        handed: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._common = common
         self._memories = dict(memories)
+        self._handed = dict(handed)
         self._count = count
         self.board: Board | None = None
         """What the workers tell of their progress."""
@@ -124,8 +132,12 @@ class SpawnerClient:
         for descriptor, content in zip(descriptors, self._memories.values(), strict=True):
             _report.write_exactly(descriptor, content)
         self.board = Board(self._count)
-        message = {"op": "job", "common": self._common.plain(), "memories": [*self._memories, "progress"]}
-        channel.send(message, (*descriptors, self.board.fileno()))
+        message = {
+            "op": "job",
+            "common": self._common.plain(),
+            "memories": [*self._memories, *self._handed, "progress"],
+        }
+        channel.send(message, (*descriptors, *self._handed.values(), self.board.fileno()))
         for descriptor in descriptors:
             os.close(descriptor)
         self.board.close()

@@ -57,6 +57,7 @@ class Job:
     args: tuple[str, ...]
     """Command line after the program's name; ``${local_rank}`` stands for each worker's."""
     memories: Mapping[str, bytes]
+    """What all workers get, by name."""
     fork_server: ForkServerKey | None
     """None where the caller itself is forked."""
     search_path: tuple[str, ...]
@@ -72,6 +73,8 @@ class Job:
     """By local rank, what beats a worker's usual variables."""
     affinities: Sequence[frozenset[int]] = ()
     """By local rank, the CPUs that a worker is bound to; empty leaves all of them on the launcher's."""
+    descriptors: Mapping[str, int] = field(factory=dict)
+    """Files that all workers get, by name, beside the memories; they stay open as long as a worker may be started."""
 
     def environment_of(self, local_rank: int, usual: Mapping[str, str]) -> dict[str, str]:
         """The variables of the worker *local_rank*, which would have the *usual* ones."""
@@ -211,12 +214,7 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     args, kwargs = spec.args, spec.kwargs
     if spec.module or spec.no_python:
         raise EntrypointError(f"module and no_python are for names, not for the callable {entry!r}: leave them out")
-    target = getattr(entry, "func", entry)  # of a partial
-    if any(kind(target) for kind in _LAZY):
-        raise EntrypointError(
-            f"{entry!r} only makes a coroutine or generator when it is called: give a function that runs it, "
-            "such as one that calls asyncio.run(...)"
-        )
+    target = check_function(entry)
     job = _saying(job, kind="function", sys_path=list(sys.path), argv=list(sys.argv))
     if start_method != "forkserver":
         _refuse_preload(spec)
@@ -235,6 +233,17 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     return _from_fork_server(
         evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method, flags=flags
     )
+
+
+def check_function(entry: Callable[..., Any]) -> Callable[..., Any]:
+    """What a call of *entry* runs, without its bound arguments. Raises `EntrypointError` where that does nothing."""
+    target: Callable[..., Any] = getattr(entry, "func", entry)  # of a partial
+    if any(kind(target) for kind in _LAZY):
+        raise EntrypointError(
+            f"{entry!r} only makes a coroutine or generator when it is called: give a function that runs it, "
+            "such as one that calls asyncio.run(...)"
+        )
+    return target
 
 
 def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:

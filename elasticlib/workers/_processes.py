@@ -162,7 +162,7 @@ class Processes:
             raise
 
     def _start_spawner(self) -> SpawnerClient:
-        spawner = SpawnerClient(self._job.common, self._job.memories, self._count)
+        spawner = SpawnerClient(self._job.common, self._job.memories, self._count, self._job.descriptors)
         if self._job.fork_server is None:
             assert self._job.call is not None
             spawner.fork_caller(self._job.call)

@@ -38,7 +38,7 @@ from elasticlib.spec import DEFAULT_SIGNALS, LaunchConfig, WorkerSpec
 from elasticlib.utils.distributed import create_c10d_store
 from elasticlib.utils.log_level import get_log_level
 from elasticlib.workers import _environment
-from elasticlib.workers.child import _child, _exiting, _serving
+from elasticlib.workers.child import _exiting, _function, _serving
 from tests.docs import configuration
 
 HOUSE = pathlib.Path(elasticlib.__file__).parent
@@ -309,7 +309,7 @@ def set_in_workers() -> set[str]:
         *_environment.worker_variables(place, 0, ""),
         *_environment.common_variables({}, 1, ""),
         *with_a_device,
-        *(_watch.FILE, _serving.VARIABLE, _serving.SERVED_VARIABLE, _child.DEFINITIONS_VARIABLE),
+        *(_watch.FILE, _serving.VARIABLE, _serving.SERVED_VARIABLE, _function.DEFINITIONS_VARIABLE),
         *of_the_sidecar,
     }
 

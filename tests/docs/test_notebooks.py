@@ -15,19 +15,33 @@ from elasticlib import Job
 PAGE = (Path(elasticlib.__file__).parent / "docs" / "notebooks.md").read_text(encoding="utf-8")
 
 
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def run(program: str, folder: Path) -> str:
+    (folder / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_its_program_runs_as_it_says(tmp_path: Path) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "program.py").write_text(program)
+    *shown, results, left = run(PROGRAMS[0], tmp_path).splitlines()
 
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-
-    assert (done.returncode, done.stderr) == (0, "")
-    *shown, results, left = done.stdout.splitlines()
     assert ("{0: 0.02, 1: 0.02}", "[]") == (results, left)
     assert [f"rank 0: step {step}" for step in range(50)] == [line for line in shown if line.startswith("rank 0")]
+
+
+@pytest.mark.slow
+def test_its_pool_runs_as_it_says(tmp_path: Path) -> None:
+    promised = re.findall(r"# (\{0.*|\[0.*)", PROGRAMS[1])
+
+    shown = run(PROGRAMS[1], tmp_path).splitlines()
+
+    assert [line for line in shown if line.startswith(("{", "["))][-2:] == promised
 
 
 def test_it_names_every_method_of_a_job() -> None:

@@ -17,11 +17,9 @@ import functools
 import importlib.machinery
 import io
 import json
-import linecache
 import logging
 import multiprocessing.util
 import os
-import pickle
 import resource
 import runpy
 import signal
@@ -41,7 +39,9 @@ from elasticlib.workers import _reaper
 from elasticlib.workers.child import (
     _ending,
     _exiting,
+    _function,
     _imports,
+    _pooled,
     _progress,
     _randomness,
     _record,
@@ -54,13 +54,11 @@ from elasticlib.workers.child._import_notes import Notes
 from elasticlib.workers.child._start_spec import Handed, StartSpec, from_both
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked
-DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
-"""Where processes that a worker spawns find the classes and functions of the caller's ``__main__``."""
 STACKS_SIGNAL = signal.SIGRTMAX - 1
 """Has a worker write the stacks of all its threads where its launcher finds them, whatever it is doing."""
 base_path: list[str] = []
 """The interpreter's own ``sys.path``, without a script's folder."""
-_SPAWN_DEFINITIONS = "elasticlib.workers.child._main_definitions"
+_function.OWN_FILES.update((__file__, "<frozen runpy>", runpy.__file__))
 
 
 def enter(spec: StartSpec, handed: Handed, parent: int, keep: Collection[int], drop: Collection[int] | None) -> None:
@@ -226,6 +224,7 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
     _report.has_the_stacks_of_crashes = True
     _report.note_stderr(handed.tail)
     _progress.attach(handed.memories.get("progress"), spec.local_rank)
+    _pooled.attach(handed.memories, spec.local_rank, spec.variables)
     if spec.server is not None:
         _serving.when_torch_comes(spec.server)
     kind = spec.kind
@@ -276,19 +275,11 @@ def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:
     if spec.main_file is not None:
         main.__dict__["__file__"] = spec.main_file
     descriptor = handed.memories["function"]
-    for name, lines in spec.sources.items():
-        linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
     content = _report.read_exactly(descriptor, os.fstat(descriptor).st_size)
-    unpickler = pickle.Unpickler(io.BytesIO(content))
-    (function, args, kwargs), definitions = unpickler.load(), unpickler.load()
-    if spec.args_by_rank:
-        args = args[spec.local_rank]
-    main.__dict__.update(definitions)
+    function, args, kwargs = _function.unpacked(content, spec.sources)
     if "definitions" in handed.memories:
-        # Processes that multiprocessing spawns from here import this module as their __main__.
-        os.environ[DEFINITIONS_VARIABLE] = f"/proc/{os.getpid()}/fd/{handed.memories['definitions']}"
-        main.__spec__ = importlib.machinery.ModuleSpec(_SPAWN_DEFINITIONS, None)
-    return functools.partial(function, *args, **kwargs)
+        _function.offer_definitions(handed.memories["definitions"])
+    return functools.partial(function, *(args[spec.local_rank] if spec.args_by_rank else args), **kwargs)
 
 
 def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | None, keeps_result: bool = False) -> int:
@@ -303,7 +294,7 @@ def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | N
         # Interrupted, a script ends as under `python`, a function's process as one of `torch.multiprocessing`.
         interrupted = 128 + signal.SIGINT if keeps_result else -signal.SIGINT
         status = interrupted if isinstance(error, KeyboardInterrupt) else 1
-        error = error.with_traceback(_user_part(error))
+        error = error.with_traceback(_function.user_part(error))
         _raised(error, handed, shared, status)
         return _shown(error, status)
     if not keeps_result:
@@ -365,17 +356,6 @@ def _deliver(report: _report.Report, handed: Handed) -> bool:
         print(f"elasticlib: this worker's {report.kind} is lost: {failure}", file=sys.stderr)
         return False
     return True
-
-
-def _user_part(error: BaseException) -> types.TracebackType | None:
-    """The traceback from the user's first frame on: the launcher's own frames say nothing to the user."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in _OWN_FILES:
-        frames = frames.tb_next
-    return frames
-
-
-_OWN_FILES = frozenset({__file__, "<frozen runpy>", runpy.__file__})
 
 
 def _exit_status(code: object) -> int:

@@ -1,0 +1,239 @@
+"""
+The workers of a pool from their start to their end: asked, heard, and stopped as the job that they are.
+
+Rules of this file: one thread at a time; whatever is waited for, the job's end is waited for too; who waits can be
+interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from elasticlib._wire import Channel, Message, wait_readable
+from elasticlib.errors import ChildFailedError, PicklingError, ProcessFailure
+from elasticlib.job import Job
+from elasticlib.launch import CheckedLaunch
+from elasticlib.spec import LaunchConfig
+from elasticlib.workers import _environment, _failure, _packing
+from elasticlib.workers._launch_events import Exit
+from elasticlib.workers.child import _pooled, _report
+
+_AFTER_FAILURE = 1.0
+"""Seconds that ranks have, once one has failed, to end by themselves: longer, and they wait for it in a collective."""
+_STOP_GRACE = 1.0
+"""Seconds from SIGTERM to SIGKILL for workers that are not needed any more."""
+
+
+@frozen
+class Answer:
+    """What a call has come to on one rank."""
+
+    rank: int
+    report: _report.Report
+    dirt: str
+    """Why the worker cannot serve another call; empty where it can."""
+
+    def value(self) -> Any:
+        """What the function returned. Raises `PicklingError`."""
+        end = Exit(0, 0, 0, False, self.report, "")
+        try:
+            return _failure.return_values({0: end}, 1, 0)[0]
+        except PicklingError as error:
+            raise PicklingError(str(error).replace("of rank 0", f"of rank {self.rank}", 1)) from error.__cause__
+
+    def failed(self) -> bool:
+        """Whether the function raised."""
+        return self.report.kind != "result"
+
+
+class Crew:
+    """The workers of *config*, which share a process group of the kind *group*. Raises what a launch does."""
+
+    def __init__(self, config: LaunchConfig, group: str | None) -> None:
+        launch = CheckedLaunch(config, _pooled.pool, (group,), None, {}, True, "pool")
+        pairs = [Channel.pair() for _ in range(launch.workers)]
+        self._channels = [ours for ours, _ in pairs]
+        self._theirs = [theirs for _, theirs in pairs]
+        self._ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        launch.hand({f"{_pooled.NAME}{rank}": theirs.fileno() for rank, theirs in enumerate(self._theirs)})
+        self._variables = [_environment.without_secrets(os.environ)] * len(pairs)
+        """By rank, the program's own as the worker knows them."""
+        self._asked = 0
+        self._calls: dict[int, int] = {}
+        """By rank, the number of the call that has not been answered."""
+        self.spoilt = ""
+        """Why it can serve no more calls."""
+        self.job = Job(launch, is_owned=True)
+        try:
+            self.job.begin()
+        except BaseException:
+            self._close()
+            raise
+        self.job.when_done(self._job_is_done)
+
+    def _job_is_done(self) -> None:
+        for channel in self._theirs:
+            channel.close()
+        with contextlib.suppress(OSError):  # nobody listens any more
+            os.eventfd_write(self._ended, 1)
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    # One call.
+
+    def ask(
+        self, ranks: Collection[int], function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Have *ranks* call *function*. Raises `PicklingError` before any of them hears of it."""
+        packed = _packing.pack(function, args, kwargs)
+        memories = {"function": packed.function}
+        if packed.definitions:
+            memories["definitions"] = packed.definitions
+        self._asked += 1
+        variables = _environment.without_secrets(os.environ)
+        message: Message = {
+            "op": "call",
+            "call": self._asked,
+            "memories": list(memories),
+            "sources": packed.sources,
+            "shared": sorted(packed.names),
+            "path": list(sys.path),
+            "cwd": os.getcwd(),
+        }
+        descriptors: list[int] = []
+        try:
+            for name, content in memories.items():
+                descriptors.append(os.memfd_create(name))
+                _report.write_exactly(descriptors[-1], content)
+            for rank in ranks:
+                self._calls[rank] = self._asked
+                changed = _changes(self._variables[rank], variables)
+                self._variables[rank] = variables
+                self._channels[rank].send({**message, "variables": changed}, tuple(descriptors))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def answers(self, limit: float | None = None) -> list[Answer]:
+        """
+        Wait until some of the ranks that were asked have answered; [] when *limit*, in seconds, is over.
+
+        Raises what ended the job: `ChildFailedError` where a worker died.
+        """
+        waiting = {self._channels[rank].fileno(): rank for rank in self._calls}
+        ready = wait_readable([*waiting, self._ended], limit)
+        found = []
+        for descriptor in ready & waiting.keys():
+            rank = waiting[descriptor]
+            received = self._channels[rank].receive()
+            if received is None:
+                continue  # its end is told by the job
+            message, descriptors = received
+            try:
+                if message["op"] == "answer" and message["call"] == self._calls[rank]:
+                    report = _report.read(descriptors[0])
+                    del self._calls[rank]
+                    found.append(Answer(rank, report or _lost(), message["dirt"]))
+                    self.spoilt = self.spoilt or (message["dirt"] and f"rank {rank}: {message['dirt']}")
+            finally:
+                for each in descriptors:
+                    os.close(each)
+        if not found and self._ended in ready:
+            self.job.result()
+            raise RuntimeError("the workers of a pool ended before they were told to")
+        return found
+
+    def abandoned(self, failed: Collection[int]) -> list[Answer]:
+        """Those that still come in a second, once *failed* have failed."""
+        found: list[Answer] = []
+        until = time.monotonic() + _AFTER_FAILURE
+        with contextlib.suppress(ChildFailedError):
+            while self._calls and (left := until - time.monotonic()) > 0:
+                found += self.answers(left)
+        if self._calls:
+            ranks, causes = _listed(self._calls), _listed(failed)
+            self.spoilt = self.spoilt or f"{ranks} did not end after {causes} had failed"
+        return found
+
+    def error(self, title: str, answers: Sequence[Answer]) -> ChildFailedError:
+        """What the failures among *answers* raise."""
+        pids = {each.rank: each.pid for each in self.job.status().ranks}
+        failures: dict[int, ProcessFailure] = {}
+        causes: dict[int, BaseException | None] = {}
+        for answer in answers:
+            if answer.failed():
+                end = Exit(answer.rank, pids.get(answer.rank, 0), 1, False, answer.report, "")
+                failures[answer.rank] = _failure.failure_of(end, answer.rank, "", None, 0, time.time())
+                failures[answer.rank].hint = _hint(answer.report)
+                causes[answer.rank] = _failure.original_exception(end)
+        error = ChildFailedError(title, dict(sorted(failures.items())))
+        error.__cause__ = causes[error.get_first_failure()[0]]
+        return error
+
+    # Its end.
+
+    def is_fit(self) -> bool:
+        """Whether it can serve another call."""
+        return not self.spoilt and not self._calls and not self.job.done()
+
+    def end(self, limit: float) -> None:
+        """Have the workers end as programs do, with their exit handlers; they are stopped after *limit* seconds."""
+        for channel in self._channels:
+            channel.send({"op": "end"})
+        with contextlib.suppress(Exception):
+            self.job.result(limit)
+        self.stop()
+        self.wait()
+
+    def stop(self) -> None:
+        """Stop the workers, and return at once."""
+        self.job.stop(_STOP_GRACE, wait=False)
+
+    def let_go(self) -> None:
+        """Stop the workers, which nobody has any more, and return at once."""
+        self.stop()
+        self.job.when_done(self._close)
+
+    def wait(self) -> None:
+        """Wait for the end of workers that were stopped."""
+        self.job.stop(_STOP_GRACE)
+        self._close()
+
+    def _close(self) -> None:
+        for channel in (*self._channels, *self._theirs):
+            channel.close()
+        ended, self._ended = self._ended, -1
+        if ended >= 0:
+            os.close(ended)
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables that have another value *now*; None for those that are gone."""
+    gone: dict[str, str | None] = {name: None for name in before if name not in now}
+    return gone | {name: value for name, value in now.items() if before.get(name) != value}
+
+
+def _listed(ranks: Collection[int]) -> str:
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, sorted(ranks)))}"
+
+
+def _lost() -> _report.Report:
+    """For an answer that somebody wrote over."""
+    return _report.of_exception(RuntimeError("the answer of this worker was written over, and cannot be read"), b"")
+
+
+def _hint(report: _report.Report) -> str:
+    if "initialize the default process group twice" in report.message:
+        return (
+            "the pool has made the process group already: leave init_process_group out, or have none made, by "
+            "pool(..., group=None)"
+        )
+    return ""

@@ -1,0 +1,243 @@
+"""
+`pool`: workers that are called again and again.
+
+Rules of this file: a call that fails costs the next one a new crew at most; one thread calls at a time, and any may
+close; nothing of a pool outlives its object.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, TypeAlias
+
+from attrs import evolve, fields
+from typing_extensions import Self
+
+from elasticlib.errors import ChildFailedError, ConfigError, PoolError, SignalException
+from elasticlib.job import Job
+from elasticlib.launch import title_of
+from elasticlib.pools._crew import Answer, Crew
+from elasticlib.spec import LaunchConfig
+from elasticlib.workers._plan import check_function
+
+Group: TypeAlias = Literal["shared", "fresh"] | None
+_END_LIMIT = 10.0
+"""Seconds that the workers of a pool that is closed may take for their exit handlers."""
+_SETTINGS = frozenset(
+    "logs_specs shutdown_timeout start_method preload local_addr numa_options signals_to_handle virtual_local_rank "
+    "worker_server exit_timeout devices event_log_handler metrics_cfg role log_line_prefix_template "
+    "duplicate_stdout_filters duplicate_stderr_filters monitor_interval".split()
+)
+
+
+class Pool:
+    """
+    The workers that `pool` has started: `run` calls a function on all of them, `map` one for each of many items.
+
+    Use it in a ``with`` block, or `close` it; a pool that nobody has any more ends too. `job` is what its workers are
+    to others: status, stacks and output of every rank.
+    """
+
+    def __init__(self, config: LaunchConfig, group: Group) -> None:
+        self._config, self._group = config, group
+        self._owner = os.getpid()
+        self._calls = 0
+        self._is_closed = False
+        self._busy = threading.Lock()
+        self._caller = ""
+        self._crew = Crew(config, group)
+        self._count = len(self._crew)
+        self._watch_over(self._crew)
+
+    def _watch_over(self, crew: Crew) -> None:
+        self._finalizer = weakref.finalize(self, crew.let_go)
+
+    def __len__(self) -> int:
+        """How many workers it has."""
+        return self._count
+
+    @property
+    def job(self) -> Job:
+        """Its present workers, as a job: `Job.status`, `Job.logs`, `Job.stacks`."""
+        return self._crew.job
+
+    # Calls.
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[int, Any]:
+        """
+        Have every worker call *function* with these arguments; {rank: what it returned}.
+
+        All functions and arguments go that `elastic_launch` takes. A call finds the folder, ``sys.path`` and
+        environment that the program has at that moment; what it changes in its worker (modules, globals, caches) is
+        there for the next one.
+
+        Raises `ChildFailedError`, from the first failing rank's own exception, when a rank raised or died: ranks that
+        have not ended a second later are ended. The workers are replaced then before the next call, all of them, with a
+        new process group; with ``group=None`` only where one has not ended. `PoolError` where the pool cannot be used.
+        Ctrl-C ends the call in the same way.
+        """
+        check_function(function)
+        with self._in_use() as crew:
+            crew.ask(range(len(crew)), function, args, kwargs)
+            answers: list[Answer] = []
+            while len(answers) < len(crew):
+                answers += self._heard(crew, answers, function)
+                if failed := [each.rank for each in answers if each.failed()]:
+                    answers += crew.abandoned(failed)
+                    if self._group is not None:
+                        crew.spoilt = crew.spoilt or "a call has failed, and ranks may be at different collectives"
+                    raise crew.error(title_of(function), answers)
+            return {each.rank: each.value() for each in sorted(answers, key=lambda each: each.rank)}
+
+    def map(
+        self, function: Callable[[Any], Any], items: Iterable[Any], *, return_exceptions: bool = False
+    ) -> list[Any]:
+        """
+        Call *function* once for each of *items*, each on one worker, and as many at once as there are workers.
+
+        What it returned, in the order of *items*. Raises `ChildFailedError` at the first that fails, which names the
+        item; with *return_exceptions* its exception stands in its place, and all others are done. No collective may be
+        used in *function*: other ranks are at other items.
+        """
+        check_function(function)
+        left = collections.deque(enumerate(items))
+        results: list[Any] = [None] * len(left)
+        with self._in_use() as crew:
+            free, at = list(range(len(crew)))[::-1], dict[int, int]()
+            while left or at:
+                while free and left:
+                    index, item = left.popleft()
+                    rank = free.pop()
+                    crew.ask([rank], function, (item,), {})
+                    at[rank] = index
+                for answer in self._heard(crew, [], function):
+                    index = at.pop(answer.rank)
+                    free.append(answer.rank)
+                    if not answer.failed():
+                        results[index] = answer.value()
+                        continue
+                    error = crew.error(f"{title_of(function)} (item {index})", [answer])
+                    if not return_exceptions:
+                        crew.abandoned([answer.rank])
+                        raise error
+                    results[index] = error.__cause__ or error
+        return results
+
+    def _heard(self, crew: Crew, answers: list[Answer], function: Callable[..., Any]) -> list[Answer]:
+        try:
+            return crew.answers()
+        except SignalException:
+            if self._is_closed:
+                raise PoolError("the pool was closed while a call ran in it: that call was ended") from None
+            raise
+        except ChildFailedError as error:
+            failures = {**crew.error("", answers).failures} if any(each.failed() for each in answers) else {}
+            raise ChildFailedError(title_of(function), {**error.failures, **failures}) from error.__cause__
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[Crew]:
+        """The workers, for one call."""
+        if os.getpid() != self._owner:
+            raise PoolError("this process was forked from the pool's program: only that can call its workers")
+        if not self._busy.acquire(blocking=False):
+            raise PoolError(
+                f"the pool serves a call of the thread {self._caller!r}: one thread calls at a time; wait for it, or "
+                "give each thread a pool of its own"
+            )
+        try:
+            self._caller = threading.current_thread().name
+            if self._is_closed:
+                raise PoolError("the pool was closed: make a new one by elasticlib.pool(...)")
+            if not self._crew.is_fit():
+                self._replace()
+            crew = self._crew
+            try:
+                yield crew
+            finally:
+                self._calls += 1
+                if not crew.is_fit():
+                    crew.stop()
+        finally:
+            self._busy.release()
+
+    def _replace(self) -> None:
+        self._finalizer.detach()
+        self._crew.wait()
+        self._crew = Crew(self._config, self._group)
+        self._watch_over(self._crew)
+
+    # Its end.
+
+    def close(self) -> None:
+        """
+        End the workers, with their exit handlers, and return when nothing is left of them.
+
+        A call of another thread is ended, and raises `PoolError` there. It may come more than once.
+        """
+        if self._is_closed or os.getpid() != self._owner:
+            return
+        self._is_closed = True
+        if self._busy.acquire(blocking=False):
+            try:
+                self._end(politely=True)
+            finally:
+                self._busy.release()
+        else:
+            self._crew.stop()
+            with self._busy:
+                self._end(politely=False)
+
+    def _end(self, *, politely: bool) -> None:
+        self._finalizer.detach()
+        if politely and self._crew.is_fit():
+            self._crew.end(_END_LIMIT)
+        else:
+            self._crew.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._crew.stop()  # nobody wants to wait for exit handlers
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "busy" if self._busy.locked() else "idle"
+        calls = f"{self._calls} call{'s' * (self._calls != 1)}"
+        return f"<{type(self).__name__} of {self._count} workers, group={self._group!r}: {state}, {calls}>"
+
+
+def pool(nproc_per_node: int | str = "auto", *, group: Group = "shared", **settings: Any) -> Pool:
+    """
+    Start *nproc_per_node* workers (as in `LaunchConfig`) that stay, for calls that take milliseconds.
+
+        with elasticlib.pool(4) as pool:
+            losses = pool.run(train, 1e-3)        # {rank: result}
+            scores = pool.map(evaluate, settings)  # one worker for each, results in order
+
+    With ``group="shared"`` the workers are in one process group, torch's default one, from call to call: functions use
+    collectives, and leave ``init_process_group`` out. ``"fresh"`` makes a new one for each call; with None functions
+    make, and destroy, their own. Backends are torch's default for the devices that are there.
+
+    *settings* are fields of `LaunchConfig`, such as ``devices`` or ``start_method``; those of many nodes and of
+    restarts have no meaning here and raise `ConfigError`, as does what a launch refuses. The process group takes the
+    place that ``torch.multiprocessing.Pool`` leaves empty.
+    """
+    if group not in ("shared", "fresh", None):
+        raise ConfigError(f"group={group!r} must be 'shared' (one for all calls), 'fresh' (one for each) or None")
+    known = {each.name for each in fields(LaunchConfig)}
+    for name in settings:
+        if name not in known:
+            raise TypeError(f"pool() got an unexpected keyword argument {name!r}: settings are fields of LaunchConfig")
+        if name not in _SETTINGS:
+            raise ConfigError(
+                f"{name}={settings[name]!r} has no meaning for a pool, which is of one machine and replaces its "
+                "workers by itself: leave it out"
+            )
+    return Pool(evolve(LaunchConfig(nproc_per_node=nproc_per_node, **settings), max_restarts=0), group)

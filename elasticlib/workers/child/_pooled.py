@@ -1,0 +1,194 @@
+"""
+What a worker of a pool runs: one call after the other, each with its answer, and the process group that they share.
+
+Rules of this file: a call finds the folder, the search path and the variables that its caller has now, and changes the
+worker for the next one as a cell changes a kernel; only what makes that unfit for use is told as dirt. Calls come from
+the launcher alone, through a socket that nobody else has.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from elasticlib._wire import Channel, Message
+from elasticlib.workers.child import _function, _report, _results
+
+NAME = "calls of local rank "
+_descriptor = -1
+_own: frozenset[str] = frozenset()
+
+
+def attach(memories: Mapping[str, int], local_rank: int, own: Collection[str]) -> None:
+    """In a worker, before any of the user's code: keep its socket, and no other's. *own*: its own variables."""
+    global _descriptor, _own
+    for name, descriptor in memories.items():
+        if name == f"{NAME}{local_rank}":
+            _descriptor, _own = descriptor, frozenset(own)
+        elif name.startswith(NAME):
+            os.close(descriptor)
+
+
+def pool(group: str | None) -> None:
+    """Serve calls until there will be no more. It has the name by which logs call the work."""
+    _Server(Channel.adopt(_descriptor), _Group(group)).serve()
+
+
+class _Group:
+    """The process group of the calls: ``shared`` by all, ``fresh`` for each, or None of ours."""
+
+    def __init__(self, kind: str | None) -> None:
+        self._kind = kind
+        self._made: object = None
+        self._number = 0
+        self._parts_stores = False
+        self._port = os.environ.get("MASTER_PORT", "")
+        if kind is None:
+            return
+        if kind == "shared":
+            self._make()
+        else:
+            importlib.import_module("torch.distributed")  # while nobody waits for it
+
+    def _make(self) -> None:
+        dist: Any = importlib.import_module("torch.distributed")
+        # Keys of a former group are still in the store: each has its own.
+        whole = dist.TCPStore(os.environ["MASTER_ADDR"], int(self._port), is_master=False)
+        store = dist.PrefixStore(f"pool/{self._number}", whole)
+        self._number += 1
+        dist.init_process_group(store=store, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+        self._made = dist.group.WORLD
+
+    def begin(self) -> None:
+        """Have what the call will find."""
+        if self._kind == "fresh":
+            self._make()
+        elif self._kind is None:
+            self._number += 1
+            self._part_stores()
+
+    def _part_stores(self) -> None:
+        """Keep a group that a call makes by itself from the keys of the one that a call before has made."""
+        # torch takes the launcher's store as it is: it expects one group in the life of a process.
+        rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
+        make = getattr(rendezvous, "_create_c10d_store", None)
+        if make is None or self._parts_stores:
+            return
+
+        @functools.wraps(make)
+        def make_apart(*args: Any, **kwargs: Any) -> Any:
+            store = make(*args, **kwargs)
+            return sys.modules["torch.distributed"].PrefixStore(f"pool/{self._number}", store)
+
+        rendezvous._create_c10d_store = make_apart
+        self._parts_stores = True
+
+    def end(self) -> str:
+        """After a call: why the next one cannot be served; empty where it can."""
+        dist: Any = sys.modules.get("torch.distributed")
+        there = dist.group.WORLD if dist is not None and dist.is_available() and dist.is_initialized() else None
+        if there is not self._made:
+            return "it left a process group" if there is not None else "it destroyed the pool's process group"
+        if self._kind == "fresh":
+            self.leave()
+        return ""
+
+    def leave(self) -> None:
+        """Let go of ours, while all others do."""
+        if self._made is not None:
+            self._made = None
+            sys.modules["torch.distributed"].destroy_process_group()
+
+
+class _Server:
+    def __init__(self, channel: Channel, group: _Group) -> None:
+        self._channel = channel
+        self._group = group
+        self._me = os.getpid()
+        self._path: list[str] = []
+        self._definitions = -1
+        os.register_at_fork(after_in_child=channel.close)
+
+    def serve(self) -> None:
+        self._channel.send({"op": "ready"})
+        while (received := self._channel.receive()) is not None:
+            message, descriptors = received
+            if message["op"] == "end":
+                self._group.leave()
+                return
+            self._answer(message, dict(zip(message["memories"], descriptors, strict=True)))
+
+    def _answer(self, message: Message, memories: dict[str, int]) -> None:
+        self._group.begin()
+        report = self._report(message, memories)
+        if os.getpid() != self._me:
+            print(
+                f"elasticlib: process {os.getpid()}, which the worker {self._me} forked, came back from the user's "
+                "code: end such a process by os._exit()",
+                file=sys.stderr,
+            )
+            os._exit(1)
+        answer = os.memfd_create("answer")
+        try:
+            _report.write(answer, report)
+            dirt = self._group.end() if report.kind == "result" else ""
+            self._channel.send({"op": "answer", "call": message["call"], "dirt": dirt}, (answer,))
+        finally:
+            os.close(answer)
+
+    def _report(self, message: Message, memories: dict[str, int]) -> _report.Report:
+        shared = message["shared"]
+        try:
+            call = self._call(message, memories)
+            result = call()
+        except SystemExit as stop:
+            if stop.code not in (None, 0):
+                return _failed(stop, shared)
+            result = None
+        except BaseException as error:
+            return _failed(error.with_traceback(_function.user_part(error)), shared)
+        try:
+            return _report.Report("result", _results.pack_result(result, shared))
+        except Exception as error:
+            kind = _report.qualified_name(type(result))
+            text = f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}"
+            return _failed(TypeError(text), shared)
+
+    def _call(self, message: Message, memories: dict[str, int]) -> Callable[[], Any]:
+        for name, value in message["variables"].items():
+            if name in _own:
+                continue
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if message["path"] != self._path:
+            sys.path[:] = self._path = message["path"]
+        os.chdir(message["cwd"])
+        function = memories.pop("function")
+        try:
+            content = _report.read_exactly(function, os.fstat(function).st_size)
+        finally:
+            os.close(function)
+        if "definitions" in memories:
+            former, self._definitions = self._definitions, memories["definitions"]
+            _function.offer_definitions(self._definitions)
+            if former >= 0:
+                os.close(former)
+        called, args, kwargs = _function.unpacked(content, message["sources"])
+        return lambda: called(*args, **kwargs)
+
+
+def _failed(error: BaseException, shared: Collection[str]) -> _report.Report:
+    try:
+        pickled = _results.pack_exception(error, shared)
+    except Exception:
+        pickled = b""
+    return _report.of_exception(error, pickled)
+
+
+_function.OWN_FILES.add(__file__)

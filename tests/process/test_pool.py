@@ -1,0 +1,536 @@
+"""A pool: workers that stay and answer calls, and that are replaced where a call has spoilt them."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import elasticlib
+from elasticlib import ChildFailedError, ConfigError, JobRunsError, PicklingError, Pool, PoolError, jobs, pool
+from elasticlib.workers import _machine
+from tests.process.launches import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 60.0
+
+
+@pytest.fixture
+def two() -> Iterator[Pool]:
+    with pool(2, group=None, preload=()) as made:
+        yield made
+    assert jobs() == []
+
+
+@pytest.fixture
+def grouped() -> Iterator[Pool]:
+    with pool(3) as made:
+        yield made
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def scaled(value: int, *, by: int = 1) -> int:
+    return rank() * value * by
+
+
+def total(value: float = 1.0) -> float:
+    import torch
+    import torch.distributed as dist
+
+    summed = torch.full((1,), value)
+    dist.all_reduce(summed)
+    return float(summed)
+
+
+# Calls.
+
+
+def test_a_call_returns_what_each_rank_returned(two: Pool) -> None:
+    assert two.run(scaled, 3, by=2) == {0: 0, 1: 6}
+    assert two.run(lambda: "x") == {0: "x", 1: "x"}
+    assert len(two) == 2
+
+
+def test_the_processes_stay_and_keep_what_a_call_left(two: Pool) -> None:
+    def remember() -> int:
+        found = vars(elasticlib).setdefault("_calls_of_this_test", [])
+        found.append(1)
+        return len(found)
+
+    first = two.run(pid)
+    two.run(remember)
+
+    assert two.run(remember) == {0: 2, 1: 2}
+    assert two.run(pid) == first
+
+
+def test_items_are_shared_out_and_come_back_in_order(two: Pool) -> None:
+    def slow_first(item: int) -> tuple[int, int]:
+        time.sleep(0.3 if item == 0 else 0)
+        return item, os.getpid()
+
+    found = two.map(slow_first, range(7))
+
+    assert [item for item, _ in found] == list(range(7))
+    assert [process for _, process in found].count(found[0][1]) == 1  # the other worker did all the others
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_fewer_items_than_workers_leave_some_idle(two: Pool, count: int) -> None:
+    assert two.map(str, iter(range(count))) == [str(item) for item in range(count)]
+
+
+def test_a_call_finds_the_program_as_it_is_now(two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finds() -> tuple[str, str | None, str | None, bool]:
+        return os.getcwd(), os.environ.get("OF_THIS_TEST"), os.environ.get("RANK"), "/of/this/test" in sys.path
+
+    former = two.run(finds)[1]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OF_THIS_TEST", "1")
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.syspath_prepend("/of/this/test")
+    changed = two.run(finds)[1]
+    monkeypatch.undo()
+
+    assert former == (os.getcwd(), None, "1", False)
+    assert changed == (str(tmp_path), "1", "1", True)
+    assert two.run(finds)[1] == former
+
+
+def test_large_arguments_and_results_travel(two: Pool) -> None:
+    data = os.urandom(20_000_000)
+
+    assert two.run(lambda value: value[::-1], data) == {0: data[::-1], 1: data[::-1]}
+
+
+def test_what_a_worker_prints_is_in_its_log(two: Pool) -> None:
+    two.run(lambda: print(f"hello of rank {rank()}"))
+
+    assert "hello of rank 1\n" in two.job.logs(1)
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_workers_of_every_start_method_serve(start_method: str) -> None:
+    with pool(2, group=None, start_method=start_method) as made:
+        assert made.run(scaled, 1) == {0: 0, 1: 1}
+        assert made.map(abs, [-1, -2, -3]) == [1, 2, 3]
+
+
+def test_a_pool_has_its_gpus_as_long_as_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.setattr(_machine, "gpus", lambda: 8)
+    with pool(2, group=None, preload=(), devices=[2, 3]) as made:
+        assert made.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]) == {0: "6,7", 1: "6,7"}
+        with pytest.raises(JobRunsError, match="taken by job 'pool'"):
+            pool(1, devices=[3])
+        with pytest.raises(ChildFailedError):
+            made.run(lambda: os._exit(3))
+        assert made.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]) == {0: "6,7", 1: "6,7"}
+
+
+# The process group.
+
+
+def test_the_group_is_there_from_call_to_call(grouped: Pool) -> None:
+    first = grouped.run(pid)
+
+    assert [grouped.run(total, value) for value in (1.0, 2.0)] == [
+        dict.fromkeys(range(3), 3.0),
+        dict.fromkeys(range(3), 6.0),
+    ]
+    assert grouped.run(pid) == first
+
+
+def test_a_fresh_group_is_one_for_each_call() -> None:
+    def leaves_it_broken() -> None:
+        import torch
+        import torch.distributed as dist
+
+        if rank() == 0:
+            dist.isend(torch.ones(1), 1)  # which nobody receives
+
+    with pool(2, group="fresh") as made:
+        processes = made.run(pid)
+        made.run(leaves_it_broken)
+        assert made.run(total) == {0: 2.0, 1: 2.0}
+        assert made.run(pid) == processes
+
+
+def test_functions_may_make_their_own_group_again_and_again() -> None:
+    def trains() -> float:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        try:
+            return total()
+        finally:
+            dist.destroy_process_group()
+
+    with pool(2, group=None) as made:
+        processes = made.run(pid)
+        for _ in range(10):
+            assert made.run(trains) == {0: 2.0, 1: 2.0}
+        assert made.run(pid) == processes
+
+
+def test_a_group_that_a_call_leaves_behind_costs_the_workers() -> None:
+    def leaves() -> int:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        return os.getpid()
+
+    with pool(2, group=None) as made:
+        first = made.run(leaves)
+        second = made.run(leaves)
+
+    assert not set(first.values()) & set(second.values())
+
+
+def test_a_group_that_a_call_destroys_is_made_anew(grouped: Pool) -> None:
+    def destroys() -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+    grouped.run(destroys)
+
+    assert grouped.run(total) == dict.fromkeys(range(3), 3.0)
+
+
+def test_a_second_group_is_refused_with_what_to_do(grouped: Pool) -> None:
+    def makes() -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+
+    with pytest.raises(ChildFailedError, match="leave init_process_group out"):
+        grouped.run(makes)
+    assert grouped.run(total) == dict.fromkeys(range(3), 3.0)
+
+
+# Failures.
+
+
+def fails(at: int) -> int:
+    if rank() == at:
+        raise ValueError(f"bad batch of rank {at}")
+    return rank()
+
+
+def test_a_failing_rank_is_named_with_its_own_exception_and_the_pool_works_on(two: Pool) -> None:
+    with pytest.raises(ChildFailedError, match="rank 1: ValueError: bad batch of rank 1") as caught:
+        two.run(fails, 1)
+
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert list(caught.value.failures) == [1]
+    assert caught.value.name == "fails"
+    frames = caught.value.failures[1].traceback
+    assert "in fails" in frames
+    assert "_pooled.py" not in frames
+
+
+def test_without_a_group_a_failure_costs_no_worker(two: Pool) -> None:
+    processes = two.run(pid)
+    with pytest.raises(ChildFailedError):
+        two.run(fails, 1)
+
+    assert two.run(pid) == processes
+
+
+def test_ranks_that_wait_for_a_failed_one_are_ended(grouped: Pool) -> None:
+    def waits() -> None:
+        if rank() == 1:
+            raise KeyError("gone")
+        total()
+
+    with pytest.raises(ChildFailedError, match="rank 1: KeyError"):
+        grouped.run(waits)
+
+    assert grouped.run(total) == dict.fromkeys(range(3), 3.0)
+
+
+@pytest.mark.parametrize("how", ["killed", "exit"])
+def test_a_rank_that_dies_is_named_and_replaced(grouped: Pool, how: str) -> None:
+    def dies() -> None:
+        if rank() == 2:
+            if how == "exit":
+                os._exit(5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        total()
+
+    with pytest.raises(ChildFailedError) as caught:
+        grouped.run(dies)
+
+    assert list(caught.value.failures) == [2]
+    assert caught.value.name == "dies"
+    assert caught.value.failures[2].exitcode == (5 if how == "exit" else -signal.SIGKILL)
+    assert grouped.run(total) == dict.fromkeys(range(3), 3.0)
+
+
+def test_a_rank_that_died_between_calls_costs_nobody_a_call(two: Pool) -> None:
+    job, processes = two.job, two.run(pid)
+    os.kill(processes[1], signal.SIGKILL)
+    wait_until(job.done)
+
+    again = two.run(pid)
+
+    assert set(again) == {0, 1}
+    assert processes[1] not in again.values()
+
+
+def test_an_item_that_fails_is_named(two: Pool) -> None:
+    def inverse(item: int) -> float:
+        return 1 / item
+
+    with pytest.raises(ChildFailedError, match="ZeroDivisionError") as caught:
+        two.map(inverse, [1, 2, 0, 4])
+    assert "item 2" in caught.value.name
+
+    found = two.map(inverse, [1, 2, 0, 4], return_exceptions=True)
+    assert [found[0], found[1], found[3]] == [1.0, 0.5, 0.25]
+    assert isinstance(found[2], ZeroDivisionError)
+
+
+def test_a_rank_that_dies_at_an_item_fails_the_map(two: Pool) -> None:
+    with pytest.raises(ChildFailedError):
+        two.map(os._exit, [3])
+    assert two.map(abs, [-1]) == [1]
+
+
+@pytest.mark.parametrize("code", [None, 0, 3, "no"])
+def test_sys_exit_ends_the_call_and_not_the_worker(two: Pool, code: object) -> None:
+    processes = two.run(pid)
+    if code in (None, 0):
+        assert two.run(sys.exit, code) == {0: None, 1: None}
+    else:
+        with pytest.raises(ChildFailedError, match="SystemExit"):
+            two.run(sys.exit, code)
+    assert two.run(pid) == processes
+
+
+def test_what_cannot_be_sent_is_refused_before_any_rank_hears_of_it(two: Pool) -> None:
+    processes = two.run(pid)
+    lock = threading.Lock()
+
+    with pytest.raises(PicklingError, match="'lock'"):
+        two.run(lambda: lock)
+    with pytest.raises(PicklingError, match="argument 0"):
+        two.map(repr, [lock])
+    with pytest.raises(
+        ChildFailedError, match="the return value, a _thread.lock, cannot be pickled".replace(".", r"\.")
+    ):
+        two.run(threading.Lock)
+
+    async def later() -> None: ...
+
+    with pytest.raises(ConfigError, match="coroutine"):
+        two.run(later)
+    assert two.run(pid) == processes
+
+
+def test_a_process_that_a_call_forks_answers_nobody(two: Pool) -> None:
+    def forks() -> int:
+        return os.getpid() if os.fork() else 7
+
+    found = two.run(forks)
+
+    assert found == two.run(pid)
+
+
+# Its end.
+
+
+def test_a_pool_that_was_closed_says_so_and_leaves_nothing() -> None:
+    with pool(2, group=None, preload=()) as made:
+        processes = made.run(pid)
+    made.close()
+
+    with pytest.raises(PoolError, match="closed"):
+        made.run(pid)
+    with pytest.raises(PoolError, match="closed"):
+        made.map(abs, [1])
+    assert not any(Path(f"/proc/{each}").exists() for each in processes.values())
+    assert "closed" in repr(made)
+
+
+def test_the_workers_end_as_programs_do(tmp_path: Path) -> None:
+    def registers(path: Path) -> None:
+        import atexit
+
+        atexit.register((path / f"ended{rank()}").touch)
+
+    with pool(2, group=None, preload=()) as made:
+        made.run(registers, tmp_path)
+
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["ended0", "ended1"]
+
+
+def stays(path: Path) -> None:
+    (path / f"at_work{rank()}").touch()
+    time.sleep(LIMIT)
+
+
+def test_one_thread_calls_at_a_time_and_any_may_close(tmp_path: Path) -> None:
+    made = pool(2, group=None, preload=())
+    caught: list[BaseException] = []
+
+    def calls() -> None:
+        try:
+            made.run(stays, tmp_path)
+        except PoolError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=calls, name="of-the-first-call")
+    thread.start()
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+
+    with pytest.raises(PoolError, match="of-the-first-call"):
+        made.run(pid)
+    assert "busy" in repr(made)
+    made.close()
+    thread.join(LIMIT)
+
+    assert len(caught) == 1
+    assert "was closed while a call ran" in str(caught[0])
+
+
+def test_an_interrupt_ends_the_call_and_the_pool_works_on(two: Pool, tmp_path: Path) -> None:
+    def interrupts() -> None:
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+        signal.raise_signal(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupts)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        two.run(stays, tmp_path)
+        thread.join()
+    thread.join()
+
+    assert time.monotonic() - began < LIMIT
+    assert two.run(scaled, 1) == {0: 0, 1: 1}
+
+
+def test_a_pool_that_nobody_has_any_more_ends() -> None:
+    made = pool(2, group=None, preload=())
+    job = made.job
+    del made
+    gc.collect()
+
+    wait_until(job.done)
+
+
+def test_a_program_may_end_without_closing_its_pool(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os
+            import elasticlib
+
+            if __name__ == "__main__":
+                pool = elasticlib.pool(2, group=None, preload=())
+                print(*pool.run(os.getpid).values(), flush=True)
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=ROOT, timeout=LIMIT, check=True)
+
+    assert done.stderr == ""
+    assert not any(Path(f"/proc/{each}").exists() for each in done.stdout.split())
+
+
+def test_a_fork_of_the_program_cannot_use_the_pool(two: Pool) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            two.run(pid)
+        except PoolError:
+            os._exit(17)
+        os._exit(1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+    assert two.run(scaled, 1) == {0: 0, 1: 1}
+
+
+def test_calls_leave_no_descriptor_thread_nor_memory(two: Pool) -> None:
+    def here() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def there() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    two.run(there)
+    before = here(), two.run(there)
+    for _ in range(200):
+        two.run(functools.partial(scaled, 1))
+
+    assert (here(), two.run(there)) == before
+
+
+def test_pools_leave_no_descriptor_nor_thread() -> None:
+    def here() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def once() -> None:
+        with pool(2, group=None, preload=()) as made:
+            made.run(pid)
+            with pytest.raises(ChildFailedError):
+                made.run(os._exit, 1)
+            made.run(pid)
+
+    once()
+    before = here()
+    for _ in range(5):
+        once()
+
+    assert here() == before
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({"group": "own"}, ConfigError, "group='own' must be 'shared'"),
+        ({"max_restarts": 3}, ConfigError, "max_restarts=3 has no meaning for a pool"),
+        ({"min_nodes": 2}, ConfigError, "min_nodes=2 has no meaning for a pool"),
+        ({"rdzv_endpoint": "x"}, ConfigError, "rdzv_endpoint='x' has no meaning"),
+        ({"nproc_per_node": 0}, ConfigError, "nproc_per_node=0"),
+        ({"colour": "red"}, TypeError, "'colour'"),
+    ],
+)
+def test_what_has_no_meaning_for_a_pool_is_refused(settings: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        pool(**settings)
+
+
+def test_a_pool_shows_itself_as_one_job(two: Pool) -> None:
+    two.run(pid)
+
+    assert [job.name for job in jobs()] == ["pool"]
+    assert repr(two) == "<Pool of 2 workers, group=None: idle, 1 call>"
+    assert len(two.job.status().ranks) == 2
