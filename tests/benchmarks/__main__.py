@@ -24,6 +24,7 @@ from tests.benchmarks.logs import LOGS
 from tests.benchmarks.lost_node import LOST_NODE
 from tests.benchmarks.nodes_start import NODES_START
 from tests.benchmarks.peers_told import PEERS_TOLD
+from tests.benchmarks.pools import POOLS
 from tests.benchmarks.raised import RAISED
 from tests.benchmarks.recoveries import RECOVERIES
 from tests.benchmarks.restart import RESTART
@@ -31,7 +32,7 @@ from tests.benchmarks.sockets import SOCKETS
 
 BENCHMARKS = (
     *(RECOVERIES, RESTART, LIFE, CALLS, KILLS, LOGS, SOCKETS, COMMANDS, *FORMING, LOST_NODE, PEERS_TOLD, RAISED),
-    *(*NODES_START, HANDLERS, *FIRST_STEPS, TRAININGS),
+    *(*NODES_START, HANDLERS, *FIRST_STEPS, TRAININGS, POOLS),
 )
 
 
