@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from attrs import frozen
@@ -151,22 +152,27 @@ class Crew:
             raise RuntimeError("the workers of a pool ended before they were told to")
         return found
 
-    def abandoned(self, failed: Collection[int]) -> list[Answer]:
-        """Those that still come in a second, once *failed* have failed."""
+    def abandoned(self, failed: Collection[int]) -> tuple[list[Answer], dict[int, ProcessFailure]]:
+        """The answers that still come in a second, once *failed* have failed, and the workers that died meanwhile."""
         found: list[Answer] = []
+        died: dict[int, ProcessFailure] = {}
         until = time.monotonic() + _AFTER_FAILURE
-        with contextlib.suppress(ChildFailedError):
+        try:
             while self._calls and (left := until - time.monotonic()) > 0:
                 found += self.answers(left)
+        except ChildFailedError as error:
+            died = error.failures
         if self._calls:
             ranks, causes = _listed(self._calls), _listed(failed)
             self.spoilt = self.spoilt or f"{ranks} did not end after {causes} had failed"
-        return found
+        return found, died
 
-    def error(self, title: str, answers: Sequence[Answer]) -> ChildFailedError:
-        """What the failures among *answers* raise."""
+    def error(
+        self, title: str, answers: Sequence[Answer], died: Mapping[int, ProcessFailure] = MappingProxyType({})
+    ) -> ChildFailedError:
+        """What the failures among *answers*, and of workers that *died*, raise."""
         pids = {each.rank: each.pid for each in self.job.status().ranks}
-        failures: dict[int, ProcessFailure] = {}
+        failures = dict(died)
         causes: dict[int, BaseException | None] = {}
         for answer in answers:
             if answer.failed():
@@ -175,7 +181,7 @@ class Crew:
                 failures[answer.rank].hint = _hint(answer.report)
                 causes[answer.rank] = _failure.original_exception(end)
         error = ChildFailedError(title, dict(sorted(failures.items())))
-        error.__cause__ = causes[error.get_first_failure()[0]]
+        error.__cause__ = causes.get(error.get_first_failure()[0])
         return error
 
     # Its end.

@@ -86,12 +86,12 @@ class Pool:
             crew.ask(range(len(crew)), function, args, kwargs)
             answers: list[Answer] = []
             while len(answers) < len(crew):
-                answers += self._heard(crew, answers, function)
+                answers += self._heard(crew, function)
                 if failed := [each.rank for each in answers if each.failed()]:
-                    answers += crew.abandoned(failed)
+                    late, died = crew.abandoned(failed)
                     if self._group is not None:
                         crew.spoilt = crew.spoilt or "a call has failed, and ranks may be at different collectives"
-                    raise crew.error(title_of(function), answers)
+                    raise crew.error(title_of(function), [*answers, *late], died)
             return {each.rank: each.value() for each in sorted(answers, key=lambda each: each.rank)}
 
     def map(
@@ -115,7 +115,7 @@ class Pool:
                     rank = free.pop()
                     crew.ask([rank], function, (item,), {})
                     at[rank] = index
-                for answer in self._heard(crew, [], function):
+                for answer in self._heard(crew, function):
                     index = at.pop(answer.rank)
                     free.append(answer.rank)
                     if not answer.failed():
@@ -128,7 +128,7 @@ class Pool:
                     results[index] = error.__cause__ or error
         return results
 
-    def _heard(self, crew: Crew, answers: list[Answer], function: Callable[..., Any]) -> list[Answer]:
+    def _heard(self, crew: Crew, function: Callable[..., Any]) -> list[Answer]:
         try:
             return crew.answers()
         except SignalException:
@@ -136,8 +136,7 @@ class Pool:
                 raise PoolError("the pool was closed while a call ran in it: that call was ended") from None
             raise
         except ChildFailedError as error:
-            failures = {**crew.error("", answers).failures} if any(each.failed() for each in answers) else {}
-            raise ChildFailedError(title_of(function), {**error.failures, **failures}) from error.__cause__
+            raise ChildFailedError(title_of(function), error.failures) from error.__cause__
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[Crew]:
