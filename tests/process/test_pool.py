@@ -282,9 +282,10 @@ def test_a_rank_that_dies_is_named_and_replaced(grouped: Pool, how: str) -> None
     with pytest.raises(ChildFailedError) as caught:
         grouped.run(dies)
 
-    assert list(caught.value.failures) == [2]
+    cause, failure = caught.value.get_first_failure()  # others may say that they have lost it
+    assert cause == 2
     assert caught.value.name == "dies"
-    assert caught.value.failures[2].exitcode == (5 if how == "exit" else -signal.SIGKILL)
+    assert failure.exitcode == (5 if how == "exit" else -signal.SIGKILL)
     assert grouped.run(total) == dict.fromkeys(range(3), 3.0)
 
 
