@@ -50,7 +50,9 @@ if typing.TYPE_CHECKING:
     from elasticlib.job import (
         Job as Job,
         JobStatus as JobStatus,
+        Place as Place,
         RankStatus as RankStatus,
+        Results as Results,
         Stacks as Stacks,
         jobs as jobs,
     )
@@ -89,7 +91,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
             "RendezvousNotFoundError RendezvousStateError RendezvousTimeoutError SignalException SpecError "
             "StartError TimerError TimerServerError UnknownNameError"
         ),
-        "elasticlib.job": "Job JobStatus RankStatus Stacks jobs",
+        "elasticlib.job": "Job JobStatus Place RankStatus Results Stacks jobs",
         "elasticlib.launch": "elastic_launch launch_agent",
         "elasticlib.logs": "DefaultLogsSpecs",
         "elasticlib.pools": "Pool pool",

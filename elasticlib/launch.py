@@ -26,6 +26,7 @@ from elasticlib.errors import ChildFailedError, ConfigError
 from elasticlib.job import Job
 from elasticlib.job._output import JobLogs
 from elasticlib.job._register import SHARES
+from elasticlib.job._results import Results
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._streams import Duplicates, make_ready
 from elasticlib.rendezvous import _choice
@@ -51,7 +52,7 @@ DEFAULT_SHUTDOWN_TIMEOUT = 30
 
 class elastic_launch:  # noqa: N801 - torch's name
     """
-    Runs *entrypoint* on every worker of *config* when called, and returns {global rank: result}.
+    Runs *entrypoint* on every worker of *config* when called, and returns `Results`: {global rank: result}.
 
     *entrypoint* is a callable, the path of a Python script (a ``pathlib.Path``, or text that ends in
     ``.py``), the name of a module with ``LaunchConfig(module=True)``, or any other program. The call's
@@ -79,7 +80,7 @@ class elastic_launch:  # noqa: N801 - torch's name
         self._entrypoint = entrypoint
         self._health_check_server = health_check_server
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[int, Any]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Results:
         """Run the workers to their end and return {global rank: result}."""
         return launch_agent(self._config, self._entrypoint, args, self._health_check_server, kwargs)
 
@@ -101,7 +102,7 @@ def launch_agent(
     args: Sequence[Any] = (),
     health_check_server: HealthCheckServer | None = None,
     kwargs: Mapping[str, Any] | None = None,
-) -> dict[int, Any]:
+) -> Results:
     """What a call of `elastic_launch` does. (torch: ``torch.distributed.launcher.api.launch_agent``)"""
     return Job(CheckedLaunch(config, entrypoint, args, health_check_server, kwargs or {})).run()
 

@@ -123,6 +123,7 @@ PURE = [
     "logs/_lines.py",
     "agent/_policy.py",
     "job/_gpus.py",
+    "job/_results.py",
     "job/_status.py",
     "agent/_gpu_release.py",
     "timer/_timer_table.py",

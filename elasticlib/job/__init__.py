@@ -8,6 +8,7 @@ and what happens to it comes as records. Nothing here decides anything about wor
 from elasticlib import _lazy
 from elasticlib.job._job import Job as Job
 from elasticlib.job._register import jobs as jobs
+from elasticlib.job._results import Place as Place, Results as Results
 from elasticlib.job._status import JobStatus as JobStatus, RankStatus as RankStatus, Stacks as Stacks
 
 _lazy.offer(__name__)

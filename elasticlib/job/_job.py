@@ -26,6 +26,7 @@ from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
 from elasticlib.errors import ConfigError, ElasticError, SignalException
 from elasticlib.job import _front_end, _output, _register
+from elasticlib.job._results import Place, Results
 from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks
 from elasticlib.rendezvous._names import host_name
 from elasticlib.workers import _signals
@@ -94,7 +95,7 @@ class Job:
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._over = False
-        self._value: dict[int, Any] = {}
+        self._value = Results()
         self._error: BaseException | None = None
         self._trace: TracebackType | None = None
         self._last: tuple[RankStatus, ...] = ()
@@ -122,7 +123,7 @@ class Job:
             raise
         return self
 
-    def run(self) -> dict[int, Any]:
+    def run(self) -> Results:
         """Carry it out in the calling thread, and return what `result` does."""
         _register.JOBS.add(self)
         self._carry_out()
@@ -132,7 +133,7 @@ class Job:
         work, self._work = self._work, None
         assert work is not None
         try:
-            self._value = work(self)
+            self._value = self._placed(work(self))
         except BaseException as error:
             self._error, self._trace = error, error.__traceback__
         finally:
@@ -149,6 +150,12 @@ class Job:
             for callback in done:
                 callback()
             self._wake_followers()
+
+    def _placed(self, values: dict[int, Any]) -> Results:
+        """*values* by rank, with where they come from."""
+        course = self._course
+        place = Place(course.node, host_name(), course.round, course.restarts)
+        return Results(values, dict.fromkeys(values, place))
 
     def attach(self, agent: LocalElasticAgent) -> None:
         """What carries it out by now."""
@@ -205,7 +212,7 @@ class Job:
                 return
         callback()
 
-    def result(self, timeout: float | None = None) -> dict[int, Any]:
+    def result(self, timeout: float | None = None) -> Results:
         """
         Wait for the end and return {global rank: result}, as the call of `elastic_launch` does.
 
@@ -227,7 +234,7 @@ class Job:
             self._thread.join()  # it has nothing left to do
         return self._over
 
-    def _outcome(self) -> dict[int, Any]:
+    def _outcome(self) -> Results:
         late = [item for item in self._inbox.drain() if isinstance(item, int)]
         if self._error is not None:
             raise self._error.with_traceback(self._trace)
@@ -364,7 +371,7 @@ class Job:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def __await__(self) -> Generator[Any, None, dict[int, Any]]:
+    def __await__(self) -> Generator[Any, None, Results]:
         """As `result`. A task that is cancelled while it awaits a job leaves it running."""
         import asyncio  # only here: whoever awaits has it
 

@@ -19,9 +19,10 @@ from attrs import evolve, fields
 from typing_extensions import Self
 
 from elasticlib.errors import ChildFailedError, ConfigError, PoolError, SignalException
-from elasticlib.job import Job
+from elasticlib.job import Job, Place, Results
 from elasticlib.launch import title_of
 from elasticlib.pools._crew import Answer, Crew
+from elasticlib.rendezvous._names import host_name
 from elasticlib.spec import LaunchConfig
 from elasticlib.workers._plan import check_function
 
@@ -47,6 +48,7 @@ class Pool:
         self._config, self._group = config, group
         self._owner = os.getpid()
         self._calls = 0
+        self._crews = 1
         self._is_closed = False
         self._busy = threading.Lock()
         self._caller = ""
@@ -68,7 +70,7 @@ class Pool:
 
     # Calls.
 
-    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[int, Any]:
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Results:
         """
         Have every worker call *function* with these arguments; {rank: what it returned}.
 
@@ -92,7 +94,8 @@ class Pool:
                     if self._group is not None:
                         crew.spoilt = crew.spoilt or "a call has failed, and ranks may be at different collectives"
                     raise crew.error(title_of(function), [*answers, *late], died)
-            return {each.rank: each.value() for each in sorted(answers, key=lambda each: each.rank)}
+            values = {each.rank: each.value() for each in sorted(answers, key=lambda each: each.rank)}
+            return Results(values, dict.fromkeys(values, Place(0, host_name(), self._crews - 1, 0)))
 
     def map(
         self, function: Callable[[Any], Any], items: Iterable[Any], *, return_exceptions: bool = False
@@ -168,6 +171,7 @@ class Pool:
         self._finalizer.detach()
         self._crew.wait()
         self._crew = Crew(self._config, self._group)
+        self._crews += 1
         self._watch_over(self._crew)
 
     # Its end.

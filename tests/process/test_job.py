@@ -692,3 +692,10 @@ def test_a_launch_that_is_refused_or_fails_keeps_no_gpu(tmp_path: Path) -> None:
     (tmp_path / "end").touch()
 
     assert {0: "4,5,6,7"} == elastic_launch(settings(1), sees).start(tmp_path).result(LIMIT)
+
+
+def test_results_know_where_they_come_from(tmp_path: Path) -> None:
+    results = elastic_launch(settings(max_restarts=1), fails_once)(tmp_path)
+
+    assert results.rank(1) == results[1]
+    assert [(place.node, place.round, place.restarts) for place in results.places.values()] == [(0, 1, 1), (0, 1, 1)]
