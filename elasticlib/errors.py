@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticlib._stack_text import Frame as Frame, place_of
 from elasticlib._untrusted import parse_shallow
 
 
@@ -154,14 +154,6 @@ class LaunchInterrupted(SignalException, KeyboardInterrupt):
 
 
 NOT_AVAILABLE = "<N/A>"
-_FRAME = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)', re.MULTILINE)
-_TRACEBACK = re.compile(r"^(?:  \+ Exception Group )?Traceback \(most recent call last\):", re.MULTILINE)
-_CRASH = re.compile(r"^(?:Current thread|Thread) [^\n]*\(most recent call first\):", re.MULTILINE)
-_PARTS = re.compile(r"^ +\+-\+--", re.MULTILINE)
-_LIBRARY = re.compile(
-    rf"^<frozen |/(?:site|dist)-packages/|/lib(?:64)?/python\d|^{re.escape(os.path.dirname(__file__))}/"
-)
-"""Files that are not the user's."""
 _LONGEST_LINE = 300
 about_signal: Callable[[str, str], str] | None = None
 """
@@ -210,6 +202,8 @@ class ProcessFailure:
     """True when the job found it to be the first failure of all its nodes, whatever their clocks say."""
     fatal: bool = False
     """True where a restart would only meet it again, so that none is made."""
+    frames: tuple[Frame, ...] = field(default=(), repr=False, compare=False)
+    """The stack of a worker of this node that raised, the innermost frame last; `traceback` is its text."""
     moment: float = 0.0
     """`timestamp` with its fraction, where the worker or its launcher knows it."""
 
@@ -267,9 +261,9 @@ class ProcessFailure:
         """Name of the signal that ended the worker, or ``<N/A>``."""
         return NOT_AVAILABLE if self.exitcode >= 0 else name_of_signal(-self.exitcode, "SIG")
 
-    def summary(self) -> str:
+    def summary(self, *, with_place: bool = True) -> str:
         """What happened, and where in the user's code, in one line."""
-        place = _place(self.traceback)
+        place = place_of(self.traceback)
         if self.exitcode < 0 and not self.exception_type and self.message == self._describe():
             what = f"ended by {self.signal_name()}"
             why = "" if place else self.hint
@@ -279,7 +273,7 @@ class ProcessFailure:
             what, why = next((line for line in self.message.splitlines() if line.strip()), "no message"), ""
         line = " ".join((f"{what}: {why}" if why else what).split())
         line = line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
-        return f"{line} ({place})" if place else line
+        return f"{line} ({place})" if place and with_place else line
 
     def timestamp_isoformat(self) -> str:
         """Local time of the failure, ``_`` between date and time."""
@@ -301,23 +295,6 @@ def read_error_file(path: str) -> Any:
     if len(text) > _LONGEST_FILE:
         raise ValueError(f"{path} is longer than {_LONGEST_FILE} characters")
     return parse_shallow(text)
-
-
-def _place(traceback: str) -> str:
-    """File and line of the innermost frame of the user's own, as far as a traceback tells; empty without one."""
-    crash = _CRASH.search(traceback)
-    if crash is not None:  # the fault handler's stacks: the innermost frame comes first
-        stack = re.split(r"\n\s*\n", traceback[crash.end() :])[0]
-        frames = list(reversed(_FRAME.findall(stack)))
-    else:
-        # Of a chain the last one ended the worker; what a group holds comes after its own frames.
-        last = list(_TRACEBACK.finditer(traceback))[-1:]
-        frames = _FRAME.findall(_PARTS.split(traceback[last[0].end() :])[0]) if last else []
-    own = [(file, line) for file, line in frames if not _LIBRARY.search(file)]
-    if not frames:
-        return ""
-    file, line = (own or frames)[-1]
-    return " ".join(f"{os.path.basename(file)}:{line}".split())
 
 
 def root_cause(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:

@@ -23,8 +23,9 @@ from elasticlib import events, metrics, records
 from elasticlib._torch_config import as_launch_config
 from elasticlib.agent._checks import check_health_check_server
 from elasticlib.errors import ChildFailedError, ConfigError
-from elasticlib.job import Job
+from elasticlib.job import Job, _front_end as front_end
 from elasticlib.job._output import JobLogs
+from elasticlib.job._raising import raised
 from elasticlib.job._register import SHARES
 from elasticlib.job._results import Results
 from elasticlib.logs import DefaultLogsSpecs
@@ -38,7 +39,7 @@ from elasticlib.spec import TOKEN_VARIABLE, Entrypoint, LaunchConfig, LogsDest, 
 from elasticlib.state import RunResult
 from elasticlib.workers import _devices, _signals
 from elasticlib.workers._fork_servers import flags_here, fork_servers
-from elasticlib.workers._plan import prepare
+from elasticlib.workers._plan import prepare, shown_by_caller
 
 if TYPE_CHECKING:
     from elasticlib.agent import LocalElasticAgent
@@ -144,6 +145,8 @@ class CheckedLaunch:
                 spec.numa_options = _devices.default_numa_options(workers, config.preload, flags, shown)
             self.grace = _shutdown_timeout(config)
             self._prepared = prepare(spec, config.start_method, config.signals_to_handle, shown)
+            if front_end.is_there() and config.logs_specs is None:  # which shows what is raised
+                self._prepared = evolve(self._prepared, job=shown_by_caller(self._prepared.job))
             self.signums = _signals.parse(self._prepared.signals_to_handle)
             _warn_of_strange_ranks(self._logs, workers)
             records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": workers}))
@@ -201,6 +204,7 @@ class CheckedLaunch:
                     sink=records.fan_out(records.log, job.sink),
                     metric_handler=self._metric_handler,
                     prepared=self._prepared,
+                    repeats_errors=not front_end.is_there(),
                     inbox=job.inbox,
                 )
                 job.attach(agent)
@@ -208,8 +212,8 @@ class CheckedLaunch:
                 result = _run(agent)
             if result.is_failed():
                 error = ChildFailedError(self.title, result.failures)
-                rank, _ = error.get_first_failure()
-                raise error from agent.original_exception(rank)
+                cause = agent.original_exception(error.get_first_failure()[0])
+                raise raised(error, cause, config.raise_as) from cause
             succeeded = True
         finally:
             if isinstance(logs, DefaultLogsSpecs) and isinstance(asked, DefaultLogsSpecs):

@@ -28,6 +28,7 @@ from elasticlib.utils._dataclasses import DataclassView
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
 WaitFor: TypeAlias = Literal["quiet", "min", "max"]
+RaiseAs: TypeAlias = Literal["both", "ChildFailedError"]
 Entrypoint: TypeAlias = Callable[..., Any] | str | os.PathLike[str]
 
 DEFAULT_RENDEZVOUS_TIMEOUT = 900
@@ -38,6 +39,7 @@ DEFAULT_PRELOAD = LEARN
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 START_METHODS = ("spawn", "fork", "forkserver")
 WAITS = ("quiet", "min", "max")
+RAISES = ("both", "ChildFailedError")
 TOKEN_VARIABLE = "ELASTICLIB_TOKEN"
 """Environment variable that gives a job's token where the configuration has none."""
 DEVICE_WORDS = ("auto", "cpu", "gpu", "xpu")
@@ -267,6 +269,9 @@ class LaunchConfig(DataclassView):
     """Seconds from the outcome of a worker's program (it raised, returned or ended) to the end of its process: time for
     exit handlers and threads. After it the stacks of its threads are told and it is stopped; what it returned counts.
     None gives 30 s, and all the time in the world to the threads of a script whose main part ended well."""
+    raise_as: RaiseAs = field(default="both", validator=_rules.one_of(RAISES), kw_only=True)
+    """What a launch raises for a worker's exception: ``both``, a `ChildFailedError` that is of that exception's class
+    too, so that ``except ValueError:`` catches it; ``ChildFailedError``, just that, with the other one as its cause."""
     devices: tuple[int | str, ...] | None = field(default=None, converter=_rules.devices, kw_only=True)
     """GPUs that the workers see: indices of those that this program sees, or names such as ``GPU-8932f937``; () for
     none. None: all that no other job of this program has. A worker's own is that of its local rank, among these."""

@@ -17,6 +17,7 @@ FILES = sorted(path.relative_to(HOUSE).as_posix() for path in HOUSE.rglob("*.py"
 LAYERS = [
     "_lazy",
     "_untrusted",
+    "_stack_text",
     "errors",
     "_times",
     "_folders",
@@ -74,6 +75,7 @@ LAYERS = [
 
 PURE = [
     "workers/child/_start_spec.py",
+    "_stack_text.py",
     "_untrusted.py",
     "_times.py",
     "rendezvous/coordinator/_coordinator.py",
@@ -122,6 +124,7 @@ PURE = [
     "logs/_layout.py",
     "logs/_lines.py",
     "agent/_policy.py",
+    "agent/_repeats.py",
     "job/_gpus.py",
     "job/_results.py",
     "job/_status.py",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Sequence
 
 from elasticlib import _rules, metrics, records
@@ -18,6 +19,7 @@ from elasticlib.agent import _checks
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._gpu_memory import GpuMemory
 from elasticlib.agent._health import HealthCheckServer
+from elasticlib.agent._repeats import Repeats
 from elasticlib.agent._watch import Sockets, Watch
 from elasticlib.errors import ProcessFailure, RendezvousError, StartError
 from elasticlib.logs import _streams
@@ -53,6 +55,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     the job without a restart; None takes ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, 0 never looks.
 
     *prepared* is what `prepare` made of the same spec, start method and signals, where that came before the rendezvous.
+    Without *repeats_errors* the exception that an attempt and the one before raise at once, and alike, ends the job.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         metric_handler: metrics.MetricHandler | None = None,
         prepared: Preparation | None = None,
         inbox: _signals.Inbox | None = None,
+        repeats_errors: bool = True,
     ) -> None:
         _rules.check_logs_specs(logs_specs)
         _rules.check_shutdown_timeout(shutdown_timeout)
@@ -105,6 +109,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             uninterruptible_state_timeout=uninterruptible_state_timeout,
         )
         self._sockets = Sockets(spec.worker_server)
+        self._repeats = None if repeats_errors else Repeats()
         self._gpu_memory = GpuMemory(self._job.common.env, self._sink)
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
@@ -178,6 +183,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         if not agent_store:
             self._close_listener()  # worker 0 will bind this port
         self._await_gpu_memory()
+        if self._repeats is not None:
+            self._repeats.begin(worker_group.round, time.time())
         return dict(
             self._processes.start(
                 worker_group.round,
@@ -244,7 +251,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         # Killed because contact was lost, workers have not failed.
         found = self._processes.failures(self._worker_group.workers[0].global_rank, by_loss=not self._state.lost)
         pids, workers = self._processes.pids, self._worker_group.workers
-        return self._watch.explained(found, {each.global_rank: pids.get(each.local_rank, 0) for each in workers})
+        found = self._watch.explained(found, {each.global_rank: pids.get(each.local_rank, 0) for each in workers})
+        if self._repeats is not None:
+            self._repeats.marked(found)
+        return found
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._bring_down(signal.SIGTERM, self._grace, spare_failed=True)

@@ -25,7 +25,7 @@ from elasticlib import records
 from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
 from elasticlib.errors import ConfigError, ElasticError, SignalException
-from elasticlib.job import _front_end, _output, _register
+from elasticlib.job import _front_end, _output, _raising, _register
 from elasticlib.job._results import Place, Results
 from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks
 from elasticlib.rendezvous._names import host_name
@@ -237,7 +237,7 @@ class Job:
     def _outcome(self) -> Results:
         late = [item for item in self._inbox.drain() if isinstance(item, int)]
         if self._error is not None:
-            raise self._error.with_traceback(self._trace)
+            raise self._error.with_traceback(_raising.trace_of(self._error, self._trace))
         for signum in late:
             signal.raise_signal(signum)  # too late for the launch: it is the program's again
         return self._value

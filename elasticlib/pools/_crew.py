@@ -20,6 +20,7 @@ from attrs import frozen
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import ChildFailedError, PicklingError, ProcessFailure
 from elasticlib.job import Job
+from elasticlib.job._raising import raised, trace_of
 from elasticlib.launch import CheckedLaunch
 from elasticlib.spec import LaunchConfig
 from elasticlib.workers import _environment, _failure, _packing
@@ -64,6 +65,7 @@ class Crew:
         self._theirs = [theirs for _, theirs in pairs]
         self._ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         launch.hand({f"{_pooled.NAME}{rank}": theirs.fileno() for rank, theirs in enumerate(self._theirs)})
+        self._raise_as = config.raise_as
         self._variables = [_environment.without_secrets(os.environ)] * len(pairs)
         """By rank, the program's own as the worker knows them."""
         self._asked = 0
@@ -181,8 +183,9 @@ class Crew:
                 failures[answer.rank].hint = _hint(answer.report)
                 causes[answer.rank] = _failure.original_exception(end)
         error = ChildFailedError(title, dict(sorted(failures.items())))
-        error.__cause__ = causes.get(error.get_first_failure()[0])
-        return error
+        cause = causes.get(error.get_first_failure()[0])
+        found = raised(error, cause, self._raise_as)
+        return found.with_traceback(trace_of(found, None))
 
     # Its end.
 

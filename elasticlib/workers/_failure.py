@@ -18,11 +18,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticlib._programs import FEW_DESCRIPTORS
-from elasticlib.errors import PicklingError, ProcessFailure, read_error_file
+from elasticlib._untrusted import exactly, parse, whole
+from elasticlib.errors import Frame, PicklingError, ProcessFailure, read_error_file
 from elasticlib.workers._launch_events import Exit, StoreGone
 from elasticlib.workers.child import _results
 
 _TAIL_BYTES = 8192
+_MOST_LINES = 1_000_000
 _STAMP_IS_BEHIND = 2.0
 """Seconds: an error file's own time is in whole ones, so the file's tells who came first."""
 _OWN_FRAME = re.compile(
@@ -61,6 +63,7 @@ def failure_of(
         exception_type=report.exception_type if report else "",
         traceback=report.traceback if report else "",
         secondary=report.secondary if report else end.told and written is None,
+        frames=_frames(report.frames) if report else (),
         log_tail=last_lines(_end_of(stderr) if stderr else end.tail),
     )
     if report is None and failure.error_file_data.get("message") == "<NONE>":
@@ -81,6 +84,20 @@ def failure_of(
     ):  # stopped by us after it had raised: the signal explains nothing
         failure.hint = explain(end.exitcode, memory_kills)
     return failure
+
+
+def _frames(text: str) -> tuple[Frame, ...]:
+    """The frames that a worker wrote; none where it wrote over them."""
+    try:
+        return tuple(_frame(*each) for each in parse(text.encode()))
+    except (TypeError, ValueError):
+        return ()
+
+
+def _frame(file: object, line: object, function: object, variables: object) -> Frame:
+    if not isinstance(variables, dict) or not all(isinstance(each, str) for each in variables.values()):
+        raise ValueError("variables of a frame are text")
+    return Frame(exactly(file, str), whole(line, 1, _MOST_LINES), exactly(function, str), variables)
 
 
 def _written(error_file: str) -> float | None:

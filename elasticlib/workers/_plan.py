@@ -300,6 +300,11 @@ def _saying(job: Job, **said: Any) -> Job:
     return evolve(job, common=evolve(job.common, **said))
 
 
+def shown_by_caller(job: Job) -> Job:
+    """*job* whose workers leave it to their caller to show what a function raises."""
+    return _saying(job, shows_errors=False)
+
+
 def without_preload(job: Job) -> Job:
     """*job* with a fork server that imports nothing ahead."""
     assert job.fork_server is not None

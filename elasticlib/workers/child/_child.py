@@ -239,7 +239,9 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
     if call is None:
         sys.path[:] = spec.sys_path
         sys.argv[:] = spec.argv
-        return _outcome(lambda: _loaded(spec, handed)(), handed, spec.shared, keeps_result=True)
+        return _outcome(
+            lambda: _loaded(spec, handed)(), handed, spec.shared, keeps_result=True, shows=spec.shows_errors
+        )
     if spec.args_by_rank:
         call = functools.partial(call, spec.local_rank)
     return _outcome(call, handed, shared=None, keeps_result=True)
@@ -282,7 +284,13 @@ def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:
     return functools.partial(function, *(args[spec.local_rank] if spec.args_by_rank else args), **kwargs)
 
 
-def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | None, keeps_result: bool = False) -> int:
+def _outcome(
+    run: Callable[[], Any],
+    handed: Handed,
+    shared: Collection[str] | None,
+    keeps_result: bool = False,
+    shows: bool = True,
+) -> int:
     """Run the user's code, report and announce how it ended; return the exit status, or ``-n`` for signal ``n``."""
     try:
         result = run()
@@ -296,7 +304,7 @@ def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | N
         status = interrupted if isinstance(error, KeyboardInterrupt) else 1
         error = error.with_traceback(_function.user_part(error))
         _raised(error, handed, shared, status)
-        return _shown(error, status)
+        return _shown(error, status) if shows or sys.excepthook is not sys.__excepthook__ else status
     if not keeps_result:
         _exiting.announce(handed, _exiting.Outcome.ENDED, 0)
         return 0
@@ -319,7 +327,10 @@ def _shown(error: BaseException, status: int) -> int:
     if sys.version_info >= (3, 12):
         sys.last_exc = error
     try:
-        sys.excepthook(type(error), error, error.__traceback__)
+        if sys.excepthook is sys.__excepthook__:
+            traceback.print_exception(error)  # it finds the lines of a notebook's cells, too
+        else:
+            sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit as stop:
         return _exit_status(stop.code)
     except BaseException as failure:

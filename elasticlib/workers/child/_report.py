@@ -23,6 +23,7 @@ from typing import Any
 
 from elasticlib._folders import make_private
 from elasticlib._untrusted import exactly, parse
+from elasticlib.workers.child import _frames
 
 _HEAD = struct.Struct("!8sQQ")
 _MOST_TEXT = 65536
@@ -57,6 +58,8 @@ class Report:
     timestamp: float = 0.0
     """Unix seconds with fraction."""
     secondary: bool = False
+    frames: str = "[]"
+    """Those of the exception, in JSON: ``[[file, line, function, {variable: text}], ...]``."""
 
 
 _FACTS: dict[str, type] = {
@@ -66,6 +69,7 @@ _FACTS: dict[str, type] = {
     "traceback": str,
     "timestamp": float,
     "secondary": bool,
+    "frames": str,
 }
 """What is written of it besides the payload, each of just this type."""
 
@@ -189,6 +193,7 @@ def of_exception(error: BaseException, pickled: bytes, formatted: str | None = N
         traceback=_cut(formatted if formatted is not None else "".join(traceback.format_exception(error))),
         timestamp=time.time(),
         secondary=is_secondary(error),
+        frames=_frames.of(error.__traceback__),
     )
 
 

@@ -62,6 +62,8 @@ class StartSpec:
     """The command of that interpreter."""
     exit_timeout: tuple[float, bool] = (0.0, False)
     """Seconds for the end of the program, and whether that was chosen."""
+    shows_errors: bool = True
+    """Whether a function's exception is shown on stderr, too: it is raised in the caller, with its traceback."""
     local_rank: int = -1
     server: str | None = None
     """Path of the socket for torch's debug server."""

@@ -1,0 +1,197 @@
+"""
+The error that a launch raises for its workers: a `ChildFailedError` that is of the worker's own kind, too.
+
+Rules of this file: where an exception cannot be of both kinds, it is a `ChildFailedError`; in a notebook its traceback
+goes on with the frames of the worker, which a debugger can enter: their variables are text.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import linecache
+import os
+import traceback
+import weakref
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from elasticlib._stack_text import Frame, crash_frames, is_library
+from elasticlib.errors import ChildFailedError, ProcessFailure
+from elasticlib.job import _front_end
+
+_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_APART = (SyntaxError, StopIteration, StopAsyncIteration, getattr(builtins, "BaseExceptionGroup", SyntaxError))
+"""Python, or whoever shows them, treats these in ways that an error of a launch must not meet."""
+_FIRST, _LAST = 2, 4
+"""Frames of the user's that are shown of a deep stack, from outside and from inside."""
+_MOST_RANKS = 8
+"""Ranks that a line names one by one."""
+_both: weakref.WeakKeyDictionary[type, type | None] = weakref.WeakKeyDictionary()
+
+
+class _Raised(ChildFailedError):  # noqa: N818 - it has the other's name
+    """As it is raised: with what shows it in a notebook."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChildFailedError, (self.name, self.failures)
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of its own traceback."""
+        return rendered(self)
+
+
+_Raised.__name__ = _Raised.__qualname__ = ChildFailedError.__name__
+_Raised.__module__ = ChildFailedError.__module__
+
+
+def raised(error: ChildFailedError, cause: BaseException | None, raise_as: str) -> ChildFailedError:
+    """*error* as it is to be raised for the worker's exception *cause*, which it is chained to."""
+    found = None
+    if raise_as == "both" and isinstance(cause, Exception):
+        with contextlib.suppress(Exception):  # a class may forbid what is not its own
+            found = _of_both_kinds(error, cause)
+    found = found or _Raised(error.name, error.failures)
+    found.__cause__ = cause
+    return found
+
+
+def _of_both_kinds(error: ChildFailedError, cause: Exception) -> ChildFailedError | None:
+    """*error* with what *cause* holds. No ``__init__`` is called: it may want anything."""
+    kind: Any = _kind(type(cause))
+    if kind is None:
+        return None
+    try:
+        found = BaseException.__new__(kind)
+    except TypeError:  # one that holds more than others, such as an OSError
+        found = kind.__new__(kind)
+    vars(found).update({name: value for name, value in vars(cause).items() if name != "__notes__"})
+    found.name, found.failures, found.args = error.name, error.failures, error.args
+    if isinstance(cause, OSError):
+        found.errno, found.strerror, found.filename = cause.errno, cause.strerror, cause.filename
+    return found if isinstance(found, ChildFailedError) else None
+
+
+def _kind(kind: type[Exception]) -> type | None:
+    """A class that is both; None where there can be none."""
+    if kind not in _both:
+        made = None
+        if not issubclass(kind, (*_APART, ChildFailedError)):
+            with contextlib.suppress(Exception):
+                made = type(_Raised.__name__, (_Raised, kind), {"__module__": _Raised.__module__})
+        _both[kind] = made
+    return _both[kind]
+
+
+def trace_of(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """With what traceback *error* is raised, whose own one is *trace*."""
+    if not isinstance(error, ChildFailedError) or not _front_end.is_there():
+        return trace
+    _, failure = error.get_first_failure()
+    return entered(failure.frames)
+
+
+# Its traceback.
+
+
+class _Shown(str):
+    """The text of a worker's variable, which a debugger shows as it is."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def entered(frames: Iterable[Frame]) -> TracebackType | None:
+    """A traceback with *frames*, the innermost last."""
+    found: TracebackType | None = None
+    for frame in reversed([*frames]):
+        code = compile("\n" * (frame.line - 1) + "raise _Worker", frame.file, "exec").replace(co_name=frame.function)
+        variables: dict[str, Any] = {name: _Shown(text) for name, text in frame.variables.items()}
+        scope = {**variables, "_Worker": _Elsewhere, "__name__": "worker"}
+        try:
+            exec(code, scope)
+        except _Elsewhere as error:
+            here = error.__traceback__
+            assert here is not None and here.tb_next is not None
+            del scope["_Worker"], scope["__builtins__"]
+            found = TracebackType(found, here.tb_next.tb_frame, here.tb_next.tb_lasti, frame.line)
+    return found
+
+
+class _Elsewhere(Exception):  # noqa: N818 - nobody sees it
+    """Makes a frame."""
+
+
+# In a notebook.
+
+
+def rendered(error: ChildFailedError) -> list[str]:
+    """The lines that a notebook shows: the cell's, then the worker's, then what became of the other ranks."""
+    rank, failure = error.get_first_failure()
+    kind = failure.exception_type or "ChildFailedError"
+    lines = [f"{kind:<42}Traceback (most recent call last)"]
+    here = [
+        Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith(_OWN) and frame.f_globals.get("__name__") != "worker"
+    ]
+    while here and is_library(here[0].file):
+        del here[0]  # IPython's own
+    lines += _stack(here)
+    lines += [f"in the worker of rank {rank}:", *_stack(failure.frames or crash_frames(failure.traceback))]
+    lines += _message(failure)
+    if not failure.exception_type:
+        lines += [*([failure.hint] if failure.hint else []), *failure.log_tail[-3:]]
+    return [*lines, *_others(error, rank)]
+
+
+def _stack(frames: Iterable[Frame]) -> list[str]:
+    """Two lines for each frame of the user's, one for those of libraries that lie between."""
+    parts: list[list[str]] = []
+    skipped = 0
+    every = [*frames]
+    for frame in every:
+        if is_library(frame.file) and frame is not every[-1]:
+            skipped += 1
+            continue
+        if skipped:
+            parts.append([f"    ... {skipped} frame{'s' * (skipped > 1)} of libraries"])
+            skipped = 0
+        label = _front_end.label(frame.file) or f"File {frame.file}"
+        where = "" if frame.function == "<module>" else f", in {frame.function}"
+        source = linecache.getline(frame.file, frame.line).rstrip()
+        shown = [f"----> {frame.line} {source}"] if source else []
+        parts.append([f"{label}, line {frame.line}{where}", *shown])
+    if len(parts) > _FIRST + _LAST + 1:
+        left_out = len(parts) - _FIRST - _LAST
+        parts[_FIRST:-_LAST] = [[f"    ... {left_out} more frames, in print(error)"]]
+    return [line for part in parts for line in part]
+
+
+def _message(failure: ProcessFailure) -> list[str]:
+    if not failure.exception_type:
+        return [failure.summary(with_place=False)]
+    return failure.message.splitlines()[:4] or [failure.exception_type]
+
+
+def _others(error: ChildFailedError, root: int) -> list[str]:
+    """The other ranks, those that say the same in one line."""
+    alike: dict[str, list[int]] = {}
+    own = error.failures[root].summary(with_place=False)
+    for rank, failure in sorted(error.failures.items()):
+        if rank != root:
+            summary = failure.summary(with_place=False)
+            alike.setdefault("the same" if summary == own else summary, []).append(rank)
+    lines = [f"rank{'s' * (len(ranks) > 1)} {_named(ranks)}: {what}" for what, ranks in alike.items()]
+    return (
+        lines
+        if len(lines) <= 4
+        else [*lines[:3], f"... and {sum(map(len, alike.values()))} ranks in all: error.failures"]
+    )
+
+
+def _named(ranks: list[int]) -> str:
+    if len(ranks) > _MOST_RANKS:
+        return f"{', '.join(map(str, ranks[:3]))} ... {ranks[-1]} ({len(ranks)} ranks)"
+    return ", ".join(map(str, ranks))

@@ -1,0 +1,68 @@
+"""
+The frames of an exception, with their local variables as text, for whoever looks at it in another process.
+
+Rules of this file: no code of the user's runs, and nothing is computed or copied from a device: of objects that are not
+Python's own there is the class, of tensors the shape. A frame more or less is no reason to fail.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+import sys
+import time
+import traceback
+from types import TracebackType
+from typing import Any
+
+_MOST_FRAMES = 60
+_MOST_LOCALS = 60
+_TIME = 0.5
+"""Seconds after which no more variables are described."""
+_PLAIN = (bool, float, complex, type(None), range)
+
+
+class _Text(reprlib.Repr):
+    """Text of values that are Python's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 200, 200, 60
+
+    def repr1(self, x: Any, level: int) -> str:
+        kind = type(x)
+        if kind.__module__ == "builtins":
+            if kind in _PLAIN:
+                return repr(x)
+            if hasattr(self, f"repr_{kind.__name__}"):
+                return str(getattr(self, f"repr_{kind.__name__}")(x, level))
+        if kind.__module__ == "torch" or kind.__module__.startswith("torch.nn.parameter"):
+            return _tensor(x)
+        if kind.__module__ == "numpy" and hasattr(x, "shape"):
+            return f"<numpy.{kind.__name__} of shape {tuple(x.shape)}, {x.dtype}>"
+        if isinstance(x, type):
+            return f"<class {x.__module__}.{x.__qualname__}>"
+        return f"<{kind.__module__}.{kind.__qualname__}>"
+
+
+def _tensor(value: Any) -> str:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return f"<{type(value).__module__}.{type(value).__qualname__}>"
+    return f"<{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}, {value.device}>"
+
+
+def of(trace: TracebackType | None) -> str:
+    """JSON of ``[[file, line, function, {variable: text}], ...]``, the innermost frame last."""
+    text, until = _Text(), time.monotonic() + _TIME
+    found: list[Any] = []
+    for frame, line in [*traceback.walk_tb(trace)][-_MOST_FRAMES:]:
+        variables: dict[str, str] = {}
+        for name, value in [*frame.f_locals.items()][:_MOST_LOCALS]:
+            if time.monotonic() < until and not (name.startswith("__") and frame.f_locals is frame.f_globals):
+                try:
+                    variables[name] = text.repr(value)
+                except Exception as error:
+                    variables[name] = f"<its text cannot be had: {type(error).__name__}>"
+        found.append([frame.f_code.co_filename, line, frame.f_code.co_name, variables])
+    return json.dumps(found)

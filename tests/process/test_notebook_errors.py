@@ -1,0 +1,144 @@
+"""What a notebook shows of a launch that fails: the user's own lines, once, and few of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 60
+SETUP = """
+import os, signal
+from elasticlib import ChildFailedError, LaunchConfig, elastic_launch, pool
+
+def settings(workers, **more):
+    return LaunchConfig(nproc_per_node=workers, preload=(), **more)
+
+def loss(batch):
+    scale = 3
+    return batch / (scale - 3)
+
+def train(batch):
+    for step in range(3):
+        loss(batch + step)
+"""
+
+
+def shown(*cells: str, folder: Path) -> list[Any]:
+    """The outputs of each of *cells*, executed after `SETUP` in a kernel of their own."""
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in (SETUP, *cells)])  # type: ignore[no-untyped-call]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env.pop("PYTEST_CURRENT_TEST", None)
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", allow_errors=True, resources=resources).execute(
+        env=env
+    )
+    return [cell.outputs for cell in notebook.cells[1:]]
+
+
+def traceback(outputs: Any) -> list[str]:
+    (error,) = (output for output in outputs if output.output_type == "error")
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback)).splitlines()
+
+
+def printed(outputs: Any, name: str = "stdout") -> str:
+    return "".join(output.text for output in outputs if output.output_type == "stream" and output.name == name)
+
+
+def test_an_error_of_one_line_shows_few_lines_of_the_users_own(tmp_path: Path) -> None:
+    calls = [
+        "elastic_launch(settings(4, max_restarts=0), train)(1)",
+        "job = elastic_launch(settings(2), train).start(1)\njob.result()",
+    ]
+    launched, started, pooled = shown(
+        *calls, "with pool(2, group=None, preload=()) as p:\n    p.run(train, 1)", folder=tmp_path
+    )
+
+    for outputs, call in ((launched, calls[0]), (started, "job.result()"), (pooled, "    p.run(train, 1)")):
+        lines = traceback(outputs)
+        assert len(lines) <= 15
+        assert lines[0].startswith("ZeroDivisionError")
+        assert any(re.fullmatch(rf"----> \d {re.escape(call)}", line) for line in lines)
+        assert [line for line in lines if line.startswith("Cell In[1]")] == [
+            "Cell In[1], line 13, in train",
+            "Cell In[1], line 9, in loss",
+        ]
+        assert "----> 9     return batch / (scale - 3)" in lines
+        assert lines.count("ZeroDivisionError: division by zero") == 1
+        assert "Traceback" not in printed(outputs) + printed(outputs, "stderr")
+        assert "elasticlib" not in "\n".join(lines)
+
+
+def test_the_same_error_at_once_is_tried_twice_and_no_more(tmp_path: Path) -> None:
+    call = """
+def tries(folder):
+    open(f"{folder}/{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}", "w").close()
+    raise NameError("a typo")
+
+elastic_launch(settings(1), tries)(%r)
+"""
+    (outputs,) = shown(call % str(tmp_path), folder=tmp_path)
+
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["0-0", "0-1"]
+    assert printed(outputs, "stderr").count("restart") == 1
+
+
+def test_an_error_is_caught_by_its_own_kind_and_by_the_launchs(tmp_path: Path) -> None:
+    catches = """
+class Mine(Exception):
+    def __init__(self, code, *, why):
+        super().__init__(f"{code}: {why}")
+        self.code = code
+
+def raises():
+    raise Mine(7, why="because")
+
+for kind in (Mine, ChildFailedError):
+    try:
+        elastic_launch(settings(1, max_restarts=0), raises)()
+    except kind as error:
+        print(kind.__name__, error.code, isinstance(error, ChildFailedError), len(error.failures))
+try:
+    elastic_launch(settings(1, max_restarts=0, raise_as="ChildFailedError"), raises)()
+except Mine:
+    print("no")
+except ChildFailedError as error:
+    print(type(error.__cause__).__name__)
+"""
+    (outputs,) = shown(catches, folder=tmp_path)
+
+    assert printed(outputs) == "Mine 7 True 1\nChildFailedError 7 True 1\nMine\n"
+
+
+def test_debug_opens_the_users_frame_with_its_variables_as_text(tmp_path: Path) -> None:
+    looks = """
+import sys
+trace = sys.last_traceback
+while trace.tb_next is not None:
+    trace = trace.tb_next
+frame = trace.tb_frame
+print(frame.f_code.co_name, trace.tb_lineno, frame.f_locals["batch"], frame.f_locals["scale"])
+"""
+    _, outputs = shown("elastic_launch(settings(1, max_restarts=0), train)(41)", looks, folder=tmp_path)
+
+    assert printed(outputs) == "loss 9 41 3\n"
+
+
+def test_a_crash_shows_the_line_that_called_native_code(tmp_path: Path) -> None:
+    crashes = (
+        "def crash():\n    os.kill(os.getpid(), signal.SIGSEGV)\n\nelastic_launch(settings(1, max_restarts=0), crash)()"
+    )
+    (outputs,) = shown(crashes, folder=tmp_path)
+
+    lines = traceback(outputs)
+    assert len(lines) <= 15
+    assert "----> 2     os.kill(os.getpid(), signal.SIGSEGV)" in lines
+    assert "ended by SIGSEGV" in lines

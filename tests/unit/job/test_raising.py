@@ -1,0 +1,251 @@
+"""What a launch raises for its workers: of both kinds where that can be, and short where a notebook shows it."""
+
+from __future__ import annotations
+
+import copy
+import linecache
+import pickle
+import sys
+import traceback
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import ChildFailedError, Frame, ProcessFailure
+from elasticlib.job import _raising
+from elasticlib.job._raising import entered, raised, rendered, trace_of
+
+
+class WithArgumentsError(Exception):
+    def __init__(self, code: int, *, why: str) -> None:
+        super().__init__(f"{code}: {why}")
+        self.code = code
+
+
+class StrictError(Exception):
+    def __new__(cls, code: int) -> Any:
+        return super().__new__(cls, code)
+
+
+class FinalError(Exception):
+    def __init_subclass__(cls) -> None:
+        raise TypeError("no class may be below this one")
+
+
+class SlottedError(Exception):
+    __slots__ = ("code",)
+
+
+class SilentError(ValueError):
+    def __str__(self) -> str:
+        raise RuntimeError("it has no text")
+
+
+def failure(rank: int = 0, message: str = "ValueError: bad batch", **more: Any) -> ProcessFailure:
+    facts: dict[str, Any] = {"exception_type": message.partition(":")[0], "message": message, "rank": rank, **more}
+    return ProcessFailure(rank, 100 + rank, 1, "", timestamp=rank + 1, **facts)
+
+
+def error(count: int = 1, **more: Any) -> ChildFailedError:
+    return ChildFailedError("train", {rank: failure(rank, **more) for rank in range(count)})
+
+
+BOTH = [
+    ValueError("x"),
+    KeyError("x"),
+    OSError(2, "no", "file"),
+    FileNotFoundError(2, "no", "file"),
+    UnicodeDecodeError("utf-8", b"x", 0, 1, "no"),
+    ImportError("x", name="m"),
+    NameError("x", name="n"),
+    RuntimeError(),
+    MemoryError(),
+    AssertionError("x"),
+    WithArgumentsError(7, why="x"),
+    StrictError(3),
+    SlottedError("x"),
+    SilentError("x"),
+]
+
+
+@pytest.mark.parametrize("cause", BOTH, ids=lambda cause: type(cause).__name__)
+def test_it_is_of_the_workers_kind_and_a_failed_launch(cause: Exception) -> None:
+    found = raised(error(), cause, "both")
+
+    with pytest.raises(type(cause)):
+        raise found
+    assert isinstance(found, ChildFailedError)
+    assert (type(found).__name__, type(found).__module__) == ("ChildFailedError", "elasticlib.errors")
+    assert (found.name, list(found.failures), found.__cause__) == ("train", [0], cause)
+    assert str(found) == str(error())
+    assert found.args == error().args
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        FinalError("x"),
+        SyntaxError("x"),
+        StopIteration(1),
+        KeyboardInterrupt(),
+        SystemExit(3),
+        *([ExceptionGroup("x", [ValueError()])] if sys.version_info >= (3, 11) else []),  # noqa: F821
+        error(),
+        None,
+    ],
+    ids=lambda cause: type(cause).__name__,
+)
+def test_where_it_cannot_be_of_both_kinds_it_is_a_failed_launch(cause: BaseException | None) -> None:
+    found = raised(error(), cause, "both")
+
+    assert isinstance(found, ChildFailedError)
+    assert cause is None or isinstance(cause, ChildFailedError) or not isinstance(found, type(cause))
+    assert found.__cause__ is cause
+
+
+def test_whoever_wants_one_kind_alone_gets_that() -> None:
+    found = raised(error(), ValueError("x"), "ChildFailedError")
+
+    assert not isinstance(found, ValueError)
+    assert isinstance(found.__cause__, ValueError)
+
+
+def test_what_the_workers_exception_held_is_there() -> None:
+    found: Any = raised(error(), WithArgumentsError(7, why="x"), "both")
+    assert found.code == 7
+
+    found = raised(error(), FileNotFoundError(2, "no", "data.csv"), "both")
+    assert (found.errno, found.filename) == (2, "data.csv")
+
+
+@pytest.mark.parametrize("again", [copy.copy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_a_copy_is_a_failed_launch(again: Any) -> None:
+    found = again(raised(error(), WithArgumentsError(7, why="x"), "both"))
+
+    assert type(found) is ChildFailedError
+    assert str(found) == str(error())
+
+
+# Its traceback in a notebook.
+
+STACK = (
+    Frame("/tmp/ipykernel_1/1.py", 9, "train", {"x": "1"}),
+    Frame("/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", 1, "_call_impl"),
+    Frame("/tmp/ipykernel_1/1.py", 5, "loss", {"batch": "<Tensor of shape (3,)>"}),
+)
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {"/tmp/ipykernel_1/1.py": ("Cell", "In[3]")}
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=cells.get))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
+    lines = [f"line {number}\n" for number in range(1, 20)]
+    monkeypatch.setitem(linecache.cache, "/tmp/ipykernel_1/1.py", (1, None, lines, ""))
+
+
+def test_the_frames_of_a_worker_can_be_entered() -> None:
+    found = [(*where.f_code.co_filename.split("/")[-1:], line) for where, line in traceback.walk_tb(entered(STACK))]
+    innermost = list(traceback.walk_tb(entered(STACK)))[-1][0]
+
+    assert found == [("1.py", 9), ("module.py", 1), ("1.py", 5)]
+    assert innermost.f_code.co_name == "loss"
+    assert repr(innermost.f_locals["batch"]) == "<Tensor of shape (3,)>"
+    assert "__builtins__" not in innermost.f_locals
+
+
+def test_no_frames_are_no_traceback() -> None:
+    assert entered(()) is None
+
+
+def test_a_program_keeps_the_traceback_that_an_error_has() -> None:
+    try:
+        raise error(frames=STACK)
+    except ChildFailedError as caught:
+        assert trace_of(caught, caught.__traceback__) is caught.__traceback__
+
+
+@pytest.mark.usefixtures("notebook")
+def test_in_a_notebook_the_traceback_goes_on_in_the_worker() -> None:
+    lines = [line for _, line in traceback.walk_tb(trace_of(error(frames=STACK), None))]
+
+    assert lines == [9, 1, 5]
+    assert trace_of(KeyError(), None) is None
+
+
+@pytest.mark.usefixtures("notebook")
+@pytest.mark.parametrize("count", [1, 2, 8, 1000])
+def test_a_notebook_shows_few_lines_whatever_the_number_of_ranks(count: int) -> None:
+    found = rendered(raised(error(count, frames=STACK), ValueError("bad batch"), "both"))
+
+    assert found[0].startswith("ValueError  ")
+    assert found[1:7] == [
+        "in the worker of rank 0:",
+        "Cell In[3], line 9, in train",
+        "----> 9 line 9",
+        "    ... 1 frame of libraries",
+        "Cell In[3], line 5, in loss",
+        "----> 5 line 5",
+    ]
+    assert found[7] == "ValueError: bad batch"
+    assert (
+        found[8:]
+        == {
+            1: [],
+            2: ["rank 1: the same"],
+            8: ["ranks 1, 2, 3, 4, 5, 6, 7: the same"],
+            1000: ["ranks 1, 2, 3 ... 999 (999 ranks): the same"],
+        }[count]
+    )
+
+
+@pytest.mark.usefixtures("notebook")
+def test_ranks_that_failed_otherwise_have_a_line_each_up_to_a_few() -> None:
+    def shown(count: int) -> list[str]:
+        failures = {rank: failure(rank, f"ValueError: bad batch {rank}") for rank in range(count)}
+        return [line for line in rendered(ChildFailedError("train", failures)) if "rank" in line][1:]
+
+    assert shown(3) == ["rank 1: ValueError: bad batch 1", "rank 2: ValueError: bad batch 2"]
+    assert len(shown(99)) == 4
+    assert "error.failures" in shown(99)[-1]
+
+
+@pytest.mark.usefixtures("notebook")
+def test_a_deep_stack_shows_its_two_ends() -> None:
+    deep = tuple(Frame("/tmp/ipykernel_1/1.py", number % 19 + 1, f"f{number}") for number in range(60))
+    found = rendered(error(frames=deep))
+
+    assert len(found) <= 18
+    assert "Cell In[3], line 1, in f0" in found
+    assert f"Cell In[3], line {59 % 19 + 1}, in f59" in found
+    assert "    ... 54 more frames, in print(error)" in found
+
+
+@pytest.mark.usefixtures("notebook")
+def test_a_crash_shows_where_the_native_stack_says_it_was() -> None:
+    stacks = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+        '  File "/tmp/ipykernel_1/1.py", line 5 in loss\n  File "/tmp/ipykernel_1/1.py", line 9 in train\n'
+    )
+    crashed = ProcessFailure(1, 100, -11, "", rank=1, traceback=stacks, hint="native code crashed")
+    found = rendered(ChildFailedError("train", {1: crashed}))
+
+    assert found[1:6] == [
+        "in the worker of rank 1:",
+        "Cell In[3], line 9, in train",
+        "----> 9 line 9",
+        "Cell In[3], line 5, in loss",
+        "----> 5 line 5",
+    ]
+    assert found[6:] == ["ended by SIGSEGV", "native code crashed"]
+
+
+def test_a_file_that_is_nowhere_is_named_without_its_line() -> None:
+    assert "File /nowhere.py, line 3, in f" in rendered(error(frames=(Frame("/nowhere.py", 3, "f"),)))
+
+
+def test_ipython_asks_it_for_its_traceback() -> None:
+    made: Any = raised(error(), None, "both")
+
+    assert made._render_traceback_() == _raising.rendered(made)
