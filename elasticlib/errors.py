@@ -18,12 +18,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticlib import _in_notebooks
 from elasticlib._stack_text import Frame as Frame, place_of
 from elasticlib._untrusted import parse_shallow
 
 
 class ElasticError(Exception):
     """The root: catch it to catch whatever elasticlib raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of its own traceback: the user's lines alone."""
+        return _in_notebooks.rendered(self)
 
 
 class ConfigError(ElasticError, ValueError):

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, fields
 
-from elasticlib import events, metrics, records
+from elasticlib import _in_notebooks, events, metrics, records
 from elasticlib._torch_config import as_launch_config
 from elasticlib.agent._checks import check_health_check_server
 from elasticlib.errors import ChildFailedError, ConfigError
-from elasticlib.job import Job, _front_end as front_end
+from elasticlib.job import Job
 from elasticlib.job._output import JobLogs
 from elasticlib.job._raising import raised
 from elasticlib.job._register import SHARES
@@ -145,7 +145,7 @@ class CheckedLaunch:
                 spec.numa_options = _devices.default_numa_options(workers, config.preload, flags, shown)
             self.grace = _shutdown_timeout(config)
             self._prepared = prepare(spec, config.start_method, config.signals_to_handle, shown)
-            if front_end.is_there() and config.logs_specs is None:  # which shows what is raised
+            if _in_notebooks.shell() is not None and config.logs_specs is None:  # which shows what is raised
                 self._prepared = evolve(self._prepared, job=shown_by_caller(self._prepared.job))
             self.signums = _signals.parse(self._prepared.signals_to_handle)
             _warn_of_strange_ranks(self._logs, workers)
@@ -204,7 +204,7 @@ class CheckedLaunch:
                     sink=records.fan_out(records.log, job.sink),
                     metric_handler=self._metric_handler,
                     prepared=self._prepared,
-                    repeats_errors=not front_end.is_there(),
+                    repeats_errors=_in_notebooks.shell() is None,
                     inbox=job.inbox,
                 )
                 job.attach(agent)

@@ -18,6 +18,7 @@ LAYERS = [
     "_lazy",
     "_untrusted",
     "_stack_text",
+    "_in_notebooks",
     "errors",
     "_times",
     "_folders",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 from attrs import frozen
+
+from elasticlib import _in_notebooks
 
 
 @frozen
@@ -18,28 +17,9 @@ class Cell:
     """The number in its brackets."""
 
 
-def _shell() -> Any:
-    find = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return find() if find is not None else None
-
-
-def is_there() -> bool:
-    """Whether this program is a notebook's kernel, or IPython."""
-    return _shell() is not None
-
-
-def label(file: str) -> str:
-    """What IPython calls the cell that is *file*, such as ``Cell In[3]``; empty for any other."""
-    try:
-        found = _shell().compile.format_code_name(file)
-        return f"{found[0]} {found[1]}" if found else ""
-    except (AttributeError, IndexError, TypeError):
-        return ""  # another version of it
-
-
 def cell() -> Cell | None:
     """The cell whose code runs in this process; None outside IPython."""
-    shell = _shell()
+    shell = _in_notebooks.shell()
     if shell is None:
         return None
     try:

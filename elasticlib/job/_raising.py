@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import linecache
-import os
-import traceback
 import weakref
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-from elasticlib._stack_text import Frame, crash_frames, is_library
+from elasticlib import _in_notebooks
+from elasticlib._stack_text import Frame, crash_frames
 from elasticlib.errors import ChildFailedError, ProcessFailure
-from elasticlib.job import _front_end
 
-_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _APART = (SyntaxError, StopIteration, StopAsyncIteration, getattr(builtins, "BaseExceptionGroup", SyntaxError))
 """Python, or whoever shows them, treats these in ways that an error of a launch must not meet."""
-_FIRST, _LAST = 2, 4
-"""Frames of the user's that are shown of a deep stack, from outside and from inside."""
 _MOST_RANKS = 8
 """Ranks that a line names one by one."""
 _both: weakref.WeakKeyDictionary[type, type | None] = weakref.WeakKeyDictionary()
@@ -86,7 +80,7 @@ def _kind(kind: type[Exception]) -> type | None:
 
 def trace_of(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
     """With what traceback *error* is raised, whose own one is *trace*."""
-    if not isinstance(error, ChildFailedError) or not _front_end.is_there():
+    if not isinstance(error, ChildFailedError) or _in_notebooks.shell() is None:
         return trace
     _, failure = error.get_first_failure()
     return entered(failure.frames)
@@ -108,7 +102,7 @@ def entered(frames: Iterable[Frame]) -> TracebackType | None:
     for frame in reversed([*frames]):
         code = compile("\n" * (frame.line - 1) + "raise _Worker", frame.file, "exec").replace(co_name=frame.function)
         variables: dict[str, Any] = {name: _Shown(text) for name, text in frame.variables.items()}
-        scope = {**variables, "_Worker": _Elsewhere, "__name__": "worker"}
+        scope = {**variables, "_Worker": _Elsewhere, "__name__": _in_notebooks.ELSEWHERE}
         try:
             exec(code, scope)
         except _Elsewhere as error:
@@ -130,43 +124,13 @@ def rendered(error: ChildFailedError) -> list[str]:
     """The lines that a notebook shows: the cell's, then the worker's, then what became of the other ranks."""
     rank, failure = error.get_first_failure()
     kind = failure.exception_type or "ChildFailedError"
-    lines = [f"{kind:<42}Traceback (most recent call last)"]
-    here = [
-        Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if not frame.f_code.co_filename.startswith(_OWN) and frame.f_globals.get("__name__") != "worker"
-    ]
-    while here and is_library(here[0].file):
-        del here[0]  # IPython's own
-    lines += _stack(here)
-    lines += [f"in the worker of rank {rank}:", *_stack(failure.frames or crash_frames(failure.traceback))]
+    lines = [_in_notebooks.heading(kind), *_in_notebooks.stack(_in_notebooks.users_frames(error.__traceback__))]
+    frames = failure.frames or crash_frames(failure.traceback)
+    lines += [f"in the worker of rank {rank}:", *_in_notebooks.stack(frames)]
     lines += _message(failure)
     if not failure.exception_type:
         lines += [*([failure.hint] if failure.hint else []), *failure.log_tail[-3:]]
     return [*lines, *_others(error, rank)]
-
-
-def _stack(frames: Iterable[Frame]) -> list[str]:
-    """Two lines for each frame of the user's, one for those of libraries that lie between."""
-    parts: list[list[str]] = []
-    skipped = 0
-    every = [*frames]
-    for frame in every:
-        if is_library(frame.file) and frame is not every[-1]:
-            skipped += 1
-            continue
-        if skipped:
-            parts.append([f"    ... {skipped} frame{'s' * (skipped > 1)} of libraries"])
-            skipped = 0
-        label = _front_end.label(frame.file) or f"File {frame.file}"
-        where = "" if frame.function == "<module>" else f", in {frame.function}"
-        source = linecache.getline(frame.file, frame.line).rstrip()
-        shown = [f"----> {frame.line} {source}"] if source else []
-        parts.append([f"{label}, line {frame.line}{where}", *shown])
-    if len(parts) > _FIRST + _LAST + 1:
-        left_out = len(parts) - _FIRST - _LAST
-        parts[_FIRST:-_LAST] = [[f"    ... {left_out} more frames, in print(error)"]]
-    return [line for part in parts for line in part]
 
 
 def _message(failure: ProcessFailure) -> list[str]:

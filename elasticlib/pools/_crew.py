@@ -24,6 +24,7 @@ from elasticlib.job._raising import raised, trace_of
 from elasticlib.launch import CheckedLaunch
 from elasticlib.spec import LaunchConfig
 from elasticlib.workers import _environment, _failure, _packing
+from elasticlib.workers._launch import handed_over
 from elasticlib.workers._launch_events import Exit
 from elasticlib.workers.child import _pooled, _report
 
@@ -97,9 +98,7 @@ class Crew:
     ) -> None:
         """Have *ranks* call *function*. Raises `PicklingError` before any of them hears of it."""
         packed = _packing.pack(function, args, kwargs)
-        memories = {"function": packed.function}
-        if packed.definitions:
-            memories["definitions"] = packed.definitions
+        memories = packed.memories()
         self._asked += 1
         variables = _environment.without_secrets(os.environ)
         message: Message = {
@@ -111,11 +110,8 @@ class Crew:
             "path": list(sys.path),
             "cwd": os.getcwd(),
         }
-        descriptors: list[int] = []
+        descriptors = handed_over(memories.values())
         try:
-            for name, content in memories.items():
-                descriptors.append(os.memfd_create(name))
-                _report.write_exactly(descriptors[-1], content)
             for rank in ranks:
                 self._calls[rank] = self._asked
                 changed = _changes(self._variables[rank], variables)

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -37,6 +37,7 @@ from elasticlib.workers._launch_events import (
     Stuck,
 )
 from elasticlib.workers.child import _report
+from elasticlib.workers.child._buffers import Memory
 from elasticlib.workers.child._import_notes import Import
 from elasticlib.workers.child._progress import Board
 from elasticlib.workers.child._start_spec import StartSpec
@@ -55,7 +56,7 @@ class SpawnerClient:
     def __init__(
         self,
         common: StartSpec,
-        memories: Mapping[str, bytes],
+        memories: Mapping[str, bytes | Memory],
         count: int = 1,
         handed: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
@@ -128,9 +129,7 @@ class SpawnerClient:
 
     def _start_spawner(self, channel: Channel) -> None:
         self._channel = channel
-        descriptors = [os.memfd_create(name) for name in self._memories]
-        for descriptor, content in zip(descriptors, self._memories.values(), strict=True):
-            _report.write_exactly(descriptor, content)
+        descriptors = handed_over(self._memories.values())
         self.board = Board(self._count)
         message = {
             "op": "job",
@@ -321,6 +320,23 @@ class SpawnerClient:
         if self._fork_server is not None:
             fork_servers.give_back(self._fork_server, unused=not self.started)
             self._fork_server = None
+
+
+def handed_over(memories: Iterable[bytes | Memory]) -> list[int]:
+    """A descriptor of each, for a message; the caller closes them."""
+    descriptors: list[int] = []
+    try:
+        for content in memories:
+            if isinstance(content, Memory):
+                descriptors.append(os.dup(content.fileno()))
+            else:
+                descriptors.append(os.memfd_create("function"))
+                _report.write_exactly(descriptors[-1], content)
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return descriptors
 
 
 def _stream(number: int) -> int:

@@ -7,9 +7,15 @@ the worker puts into its own ``__main__``, and with the source lines of cells fo
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
+import inspect
 import io
 import linecache
+import logging
 import os
+import pickle
 import sys
 import threading
 import types
@@ -20,8 +26,17 @@ from typing import Any
 import cloudpickle
 from attrs import frozen
 
+from elasticlib._in_notebooks import label
 from elasticlib.errors import PicklingError
 from elasticlib.spec import entrypoint_name
+from elasticlib.workers.child import _buffers, _function
+from elasticlib.workers.child._buffers import Memory, sealed
+
+_log = logging.getLogger("elasticlib")
+_LARGE = 1 << 20
+"""Bytes of a buffer from which on it goes apart: a copy less for each worker."""
+_WORTH_A_WARNING = 100_000_000
+"""Bytes of what a function captures."""
 
 
 @frozen
@@ -36,17 +51,75 @@ class Packed:
     """Names of the definitions."""
     sources: dict[str, list[str]]
     """Lines of files that only exist in this process, by file name."""
+    large: Memory | None = None
+    """What is large of the call."""
+    shared: tuple[Memory, ...] = ()
+    """Storages that this program shares, and will share with the workers."""
+
+    def memories(self) -> dict[str, bytes | Memory]:
+        """What the workers get, by name."""
+        found: dict[str, bytes | Memory] = {"function": self.function}
+        if self.definitions:
+            found["definitions"] = self.definitions
+        if self.large is not None:
+            found[_function.BUFFERS] = self.large
+        return found | {f"{_function.SHARED}{number:08}": each for number, each in enumerate(self.shared)}
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Notes what of ``__main__`` is sent by value, and sends what cannot be imported so as well."""
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
+    def __init__(self, file: io.BytesIO, apart: bool = False) -> None:
+        super().__init__(file, protocol=5, buffer_callback=self._is_small if apart else None)
         self.definitions: dict[str, Any] = {}
         self.files: set[str] = set()
+        self.large: list[pickle.PickleBuffer] = []
+        self.shared: list[Memory] = []
+        self._apart = apart
+        self._storages: dict[tuple[int, int], _Storage] = {}
+
+    def _is_small(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether *buffer* stays where it is, and need not go apart."""
+        if buffer.raw().nbytes < _LARGE:
+            return True
+        self.large.append(buffer)
+        return False
+
+    def _storage(self, obj: Any) -> Any:
+        """How a storage of torch's travels; views of one memory stay views of one."""
+        memory = obj._untyped_storage
+        if memory.device.type != "cpu":
+            return NotImplemented
+        place = memory.data_ptr(), memory.nbytes()
+        found = self._storages.setdefault(place, _Storage(memory))
+        return _buffers.typed, (found, obj.dtype)
+
+    def _memory_of(self, storage: _Storage) -> Any:
+        memory = storage.memory
+        if memory.is_shared() and memory.nbytes():
+            descriptor, size = memory._share_fd_cpu_()
+            self.shared.append(Memory(os.dup(descriptor)))
+            return _buffers.shared_storage, (len(self.shared) - 1, size)
+        view = (ctypes.c_char * memory.nbytes()).from_address(memory.data_ptr()) if memory.nbytes() else bytearray()
+        if memory.nbytes():
+            view.owner = memory  # type: ignore[union-attr]
+        return _buffers.storage_of, (pickle.PickleBuffer(view),)
 
     def reducer_override(self, obj: Any) -> Any:
+        if self._apart and type(obj).__name__ == "TypedStorage" and type(obj).__module__ == "torch.storage":
+            return self._storage(obj)
+        if isinstance(obj, _Storage):
+            return self._memory_of(obj)
+        if type(obj) is _CACHED and getattr(obj, "__module__", None) == "__main__":  # which would travel by its name
+            parameters = obj.cache_parameters()
+            return (
+                _function.cached,
+                (parameters["maxsize"], parameters["typed"]),
+                obj.__wrapped__,
+                None,
+                None,
+                _function.wrap,
+            )
         if isinstance(obj, (types.FunctionType, type)) and getattr(obj, "__module__", None) == "__main__":
             name = obj.__qualname__
             if name.isidentifier() and getattr(sys.modules.get("__main__"), name, None) is obj:
@@ -54,6 +127,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, types.CodeType):
             self.files.add(obj.co_filename)
         return super().reducer_override(obj)
+
+
+_CACHED = type(functools.lru_cache(len))
+
+
+class _Storage:
+    """Stands for the memory of tensors, once however many there are."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
 
 
 def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:
@@ -64,7 +147,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     that it uses.
     """
     buffer = io.BytesIO()
-    pickler = _Pickler(buffer)
+    pickler = _Pickler(buffer, apart=True)
     try:
         with _sent_by_value(_unimportable_module(function)):
             pickler.dump((function, tuple(args), dict(kwargs)))
@@ -72,7 +155,12 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
             definitions = _dump(pickler.definitions) if pickler.definitions else b""
     except Exception as error:
         raise PicklingError(_complaint(function, args, kwargs, error)) from error
-    return Packed(buffer.getvalue(), definitions, frozenset(pickler.definitions), _sources(pickler.files))
+    large = [part.raw() for part in pickler.large]
+    if len(buffer.getbuffer()) + sum(part.nbytes for part in large) >= _WORTH_A_WARNING:
+        _warn_of_captures(function)
+    names, sources = frozenset(pickler.definitions), _sources(pickler.files)
+    apart = sealed(large) if large else None
+    return Packed(buffer.getvalue(), definitions, names, sources, apart, tuple(pickler.shared))
 
 
 _registry_lock = threading.Lock()
@@ -122,21 +210,62 @@ def _sources(files: set[str]) -> dict[str, list[str]]:
     return lines
 
 
+def _named(function: Callable[..., Any]) -> str:
+    """What to call *function*, with its cell where it is a notebook's."""
+    code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
+    cell = label(code.co_filename) if code is not None else ""
+    return f"{entrypoint_name(function)} ({cell})" if cell else entrypoint_name(function)
+
+
+def _captures(function: Callable[..., Any]) -> dict[str, Any]:
+    """What *function* takes along beside its arguments, by what to call it."""
+    name = _named(function)
+    inner = inspect.unwrap(getattr(function, "func", function))  # of a partial
+    code = getattr(inner, "__code__", None)
+    found: dict[str, Any] = {}
+    if isinstance(function, functools.partial):
+        found |= {f"bound argument {index} of {name}": value for index, value in enumerate(function.args)}
+        found |= {f"bound argument {key}= of {name}": value for key, value in function.keywords.items()}
+    owner = getattr(inner, "__self__", None)
+    if owner is not None and not isinstance(owner, (type, types.ModuleType)):
+        kind = type(owner).__qualname__
+        found |= {f"attribute {key!r} of the {kind} that {name} is of": each for key, each in vars(owner).items()}
+    if code is None:
+        return found
+    cells = getattr(inner, "__closure__", None) or ()
+    for variable, cell in zip(code.co_freevars, cells, strict=True):
+        with contextlib.suppress(ValueError):  # not bound yet
+            found[f"variable {variable!r} that {name} captures"] = cell.cell_contents
+    for variable in code.co_names:
+        if variable in inner.__globals__:
+            found[f"global variable {variable!r} that {name} uses"] = inner.__globals__[variable]
+    return found
+
+
+def _warn_of_captures(function: Callable[..., Any]) -> None:
+    """Name what *function* captures that is large: few know that it travels with each call."""
+    for part, value in _captures(function).items():
+        if isinstance(value, (types.ModuleType, type, types.FunctionType)):
+            continue
+        size = getattr(value, "nbytes", None)
+        if not isinstance(size, int):
+            with contextlib.suppress(Exception):
+                size = len(_dump(value))
+        if isinstance(size, int) and size >= _WORTH_A_WARNING:
+            _log.warning(
+                "%s, a %s, has %.0f MB and is sent to the workers at every call: make it in the function, or keep the "
+                "workers (elasticlib.pool)",
+                part,
+                type(value).__qualname__,
+                size / 1e6,
+            )
+
+
 def _complaint(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> str:
-    name = entrypoint_name(function)
+    name = _named(function)
     parts: dict[str, Any] = {f"argument {index} of {name}": value for index, value in enumerate(args)}
     parts |= {f"argument {key}= of {name}": value for key, value in kwargs.items()}
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        cells = getattr(function, "__closure__", None) or ()
-        for variable, cell in zip(code.co_freevars, cells, strict=True):
-            try:
-                parts[f"variable {variable!r} that {name} captures"] = cell.cell_contents
-            except ValueError:
-                continue  # not bound yet
-        for variable in code.co_names:
-            if variable in function.__globals__:
-                parts[f"global variable {variable!r} that {name} uses"] = function.__globals__[variable]
+    parts |= _captures(function)
     for part, value in parts.items():
         try:
             _dump(value)

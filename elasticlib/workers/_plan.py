@@ -31,10 +31,12 @@ from elasticlib.numa._sysfs import read_topology
 from elasticlib.numa.binding import attempt
 from elasticlib.spec import DEFAULT_PRELOAD, START_METHODS, StartMethod, WorkerSpec
 from elasticlib.workers import _devices, _environment, _machine, _packing, _profile, _signals
+from elasticlib.workers._edited import EDITS
 from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path
 from elasticlib.workers._fork_servers import flags_here, fresh_command, importable_by
 from elasticlib.workers._static_imports import Reach, reach
 from elasticlib.workers.child import _exiting
+from elasticlib.workers.child._buffers import Memory
 from elasticlib.workers.child._start_spec import StartSpec
 
 _log = logging.getLogger("elasticlib")
@@ -56,7 +58,7 @@ class Job:
     """What every worker is started with."""
     args: tuple[str, ...]
     """Command line after the program's name; ``${local_rank}`` stands for each worker's."""
-    memories: Mapping[str, bytes]
+    memories: Mapping[str, bytes | Memory]
     """What all workers get, by name."""
     fork_server: ForkServerKey | None
     """None where the caller itself is forked."""
@@ -221,17 +223,15 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     if start_method == "fork":
         return evolve(job, call=lambda: entry(*args, **kwargs))
     packed = _packing.pack(entry, args, kwargs)
+    EDITS.tell()
     flags = flags_here()  # as multiprocessing does
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
     shared = sorted(packed.names)
     python = fresh_command(sys.executable, flags)
     job = _saying(job, python=python, sources=packed.sources, main_file=main_file, shared=shared)
     job = evolve(job, function=f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target))}")
-    memories = {"function": packed.function}
-    if packed.definitions:
-        memories["definitions"] = packed.definitions
     return _from_fork_server(
-        evolve(job, memories=memories, search_path=tuple(sys.path)), spec, start_method, flags=flags
+        evolve(job, memories=packed.memories(), search_path=tuple(sys.path)), spec, start_method, flags=flags
     )
 
 

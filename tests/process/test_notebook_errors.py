@@ -142,3 +142,25 @@ def test_a_crash_shows_the_line_that_called_native_code(tmp_path: Path) -> None:
     assert len(lines) <= 15
     assert "----> 2     os.kill(os.getpid(), signal.SIGSEGV)" in lines
     assert "ended by SIGSEGV" in lines
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("import threading\nlock = threading.Lock()\n\ndef holds():\n    return lock\n\n"
+         "elastic_launch(settings(1), holds)()",
+         r"PicklingError: global variable 'lock' that holds \(Cell In\[2\]\) uses, a lock, cannot be sent"),
+        ("elastic_launch(settings(0), train)(1)", "SpecError: nproc_per_node=0"),
+        ("async def later():\n    pass\n\nelastic_launch(settings(1), later)()", "EntrypointError: .*coroutine"),
+        ("with pool(1, group=None, preload=()) as p:\n    pass\np.run(train, 1)", "PoolError: the pool was closed"),
+    ],
+    ids=["function", "setting", "coroutine", "pool"],
+)  # fmt: skip
+def test_what_is_refused_shows_the_cell_and_the_reason(tmp_path: Path, call: str, said: str) -> None:
+    (outputs,) = shown(call, folder=tmp_path)
+
+    lines = traceback(outputs)
+    assert len(lines) <= 15
+    assert re.match(said, lines[-1])
+    assert any(line.startswith("Cell In[2]") for line in lines)
+    assert "elasticlib/" not in "\n".join(lines)

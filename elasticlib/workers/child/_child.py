@@ -278,7 +278,7 @@ def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:
         main.__dict__["__file__"] = spec.main_file
     descriptor = handed.memories["function"]
     content = _report.read_exactly(descriptor, os.fstat(descriptor).st_size)
-    function, args, kwargs = _function.unpacked(content, spec.sources)
+    function, args, kwargs = _function.unpacked(content, spec.sources, handed.memories)
     if "definitions" in handed.memories:
         _function.offer_definitions(handed.memories["definitions"])
     return functools.partial(function, *(args[spec.local_rank] if spec.args_by_rank else args), **kwargs)

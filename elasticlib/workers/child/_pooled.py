@@ -179,7 +179,7 @@ class _Server:
             _function.offer_definitions(self._definitions)
             if former >= 0:
                 os.close(former)
-        called, args, kwargs = _function.unpacked(content, message["sources"])
+        called, args, kwargs = _function.unpacked(content, message["sources"], memories)
         return lambda: called(*args, **kwargs)
 
 

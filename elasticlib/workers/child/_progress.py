@@ -7,10 +7,8 @@ program may write anywhere in its memory, so what cannot be understood was never
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
-import mmap
 import os
 import struct
 import time
@@ -21,6 +19,7 @@ from attrs import frozen
 
 from elasticlib._untrusted import parse_shallow
 from elasticlib.errors import ConfigError
+from elasticlib.workers.child._mapping import mapped_bytes
 
 _HEAD = struct.Struct("@qqdII")
 """Step, total, time (monotonic seconds, 0: nothing was told yet), number of metrics, bytes of their names."""
@@ -46,42 +45,13 @@ class Progress:
     """Seconds since it was told."""
 
 
-class _Mapping:
-    """Memory behind a descriptor. Python's own kind keeps another descriptor of it open."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._size = os.fstat(descriptor).st_size
-        self.address = _libc.mmap(None, self._size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
-        if self.address in (None, ctypes.c_void_p(-1).value):
-            raise OSError(code := ctypes.get_errno(), os.strerror(code), "mmap")
-
-    def bytes(self) -> memoryview:
-        """As long as they are used, it stays."""
-        array = (ctypes.c_char * self._size).from_address(self.address)
-        array.owner = self  # type: ignore[attr-defined]
-        return memoryview(array).cast("B")
-
-    def __del__(self) -> None:
-        _libc.munmap(self.address, self._size)
-
-
-def _mapped(descriptor: int) -> memoryview:
-    return _Mapping(descriptor).bytes()
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-
-
 class Board:
     """The memory of the *count* workers of a spawner, which outlives their rounds; `close` once they have it."""
 
     def __init__(self, count: int) -> None:
         self._fd = os.memfd_create("progress")
         os.ftruncate(self._fd, count * _SLOT)
-        self._memory = _mapped(self._fd)
+        self._memory = mapped_bytes(self._fd)
 
     def fileno(self) -> int:
         """The descriptor that workers get; -1 once closed."""
@@ -120,7 +90,7 @@ class _Slot:
     """One worker's part of it."""
 
     def __init__(self, descriptor: int, local_rank: int) -> None:
-        self._memory = _mapped(descriptor)
+        self._memory = mapped_bytes(descriptor)
         self._start = local_rank * _SLOT
         self._names: tuple[str, ...] = ()
         self._length = 0

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ChildFailedError, Frame, ProcessFailure
-from elasticlib.job import _raising
 from elasticlib.job._raising import entered, raised, rendered, trace_of
 
 
@@ -248,4 +247,4 @@ def test_a_file_that_is_nowhere_is_named_without_its_line() -> None:
 def test_ipython_asks_it_for_its_traceback() -> None:
     made: Any = raised(error(), None, "both")
 
-    assert made._render_traceback_() == _raising.rendered(made)
+    assert made._render_traceback_() == rendered(made)

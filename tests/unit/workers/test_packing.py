@@ -209,7 +209,7 @@ class Locked:
         (double, ([{"deep": LOCK}],), {}, "argument 0 of double, a list,"),
         (captures(LOCK), (), {}, r"variable 'value' that captures.<locals>.train captures, a lock,"),
         (uses_a_global(), (), {}, r"global variable 'LOCK' that uses_a_global.<locals>.train uses, a lock,"),
-        (Locked().train, (), {}, r"Locked.train cannot be sent to the workers: TypeError"),
+        (Locked().train, (), {}, "attribute 'lock' of the Locked that Locked.train is of, a lock,"),
     ],
     ids=["argument", "keyword", "inner", "captured", "global", "method"],
 )

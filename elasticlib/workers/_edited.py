@@ -1,0 +1,57 @@
+"""
+Modules of the user's project that were edited since this program imported them: its workers import the new ones.
+
+Rules of this file: it looks at files that are there and imports nothing; a module is spoken of once for each edit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from types import ModuleType
+
+from elasticlib._stack_text import is_library
+
+_log = logging.getLogger("elasticlib")
+
+
+class Edits:
+    """What is known of the modules of this program, from one launch of a function to the next."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[object, int]] = {}
+        """By name of the module, what tells this import of it from the next one, and the time of its file."""
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    def tell(self) -> None:
+        """Say which modules changed on disk since the last call, unless this program has reloaded them."""
+        with self._lock:
+            edited = [name for name, module in list(sys.modules.items()) if self._is_edited(name, module)]
+        if edited:
+            _log.warning(
+                "%s changed on disk since this program imported %s: the workers have what is in the file now, this "
+                "program what it imported; importlib.reload(...) makes them the same",
+                ", ".join(edited),
+                "it" if len(edited) == 1 else "them",
+            )
+
+    def _is_edited(self, name: str, module: ModuleType | None) -> bool:
+        file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
+        if name == "__main__" or spec is None or not isinstance(file, str) or is_library(file):
+            return False
+        try:
+            time = os.stat(file).st_mtime_ns
+        except OSError:
+            return False
+        former = self._known.get(name)
+        self._known[name] = spec, time
+        return former is not None and former[0] is spec and former[1] != time
+
+
+EDITS = Edits()

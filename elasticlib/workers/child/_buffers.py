@@ -1,0 +1,106 @@
+"""
+Large arguments: memory that a launcher fills once, and each worker maps so that it may write and nobody else sees that.
+
+Rules of this file: what is in it is what the caller had at that moment, and nobody can change it; a mapping lives as
+long as what was made of it; tensors that their program shares are shared.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from elasticlib.workers.child._mapping import mapped_bytes
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+_PAGE = mmap.PAGESIZE
+_LENGTH = struct.Struct("!Q")
+shared: Sequence[int] = ()
+"""Descriptors of the storages that the launcher shares, while a function is unpacked."""
+
+
+class Memory:
+    """Memory behind *descriptor*, which is this object's own from now on."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._fd = descriptor
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._fd
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+def sealed(parts: Sequence[memoryview]) -> Memory:
+    """A copy of *parts*, which `mapped` finds again. Raises OSError where there is no memory left."""
+    descriptor = os.memfd_create("buffers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    found = Memory(descriptor)
+    parts_at = places([part.nbytes for part in parts])
+    for part, (offset, _) in zip(parts, parts_at, strict=True):
+        _write(descriptor, part, offset)
+    _write(descriptor, memoryview(trailer(parts_at)), end_of(parts_at))
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return found
+
+
+def _write(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(descriptor, data[: 1 << 30], offset)
+        data, offset = data[count:], offset + count
+
+
+def places(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Offset and size of parts of *sizes*, each at the beginning of a page."""
+    found, offset = [], 0
+    for size in sizes:
+        found.append((offset, size))
+        offset += -(-size // _PAGE) * _PAGE
+    return found
+
+
+def end_of(parts: Sequence[tuple[int, int]]) -> int:
+    """Where what follows the parts begins."""
+    return parts[-1][0] + -(-parts[-1][1] // _PAGE) * _PAGE if parts else 0
+
+
+def trailer(parts: Sequence[tuple[int, int]]) -> bytes:
+    """What stands behind the parts, to find them by."""
+    text = json.dumps(parts).encode()
+    return text + _LENGTH.pack(len(text))
+
+
+def mapped(descriptor: int) -> list[memoryview]:
+    """The parts of that memory, private to this process: written pages are its own."""
+    size = os.fstat(descriptor).st_size
+    (length,) = _LENGTH.unpack(os.pread(descriptor, _LENGTH.size, size - _LENGTH.size))
+    parts = json.loads(os.pread(descriptor, length, size - _LENGTH.size - length))
+    whole = mapped_bytes(descriptor, private=True)
+    return [whole[offset : offset + count] for offset, count in parts]
+
+
+# What pickles of tensors call.
+
+
+def storage_of(data: Any, _: Any = None) -> Any:
+    """A storage of torch's over *data*."""
+    torch: Any = importlib.import_module("torch")
+    return torch.frombuffer(data, dtype=torch.uint8).untyped_storage() if len(data) else torch.UntypedStorage(0)
+
+
+def shared_storage(index: int, size: int) -> Any:
+    """The storage that the launcher's program shares as the *index*-th."""
+    torch: Any = importlib.import_module("torch")
+    return torch.UntypedStorage._new_shared_fd_cpu(shared[index], size)
+
+
+def typed(storage: Any, dtype: Any) -> Any:
+    """As torch's tensors want it."""
+    return importlib.import_module("torch").storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)

@@ -1,0 +1,38 @@
+"""Memory behind a descriptor, as bytes, without a descriptor of its own, which Python's kind of mapping keeps open."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class _Mapping:
+    """The whole of a file in memory."""
+
+    def __init__(self, descriptor: int, flags: int) -> None:
+        self._size = os.fstat(descriptor).st_size
+        self.address = _libc.mmap(None, self._size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
+        if self.address in (None, ctypes.c_void_p(-1).value):
+            self.address = None
+            raise OSError(code := ctypes.get_errno(), os.strerror(code), "mmap")
+
+    def bytes(self) -> memoryview:
+        """As long as they are used, it stays."""
+        array = (ctypes.c_char * self._size).from_address(self.address)
+        array.owner = self  # type: ignore[attr-defined]
+        return memoryview(array).cast("B")
+
+    def __del__(self) -> None:
+        if self.address is not None:
+            _libc.munmap(self.address, self._size)
+
+
+def mapped_bytes(descriptor: int, *, private: bool = False) -> memoryview:
+    """All of that memory; *private*: what is written there nobody else sees. Raises OSError."""
+    return _Mapping(descriptor, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED).bytes()

@@ -1,0 +1,362 @@
+"""Functions of every kind, from programs and notebooks, by every start method: they work, or are refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+from elasticlib import LaunchConfig, PicklingError, elastic_launch, pool
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 120
+
+WORKS: dict[str, tuple[str, str, str]] = {
+    "plain": ("def fn(x):\n    return x + 1", "1", "2"),
+    "lambda": ("fn = lambda x: x + 1", "1", "2"),
+    "closure": ("def make(y):\n    def inner(x):\n        return x + y\n    return inner\nfn = make(1)", "1", "2"),
+    "partial": ("def add(x, y):\n    return x + y\nfn = functools.partial(add, y=1)", "1", "2"),
+    "partial of a lambda": ("fn = functools.partial(lambda x, y: x + y, 1)", "1", "2"),
+    "method": (
+        "class Model:\n    def __init__(self):\n        self.w = 1\n    def step(self, x):\n        return x + self.w\n"
+        "fn = Model().step",
+        "1",
+        "2",
+    ),
+    "class method": (
+        "class Made:\n    @classmethod\n    def step(cls, x):\n        return x + 1\nfn = Made.step",
+        "1",
+        "2",
+    ),
+    "static method": ("class Has:\n    @staticmethod\n    def step(x):\n        return x + 1\nfn = Has.step", "1", "2"),
+    "callable object": ("class Adds:\n    def __call__(self, x):\n        return x + 1\nfn = Adds()", "1", "2"),
+    "class": (
+        "@dataclasses.dataclass\nclass fn:\n    x: int",
+        "1",
+        "fn(1)",
+    ),
+    "decorated": (
+        "def twice(f):\n    @functools.wraps(f)\n    def inner(x):\n        return f(f(x))\n    return inner\n"
+        "@twice\ndef fn(x):\n    return x + 1",
+        "1",
+        "3",
+    ),
+    "cached": ("@functools.lru_cache\ndef fn(x):\n    return x + 1", "1", "2"),
+    "cached recursion": (
+        "@functools.cache\ndef fn(n):\n    return n if n < 2 else fn(n - 1) + fn(n - 2)",
+        "60",
+        "1548008755920",
+    ),
+    "builtin": ("fn = abs", "-1", "1"),
+    "of a module": ("fn = functools.reduce", "lambda a, b: a + b, [1, 2]", "3"),
+    "local class": ("def fn(x):\n    class Local:\n        y = x + 1\n    return Local().y", "1", "2"),
+    "dataclass": (
+        "@dataclasses.dataclass\nclass Batch:\n    x: int\ndef fn(b):\n    return Batch(b.x + 1)",
+        "Batch(1)",
+        "Batch(2)",
+    ),
+    "enum": ("class Mode(enum.Enum):\n    A = 1\n    B = 2\ndef fn(m):\n    return Mode.B", "Mode.A", "Mode.B"),
+    "named tuple": (
+        "Point = collections.namedtuple('Point', 'x y')\ndef fn(p):\n    return Point(p.y, p.x)",
+        "Point(1, 2)",
+        "Point(2, 1)",
+    ),
+    "class redefined": (
+        "class Thing:\n    v = 1\nold = Thing()\nclass Thing:\n    v = 2\ndef fn(t):\n    return t.v, Thing.v",
+        "old",
+        "(1, 2)",
+    ),
+    "recursion": ("def fn(n):\n    return 1 if n == 0 else n * fn(n - 1)", "5", "120"),
+    "two that call each other": (
+        "def even(n):\n    return n == 0 or fn(n - 1)\ndef fn(n):\n    return n != 0 and even(n - 1)",
+        "3",
+        "True",
+    ),
+    "what other cells have": ("def fn(x):\n    return collections.Counter([x] * LIMIT)[x]", "1", "3"),
+    "keyword arguments": ("def fn(x, *, y=2):\n    return x + y", "1, y=3", "4"),
+    "generator within": ("def fn(x):\n    return sum(i for i in range(x))", "4", "6"),
+}
+"""By kind: what defines it, its arguments, and the result."""
+REFUSED: dict[str, tuple[str, str, str]] = {
+    "generator held": ("held = (i for i in range(3))\ndef fn():\n    return next(held)", "", "'held'.* a generator, "),
+    "lock held": ("lock = threading.Lock()\ndef fn():\n    return lock", "", "'lock'.* a lock, "),
+    "file captured": (
+        "def make(file):\n    def inner():\n        file.flush()\n    return inner\nfn = make(open('/dev/null', 'w'))",
+        "",
+        "'file'.* a TextIOWrapper, ",
+    ),
+    "lock of an object": (
+        "class Holds:\n    def __init__(self):\n        self.guard = threading.Lock()\n"
+        "    def step(self):\n        pass\n"
+        "fn = Holds().step",
+        "",
+        "attribute 'guard' of the Holds.* a lock, ",
+    ),
+    "lock as an argument": ("def fn(x):\n    pass", "threading.Lock()", "argument 0 .* a lock, "),
+    "lock bound": (
+        "def fn2(x):\n    pass\nfn = functools.partial(fn2, threading.Lock())",
+        "",
+        "bound argument 0.* a lock, ",
+    ),
+    "async def": ("async def fn():\n    pass", "", "only makes a coroutine"),
+    "generator function": ("def fn():\n    yield 1", "", "only makes a coroutine or generator"),
+    "a lock returned": ("def fn():\n    return threading.Lock()", "", "the return value, a _thread.lock"),
+}
+FIRST = """
+import collections, dataclasses, enum, functools, json, threading
+from elasticlib import ChildFailedError, ConfigError, LaunchConfig, elastic_launch
+LIMIT = 3
+"""
+CALL = """
+try:
+    config = LaunchConfig(nproc_per_node=1, max_restarts=0, preload=(), start_method={method!r})
+    got = elastic_launch(config, fn)({args})[0]
+    print("RESULT", json.dumps([{name!r}, repr(got), {expected}]))
+except (ConfigError, ChildFailedError) as error:
+    print("RESULT", json.dumps([{name!r}, "refused", str(error)]))
+"""
+
+
+def cells(method: str) -> list[str]:
+    found = [FIRST]
+    for name, (define, args, expected) in WORKS.items():
+        found.append(f"{define}\n{CALL.format(method=method, name=name, args=args, expected=f'got == ({expected})')}")
+    for name, (define, args, _) in REFUSED.items():
+        found.append(f"{define}\n{CALL.format(method=method, name=name, args=args, expected='None')}")
+    return found
+
+
+def results(output: str) -> dict[str, list[Any]]:
+    lines = [json.loads(line.removeprefix("RESULT ")) for line in output.splitlines() if line.startswith("RESULT ")]
+    return {name: rest for name, *rest in lines}
+
+
+def check(found: dict[str, list[Any]], method: str) -> None:
+    wrong = {name: found.get(name) for name in WORKS if found.get(name, [0, 0])[1] is not True}
+    assert wrong == {}
+    for name, (*_, said) in REFUSED.items():
+        got, text = found[name]
+        # Where nothing is sent, the child has all that its parent has.
+        if method != "fork" or name in ("async def", "generator function", "a lock returned"):
+            assert got == "refused", name
+            assert re.search(said, text), (name, text)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_a_programs_functions_work_or_are_refused_by_name(tmp_path: Path, method: str) -> None:
+    (*parts,) = cells(method)
+    body = parts[0] + "\ndef main():\n    pass\n" + "\n".join(parts[1:])
+    (tmp_path / "program.py").write_text(body)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+    assert done.returncode == 0, done.stderr
+    check(results(done.stdout), method)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_a_notebooks_functions_work_or_are_refused_by_name(tmp_path: Path, method: str) -> None:
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells(method)])  # type: ignore[no-untyped-call]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env.pop("PYTEST_CURRENT_TEST", None)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources=resources).execute(env=env)
+    output = "".join(o.text for cell in notebook.cells for o in cell.outputs if o.output_type == "stream")
+
+    check(results(output), method)
+
+
+# What is large.
+
+
+def settings(workers: int = 2, **more: Any) -> LaunchConfig:
+    return LaunchConfig(nproc_per_node=workers, max_restarts=0, **more)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_function_may_write_to_a_large_argument_and_nobody_else_sees_it(method: Any) -> None:
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    array, tensor = numpy.zeros(1 << 18), torch.zeros(1 << 18)
+
+    def writes(array: Any, tensor: Any) -> tuple[float, float, float]:
+        before = float(array.sum()), float(tensor.sum())
+        array += int(os.environ["RANK"]) + 1
+        tensor += int(os.environ["RANK"]) + 1
+        return (*before, float(array[7] + tensor[7]))
+
+    for _ in range(2):
+        found = elastic_launch(settings(start_method=method), writes)(array, tensor)
+        assert found == {0: (0.0, 0.0, 2.0), 1: (0.0, 0.0, 4.0)}
+    assert float(array.sum()) == float(tensor.sum()) == 0.0
+
+
+def test_tensors_that_share_memory_share_it_in_the_worker_too() -> None:
+    torch = pytest.importorskip("torch")
+    whole = torch.zeros(1 << 18)
+
+    def writes(whole: Any, part: Any, again: Any) -> tuple[float, int, bool]:
+        part[0] = 7
+        return float(whole[10]), len(part), again is whole
+
+    assert elastic_launch(settings(), writes)(whole, whole[10:20], whole) == dict.fromkeys(range(2), (7.0, 10, True))
+
+
+@pytest.mark.parametrize("size", [1, 1 << 18])
+def test_a_shared_tensor_is_shared_with_the_program(size: int) -> None:
+    torch = pytest.importorskip("torch")
+    shared = torch.zeros(2, size).share_memory_()
+
+    def writes(shared: Any) -> bool:
+        shared[int(os.environ["RANK"])] += int(os.environ["RANK"]) + 1
+        return bool(shared.is_shared())
+
+    assert elastic_launch(settings(), writes)(shared) == {0: True, 1: True}
+    assert shared[:, -1].tolist() == [1.0, 2.0]
+    with pool(2, group=None) as made:
+        made.run(writes, shared)
+    assert shared[:, 0].tolist() == [2.0, 4.0]
+
+
+def test_modules_parameters_and_kinds_of_tensors_travel() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(600, 600)
+    model.weight.requires_grad_(False)
+    odd = [
+        torch.zeros(0),
+        torch.tensor(3),
+        torch.arange(12).reshape(3, 4).t(),
+        torch.zeros(3, dtype=torch.bfloat16),
+        torch.zeros(3, dtype=torch.bool),
+        torch.zeros(1 << 20, dtype=torch.uint8)[::2],
+        torch.eye(3).to_sparse(),
+        torch.zeros(2, dtype=torch.complex64).conj(),
+    ]
+
+    def compares(model: Any, odd: list[Any]) -> tuple[Any, ...]:
+        facts = [
+            (each.dtype, tuple(each.shape), each.to_dense().resolve_conj().tolist()[:1] if each.dim() else 0)
+            for each in odd
+        ]
+        return float(model.weight.sum()), model.weight.requires_grad, model.bias.requires_grad, facts
+
+    assert elastic_launch(settings(1), compares)(model, odd)[0] == compares(model, odd)
+
+
+def test_an_argument_is_what_it_was_at_the_call(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    array = numpy.zeros(1 << 18)
+
+    def waits(array: Any, path: Path) -> float:
+        while not path.exists():
+            pass
+        return float(array.sum())
+
+    job = elastic_launch(settings(1), waits).start(array, tmp_path / "changed")
+    array += 1
+    (tmp_path / "changed").touch()
+
+    assert job.result(LIMIT) == {0: 0.0}
+
+
+def test_a_restart_finds_the_argument_as_it_was(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def fails_once(array: Any) -> float:
+        found = float(array.sum())
+        array += 1
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            raise ValueError
+        return found
+
+    assert elastic_launch(LaunchConfig(nproc_per_node=1, max_restarts=1), fails_once)(numpy.zeros(1 << 18)) == {0: 0.0}
+
+
+def test_large_captures_are_named_with_their_size(caplog: pytest.LogCaptureFixture) -> None:
+    numpy = pytest.importorskip("numpy")
+    data = numpy.zeros(13_000_000)
+
+    def uses() -> int:
+        return len(data)
+
+    assert elastic_launch(settings(1), uses)() == {0: 13_000_000}
+    assert [record.message for record in caplog.records if "104 MB" in record.message and "'data'" in record.message]
+    caplog.clear()
+    assert elastic_launch(settings(1), len)(data) == {0: 13_000_000}
+    assert "MB" not in caplog.text
+
+
+def test_launches_with_large_arguments_leave_no_descriptor() -> None:
+    numpy = pytest.importorskip("numpy")
+    array = numpy.zeros(1 << 18)
+    elastic_launch(settings(1), len)(array)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        elastic_launch(settings(1), len)(array)
+        with pytest.raises(PicklingError):
+            elastic_launch(settings(1), len)(array, sys._getframe())
+
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# What was edited.
+
+
+def test_an_edited_module_is_the_new_one_in_the_workers_and_that_is_said_once(tmp_path: Path) -> None:
+    program = """
+        import logging, os, sys
+        logging.basicConfig(stream=sys.stdout, format="%(message)s")
+        import project
+        from elasticlib import LaunchConfig, elastic_launch
+
+        def edit(version):
+            with open(project.__file__, "w") as file:
+                file.write(f"def version():\\n    return {version}\\n")
+            os.utime(project.__file__, (version, version))
+
+        def launch():
+            return elastic_launch(LaunchConfig(nproc_per_node=1), project.version)()[0]
+
+        edit(1000)
+        print("RESULT", launch(), launch())
+        edit(2000)
+        print("RESULT", launch(), launch(), project.version())
+        import importlib
+        edit(3000)
+        importlib.reload(project)
+        print("RESULT", launch(), project.version())
+    """
+    (tmp_path / "project.py").write_text("def version():\n    return 0\n")
+    (tmp_path / "program.py").write_text(textwrap.dedent(program))
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if "RESULT" in line] == [
+        "RESULT 1000 1000",
+        "RESULT 2000 2000 0",
+        "RESULT 3000 3000",
+    ]
+    assert [line for line in lines if "changed on disk" in line] == [
+        "project changed on disk since this program imported it: the workers have what is in the file now, this "
+        "program what it imported; importlib.reload(...) makes them the same"
+    ]
