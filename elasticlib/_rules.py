@@ -196,6 +196,16 @@ def devices(value: Any) -> tuple[int | str, ...] | None:
     return tuple(found)
 
 
+def ranks(value: Any) -> Any:
+    """``all``, or ranks from 0 on: one, or a sequence; None as it is."""
+    if value is None or value == "all":
+        return value
+    found = [number(each) for each in value] if isinstance(value, Iterable) else [number(value)]
+    if isinstance(value, (str, bytes)) or not all(map(is_index, found)):
+        raise ConfigError(f"show={value!r} must be 'all', or ranks from 0 on, such as [0, 1]; () for none")
+    return tuple(found)
+
+
 def _device(value: Any) -> Any:
     text = value.strip() if isinstance(value, str) else value
     return int(text) if isinstance(text, str) and text.isdecimal() else number(text)

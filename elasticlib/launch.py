@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,12 @@ from elasticlib._torch_config import as_launch_config
 from elasticlib.agent._checks import check_health_check_server
 from elasticlib.errors import ChildFailedError, ConfigError
 from elasticlib.job import Job
-from elasticlib.job._output import JobLogs
+from elasticlib.job._output import CallersStream, JobLogs, in_kernel, is_replaced, own_logs
 from elasticlib.job._raising import raised
 from elasticlib.job._register import SHARES
 from elasticlib.job._results import Results
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.logs._streams import Duplicates, make_ready
+from elasticlib.logs._streams import Duplicates, make_ready, warn_of_strange_ranks
 from elasticlib.rendezvous import _choice
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
 from elasticlib.rendezvous._job import Job as RendezvousJob
@@ -44,6 +44,7 @@ from elasticlib.workers._plan import prepare, shown_by_caller
 if TYPE_CHECKING:
     from elasticlib.agent import LocalElasticAgent
     from elasticlib.agent._health import HealthCheckServer
+    from elasticlib.workers._fork_servers import ForkServer
 
 _log = logging.getLogger("elasticlib")
 
@@ -129,9 +130,11 @@ class CheckedLaunch:
 
                 until_run.callback(stop_health_check, health_check_server, records.log)
             self._config = config = as_launch_config(config)
-            own = JobLogs() if is_started else DefaultLogsSpecs()
-            self._asked = config.logs_specs if config.logs_specs is not None else own
+            self.console = CallersStream() if is_replaced() and config.logs_specs is None else None
+            self._asked = own_logs(config, is_started or self.console is not None)
             self._logs = self._asked.for_launch() if isinstance(self._asked, DefaultLogsSpecs) else self._asked
+            if self.console is not None:
+                self.console.files = lambda: getattr(self._logs, "root_log_dir", "")
             self._metric_handler = _check(config, self._logs)
             self.title = title or title_of(entrypoint, args)
             choice = _choose(config)
@@ -148,7 +151,7 @@ class CheckedLaunch:
             if _in_notebooks.shell() is not None and config.logs_specs is None:  # which shows what is raised
                 self._prepared = evolve(self._prepared, job=shown_by_caller(self._prepared.job))
             self.signums = _signals.parse(self._prepared.signals_to_handle)
-            _warn_of_strange_ranks(self._logs, workers)
+            warn_of_strange_ranks(self._logs, workers)
             records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": workers}))
             make_ready(self._logs, self._choice.run_id)  # others must not meet a node that cannot work
             self._until_run, self._until_end = until_run.pop_all(), until_end.pop_all()
@@ -156,6 +159,8 @@ class CheckedLaunch:
     @property
     def folder(self) -> str:
         """Where the output of a job is after its success, which goes with the job's object."""
+        if self.console is not None and self.console.is_full:
+            return ""  # what the cell did not show is there
         return self._logs.root_log_dir if isinstance(self._logs, JobLogs) else ""
 
     @property
@@ -184,13 +189,20 @@ class CheckedLaunch:
             with own:
                 return self._run(job, until_run)
 
+    def _say_that_it_starts(self, there: ForkServer | None) -> None:
+        """Tell whoever looks at a cell why nothing comes for seconds."""
+        if self.console is not None and in_kernel() and there is not None and not there.ready():
+            if "torch" in there.key.preload:
+                self.console.say("starting: importing torch\n")
+
     def _run(self, job: Job, until_run: contextlib.ExitStack) -> dict[int, Any]:
         config, spec, logs, asked = self._config, self._spec, self._logs, self._asked
         succeeded = False
         try:
             plan = self._prepared.job
             warming = fork_servers.warming(plan.fork_server, plan.common.env, plan.search_path)
-            with warming, _opened(self._choice, config) as spec.rdzv_handler:
+            with warming as there, _opened(self._choice, config) as spec.rdzv_handler:
+                self._say_that_it_starts(there)
                 from elasticlib.agent import LocalElasticAgent
 
                 agent = LocalElasticAgent(
@@ -204,6 +216,7 @@ class CheckedLaunch:
                     sink=records.fan_out(records.log, job.sink),
                     metric_handler=self._metric_handler,
                     prepared=self._prepared,
+                    console=self.console,
                     repeats_errors=_in_notebooks.shell() is None,
                     inbox=job.inbox,
                 )
@@ -267,25 +280,6 @@ def _worker_spec(
         args=tuple(args),
         kwargs=dict(kwargs),
     )
-
-
-def _warn_of_strange_ranks(logs: LogsSpecs, workers: int) -> None:
-    """Say which local ranks *logs* names and this node does not have; another node of the job may have them."""
-    for name in ("local_ranks_filter", "redirects", "tee"):
-        named = getattr(logs, f"_{name}", None)  # where torch's own specifications keep it too
-        if not isinstance(named, (Mapping, Set)):
-            continue
-        strange = sorted(rank for rank in named if rank not in range(workers))
-        if strange:
-            hidden = name == "local_ranks_filter" and len(strange) == len(named)
-            _log.warning(
-                "%s names local rank%s %s, but this node has %s only: %s",
-                name,
-                "s" * (len(strange) > 1),
-                ", ".join(map(str, strange)),
-                {1: "0", 2: "0 and 1"}.get(workers, f"0 to {workers - 1}"),
-                "no worker of this node is shown on the console" if hidden else "that has no effect here",
-            )
 
 
 def _choose(config: LaunchConfig) -> Choice:

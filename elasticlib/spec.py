@@ -269,6 +269,9 @@ class LaunchConfig(DataclassView):
     """Seconds from the outcome of a worker's program (it raised, returned or ended) to the end of its process: time for
     exit handlers and threads. After it the stacks of its threads are told and it is stopped; what it returned counts.
     None gives 30 s, and all the time in the world to the threads of a script whose main part ended well."""
+    show: Literal["all"] | tuple[int, ...] | None = field(default=None, converter=_rules.ranks, kw_only=True)
+    """Global ranks of this node whose output is shown, ``all`` or some; that of all is kept in files meanwhile. None:
+    rank 0 in a notebook, of a started job and where ``sys.stdout`` was replaced, else all, by their own descriptors."""
     raise_as: RaiseAs = field(default="both", validator=_rules.one_of(RAISES), kw_only=True)
     """What a launch raises for a worker's exception: ``both``, a `ChildFailedError` that is of that exception's class
     too, so that ``except ValueError:`` catches it; ``ChildFailedError``, just that, with the other one as its cause."""

@@ -23,6 +23,7 @@ from elasticlib.agent._repeats import Repeats
 from elasticlib.agent._watch import Sockets, Watch
 from elasticlib.errors import ProcessFailure, RendezvousError, StartError
 from elasticlib.logs import _streams
+from elasticlib.logs._console import Sink
 from elasticlib.logs._layout import DEFAULT_PREFIX, PREFIX_VARIABLE, line_prefix
 from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._open import Rendezvous
@@ -56,6 +57,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     *prepared* is what `prepare` made of the same spec, start method and signals, where that came before the rendezvous.
     Without *repeats_errors* the exception that an attempt and the one before raise at once, and alike, ends the job.
+    *console* takes what is tee'd, in place of this program's stdout and stderr.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         prepared: Preparation | None = None,
         inbox: _signals.Inbox | None = None,
         repeats_errors: bool = True,
+        console: Sink | None = None,
     ) -> None:
         _rules.check_logs_specs(logs_specs)
         _rules.check_shutdown_timeout(shutdown_timeout)
@@ -99,7 +102,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._job = made.job
         self._logs = _streams.Rounds(logs_specs)
         duplicates = _streams.Duplicates(spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
-        self._processes = Processes(self._job, spec.local_world_size, sink, duplicates)
+        self._processes = Processes(self._job, spec.local_world_size, sink, duplicates, console)
 
         self._watch = Watch(
             caller,

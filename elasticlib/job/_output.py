@@ -7,33 +7,44 @@ The files stay as long as the job's object; after a failure they stay for a look
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import contextvars
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 
+from elasticlib import _in_notebooks
+from elasticlib.errors import ConfigError
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.spec import LogsDest, Std
+from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std
 
+_MOST_SHOWN = 1_000_000
+"""Characters of a job's output that a notebook's cell shows: browsers do not bear much more."""
 _TAIL = 8192
 """Bytes at the end of a file in which its last line is looked for."""
 
 
 class JobLogs(DefaultLogsSpecs):
-    """Where the output goes unless `LaunchConfig.logs_specs` says it."""
+    """
+    Where the output goes unless `LaunchConfig.logs_specs` says it; that of the ranks *show* is shown (None: of all).
 
-    default_prefix = ""
-    """Before lines on the console, which are of one rank."""
+    Where several are shown, a short prefix tells which one wrote a line.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, show: Collection[int] | None = (0,)) -> None:
         super().__init__(redirects=Std.ALL)
+        self._show = show
+        self.default_prefix = "" if show is not None and len(show) <= 1 else "[${rank}] "
 
     def reify(self, envs: Mapping[int, Mapping[str, str]]) -> LogsDest:
-        """One file for each rank, shown where it is rank 0."""
+        """One file for each rank."""
         dest = super().reify(envs)
         for rank, path in dest.stderrs.items():
             os.unlink(path)
             dest.stderrs[rank] = dest.stdouts[rank]
-        dest.tee_stdouts = {rank: dest.stdouts[rank] for rank, env in envs.items() if env.get("RANK") == "0"}
+        shown = {rank for rank, env in envs.items() if self._show is None or int(env["RANK"]) in self._show}
+        dest.tee_stdouts = {rank: path for rank, path in dest.stdouts.items() if rank in shown}
         return dest
 
     def temporary_round(self) -> str:
@@ -44,6 +55,79 @@ class JobLogs(DefaultLogsSpecs):
         """After success they are still there to be read; after a failure they stay for a look."""
         if only_if_empty:
             super().remove_if_temporary(only_if_empty)
+
+
+class CallersStream:
+    """
+    The ``sys.stdout`` of whoever makes it, for output that comes in another thread: in the caller's cell, or wherever a
+    test or a widget has put it.
+    """
+
+    def __init__(self) -> None:
+        self.files: Callable[[], str] = str
+        """Tells the folder with all of the output."""
+        self.is_full = False
+        """Whether a cell has got all that it shows, so that the files are needed."""
+        self.turn_here()
+
+    def turn_here(self) -> None:
+        """From now on it is that of this caller."""
+        self._stream, self._context = sys.stdout, contextvars.copy_context()
+        # A kernel's stream looks here for the cell; in a thread that has none, it would be any cell that runs.
+        variable = getattr(self._stream, "_parent_header", None)
+        if isinstance(variable, contextvars.ContextVar):
+            self._context.run(variable.set, getattr(self._stream, "parent_header", {}))
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._left = _MOST_SHOWN if in_kernel() else sys.maxsize
+
+    def __call__(self, block: bytes) -> None:
+        """Write *block*, which may end within a character."""
+        text = self._decoder.decode(block)
+        if len(text) > self._left:
+            if self._left <= 0:
+                return
+            self.is_full = True
+            text = f"{text[: self._left]}\n[... the rest is in {self.files()}]\n"
+            self._left = 0
+        self._left -= len(text)
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """Write *text*."""
+        stream = self._stream
+        if stream is not None and text:
+            self._context.run(stream.write, text)
+            self._context.run(stream.flush)
+
+
+def own_logs(config: LaunchConfig, keeps_all: bool) -> LogsSpecs:
+    """Where the output goes: where the caller said, to a file for each rank, or nowhere but where it goes anyway."""
+    if config.logs_specs is not None:
+        if config.show is not None:
+            raise ConfigError(
+                f"show={config.show!r} has no effect beside logs_specs: give that one's tee, or leave it out"
+            )
+        return config.logs_specs
+    if not keeps_all and config.show is None:
+        return DefaultLogsSpecs()
+    return JobLogs(None if config.show == "all" else config.show if config.show is not None else (0,))
+
+
+def in_kernel() -> bool:
+    """Whether this program is a notebook's kernel."""
+    return hasattr(_in_notebooks.shell(), "kernel")
+
+
+def is_replaced() -> bool:
+    """Whether ``sys.stdout`` is another place than that to which child processes write."""
+    stream = sys.stdout
+    if stream is None or in_kernel():
+        return stream is not None
+    try:
+        here, theirs = os.fstat(stream.fileno()), os.fstat(1)
+    except (AttributeError, OSError, ValueError):
+        return True  # it has no descriptor
+    return (here.st_dev, here.st_ino) != (theirs.st_dev, theirs.st_ino)
 
 
 def text_of(path: str) -> str:

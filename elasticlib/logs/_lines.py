@@ -130,6 +130,24 @@ class LineAssembler:
         return out + self._overflow()
 
 
+class Verbatim:
+    """The bytes of one stream as they are, for a console that is its alone; with what `LineAssembler` offers."""
+
+    due: float | None = None
+
+    def feed(self, data: bytes, now: float) -> bytes:
+        """All of it."""
+        return data
+
+    def tick(self, now: float) -> bytes:
+        """Nothing."""
+        return b""
+
+    def finish(self) -> bytes:
+        """Nothing: a line without end stays one."""
+        return b""
+
+
 def overtype(old: bytes, new: bytes) -> bytes:
     """
     What a terminal shows of *old* after *new* was written over it from the first column.

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from attrs import define, field
 
@@ -138,15 +138,21 @@ def full_folders(dest: LogsDest) -> list[str]:
     return sorted(full.values())
 
 
-def follow(tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: Duplicates) -> None:
+def follow(
+    tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: Duplicates, *, verbatim: bool = False
+) -> None:
     """
     Copy the tee'd files of *dest* to the console, each line after its rank's prefix, and to the filtered files.
+
+    With *verbatim* a file that is the only one, and has no prefix, is copied byte by byte.
 
     Raises `ConfigError` where *duplicates* asks for lines and *dest* has no file for them, or where a file to be
     followed is none.
     """
     duplicates.check(dest)
     seen: set[str] = set()
+    followed = {*dest.tee_stdouts.values(), *dest.tee_stderrs.values()}
+    verbatim = verbatim and len(followed) == 1 and not any(prefixes[rank] for rank in dest.tee_stdouts)
     for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
         copy = duplicates.open(std, dest)
         for rank, path in files.items():
@@ -155,4 +161,23 @@ def follow(tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: 
             if not os.path.isfile(path):
                 raise ConfigError(f"tee_{_NAMES[std]}s[{rank}]={path!r} is not the file of a worker's stream")
             seen.add(path)
-            tee.follow(path, prefixes[rank], std, copy=copy)
+            tee.follow(path, prefixes[rank], std, copy=copy, verbatim=verbatim and copy is None)
+
+
+def warn_of_strange_ranks(logs: LogsSpecs, workers: int) -> None:
+    """Say which local ranks *logs* names and this node does not have; another node of the job may have them."""
+    for name in ("local_ranks_filter", "redirects", "tee"):
+        named = getattr(logs, f"_{name}", None)  # where torch's own specifications keep it too
+        if not isinstance(named, (Mapping, Set)):
+            continue
+        strange = sorted(rank for rank in named if rank not in range(workers))
+        if strange:
+            hidden = name == "local_ranks_filter" and len(strange) == len(named)
+            logger.warning(
+                "%s names local rank%s %s, but this node has %s only: %s",
+                name,
+                "s" * (len(strange) > 1),
+                ", ".join(map(str, strange)),
+                {1: "0", 2: "0 and 1"}.get(workers, f"0 to {workers - 1}"),
+                "no worker of this node is shown on the console" if hidden else "that has no effect here",
+            )

@@ -27,7 +27,7 @@ from attrs import define, field
 from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
 from elasticlib.logs._console import LineFilter, Sink
-from elasticlib.logs._lines import LineAssembler
+from elasticlib.logs._lines import LineAssembler, Verbatim
 from elasticlib.spec import Std
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class _Stream:
     fd: int
     std: Std
     prefix: bytes
-    lines: LineAssembler
+    lines: LineAssembler | Verbatim
     copy: LineFilter | None
     done: threading.Event = field(factory=threading.Event)
     watch: int | None = None
@@ -132,9 +132,13 @@ class Tee:
         self._pause = _LEAST_PAUSE
         self._last_turn = 0.0
 
-    def follow(self, path: str, prefix: bytes, std: Std, *, copy: LineFilter | None = None) -> None:
+    def follow(
+        self, path: str, prefix: bytes, std: Std, *, copy: LineFilter | None = None, verbatim: bool = False
+    ) -> None:
         """
         Copy the file at *path*, from its first byte on, to the sink of *std*, each line after *prefix*.
+
+        *verbatim*: without a prefix, byte by byte, as if it wrote there itself.
 
         The file must be there (OSError) and not be followed yet (ValueError). A file that is cut to nothing
         meanwhile is followed on from its new start. *copy* gets the same lines, also when the sink has failed.
@@ -147,7 +151,7 @@ class Tee:
             if self._thread is None:
                 self._thread = self._start()
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            stream = _Stream(fd, std, prefix, LineAssembler(prefix), copy)
+            stream = _Stream(fd, std, prefix, Verbatim() if verbatim else LineAssembler(prefix), copy)
             self._followed[path] = stream
             self._hand_over(stream)
 

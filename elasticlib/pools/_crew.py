@@ -61,6 +61,7 @@ class Crew:
 
     def __init__(self, config: LaunchConfig, group: str | None) -> None:
         launch = CheckedLaunch(config, _pooled.pool, (group,), None, {}, True, "pool")
+        self._console = launch.console
         pairs = [Channel.pair() for _ in range(launch.workers)]
         self._channels = [ours for ours, _ in pairs]
         self._theirs = [theirs for _, theirs in pairs]
@@ -98,6 +99,8 @@ class Crew:
     ) -> None:
         """Have *ranks* call *function*. Raises `PicklingError` before any of them hears of it."""
         packed = _packing.pack(function, args, kwargs)
+        if self._console is not None:
+            self._console.turn_here()
         memories = packed.memories()
         self._asked += 1
         variables = _environment.without_secrets(os.environ)

@@ -32,7 +32,7 @@ _END_LIMIT = 10.0
 _SETTINGS = frozenset(
     "logs_specs shutdown_timeout start_method preload local_addr numa_options signals_to_handle virtual_local_rank "
     "worker_server exit_timeout devices event_log_handler metrics_cfg role log_line_prefix_template "
-    "raise_as duplicate_stdout_filters duplicate_stderr_filters monitor_interval".split()
+    "raise_as show duplicate_stdout_filters duplicate_stderr_filters monitor_interval".split()
 )
 
 

@@ -323,14 +323,14 @@ class _ForkServers:
     @contextlib.contextmanager
     def warming(
         self, key: ForkServerKey | None, environment: Mapping[str, str], search_path: Sequence[str]
-    ) -> Iterator[None]:
+    ) -> Iterator[ForkServer | None]:
         """Have a fork server at its imports for a launch in the block, before that knows when its workers start."""
         there = None
         if key is not None:
             with contextlib.suppress(StartError):  # which the launch meets itself, if it comes so far
                 there = self.take(key, environment, search_path)
         try:
-            yield
+            yield there
         finally:
             if there is not None:
                 self.give_back(there, unused=True)

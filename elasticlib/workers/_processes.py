@@ -24,7 +24,7 @@ from elasticlib._times import Term, soonest
 from elasticlib._wire import room_for, wait_readable
 from elasticlib.errors import ElasticError, PreloadError, ProcessFailure, StartError
 from elasticlib.logs import _streams
-from elasticlib.logs._console import console_sink
+from elasticlib.logs._console import Sink, console_sink
 from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import LogsDest
@@ -52,23 +52,23 @@ class Processes:
         count: int,
         sink: records.Sink = records.log,
         duplicates: _streams.Duplicates | None = None,
+        console: Sink | None = None,
     ) -> None:
         self._job = job
         self._count = count
         self._sink = sink
         self._duplicates = duplicates or _streams.Duplicates()
+        self._console = console  # None: this program's own streams
         self._spawner: SpawnerClient | None = None
         self._learner: Learner | None = None
         self._tee: Tee | None = None
         self._dest = LogsDest()
         self._board: Board | None = None
-        self._deadline = 0.0
-        """When the workers will be killed, once they are being stopped."""
+        self._deadline = 0.0  # when the workers will be killed, once they are being stopped
         self._forget()
 
     def _forget(self) -> None:
-        self.exits: dict[int, heard.Exit] = {}
-        """How the workers of this round ended."""
+        self.exits: dict[int, heard.Exit] = {}  # how the workers of this round ended
         self._failed: dict[int, heard.Exit] = {}
         """What is known of those whose programs failed, before their processes end."""
         self.pids: dict[int, int] = {}
@@ -76,8 +76,7 @@ class Processes:
         """Why all workers are gone at once, and nothing more will be heard of them."""
         self._store: heard.StoreGone | None = None
         self._store_gone_at = 0.0
-        self._limit = math.inf
-        """When whoever stops the workers must have done so."""
+        self._limit = math.inf  # when whoever stops the workers must have done so
         self._lease: Term | None = None
         self._noticed: dict[int, float] = {}
         self._stopped = False
@@ -112,8 +111,8 @@ class Processes:
             self._dest = settled(dest)
             _streams.prepare(self._dest)
             if self._tee is None:
-                self._tee = Tee(console_sink(sys.stdout), console_sink(sys.stderr))
-            _streams.follow(self._tee, self._dest, prefixes, self._duplicates)
+                self._tee = Tee(*[self._console or console_sink(stream) for stream in (sys.stdout, sys.stderr)])
+            _streams.follow(self._tee, self._dest, prefixes, self._duplicates, verbatim=self._console is not None)
             outs, errs = self._dest.stdouts, self._dest.stderrs
             whole = [evolve(each, stdout=outs.get(each.local_rank), stderr=errs.get(each.local_rank)) for each in specs]
             if self._job.common.learns and self._learner is None:

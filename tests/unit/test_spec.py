@@ -346,6 +346,10 @@ def test_one_selector_holds_for_all_ranks() -> None:
         {"virtual_local_rank": "no"},
         {"shutdown_timeout": math.nan},
         {"exit_timeout": "x"},
+        {"show": -1},
+        {"show": "0"},
+        {"show": [0.5]},
+        {"show": {}.keys},
         {"devices": [-1]},
         {"devices": [0.5]},
         {"devices": ["0", ""]},
@@ -420,3 +424,10 @@ def test_learn_stands_alone() -> None:
 )
 def test_devices_are_indices_or_names(given: object, held: object) -> None:
     assert held == LaunchConfig(devices=given).devices  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "held"), [(None, None), ("all", "all"), (0, (0,)), ((), ()), ([1, 0], (1, 0)), (range(2), (0, 1))]
+)
+def test_ranks_that_are_shown_are_numbers_or_all(given: object, held: object) -> None:
+    assert held == LaunchConfig(show=given).show  # type: ignore[arg-type]

@@ -1,0 +1,176 @@
+"""What a caller sees of its workers' output: in its own stream, in its own cell, in order, and not too much."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+from elasticlib import ChildFailedError, LaunchConfig, elastic_launch, pool
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 90
+
+
+def settings(workers: int = 2, **more: Any) -> LaunchConfig:
+    return LaunchConfig(nproc_per_node=workers, max_restarts=0, preload=(), **more)
+
+
+def talks() -> None:
+    rank = os.environ["RANK"]
+    print(f"out of {rank}")
+    print(f"err of {rank}", file=sys.stderr)
+    print(f"end of {rank}", end="", flush=True)
+
+
+def test_a_replaced_stream_gets_the_output_of_rank_0_as_it_is() -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as stream:
+        elastic_launch(settings(), talks)()
+
+    assert stream.getvalue() == "out of 0\nerr of 0\nend of 0"
+
+
+def test_several_ranks_have_whole_lines_after_their_rank() -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as stream:
+        elastic_launch(settings(3, show=[0, 2]), talks)()
+
+    wanted = [f"[{rank}] {word} of {rank}" for rank in (0, 2) for word in ("out", "err", "end")]
+    assert sorted(stream.getvalue().splitlines()) == sorted(wanted)
+
+
+def test_no_rank_at_all_may_be_shown() -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as stream:
+        elastic_launch(settings(show=()), talks)()
+
+    assert stream.getvalue() == ""
+
+
+def test_pytest_captures_it(capsys: pytest.CaptureFixture[str]) -> None:
+    elastic_launch(settings(), talks)()
+
+    assert capsys.readouterr().out == "out of 0\nerr of 0\nend of 0"
+
+
+def test_a_program_may_ask_for_some_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+    elastic_launch(settings(show=[1]), talks)()
+
+    assert capfd.readouterr().out == "out of 1\nerr of 1\nend of 1\n"
+
+
+def test_a_plain_programs_workers_write_themselves(capfd: pytest.CaptureFixture[str]) -> None:
+    elastic_launch(settings(), talks)()
+
+    found = capfd.readouterr()
+    assert all(f"{word} of {rank}" in found.out for word in ("out", "end") for rank in range(2))
+    assert all(f"err of {rank}" in found.err for rank in range(2))
+
+
+def test_a_call_leaves_no_folder_and_a_failure_leaves_all_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def fails() -> None:
+        talks()
+        raise ValueError
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        elastic_launch(settings(), talks)()
+        assert list(tmp_path.iterdir()) == []
+        with pytest.raises(ChildFailedError):
+            elastic_launch(settings(), fails)()
+
+    kept = "".join(path.read_text() for path in tmp_path.rglob("stdout.log"))
+    assert {"out of 0", "out of 1"} <= set(kept.splitlines())
+
+
+def test_each_call_of_a_pool_shows_where_it_is_made() -> None:
+    streams = [io.StringIO(), io.StringIO()]
+    with contextlib.redirect_stdout(streams[0]):
+        made = pool(2, group=None, preload=())
+    with made:
+        for number, stream in enumerate(streams):
+            with contextlib.redirect_stdout(stream):
+                made.run(print, f"call {number}")
+                until = time.monotonic() + LIMIT
+                while "call" not in stream.getvalue() and time.monotonic() < until:
+                    pass
+
+    assert [stream.getvalue() for stream in streams] == ["call 0\n", "call 1\n"]
+
+
+SETUP = """
+import os, sys, threading, time
+from elasticlib import LaunchConfig, elastic_launch, pool
+
+def settings(**more):
+    return LaunchConfig(nproc_per_node=2, max_restarts=0, preload=(), **more)
+
+def talks(count=3, pause=0.0):
+    for number in range(count):
+        print("line", number, "of", os.environ["RANK"])
+        time.sleep(pause)
+
+def bars():
+    for number in range(5):
+        sys.stderr.write(f"\\r{number}/4")
+        time.sleep(0.05)
+    print(" done")
+"""
+LINES = [f"line {number} of 0" for number in range(3)]
+
+
+def printed(*cells: str, folder: Path) -> list[str]:
+    """What each of *cells* shows on stdout, executed after `SETUP` in a kernel of their own."""
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in (SETUP, *cells)])  # type: ignore[no-untyped-call]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env.pop("PYTEST_CURRENT_TEST", None)
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources=resources).execute(env=env)
+    shown = [[o.text for o in cell.outputs if o.output_type == "stream"] for cell in notebook.cells[1:]]
+    return ["".join(texts) for texts in shown]
+
+
+def test_a_cell_shows_its_own_calls_output_and_no_other(tmp_path: Path) -> None:
+    called, everyone, captured, started, meanwhile, awaited, pooled, again, progress = printed(
+        "elastic_launch(settings(), talks)();",
+        "elastic_launch(settings(show='all'), talks)();",
+        "%%capture kept\nelastic_launch(settings(), talks)()",
+        "print(kept.stdout)\njob = elastic_launch(settings(), talks).start(20, 0.05)",
+        "time.sleep(0.3)\nprint('meanwhile')",
+        "job.result()\nprint('done')",
+        "p = pool(2, group=None, preload=())\np.run(talks)\ntime.sleep(0.3)",
+        "p.run(talks, 1)\ntime.sleep(0.3)\np.close()",
+        "elastic_launch(settings(), bars)();",
+        folder=tmp_path,
+    )
+
+    assert called.splitlines() == LINES
+    assert sorted(everyone.splitlines()) == sorted(
+        f"[{rank}] line {n} of {rank}" for n in range(3) for rank in range(2)
+    )
+    assert captured == ""
+    assert started.splitlines()[:3] == LINES  # what comes after a cell's end nbclient does not keep
+    assert (meanwhile, awaited) == ("meanwhile\n", "done\n")
+    assert pooled.splitlines() == LINES
+    assert again.splitlines() == LINES[:1]
+    assert progress.endswith("\r4/4 done\n")
+
+
+def test_a_cell_is_not_flooded_and_says_where_the_rest_is(tmp_path: Path) -> None:
+    (flooded,) = printed("elastic_launch(settings(), talks)(100_000);", folder=tmp_path)
+
+    assert len(flooded) < 1_100_000
+    folder = flooded.rstrip().rpartition("[... the rest is in ")[2].rstrip("]")
+    (whole,) = Path(folder).rglob("0/stdout.log")
+    assert whole.read_text().count("\n") == 100_000

@@ -1,0 +1,186 @@
+"""Where the output of shown ranks goes: to the stream that its caller has, in the caller's context."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import io
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elasticlib import ConfigError, DefaultLogsSpecs, LaunchConfig
+from elasticlib.job import _output
+from elasticlib.job._output import CallersStream, JobLogs, is_replaced, own_logs
+
+CELL: contextvars.ContextVar[str] = contextvars.ContextVar("cell", default="none")
+
+
+class Stream(io.StringIO):
+    """Remembers in which context it was written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.cells.append(CELL.get())
+        return super().write(text)
+
+
+def made_for(stream: Any) -> CallersStream:
+    """Made by a caller whose stdout is *stream*."""
+    with contextlib.redirect_stdout(stream):
+        return CallersStream()
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
+
+
+def in_another_thread(*blocks: bytes, to: CallersStream) -> None:
+    def writes() -> None:
+        for block in blocks:
+            to(block)
+
+    thread = threading.Thread(target=writes)
+    thread.start()
+    thread.join()
+
+
+def test_it_is_the_stream_and_the_context_of_whoever_made_it() -> None:
+    stream = Stream()
+    token = CELL.set("mine")
+    to = made_for(stream)
+    CELL.reset(token)
+    in_another_thread(b"hello\n", to=to)
+
+    assert stream.getvalue() == "hello\n"
+    assert stream.cells == ["mine"]
+
+
+def test_a_later_call_takes_it_along() -> None:
+    stream, later = Stream(), Stream()
+    to = made_for(stream)
+    to(b"first\n")
+    with contextlib.redirect_stdout(later):
+        to.turn_here()
+    to(b"second\n")
+
+    assert (stream.getvalue(), later.getvalue()) == ("first\n", "second\n")
+
+
+def test_a_kernels_stream_is_told_the_cell_of_the_call() -> None:
+    class Kernels(Stream):
+        _parent_header: contextvars.ContextVar[str] = contextvars.ContextVar("parent")
+        fallback = "the cell of the call"
+
+        @property
+        def parent_header(self) -> str:
+            return self._parent_header.get(self.fallback)
+
+        def write(self, text: str) -> int:
+            self.cells.append(self.parent_header)
+            return len(text)
+
+    made: Any = Kernels()
+    to = made_for(made)
+    made.fallback = "a later cell"
+    in_another_thread(b"x", to=to)
+
+    assert made.cells == ["the cell of the call"]
+
+
+def test_a_block_may_end_within_a_character() -> None:
+    stream = Stream()
+    to = made_for(stream)
+    for byte in "ü€".encode() + b"\xff\n":
+        to(bytes([byte]))
+
+    assert stream.getvalue() == "ü€�\n"
+
+
+def test_without_a_stream_output_is_dropped() -> None:
+    made_for(None)(b"x")
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_cell_gets_no_more_than_it_bears(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_output, "_MOST_SHOWN", 10)
+    stream = Stream()
+    to = made_for(stream)
+    to.files = lambda: "/logs"
+    for _ in range(5):
+        to(b"12345678")
+
+    assert stream.getvalue() == "1234567812\n[... the rest is in /logs]\n"
+    assert to.is_full
+
+
+def test_a_program_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_output, "_MOST_SHOWN", 10)
+    stream = Stream()
+    to = made_for(stream)
+    to(b"1" * 100)
+
+    assert len(stream.getvalue()) == 100
+    assert not to.is_full
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[list[Any]]:
+    made = [open(tmp_path / name, "w") for name in ("a", "b")]
+    yield made
+    for each in made:
+        each.close()
+
+
+def test_a_stream_is_replaced_where_children_write_elsewhere(monkeypatch: pytest.MonkeyPatch, files: list[Any]) -> None:
+    facts = os.fstat(files[0].fileno())
+    monkeypatch.setattr(os, "fstat", lambda fd, real=os.fstat: facts if fd == 1 else real(fd))
+
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert is_replaced()  # it has no descriptor
+    for replaced, file in enumerate(files):
+        monkeypatch.setattr(sys, "stdout", file)
+        assert is_replaced() is bool(replaced)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert not is_replaced()
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_kernels_stream_always_is() -> None:
+    assert is_replaced()
+
+
+@pytest.mark.parametrize(
+    ("show", "shown", "prefix"),
+    [(None, [0, 1, 2], "[${rank}] "), ((0,), [0], ""), ((0, 2), [0, 2], "[${rank}] "), ((9,), [], ""), ((), [], "")],
+)
+def test_the_ranks_that_are_asked_for_are_shown(show: Any, shown: list[int], prefix: str) -> None:
+    logs = JobLogs(show)
+    dest = logs.reify({rank: {"RANK": str(rank)} for rank in range(3)})
+
+    assert sorted(dest.tee_stdouts) == shown
+    assert sorted(dest.stdouts) == [0, 1, 2]
+    assert dest.stdouts == dest.stderrs
+    assert logs.default_prefix == prefix
+
+
+def test_what_the_caller_says_of_the_output_holds() -> None:
+    given = DefaultLogsSpecs()
+
+    assert own_logs(LaunchConfig(logs_specs=given), True) is given
+    assert type(own_logs(LaunchConfig(), False)) is DefaultLogsSpecs
+    assert isinstance(own_logs(LaunchConfig(), True), JobLogs)
+    assert isinstance(own_logs(LaunchConfig(show="all"), False), JobLogs)
+    with pytest.raises(ConfigError, match=r"show=\(0,\) has no effect beside logs_specs"):
+        own_logs(LaunchConfig(logs_specs=given, show=0), False)
