@@ -62,13 +62,23 @@ class Crew:
     def __init__(self, config: LaunchConfig, group: str | None) -> None:
         launch = CheckedLaunch(config, _pooled.pool, (group,), None, {}, True, "pool")
         self._console = launch.console
-        pairs = [Channel.pair() for _ in range(launch.workers)]
-        self._channels = [ours for ours, _ in pairs]
-        self._theirs = [theirs for _, theirs in pairs]
-        self._ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._channels: list[Channel] = []
+        self._theirs: list[Channel] = []
+        """The workers' ends."""
+        self._ended = -1
+        try:
+            for _ in range(launch.workers):
+                ours, theirs = Channel.pair()
+                self._channels.append(ours)
+                self._theirs.append(theirs)
+            self._ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError:  # no descriptor is left
+            launch.abandon()
+            self._close()
+            raise
         launch.hand({f"{_pooled.NAME}{rank}": theirs.fileno() for rank, theirs in enumerate(self._theirs)})
         self._raise_as = config.raise_as
-        self._variables = [_environment.without_secrets(os.environ)] * len(pairs)
+        self._variables = [_environment.without_secrets(os.environ)] * len(self._channels)
         """By rank, the program's own as the worker knows them."""
         self._asked = 0
         self._calls: dict[int, int] = {}

@@ -24,6 +24,8 @@ class Edits:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[object, int]] = {}
         """By name of the module, what tells this import of it from the next one, and the time of its file."""
+        self._others: set[str] = set()
+        """Files that are no project's."""
         os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
@@ -43,7 +45,10 @@ class Edits:
 
     def _is_edited(self, name: str, module: ModuleType | None) -> bool:
         file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
-        if name == "__main__" or spec is None or not isinstance(file, str) or is_library(file):
+        if name == "__main__" or spec is None or not isinstance(file, str) or file in self._others:
+            return False
+        if is_library(file):
+            self._others.add(file)
             return False
         try:
             time = os.stat(file).st_mtime_ns
