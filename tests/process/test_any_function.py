@@ -313,7 +313,7 @@ def test_launches_with_large_arguments_leave_no_descriptor() -> None:
         with pytest.raises(PicklingError):
             elastic_launch(settings(1), len)(array, sys._getframe())
 
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # an idle fork server of another test may end meanwhile
 
 
 # What was edited.
