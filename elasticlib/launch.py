@@ -169,8 +169,12 @@ class CheckedLaunch:
         return self._spec.local_world_size
 
     def hand(self, descriptors: Mapping[str, int]) -> None:
-        """Have each worker get *descriptors*, by name; they stay open until no worker will be started any more."""
-        self._prepared = evolve(self._prepared, job=evolve(self._prepared.job, descriptors=descriptors))
+        """Have each worker get copies of *descriptors*, by name, made now: their numbers may be others' by then."""
+        copies: dict[str, int] = {}
+        for name, descriptor in descriptors.items():
+            copies[name] = os.dup(descriptor)
+            self._until_end.callback(os.close, copies[name])
+        self._prepared = evolve(self._prepared, job=evolve(self._prepared.job, descriptors=copies))
 
     def abandon(self) -> None:
         """It will not be carried out."""

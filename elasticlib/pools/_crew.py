@@ -63,20 +63,23 @@ class Crew:
         launch = CheckedLaunch(config, _pooled.pool, (group,), None, {}, True, "pool")
         self._console = launch.console
         self._channels: list[Channel] = []
-        self._theirs: list[Channel] = []
-        """The workers' ends."""
+        theirs: list[Channel] = []
         self._ended = -1
         try:
             for _ in range(launch.workers):
-                ours, theirs = Channel.pair()
+                ours, end = Channel.pair()
                 self._channels.append(ours)
-                self._theirs.append(theirs)
+                theirs.append(end)
             self._ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError:  # no descriptor is left
             launch.abandon()
+            for end in theirs:
+                end.close()
             self._close()
             raise
-        launch.hand({f"{_pooled.NAME}{rank}": theirs.fileno() for rank, theirs in enumerate(self._theirs)})
+        launch.hand({f"{_pooled.NAME}{rank}": end.fileno() for rank, end in enumerate(theirs)})
+        for end in theirs:
+            end.close()
         self._raise_as = config.raise_as
         self._variables = [_environment.without_secrets(os.environ)] * len(self._channels)
         """By rank, the program's own as the worker knows them."""
@@ -94,8 +97,6 @@ class Crew:
         self.job.when_done(self._job_is_done)
 
     def _job_is_done(self) -> None:
-        for channel in self._theirs:
-            channel.close()
         with contextlib.suppress(OSError):  # nobody listens any more
             os.eventfd_write(self._ended, 1)
 
@@ -105,9 +106,19 @@ class Crew:
     # One call.
 
     def ask(
-        self, ranks: Collection[int], function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        ranks: Collection[int],
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        by_all: bool = True,
     ) -> None:
-        """Have *ranks* call *function*. Raises `PicklingError` before any of them hears of it."""
+        """
+        Have *ranks* call *function*. Raises `PicklingError` before any of them hears of it.
+
+        *by_all*: they are all of them, which may use collectives.
+        """
         packed = _packing.pack(function, args, kwargs)
         if self._console is not None:
             self._console.turn_here()
@@ -117,10 +128,11 @@ class Crew:
         message: Message = {
             "op": "call",
             "call": self._asked,
+            "by_all": by_all,
             "memories": list(memories),
             "sources": packed.sources,
             "shared": sorted(packed.names),
-            "path": list(sys.path),
+            "path": [each for each in sys.path if isinstance(each, str)],  # Python skips others
             "cwd": os.getcwd(),
         }
         descriptors = handed_over(memories.values())
@@ -226,7 +238,7 @@ class Crew:
         self._close()
 
     def _close(self) -> None:
-        for channel in (*self._channels, *self._theirs):
+        for channel in self._channels:
             channel.close()
         ended, self._ended = self._ended, -1
         if ended >= 0:

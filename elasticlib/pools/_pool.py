@@ -75,8 +75,8 @@ class Pool:
         Have every worker call *function* with these arguments; {rank: what it returned}.
 
         All functions and arguments go that `elastic_launch` takes. A call finds the folder, ``sys.path`` and
-        environment that the program has at that moment; what it changes in its worker (modules, globals, caches) is
-        there for the next one.
+        environment that the program has at that moment. What it leaves in modules that its worker has imported is there
+        for the next one; globals of the caller's script or cell are the caller's again.
 
         Raises `ChildFailedError`, from the first failing rank's own exception, when a rank raised or died: ranks that
         have not ended a second later are ended. The workers are replaced then before the next call, all of them, with a
@@ -116,7 +116,7 @@ class Pool:
                 while free and left:
                     index, item = left.popleft()
                     rank = free.pop()
-                    crew.ask([rank], function, (item,), {})
+                    crew.ask([rank], function, (item,), {}, by_all=False)
                     at[rank] = index
                 for answer in self._heard(crew, function):
                     index = at.pop(answer.rank)

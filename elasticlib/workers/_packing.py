@@ -90,7 +90,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         memory = obj._untyped_storage
         if memory.device.type != "cpu":
             return NotImplemented
-        place = memory.data_ptr(), memory.nbytes()
+        # Empty ones are all at address 0.
+        place = (memory.data_ptr() if memory.nbytes() else memory._cdata), memory.nbytes()
         found = self._storages.setdefault(place, _Storage(memory))
         return _buffers.typed, (found, obj.dtype)
 
@@ -217,6 +218,17 @@ def _named(function: Callable[..., Any]) -> str:
     return f"{entrypoint_name(function)} ({cell})" if cell else entrypoint_name(function)
 
 
+def _attributes(owner: object) -> dict[str, Any]:
+    """What *owner* has in its dictionary and its slots."""
+    found: dict[str, Any] = {}
+    for kind in type(owner).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            with contextlib.suppress(AttributeError):  # not set yet
+                found[name] = object.__getattribute__(owner, name)
+    return {**found, **getattr(owner, "__dict__", {})}
+
+
 def _captures(function: Callable[..., Any]) -> dict[str, Any]:
     """What *function* takes along beside its arguments, by what to call it."""
     name = _named(function)
@@ -229,7 +241,9 @@ def _captures(function: Callable[..., Any]) -> dict[str, Any]:
     owner = getattr(inner, "__self__", None)
     if owner is not None and not isinstance(owner, (type, types.ModuleType)):
         kind = type(owner).__qualname__
-        found |= {f"attribute {key!r} of the {kind} that {name} is of": each for key, each in vars(owner).items()}
+        found |= {
+            f"attribute {key!r} of the {kind} that {name} is of": each for key, each in _attributes(owner).items()
+        }
     if code is None:
         return found
     cells = getattr(inner, "__closure__", None) or ()

@@ -535,3 +535,96 @@ def test_a_pool_shows_itself_as_one_job(two: Pool) -> None:
     assert [job.name for job in jobs()] == ["pool"]
     assert repr(two) == "<Pool of 2 workers, group=None: idle, 1 call>"
     assert len(two.job.status().ranks) == 2
+
+
+# What calls leave each other.
+
+
+def joins_a_group() -> int:
+    import datetime
+
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=LIMIT))
+    size = dist.get_world_size()
+    dist.destroy_process_group()
+    return size
+
+
+def test_items_make_no_group_and_leave_the_next_call_its_own() -> None:
+    with pool(2, group=None) as made:
+        made.run(joins_a_group)
+        made.map(scaled, [1, 2, 3])
+
+        assert made.run(joins_a_group) == {0: 2, 1: 2}
+
+
+def raises_at_odd(item: int) -> int:
+    if item % 2:
+        raise ValueError(item)
+    return item
+
+
+def test_a_fresh_group_is_none_of_single_items() -> None:
+    with pool(2, group="fresh") as made:
+        results = made.map(raises_at_odd, range(5), return_exceptions=True)
+
+        assert [result if isinstance(result, int) else type(result.__cause__ or result) for result in results[::2]] == [
+            0,
+            2,
+            4,
+        ]
+        assert all(isinstance(result, ValueError) for result in results[1::2])
+        assert made.run(total) == {0: 2.0, 1: 2.0}
+
+
+def test_an_interrupt_while_workers_are_made_leaves_none_that_answer_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = elasticlib.Job.begin
+
+    def interrupted(job: elasticlib.Job) -> elasticlib.Job:
+        begin(job)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(elasticlib.Job, "begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool(2, group=None, preload=())
+    with pool(2, group=None, preload=()) as made:
+        first = made.run(pid)
+        assert all(made.run(pid) == first for _ in range(20))
+        wait_until(lambda: len(jobs()) == 1, LIMIT)
+
+
+def fills_both(left: Any, right: Any) -> tuple[list[float], list[float]]:
+    import torch
+
+    torch.add(torch.ones(2), 1, out=left)
+    torch.add(torch.ones(2), 2, out=right)
+    return left.tolist(), right.tolist()
+
+
+def test_empty_tensors_are_not_one() -> None:
+    import torch
+
+    with pool(1, group=None) as made:
+        assert made.run(fills_both, torch.empty(0), torch.empty(0)) == {0: ([2.0, 2.0], [3.0, 3.0])}
+
+
+class Slotted:
+    __slots__ = ("unset", "value")
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def method(self) -> int:
+        return self.value
+
+
+def test_methods_of_objects_with_slots_can_be_sent(two: Pool) -> None:
+    assert two.run(Slotted(3).method) == {0: 3, 1: 3}
+
+
+def test_a_search_path_may_hold_what_is_no_text(two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+
+    assert two.run(rank) == {0: 0, 1: 1}

@@ -56,19 +56,18 @@ class _Group:
 
     def _make(self) -> None:
         dist: Any = importlib.import_module("torch.distributed")
-        # Keys of a former group are still in the store: each has its own.
+        # Keys of a former group are still in the store: each has its own, of a number that all ranks know.
         whole = dist.TCPStore(os.environ["MASTER_ADDR"], int(self._port), is_master=False)
         store = dist.PrefixStore(f"pool/{self._number}", whole)
-        self._number += 1
         dist.init_process_group(store=store, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
         self._made = dist.group.WORLD
 
-    def begin(self) -> None:
-        """Have what the call will find."""
-        if self._kind == "fresh":
+    def begin(self, call: int, *, by_all: bool) -> None:
+        """Have what the call with this number will find; no group of its own where it is not made *by all* ranks."""
+        self._number = call
+        if self._kind == "fresh" and by_all:
             self._make()
         elif self._kind is None:
-            self._number += 1
             self._part_stores()
 
     def _part_stores(self) -> None:
@@ -123,7 +122,7 @@ class _Server:
             self._answer(message, dict(zip(message["memories"], descriptors, strict=True)))
 
     def _answer(self, message: Message, memories: dict[str, int]) -> None:
-        self._group.begin()
+        self._group.begin(message["call"], by_all=message["by_all"])
         report = self._report(message, memories)
         if os.getpid() != self._me:
             print(
