@@ -72,14 +72,7 @@ def with_elasticrun(
 def with_torchrun(job: str, folder: Path, *args: int, workers: int = 2) -> list[Seen]:
     """``torchrun --standalone --nproc-per-node 2 job.py``"""
     options = ["--standalone", f"--nproc-per-node={workers}"]
-    try:
-        run("torch.distributed.run", *options, *script(job, folder, *args), folder=folder)
-    except AssertionError as error:
-        # At the end of a worker a thread of gloo's may abort it (torch 2.13), which says nothing about the launcher.
-        if "terminate called without an active exception" not in str(error):
-            raise
-        reports(folder)
-        run("torch.distributed.run", *options, *script(job, folder, *args), folder=folder)
+    run("torch.distributed.run", *options, *script(job, folder, *args), folder=folder)
     return reports(folder)
 
 
