@@ -110,7 +110,11 @@ def launch_agent(
 
 
 class CheckedLaunch:
-    """A launch that was checked, to be carried out once: beside the program where *is_started*."""
+    """
+    A launch that was checked, to be carried out once: beside the program where *is_started*.
+
+    *follows_callers*: its output goes through ``sys.stdout``, which callers to come may replace.
+    """
 
     def __init__(
         self,
@@ -121,6 +125,8 @@ class CheckedLaunch:
         kwargs: Mapping[str, Any],
         is_started: bool = False,
         title: str = "",
+        *,
+        follows_callers: bool = False,
     ) -> None:
         check_health_check_server(health_check_server)
         self._health_check_server = health_check_server
@@ -130,7 +136,8 @@ class CheckedLaunch:
 
                 until_run.callback(stop_health_check, health_check_server, records.log)
             self._config = config = as_launch_config(config)
-            self.console = CallersStream() if is_replaced() and config.logs_specs is None else None
+            goes_here = follows_callers or is_replaced()
+            self.console = CallersStream() if goes_here and config.logs_specs is None else None
             self._asked = own_logs(config, is_started or self.console is not None)
             self._logs = self._asked.for_launch() if isinstance(self._asked, DefaultLogsSpecs) else self._asked
             if self.console is not None:

@@ -23,7 +23,7 @@ from elasticlib.agent._repeats import Repeats
 from elasticlib.agent._watch import Sockets, Watch
 from elasticlib.errors import ProcessFailure, RendezvousError, StartError
 from elasticlib.logs import _streams
-from elasticlib.logs._console import Sink
+from elasticlib.logs._console import Console
 from elasticlib.logs._layout import DEFAULT_PREFIX, PREFIX_VARIABLE, line_prefix
 from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._open import Rendezvous
@@ -77,7 +77,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         prepared: Preparation | None = None,
         inbox: _signals.Inbox | None = None,
         repeats_errors: bool = True,
-        console: Sink | None = None,
+        console: Console | None = None,
     ) -> None:
         _rules.check_logs_specs(logs_specs)
         _rules.check_shutdown_timeout(shutdown_timeout)

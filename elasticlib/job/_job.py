@@ -221,18 +221,20 @@ class Job:
         SIGINT (Ctrl-C) as `LaunchInterrupted`, a ``KeyboardInterrupt``; another one kills it. After *timeout* seconds
         it raises a `TimeoutError`, and the job goes on.
         """
-        if not self._wait(timeout):
+        self._wait(timeout)
+        if not self._over:
             raise TimeoutError(f"{self.status().__str__().splitlines()[0]}; it goes on, and is to be waited for again")
         return self._outcome()
 
-    def _wait(self, timeout: float | None) -> bool:
+    def _wait(self, timeout: float | None) -> list[signal.Signals]:
+        """The signals that came meanwhile."""
         if threading.current_thread() is self._thread:
             raise ConfigError(f"job {self.name!r} cannot be waited for in its own thread, such as by a sink of records")
-        with _signals.Handled(self._signums, self._inbox), self._changed:
+        with _signals.Handled(self._signums, self._inbox) as handled, self._changed:
             self._changed.wait_for(self.done, timeout)
         if self._over and self._thread is not None:
             self._thread.join()  # it has nothing left to do
-        return self._over
+        return handled.came
 
     def _outcome(self) -> Results:
         late = [item for item in self._inbox.drain() if isinstance(item, int)]
@@ -346,14 +348,16 @@ class Job:
         Stop the workers: SIGTERM, and SIGKILL after *grace* seconds (None: ``shutdown_timeout``).
 
         It returns when nothing is left of the job, or, without *wait*, at once; a job that has ended is left as it is.
-        `result` raises `SignalException` then.
+        `result` raises `SignalException` then. A handled signal that comes while the main thread waits here kills what
+        is left, and is raised at the end, SIGINT (Ctrl-C) as `LaunchInterrupted`.
         Of a job of many nodes this node leaves, as after a signal.
         """
         if grace is not None and not grace >= 0:
             raise ConfigError(f"grace={grace!r} must be 0 or more seconds until SIGKILL")
         self._ask_to_stop(f"job {self.name!r} was stopped by Job.stop()", grace)
         if wait and threading.current_thread() is not self._thread:
-            self._wait(None)
+            for signum in self._wait(None):
+                raise _signals.interruption(signum, f"job {self.name!r} was being stopped: that was hurried")
 
     def ends_with_program(self) -> None:
         """The program is about to end: stop it, and wait for that."""

@@ -10,14 +10,20 @@ from __future__ import annotations
 import codecs
 import contextlib
 import contextvars
+import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Collection, Mapping
+from typing import TextIO
 
 from elasticlib import _in_notebooks
 from elasticlib.errors import ConfigError
 from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.logs._console import console_sink
 from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std
+
+logger = logging.getLogger(__name__)
 
 _MOST_SHOWN = 1_000_000
 """Characters of a job's output that a notebook's cell shows: browsers do not bear much more."""
@@ -57,10 +63,44 @@ class JobLogs(DefaultLogsSpecs):
             super().remove_if_temporary(only_if_empty)
 
 
+class _Target:
+    """The ``sys.stdout`` of the thread that makes it, as long as it takes text."""
+
+    def __init__(self) -> None:
+        self._stream, self._context = sys.stdout, contextvars.copy_context()
+        # A kernel's stream looks here for the cell; in a thread that has none, it would be any cell that runs.
+        variable = getattr(self._stream, "_parent_header", None)
+        if isinstance(variable, contextvars.ContextVar):
+            self._context.run(variable.set, getattr(self._stream, "parent_header", {}))
+        self._lock = threading.Lock()  # a context takes one thread at a time
+        self.bytes = None if is_replaced() else console_sink(sys.stdout)
+        """Takes the bytes as they are, where that is the same place."""
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.left = _MOST_SHOWN if in_kernel() else sys.maxsize
+
+    def say(self, text: str) -> None:
+        def write(stream: TextIO) -> None:
+            stream.write(text)
+            stream.flush()
+
+        if text:
+            self.do(write)
+
+    def do(self, write: Callable[[TextIO], None]) -> None:
+        with self._lock:
+            if self._stream is None:
+                return
+            try:
+                self._context.run(write, self._stream)
+            except Exception as error:
+                self._stream = None
+                logger.warning("sys.stdout takes no more of the workers' output (%r); their log files go on", error)
+
+
 class CallersStream:
     """
     The ``sys.stdout`` of whoever makes it, for output that comes in another thread: in the caller's cell, or wherever a
-    test or a widget has put it.
+    test or a widget has put it. Where that fails, nothing more is written to it, which is logged.
     """
 
     def __init__(self) -> None:
@@ -68,36 +108,33 @@ class CallersStream:
         """Tells the folder with all of the output."""
         self.is_full = False
         """Whether a cell has got all that it shows, so that the files are needed."""
-        self.turn_here()
+        self.catch_up: Callable[[float], bool] = lambda _: True
+        """Waits, up to so many seconds, until it has got what is in the files; set by whatever reads them."""
+        self._target = _Target()
 
     def turn_here(self) -> None:
         """From now on it is that of this caller."""
-        self._stream, self._context = sys.stdout, contextvars.copy_context()
-        # A kernel's stream looks here for the cell; in a thread that has none, it would be any cell that runs.
-        variable = getattr(self._stream, "_parent_header", None)
-        if isinstance(variable, contextvars.ContextVar):
-            self._context.run(variable.set, getattr(self._stream, "parent_header", {}))
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._left = _MOST_SHOWN if in_kernel() else sys.maxsize
+        self._target = _Target()
 
     def __call__(self, block: bytes) -> None:
         """Write *block*, which may end within a character."""
-        text = self._decoder.decode(block)
-        if len(text) > self._left:
-            if self._left <= 0:
+        target = self._target
+        if (sink := target.bytes) is not None:
+            target.do(lambda _: sink(block))
+            return
+        text = target.decoder.decode(block)
+        if len(text) > target.left:
+            if target.left <= 0:
                 return
             self.is_full = True
-            text = f"{text[: self._left]}\n[... the rest is in {self.files()}]\n"
-            self._left = 0
-        self._left -= len(text)
-        self.say(text)
+            text = f"{text[: target.left]}\n[... the rest is in {self.files()}]\n"
+            target.left = 0
+        target.left -= len(text)
+        target.say(text)
 
     def say(self, text: str) -> None:
         """Write *text*."""
-        stream = self._stream
-        if stream is not None and text:
-            self._context.run(stream.write, text)
-            self._context.run(stream.flush)
+        self._target.say(text)
 
 
 def own_logs(config: LaunchConfig, keeps_all: bool) -> LogsSpecs:

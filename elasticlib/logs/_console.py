@@ -13,7 +13,7 @@ import os
 import re
 import select
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TextIO, TypeAlias
+from typing import Any, Protocol, TextIO, TypeAlias
 
 from elasticlib._programs import own
 from elasticlib.errors import LogDirError
@@ -22,6 +22,16 @@ logger = logging.getLogger(__name__)
 
 Sink: TypeAlias = Callable[[bytes], None]
 """Takes one block of whole lines; returns when it is written, raises when its reader is gone."""
+
+
+class Console(Protocol):
+    """A `Sink` that is one job's alone, and may want to be told what is still to come."""
+
+    catch_up: Callable[[float], bool]
+    """Set by whatever feeds it: waits, up to so many seconds, until all was fed that has been written by now."""
+
+    def __call__(self, block: bytes, /) -> None:
+        """As any sink."""
 
 
 def console_sink(stream: TextIO | None) -> Sink:

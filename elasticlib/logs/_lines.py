@@ -36,6 +36,11 @@ class LineAssembler:
         """What the ended rewrites of the open line left on the screen; None when it was never rewritten."""
         self._shown: bytes | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a line has begun that has no end yet."""
+        return bool(self._open) or self._under is not None
+
     def feed(self, data: bytes, now: float) -> bytes:
         """Take *data*; returns the whole lines that it ended. *now* is in seconds."""
         if len(data) > self._longest:
@@ -69,12 +74,13 @@ class LineAssembler:
         return self._line(state)
 
     def finish(self) -> bytes:
-        """The last line, when it has no newline: it gets one. Nothing may be fed after."""
-        self.due = None
+        """The last line, when it has no newline: it gets one. What is fed after it begins a new line."""
         rewritten = self._under is not None or self._open.endswith(b"\r")
         state = self._seen(bytes(self._open).removesuffix(b"\r"))
+        shown = self._shown
         self._open.clear()
-        if rewritten and (state == self._shown or not state.strip()):
+        self._under = self._shown = self.due = None
+        if rewritten and (state == shown or not state.strip()):
             return b""
         return self._line(state) if state else b""
 
@@ -134,6 +140,7 @@ class Verbatim:
     """The bytes of one stream as they are, for a console that is its alone; with what `LineAssembler` offers."""
 
     due: float | None = None
+    is_open = False
 
     def feed(self, data: bytes, now: float) -> bytes:
         """All of it."""

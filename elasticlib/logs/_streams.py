@@ -17,7 +17,7 @@ from attrs import define, field
 
 from elasticlib.errors import ConfigError, LogDirError
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.logs._console import LineFilter
+from elasticlib.logs._console import Console, LineFilter
 from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import LogsDest, LogsSpecs, Std
@@ -139,12 +139,12 @@ def full_folders(dest: LogsDest) -> list[str]:
 
 
 def follow(
-    tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: Duplicates, *, verbatim: bool = False
+    tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: Duplicates, console: Console | None = None
 ) -> None:
     """
     Copy the tee'd files of *dest* to the console, each line after its rank's prefix, and to the filtered files.
 
-    With *verbatim* a file that is the only one, and has no prefix, is copied byte by byte.
+    To a *console* that is the job's alone a file that is the only one, and has no prefix, is copied byte by byte.
 
     Raises `ConfigError` where *duplicates* asks for lines and *dest* has no file for them, or where a file to be
     followed is none.
@@ -152,7 +152,9 @@ def follow(
     duplicates.check(dest)
     seen: set[str] = set()
     followed = {*dest.tee_stdouts.values(), *dest.tee_stderrs.values()}
-    verbatim = verbatim and len(followed) == 1 and not any(prefixes[rank] for rank in dest.tee_stdouts)
+    if console is not None:
+        console.catch_up = tee.catch_up
+    verbatim = console is not None and len(followed) == 1 and not any(prefixes[rank] for rank in dest.tee_stdouts)
     for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
         copy = duplicates.open(std, dest)
         for rank, path in files.items():

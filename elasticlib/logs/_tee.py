@@ -101,7 +101,15 @@ class _Stream:
     block: int = _FIRST_BLOCK
     end: int | None = None
     """Size of the file when its writers were dead; None while they may live."""
+    shown: int = 0
+    """As `position`, of what the sink has got; -1 while that misses the line that has no end yet."""
     unreadable: bool = False
+
+
+@define(eq=False)
+class _CatchUp:
+    sizes: dict[_Stream, int]
+    done: threading.Event = field(factory=threading.Event)
 
 
 class Tee:
@@ -124,6 +132,7 @@ class Tee:
         self._followed: dict[str, _Stream] = {}
         # From here on: the thread's own, except for the queue and what wakes the thread.
         self._queue: deque[_Stream] = deque()
+        self._awaited: deque[_CatchUp] = deque()
         self._wake = -1
         self._inotify: Inotify | None = None
         self._streams: set[_Stream] = set()
@@ -168,6 +177,23 @@ class Tee:
                 self._mark_end(stream)
         deadline = None if timeout is None else monotonic() + timeout
         return all(s.done.wait(None if deadline is None else max(0.0, deadline - monotonic())) for s in streams)
+
+    def catch_up(self, timeout: float) -> bool:
+        """
+        Wait until all that is in the files now was copied, with lines that have no end yet; up to *timeout* seconds.
+
+        Returns whether it was. The writers may live, and go on.
+        """
+        with self._lock:
+            asked = _CatchUp({stream: os.fstat(stream.fd).st_size for stream in self._followed.values()})
+            if self._thread is None or all(stream.shown == size for stream, size in asked.sizes.items()):
+                return True
+            self._awaited.append(asked)
+            os.eventfd_write(self._wake, 1)
+        if asked.done.wait(timeout):
+            return True
+        asked.done.set()  # nobody waits any more
+        return False
 
     def finish(self, timeout: float | None = None) -> bool:
         """
@@ -231,6 +257,8 @@ class Tee:
                 self._streams.add(stream)
                 self._ready.add(stream)
         self._ready.update(stream for stream in self._streams if stream.polled)
+        for asked in list(self._awaited):
+            self._ready.update(self._streams & asked.sizes.keys())
 
     def _note(self, written: set[int]) -> None:
         for watch in list(self._watched) if -1 in written else written:
@@ -260,7 +288,7 @@ class Tee:
 
     def _turn(self) -> None:
         """One block of each stream that has any, then one write per sink."""
-        if not self._ready and all(stream.lines.due is None for stream in self._streams):
+        if not self._ready and not self._awaited and all(stream.lines.due is None for stream in self._streams):
             return
         now = monotonic()
         blocks: dict[Std, list[bytes]] = {Std.OUT: [], Std.ERR: []}
@@ -281,8 +309,16 @@ class Tee:
             if stream.lines.due is not None:
                 self._pass_on(stream, stream.lines.tick(now), blocks)
         self._ready = still
+        caught_up = [asked for asked in list(self._awaited) if self._has_read(asked)]
+        for stream in {stream for asked in caught_up for stream in asked.sizes} - set(ended):
+            self._pass_on(stream, stream.lines.finish(), blocks)
         for std, lines in blocks.items():
             self._write(std, b"".join(lines))
+        for stream in self._streams:
+            stream.shown = -1 if stream.lines.is_open else stream.position
+        for asked in caught_up:
+            self._awaited.remove(asked)
+            asked.done.set()
         for stream in ended:
             self._let_go(stream)
         if self._inotify is not None:
@@ -293,6 +329,12 @@ class Tee:
             # Writers in full flow: let a little gather rather than wake for each of their lines.
             time.sleep(_BURST)
         self._last_turn = now
+
+    def _has_read(self, asked: _CatchUp) -> bool:
+        return asked.done.is_set() or all(
+            stream.position >= size or stream.unreadable or stream.std in self.broken or stream.done.is_set()
+            for stream, size in asked.sizes.items()
+        )
 
     @staticmethod
     def _pass_on(stream: _Stream, lines: bytes, blocks: dict[Std, list[bytes]]) -> None:
@@ -349,6 +391,8 @@ class Tee:
             self._queue.clear()
             self._watched.clear()
             self._ready.clear()
+            while self._awaited:
+                self._awaited.popleft().done.set()
             os.close(self._wake)
             if self._inotify is not None:
                 os.close(self._inotify.fd)

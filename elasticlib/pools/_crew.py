@@ -8,6 +8,7 @@ interrupted.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import Any
 from attrs import frozen
 
 from elasticlib._wire import Channel, Message, wait_readable
-from elasticlib.errors import ChildFailedError, PicklingError, ProcessFailure
+from elasticlib.errors import ChildFailedError, LaunchInterrupted, PicklingError, ProcessFailure
 from elasticlib.job import Job
 from elasticlib.job._raising import raised, trace_of
 from elasticlib.launch import CheckedLaunch
@@ -28,8 +29,12 @@ from elasticlib.workers._launch import handed_over
 from elasticlib.workers._launch_events import Exit
 from elasticlib.workers.child import _pooled, _report
 
+logger = logging.getLogger(__name__)
+
 _AFTER_FAILURE = 1.0
 """Seconds that ranks have, once one has failed, to end by themselves: longer, and they wait for it in a collective."""
+_SHOW_LIMIT = 1.0
+"""Seconds that ``sys.stdout`` may take, after a call, for what the workers have written in it."""
 _STOP_GRACE = 1.0
 """Seconds from SIGTERM to SIGKILL for workers that are not needed any more."""
 
@@ -60,7 +65,7 @@ class Crew:
     """The workers of *config*, which share a process group of the kind *group*. Raises what a launch does."""
 
     def __init__(self, config: LaunchConfig, group: str | None) -> None:
-        launch = CheckedLaunch(config, _pooled.pool, (group,), None, {}, True, "pool")
+        launch = CheckedLaunch(config, _pooled.pool, (group,), None, {}, True, "pool", follows_callers=True)
         self._console = launch.console
         self._channels: list[Channel] = []
         theirs: list[Channel] = []
@@ -208,6 +213,11 @@ class Crew:
         found = raised(error, cause, self._raise_as)
         return found.with_traceback(trace_of(found, None))
 
+    def show(self) -> None:
+        """Wait until the caller has got what the workers have written, if it takes that."""
+        if self._console is not None and not self._console.catch_up(_SHOW_LIMIT):
+            logger.warning("the output of this call comes late: sys.stdout has not taken it in %g s", _SHOW_LIMIT)
+
     # Its end.
 
     def is_fit(self) -> bool:
@@ -218,9 +228,13 @@ class Crew:
         """Have the workers end as programs do, with their exit handlers; they are stopped after *limit* seconds."""
         for channel in self._channels:
             channel.send({"op": "end"})
-        with contextlib.suppress(Exception):
+        try:
             self.job.result(limit)
-        self.stop()
+        except LaunchInterrupted:  # the caller's: nobody waits for exit handlers any more
+            self.wait()
+            raise
+        except Exception:
+            pass  # how they ended matters no more
         self.wait()
 
     def stop(self) -> None:
@@ -234,8 +248,10 @@ class Crew:
 
     def wait(self) -> None:
         """Wait for the end of workers that were stopped."""
-        self.job.stop(_STOP_GRACE)
-        self._close()
+        try:
+            self.job.stop(_STOP_GRACE)
+        finally:
+            self._close()
 
     def _close(self) -> None:
         for channel in self._channels:

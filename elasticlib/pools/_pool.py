@@ -164,6 +164,7 @@ class Pool:
                 self._calls += 1
                 if not crew.is_fit():
                     crew.stop()
+                crew.show()
         finally:
             self._busy.release()
 
@@ -173,6 +174,8 @@ class Pool:
         self._crew = Crew(self._config, self._group)
         self._crews += 1
         self._watch_over(self._crew)
+        if self._is_closed:
+            raise PoolError("the pool was closed while its workers were replaced, for a call that was not begun")
 
     # Its end.
 

@@ -24,7 +24,7 @@ from elasticlib._times import Term, soonest
 from elasticlib._wire import room_for, wait_readable
 from elasticlib.errors import ElasticError, PreloadError, ProcessFailure, StartError
 from elasticlib.logs import _streams
-from elasticlib.logs._console import Sink, console_sink
+from elasticlib.logs._console import Console, console_sink
 from elasticlib.logs._layout import settled
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import LogsDest
@@ -52,7 +52,7 @@ class Processes:
         count: int,
         sink: records.Sink = records.log,
         duplicates: _streams.Duplicates | None = None,
-        console: Sink | None = None,
+        console: Console | None = None,
     ) -> None:
         self._job = job
         self._count = count
@@ -112,7 +112,7 @@ class Processes:
             _streams.prepare(self._dest)
             if self._tee is None:
                 self._tee = Tee(*[self._console or console_sink(stream) for stream in (sys.stdout, sys.stderr)])
-            _streams.follow(self._tee, self._dest, prefixes, self._duplicates, verbatim=self._console is not None)
+            _streams.follow(self._tee, self._dest, prefixes, self._duplicates, self._console)
             outs, errs = self._dest.stdouts, self._dest.stderrs
             whole = [evolve(each, stdout=outs.get(each.local_rank), stderr=errs.get(each.local_rank)) for each in specs]
             if self._job.common.learns and self._learner is None:

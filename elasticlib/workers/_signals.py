@@ -179,6 +179,8 @@ class Handled:
         self._signums = signums
         self._inbox = inbox
         self._former: _Former = {}
+        self.came: list[signal.Signals] = []
+        """Those that came, oldest first."""
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -191,6 +193,7 @@ class Handled:
         self._former.clear()
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.came.append(signal.Signals(signum))
         self._inbox.put(signum)
 
 

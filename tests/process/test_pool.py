@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
+import io
 import os
 import signal
 import subprocess
@@ -11,14 +13,26 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import elasticlib
-from elasticlib import ChildFailedError, ConfigError, JobRunsError, PicklingError, Pool, PoolError, jobs, pool
+from elasticlib import (
+    ChildFailedError,
+    ConfigError,
+    JobRunsError,
+    LaunchConfig,
+    PicklingError,
+    Pool,
+    PoolError,
+    jobs,
+    pool,
+)
+from elasticlib.pools._crew import Crew
 from elasticlib.workers import _machine
 from tests.process.launches import wait_until
 
@@ -628,3 +642,127 @@ def test_a_search_path_may_hold_what_is_no_text(two: Pool, tmp_path: Path, monke
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
 
     assert two.run(rank) == {0: 0, 1: 1}
+
+
+# Where the output goes.
+
+
+def chatter(word: str, lines: int) -> None:
+    for number in range(lines):
+        print(word, number)
+    print(word, "end", end="")
+
+
+def test_all_that_a_call_writes_is_in_its_own_stream() -> None:
+    said = [io.StringIO() for _ in range(6)]
+    with pool(2, group=None, preload=()) as made:
+        for number, stream in enumerate(said):
+            with redirect_stdout(stream):
+                made.run(chatter, f"call{number}", 500)
+    for number, stream in enumerate(said):
+        lines = "".join(f"call{number} {line}\n" for line in range(500))
+        assert stream.getvalue() == f"{lines}call{number} end"
+
+
+def test_lines_without_end_of_several_ranks_are_in_their_own_call() -> None:
+    first, second = io.StringIO(), io.StringIO()
+    with pool(2, group=None, preload=(), show="all") as made:
+        for stream in (first, second):
+            with redirect_stdout(stream):
+                made.run(chatter, "word", 1)
+    expected = sorted(["[0] word 0", "[0] word end", "[1] word 0", "[1] word end"])
+    assert sorted(first.getvalue().splitlines()) == sorted(second.getvalue().splitlines()) == expected
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError("this stream takes nothing")
+
+
+def test_a_stream_that_fails_silences_its_own_call_only(two: Pool, caplog: pytest.LogCaptureFixture) -> None:
+    with redirect_stdout(Broken()):
+        two.run(chatter, "lost", 3)
+        two.run(chatter, "lost", 3)
+    with redirect_stdout(io.StringIO()) as heard:
+        two.run(chatter, "heard", 1)
+    assert heard.getvalue() == "heard 0\nheard end"
+    assert 2 == sum("this stream takes nothing" in record.getMessage() for record in caplog.records)
+
+
+# Interrupts of its end.
+
+
+def leaves_slowly(folder: str) -> None:
+    def leave() -> None:
+        Path(folder, f"leaving{rank()}").touch()
+        time.sleep(60)
+
+    atexit.register(leave)
+
+
+def interrupt_once(is_time: Callable[[], bool]) -> threading.Thread:
+    def send() -> None:
+        wait_until(is_time)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+def test_an_interrupt_while_a_pool_closes_is_raised_and_leaves_nothing(tmp_path: Path) -> None:
+    made = pool(2, group=None, preload=())
+    workers = made.run(pid).values()
+    made.run(leaves_slowly, str(tmp_path))
+    sender = interrupt_once((tmp_path / "leaving0").exists)
+    with pytest.raises(KeyboardInterrupt):
+        made.close()
+    sender.join()
+    assert not any(Path(f"/proc/{each}").exists() for each in workers)
+    assert jobs() == []
+
+
+def test_an_interrupt_while_a_job_is_stopped_is_raised(tmp_path: Path) -> None:
+    def stays(folder: str) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: Path(folder, "told").touch())
+        Path(folder, "ready").touch()
+        while True:
+            time.sleep(1)
+
+    job = elasticlib.elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), stays).start(str(tmp_path))
+    wait_until((tmp_path / "ready").exists)
+    sender = interrupt_once((tmp_path / "told").exists)
+    with pytest.raises(KeyboardInterrupt):
+        job.stop(grace=60.0)
+    sender.join()
+    assert job.done()
+
+
+def test_a_pool_that_is_closed_while_its_workers_are_replaced_begins_no_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pool(1, group=None, preload=())
+    with pytest.raises(ChildFailedError):
+        made.run(os._exit, 3)
+    former, replaced, errors = Crew.__init__, threading.Event(), list[BaseException]()
+
+    def begin(crew: Crew, *args: Any) -> None:
+        former(crew, *args)
+        replaced.set()
+        wait_until(lambda: "closed" in repr(made))
+
+    def call() -> None:
+        try:
+            made.run(Path.touch, tmp_path / "called")
+        except PoolError as error:
+            errors.append(error)
+
+    monkeypatch.setattr(Crew, "__init__", begin)
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert replaced.wait(LIMIT)
+    made.close()
+    caller.join(LIMIT)
+    assert len(errors) == 1 and "closed while its workers were replaced" in str(errors[0])
+    assert not (tmp_path / "called").exists()
+    assert jobs() == []

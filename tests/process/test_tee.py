@@ -574,3 +574,27 @@ def test_no_console_at_all_takes_everything() -> None:
     sink = console_sink(None)
 
     sink(b"line\n")
+
+
+# Caught up with writers that live.
+
+
+def test_what_is_written_is_copied_when_it_has_caught_up(tee: Tee, console: Console, log: Path) -> None:
+    tee.follow(str(log), b"[0] ", Std.OUT)
+
+    for number in range(200):
+        append(log, b"%d\nopen" % number)
+        assert tee.catch_up(20)
+        assert console.text.endswith(b"[0] %d\n[0] open\n" % number)
+    assert tee.catch_up(0)
+
+
+def test_a_console_that_takes_nothing_is_not_waited_for_longer(tee: Tee, console: Console, log: Path) -> None:
+    tee.follow(str(log), b"", Std.OUT)
+    console.gate.clear()
+    append(log, b"line\n")
+
+    assert not tee.catch_up(0.05)
+    console.gate.set()
+    assert tee.catch_up(20)
+    assert b"line\n" == console.text
