@@ -29,7 +29,7 @@ from attrs import frozen
 from elasticlib._in_notebooks import label
 from elasticlib.errors import PicklingError
 from elasticlib.spec import entrypoint_name
-from elasticlib.workers.child import _buffers, _function
+from elasticlib.workers.child import _buffers, _function, _results
 from elasticlib.workers.child._buffers import Memory, sealed
 
 _log = logging.getLogger("elasticlib")
@@ -66,7 +66,7 @@ class Packed:
         return found | {f"{_function.SHARED}{number:08}": each for number, each in enumerate(self.shared)}
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(_results.Pickler):
     """Notes what of ``__main__`` is sent by value, and sends what cannot be imported so as well."""
 
     def __init__(self, file: io.BytesIO, apart: bool = False) -> None:

@@ -13,8 +13,9 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Collection
-from typing import Any
+from collections import ChainMap
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -24,7 +25,24 @@ _MOST_TWICE = 1 << 20
 """Bytes of a pickled exception whose parts are pickled too."""
 
 
-class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
+def _code_of(file: str, make: Callable[..., types.CodeType], *parts: Any) -> types.CodeType:
+    return make(*parts).replace(co_filename=file)
+
+
+def _reduced(code: types.CodeType) -> tuple[Any, ...]:
+    make, parts = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    return _code_of, (code.co_filename, make, *parts)
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, with the file names of functions, which its 3.1.3 leaves out: tracebacks need them."""
+
+    dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
+        {types.CodeType: _reduced}, cloudpickle.Pickler.dispatch_table
+    )
+
+
+class _ResultPickler(Pickler):
     """Sends classes that launcher and worker both have in ``__main__`` by name, so that they stay the same."""
 
     def __init__(self, file: io.BytesIO, shared: Collection[str] | None) -> None:

@@ -21,6 +21,7 @@ import pytest
 from elasticlib.errors import PicklingError
 from elasticlib.workers import _packing
 from elasticlib.workers._packing import Packed, pack
+from elasticlib.workers.child._results import pack_result
 
 LIMIT = 60.0
 ROOT = Path(_packing.__file__).parents[2]
@@ -121,6 +122,18 @@ def test_a_name_of_main_that_was_redefined_is_not_a_definition(monkeypatch: pyte
 
     assert packed.names == frozenset()
     assert unpack(packed)[0]() == 1
+
+
+def test_code_keeps_the_name_of_its_file_whatever_cloudpickle_does() -> None:
+    """Its 3.1.3 leaves the name out, and tracebacks were without source lines."""
+
+    def outer() -> object:
+        return lambda: None
+
+    function, _, _ = pickle.loads(pack(outer, (), {}).function)
+    back = pickle.loads(pack_result(outer, frozenset()))
+
+    assert {each.__code__.co_filename for each in (function, function(), back, back())} == {__file__}
 
 
 def test_lines_of_a_cell_travel_for_its_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
