@@ -17,7 +17,7 @@ from typing import Any
 from elasticlib._stack_text import Frame, is_library
 
 _OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
-_FIRST, _LAST = 2, 4
+_FIRST, _LAST = 1, 3
 """Frames of the user's that are shown of a deep stack, from outside and from inside."""
 ELSEWHERE = "worker"
 """``__name__`` in frames that were made after those of another process."""

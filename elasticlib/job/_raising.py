@@ -18,8 +18,16 @@ from elasticlib import _in_notebooks
 from elasticlib._stack_text import Frame, crash_frames
 from elasticlib.errors import ChildFailedError, ProcessFailure
 
-_APART = (SyntaxError, StopIteration, StopAsyncIteration, getattr(builtins, "BaseExceptionGroup", SyntaxError))
-"""Python, or whoever shows them, treats these in ways that an error of a launch must not meet."""
+_GROUP: type[BaseException] = getattr(builtins, "BaseExceptionGroup", SyntaxError)  # of Python 3.11
+_APART = (TimeoutError, SyntaxError, StopIteration, StopAsyncIteration, _GROUP)
+"""
+Python, or whoever shows them, treats these in ways that an error of a launch must not meet; a `TimeoutError` of
+``job.result(5)`` says that the job goes on.
+"""
+_LONGEST_LINE = 300
+"""Characters of a line of a worker's message."""
+_CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
+"""Python's words between the parts of a traceback."""
 _MOST_RANKS = 8
 """Ranks that a line names one by one."""
 _both: weakref.WeakKeyDictionary[type, type | None] = weakref.WeakKeyDictionary()
@@ -27,6 +35,9 @@ _both: weakref.WeakKeyDictionary[type, type | None] = weakref.WeakKeyDictionary(
 
 class _Raised(ChildFailedError):  # noqa: N818 - it has the other's name
     """As it is raised: with what shows it in a notebook."""
+
+    item: int | None = None
+    """Which of the items of `Pool.map` it is about."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ChildFailedError, (self.name, self.failures)
@@ -40,7 +51,7 @@ _Raised.__name__ = _Raised.__qualname__ = ChildFailedError.__name__
 _Raised.__module__ = ChildFailedError.__module__
 
 
-def raised(error: ChildFailedError, cause: BaseException | None, raise_as: str) -> ChildFailedError:
+def raised(error: ChildFailedError, cause: BaseException | None, raise_as: str) -> _Raised:
     """*error* as it is to be raised for the worker's exception *cause*, which it is chained to."""
     found = None
     if raise_as == "both" and isinstance(cause, Exception):
@@ -51,7 +62,7 @@ def raised(error: ChildFailedError, cause: BaseException | None, raise_as: str) 
     return found
 
 
-def _of_both_kinds(error: ChildFailedError, cause: Exception) -> ChildFailedError | None:
+def _of_both_kinds(error: ChildFailedError, cause: Exception) -> _Raised | None:
     """*error* with what *cause* holds. No ``__init__`` is called: it may want anything."""
     kind: Any = _kind(type(cause))
     if kind is None:
@@ -61,10 +72,10 @@ def _of_both_kinds(error: ChildFailedError, cause: Exception) -> ChildFailedErro
     except TypeError:  # one that holds more than others, such as an OSError
         found = kind.__new__(kind)
     vars(found).update({name: value for name, value in vars(cause).items() if name != "__notes__"})
-    found.name, found.failures, found.args = error.name, error.failures, error.args
+    found.name, found.failures, found.args = error.name, error.failures, cause.args
     if isinstance(cause, OSError):
         found.errno, found.strerror, found.filename = cause.errno, cause.strerror, cause.filename
-    return found if isinstance(found, ChildFailedError) else None
+    return found if isinstance(found, _Raised) else None
 
 
 def _kind(kind: type[Exception]) -> type | None:
@@ -126,7 +137,9 @@ def rendered(error: ChildFailedError) -> list[str]:
     kind = failure.exception_type or "ChildFailedError"
     lines = [_in_notebooks.heading(kind), *_in_notebooks.stack(_in_notebooks.users_frames(error.__traceback__))]
     frames = failure.frames or crash_frames(failure.traceback)
-    lines += [f"in the worker of rank {rank}:", *_in_notebooks.stack(frames)]
+    item = getattr(error, "item", None)
+    where = "" if item is None else f", at item {item}"
+    lines += [f"in the worker of rank {rank}{where}:", *_in_notebooks.stack(frames)]
     lines += _message(failure)
     if not failure.exception_type:
         lines += [*([failure.hint] if failure.hint else []), *failure.log_tail[-3:]]
@@ -136,7 +149,18 @@ def rendered(error: ChildFailedError) -> list[str]:
 def _message(failure: ProcessFailure) -> list[str]:
     if not failure.exception_type:
         return [failure.summary(with_place=False)]
-    return failure.message.splitlines()[:4] or [failure.exception_type]
+    every = failure.message.splitlines() or [failure.exception_type]
+    lines = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... in print(error)" for line in every]
+    if len(lines) > 4:
+        lines[3:] = [f"... {len(lines) - 3} more lines, in print(error)"]
+    return lines + _cause(failure.traceback)
+
+
+def _cause(traceback: str) -> list[str]:
+    """What the worker's exception was raised from."""
+    before, found, _ = traceback.rpartition(_CAUSED)
+    line = before.rstrip().rpartition("\n")[2].strip()
+    return [f"raised from {line[:_LONGEST_LINE]}"] if found and line else []
 
 
 def _others(error: ChildFailedError, root: int) -> list[str]:

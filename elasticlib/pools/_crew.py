@@ -196,9 +196,13 @@ class Crew:
         return found, died
 
     def error(
-        self, title: str, answers: Sequence[Answer], died: Mapping[int, ProcessFailure] = MappingProxyType({})
+        self,
+        title: str,
+        answers: Sequence[Answer],
+        died: Mapping[int, ProcessFailure] = MappingProxyType({}),
+        item: int | None = None,
     ) -> ChildFailedError:
-        """What the failures among *answers*, and of workers that *died*, raise."""
+        """What the failures among *answers*, and of workers that *died*, raise; for *item* of a `Pool.map`."""
         pids = {each.rank: each.pid for each in self.job.status().ranks}
         failures = dict(died)
         causes: dict[int, BaseException | None] = {}
@@ -211,6 +215,7 @@ class Crew:
         error = ChildFailedError(title, dict(sorted(failures.items())))
         cause = causes.get(error.get_first_failure()[0])
         found = raised(error, cause, self._raise_as)
+        found.item = item
         return found.with_traceback(trace_of(found, None))
 
     def show(self) -> None:

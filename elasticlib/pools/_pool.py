@@ -124,7 +124,7 @@ class Pool:
                     if not answer.failed():
                         results[index] = answer.value()
                         continue
-                    error = crew.error(f"{title_of(function)} (item {index})", [answer])
+                    error = crew.error(f"{title_of(function)} (item {index})", [answer], item=index)
                     if not return_exceptions:
                         crew.abandoned([answer.rank])
                         raise error
@@ -139,7 +139,7 @@ class Pool:
                 raise PoolError("the pool was closed while a call ran in it: that call was ended") from None
             raise
         except ChildFailedError as error:
-            raise ChildFailedError(title_of(function), error.failures) from error.__cause__
+            raise crew.error(title_of(function), (), error.failures) from error.__cause__
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[Crew]:

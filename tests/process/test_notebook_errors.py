@@ -132,6 +132,64 @@ print(frame.f_code.co_name, trace.tb_lineno, frame.f_locals["batch"], frame.f_lo
     assert printed(outputs) == "loss 9 41 3\n"
 
 
+def test_every_failure_of_a_pool_is_shown_in_few_lines(tmp_path: Path) -> None:
+    setup = """
+p = pool(2, group=None, preload=())
+def deep(n):
+    return deep(n + 1)
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+def long():
+    raise ValueError("x" * 40_000 + "\\ny" * 50)
+def caused():
+    try:
+        {}["inner"]
+    except KeyError as error:
+        raise ValueError("outer") from error
+"""
+    calls = ["p.run(deep, 0)", "p.run(killed)", "p.run(long)", "p.run(caused)", "p.map(loss, [1, 2, 3])", "p.close()"]
+    _, *outputs, closed = shown(setup, *calls, folder=tmp_path)
+
+    assert not closed
+    deep, killed, long, caused, item = map(traceback, outputs)
+    for lines in (deep, killed, long, caused, item):
+        assert len(lines) <= 15, lines
+        assert max(map(len, lines)) <= 400
+        assert "elasticlib" not in "\n".join(lines)
+    assert deep[-2:] == ["RecursionError: maximum recursion depth exceeded", "rank 1: the same"] or any(
+        line.startswith("RecursionError: maximum recursion depth exceeded") for line in deep
+    )
+    assert any("SIGKILL" in line for line in killed)
+    assert any("more lines, in print(error)" in line for line in long)
+    assert caused[caused.index("ValueError: outer") + 1] == "raised from KeyError: 'inner'"
+    assert any(re.fullmatch(r"in the worker of rank [01], at item [012]:", line) for line in item)
+
+
+def test_what_a_workers_exception_holds_is_the_workers(tmp_path: Path) -> None:
+    catches = """
+def misses():
+    {}["there"]
+
+def waits():
+    raise TimeoutError("the worker's")
+
+try:
+    elastic_launch(settings(1, max_restarts=0), misses)()
+except KeyError as error:
+    print(error.args)
+job = elastic_launch(settings(1, max_restarts=0), waits).start()
+try:
+    job.result(40)
+except TimeoutError:
+    print("it goes on")
+except ChildFailedError as error:
+    print(repr(error.__cause__))
+"""
+    (outputs,) = shown(catches, folder=tmp_path)
+
+    assert printed(outputs) == "('there',)\nTimeoutError(\"the worker's\")\n"
+
+
 def test_a_crash_shows_the_line_that_called_native_code(tmp_path: Path) -> None:
     crashes = (
         "def crash():\n    os.kill(os.getpid(), signal.SIGSEGV)\n\nelastic_launch(settings(1, max_restarts=0), crash)()"

@@ -78,7 +78,7 @@ def test_it_is_of_the_workers_kind_and_a_failed_launch(cause: Exception) -> None
     assert (type(found).__name__, type(found).__module__) == ("ChildFailedError", "elasticlib.errors")
     assert (found.name, list(found.failures), found.__cause__) == ("train", [0], cause)
     assert str(found) == str(error())
-    assert found.args == error().args
+    assert found.args == cause.args
 
 
 @pytest.mark.parametrize(
@@ -215,10 +215,10 @@ def test_a_deep_stack_shows_its_two_ends() -> None:
     deep = tuple(Frame("/tmp/ipykernel_1/1.py", number % 19 + 1, f"f{number}") for number in range(60))
     found = rendered(error(frames=deep))
 
-    assert len(found) <= 18
+    assert len(found) <= 14
     assert "Cell In[3], line 1, in f0" in found
     assert f"Cell In[3], line {59 % 19 + 1}, in f59" in found
-    assert "    ... 54 more frames, in print(error)" in found
+    assert "    ... 56 more frames, in print(error)" in found
 
 
 @pytest.mark.usefixtures("notebook")
