@@ -2,7 +2,8 @@
 Frames between the launcher and its own children, with descriptors.
 
 A frame is a JSON object and a list of descriptors, over a Unix stream socket pair that nobody else can
-reach. Rules of this file: a frame is sent whole; a peer that went away is an end of file, never an error, and so is
+reach. Behind a frame with more descriptors than one message of the kernel's can hold stands one byte for each further
+message. Rules of this file: a frame is sent whole; a peer that went away is an end of file, never an error, and so is
 one that sends what is no frame.
 """
 
@@ -29,6 +30,7 @@ _LONGEST = 2**31 - 1
 """Milliseconds that one poll can wait."""
 _HEAD = struct.Struct("!II")
 _MOST_DESCRIPTORS = 253  # the kernel's limit for one message
+_MOST_OF_A_FRAME = 65536
 _LARGEST = 2**30
 """Bytes of a frame: what is large goes through files in memory, and nobody asks for more at once."""
 
@@ -116,6 +118,10 @@ def room_for(count: int) -> Iterator[None]:
             _limit.put_back()
 
 
+def _rights(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+
+
 class Channel:
     """One end of a socket pair that carries frames; not for use by two threads at once."""
 
@@ -155,13 +161,17 @@ class Channel:
 
     def send_body(self, body: bytes, descriptors: tuple[int, ...] = ()) -> bool:
         """As `send`, of a message that is `written` already."""
-        if len(descriptors) > _MOST_DESCRIPTORS:
-            raise ValueError(f"{len(descriptors)} descriptors do not fit one message of {_MOST_DESCRIPTORS}")
+        if len(descriptors) > _MOST_OF_A_FRAME:
+            raise ValueError(
+                f"{len(descriptors)} descriptors do not fit a frame, which holds {_MOST_OF_A_FRAME} at most"
+            )
         frame = memoryview(_HEAD.pack(len(body), len(descriptors)) + body)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        parts = [descriptors[at : at + _MOST_DESCRIPTORS] for at in range(0, len(descriptors), _MOST_DESCRIPTORS)]
         try:
-            sent = self._sock.sendmsg([frame], rights)
+            sent = self._sock.sendmsg([frame], _rights(parts[0]) if parts else [])
             self._sock.sendall(frame[sent:])
+            for part in parts[1:]:
+                self._sock.sendmsg([b"\0"], _rights(part))
         except (BrokenPipeError, ConnectionError):
             return False
         return True
@@ -184,25 +194,18 @@ class Channel:
     def _announced(self) -> int:
         """How many descriptors come with the next frame, without taking them; 0 where its head is not there yet."""
         head = self._sock.recv(_HEAD.size, socket.MSG_PEEK)
-        return min(_HEAD.unpack(head)[1], _MOST_DESCRIPTORS) if len(head) == _HEAD.size else 0
+        return min(_HEAD.unpack(head)[1], _MOST_OF_A_FRAME) if len(head) == _HEAD.size else 0
 
     def _receive(self, whole: bool) -> tuple[Message, list[int]]:
-        space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
         descriptors: list[int] = []
         head = b""
         try:
             while len(head) < _HEAD.size:
-                data, rights, _, _ = self._sock.recvmsg(_HEAD.size - len(head), space, socket.MSG_CMSG_CLOEXEC)
-                for level, kind, packed in rights:
-                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                        numbers = array.array("i")
-                        numbers.frombytes(packed[: len(packed) - len(packed) % numbers.itemsize])
-                        descriptors += numbers
-                if not data:
-                    raise ConnectionError
-                head += data
+                head += self._with_rights(_HEAD.size - len(head), descriptors)
             size, count = _HEAD.unpack(head)
             message = self._message(size)
+            for _ in range(_MOST_DESCRIPTORS, min(count, _MOST_OF_A_FRAME), _MOST_DESCRIPTORS):
+                self._with_rights(1, descriptors)
             if whole and len(descriptors) != count:
                 # The kernel drops what the limit leaves no room for, without another word.
                 raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: raise the limit (ulimit -n)")
@@ -211,6 +214,19 @@ class Channel:
                 os.close(descriptor)
             raise
         return message, descriptors
+
+    def _with_rights(self, size: int, descriptors: list[int]) -> bytes:
+        """Up to *size* bytes; what comes with them is added to *descriptors*."""
+        space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+        data, rights, _, _ = self._sock.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, packed in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                numbers = array.array("i")
+                numbers.frombytes(packed[: len(packed) - len(packed) % numbers.itemsize])
+                descriptors += numbers
+        if not data:
+            raise ConnectionError
+        return data
 
     def _message(self, size: int) -> Message:
         try:

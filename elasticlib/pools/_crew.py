@@ -91,6 +91,8 @@ class Crew:
         self._asked = 0
         self._calls: dict[int, int] = {}
         """By rank, the number of the call that has not been answered."""
+        self._files: dict[str, int] = {}
+        """Those of the user's project that a worker has imported, each with its time."""
         self.spoilt = ""
         """Why it can serve no more calls."""
         self.job = Job(launch, is_owned=True)
@@ -107,6 +109,17 @@ class Crew:
 
     def __len__(self) -> int:
         return len(self._channels)
+
+    def look_for_edits(self) -> None:
+        """Be spoilt where a module of the user's was edited since a worker imported it."""
+        edited = [file for file, time in self._files.items() if _changed(file, time)]
+        if edited and self.is_fit():
+            self.spoilt = f"{', '.join(sorted(edited))} changed on disk"
+            logger.warning(
+                "%s changed on disk since the pool's workers imported it: new ones take their place, and what calls "
+                "had left in them is gone",
+                ", ".join(sorted(edited)),
+            )
 
     # One call.
 
@@ -170,6 +183,7 @@ class Crew:
                 if message["op"] == "answer" and message["call"] == self._calls[rank]:
                     report = _report.read(descriptors[0])
                     del self._calls[rank]
+                    self._files = {**message["files"], **self._files}
                     found.append(Answer(rank, report or _lost(), message["dirt"]))
                     self.spoilt = self.spoilt or (message["dirt"] and f"rank {rank}: {message['dirt']}")
             finally:
@@ -270,6 +284,13 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str
     """The variables that have another value *now*; None for those that are gone."""
     gone: dict[str, str | None] = {name: None for name in before if name not in now}
     return gone | {name: value for name, value in now.items() if before.get(name) != value}
+
+
+def _changed(file: str, time: int) -> bool:
+    try:
+        return os.stat(file).st_mtime_ns != time
+    except OSError:
+        return False  # it may be between two versions
 
 
 def _listed(ranks: Collection[int]) -> str:

@@ -76,7 +76,8 @@ class Pool:
 
         All functions and arguments go that `elastic_launch` takes. A call finds the folder, ``sys.path`` and
         environment that the program has at that moment. What it leaves in modules that its worker has imported is there
-        for the next one; globals of the caller's script or cell are the caller's again.
+        for the next one; globals of the caller's script or cell are the caller's again. Where a module of yours was
+        edited that a worker has imported, new workers take their place before the call, which is logged.
 
         Raises `ChildFailedError`, from the first failing rank's own exception, when a rank raised or died: ranks that
         have not ended a second later are ended. The workers are replaced then before the next call, all of them, with a
@@ -155,6 +156,7 @@ class Pool:
             self._caller = threading.current_thread().name
             if self._is_closed:
                 raise PoolError("the pool was closed: make a new one by elasticlib.pool(...)")
+            self._crew.look_for_edits()
             if not self._crew.is_fit():
                 self._replace()
             crew = self._crew

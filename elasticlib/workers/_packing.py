@@ -98,9 +98,10 @@ class _Pickler(_results.Pickler):
     def _memory_of(self, storage: _Storage) -> Any:
         memory = storage.memory
         if memory.is_shared() and memory.nbytes():
-            descriptor, size = memory._share_fd_cpu_()
-            self.shared.append(Memory(os.dup(descriptor)))
-            return _buffers.shared_storage, (len(self.shared) - 1, size)
+            with contextlib.suppress(OSError):  # such as a file that may only be read: its content goes
+                make, descriptor = _shared(memory)
+                self.shared.append(Memory(descriptor))
+                return make, (len(self.shared) - 1, memory.nbytes())
         view = (ctypes.c_char * memory.nbytes()).from_address(memory.data_ptr()) if memory.nbytes() else bytearray()
         if memory.nbytes():
             view.owner = memory  # type: ignore[union-attr]
@@ -138,6 +139,17 @@ class _Storage:
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
+
+
+def _shared(memory: Any) -> tuple[Callable[[int, int], Any], int]:
+    """What makes the storage *memory* in a worker, of the descriptor behind it. It stays where its program put it."""
+    if memory.filename is not None:
+        return _buffers.shared_storage, os.open(memory.filename, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return _buffers.shared_storage, os.dup(memory._get_shared_fd())
+    except RuntimeError:  # it has a name, by torch's strategy "file_system"
+        name = os.fsdecode(memory._share_filename_cpu_()[1])
+        return _buffers.named_storage, os.open(f"/dev/shm{name}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:

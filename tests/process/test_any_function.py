@@ -208,6 +208,52 @@ def test_a_function_may_write_to_a_large_argument_and_nobody_else_sees_it(method
     assert float(array.sum()) == float(tensor.sum()) == 0.0
 
 
+def test_a_model_of_hundreds_of_shared_tensors_can_be_sent() -> None:
+    torch = pytest.importorskip("torch")
+    shared = [torch.zeros(3).share_memory_() for _ in range(600)]
+
+    def write(tensors: list[Any]) -> bool:
+        for number, tensor in enumerate(tensors):
+            tensor += number
+        return all(each.is_shared() for each in tensors)
+
+    assert elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), write)(shared) == {0: True}
+    with pool(1, group=None, preload=()) as made:
+        assert made.run(write, shared) == {0: True}
+    assert all(torch.equal(each, torch.full((3,), 2.0 * number)) for number, each in enumerate(shared))
+
+
+NAMED = """
+import sys
+import torch
+from elasticlib import LaunchConfig, elastic_launch
+
+def write(named, mapped):
+    named += 1
+    mapped += 2
+    return named.sum().item(), mapped.sum().item()
+
+if __name__ == "__main__":
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    named = torch.ones(5).share_memory_()
+    handle = named.untyped_storage()._share_filename_cpu_()[1]
+    mapped = torch.from_file(sys.argv[1], shared=True, size=4)
+    print(elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), write)(named, mapped))
+    print(named.sum().item(), mapped.sum().item(), handle == named.untyped_storage()._share_filename_cpu_()[1])
+    print(torch.from_file(sys.argv[1], size=4).sum().item())
+"""
+
+
+def test_memory_that_is_shared_by_name_or_file_stays_where_it_is(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(NAMED)
+    command = [sys.executable, str(script), str(tmp_path / "mapped")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
+
+    assert done.stdout == "{0: (10.0, 8.0)}\n10.0 8.0 True\n8.0\n", done.stderr
+
+
 def test_tensors_that_share_memory_share_it_in_the_worker_too() -> None:
     torch = pytest.importorskip("torch")
     whole = torch.zeros(1 << 18)

@@ -766,3 +766,32 @@ def test_a_pool_that_is_closed_while_its_workers_are_replaced_begins_no_call(
     assert len(errors) == 1 and "closed while its workers were replaced" in str(errors[0])
     assert not (tmp_path / "called").exists()
     assert jobs() == []
+
+
+# Modules that are edited.
+
+
+def test_a_module_that_is_edited_is_the_new_one_in_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = tmp_path / "edited_by_the_user.py"
+    module.write_text("def value():\n    return 'old'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def ask() -> tuple[str, int]:
+        import edited_by_the_user  # type: ignore[import-not-found]
+
+        return edited_by_the_user.value(), os.getpid()
+
+    with pool(2, group=None, preload=()) as made:
+        first, again = made.run(ask), made.run(ask)
+        module.write_text("def value():\n    return 'the new one'\n")
+        edited, after = made.run(ask), made.run(ask)
+
+    assert first == again
+    assert {value for value, _ in first.values()} == {"old"}
+    assert {value for value, _ in edited.values()} == {"the new one"}
+    assert edited == after
+    assert 1 == sum(
+        "edited_by_the_user.py changed on disk since the pool" in each.getMessage() for each in caplog.records
+    )

@@ -118,21 +118,27 @@ def test_descriptors_stay_with_their_frame(pair: Pair) -> None:
     assert found == [(1, 2), (2, 0), (3, 1)]
 
 
-def test_as_many_descriptors_as_the_kernel_takes_arrive(pair: Pair) -> None:
+@pytest.mark.parametrize("count", [252, 253, 254, 506, 507, 2000])
+def test_more_descriptors_than_one_message_of_the_kernels_takes_arrive(pair: Pair, count: int) -> None:
     ours, theirs = pair
-    ours.send({}, (0,) * 253)
+    ours.send({"frame": 1}, (0, 1) * (count // 2) + (0,) * (count % 2))
+    ours.send({"frame": 2}, (0,))
 
-    received = theirs.receive()
+    received = [theirs.receive(), theirs.receive()]
 
-    assert received is not None
-    for descriptor in received[1]:
-        os.close(descriptor)
-    assert len(received[1]) == 253
+    found = [(each[0]["frame"], len(each[1])) for each in received if each is not None]
+    first, last = os.fstat(0), [os.fstat(each[1][-1]) for each in received if each is not None]
+    for each in received:
+        for descriptor in each[1] if each is not None else ():
+            os.close(descriptor)
+    assert found == [(1, count), (2, 1)]
+    assert last[1] == first
+    assert (last[0] == first) == (count % 2 == 1 or os.fstat(1) == first)
 
 
-def test_more_descriptors_than_the_kernel_takes_are_refused(pair: Pair) -> None:
-    with pytest.raises(ValueError, match="254 descriptors do not fit"):
-        pair[0].send({}, (0,) * 254)
+def test_more_descriptors_than_any_frame_holds_are_refused(pair: Pair) -> None:
+    with pytest.raises(ValueError, match="65537 descriptors do not fit"):
+        pair[0].send({}, (0,) * 65537)
 
 
 def test_a_frame_larger_than_the_sockets_buffer_arrives(pair: Pair) -> None:

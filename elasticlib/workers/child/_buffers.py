@@ -101,6 +101,12 @@ def shared_storage(index: int, size: int) -> Any:
     return torch.UntypedStorage._new_shared_fd_cpu(shared[index], size)
 
 
+def named_storage(index: int, size: int) -> Any:
+    """As `shared_storage`, of one that other processes find by its name: torch's own notes come before it."""
+    whole = mapped_bytes(shared[index])
+    return storage_of(whole[len(whole) - size :])
+
+
 def typed(storage: Any, dtype: Any) -> Any:
     """As torch's tensors want it."""
     return importlib.import_module("torch").storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)

@@ -8,6 +8,7 @@ the launcher alone, through a socket that nobody else has.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from elasticlib._stack_text import is_library
 from elasticlib._wire import Channel, Message
 from elasticlib.workers.child import _function, _report, _results
 
@@ -103,6 +105,28 @@ class _Group:
             sys.modules["torch.distributed"].destroy_process_group()
 
 
+class _Imports:
+    """The files of the user's project that this worker has imported."""
+
+    def __init__(self) -> None:
+        self._modules = 0
+        self._seen: set[str | None] = set()
+
+    def new(self) -> dict[str, int]:
+        """Those since the last call, each with its time."""
+        if len(sys.modules) == self._modules:
+            return {}
+        self._modules = len(sys.modules)
+        files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        found = {}
+        for file in files - self._seen:
+            if isinstance(file, str) and not is_library(file):
+                with contextlib.suppress(OSError):
+                    found[file] = os.stat(file).st_mtime_ns
+        self._seen |= files
+        return found
+
+
 class _Server:
     def __init__(self, channel: Channel, group: _Group) -> None:
         self._channel = channel
@@ -110,6 +134,7 @@ class _Server:
         self._me = os.getpid()
         self._path: list[str] = []
         self._definitions = -1
+        self._imports = _Imports()
         os.register_at_fork(after_in_child=channel.close)
 
     def serve(self) -> None:
@@ -135,7 +160,8 @@ class _Server:
         try:
             _report.write(answer, report)
             dirt = self._group.end() if report.kind == "result" else ""
-            self._channel.send({"op": "answer", "call": message["call"], "dirt": dirt}, (answer,))
+            told = {"op": "answer", "call": message["call"], "dirt": dirt, "files": self._imports.new()}
+            self._channel.send(told, (answer,))
         finally:
             os.close(answer)
 
@@ -158,16 +184,12 @@ class _Server:
             return _failed(TypeError(text), shared)
 
     def _call(self, message: Message, memories: dict[str, int]) -> Callable[[], Any]:
-        for name, value in message["variables"].items():
-            if name in _own:
-                continue
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        if message["path"] != self._path:
-            sys.path[:] = self._path = message["path"]
-        os.chdir(message["cwd"])
+        try:
+            self._surround(message)
+        except BaseException:
+            for descriptor in memories.values():
+                os.close(descriptor)
+            raise
         function = memories.pop("function")
         try:
             content = _report.read_exactly(function, os.fstat(function).st_size)
@@ -180,6 +202,19 @@ class _Server:
                 os.close(former)
         called, args, kwargs = _function.unpacked(content, message["sources"], memories)
         return lambda: called(*args, **kwargs)
+
+    def _surround(self, message: Message) -> None:
+        """Have the variables, the search path and the folder that the caller has."""
+        for name, value in message["variables"].items():
+            if name in _own:
+                continue
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if message["path"] != self._path:
+            sys.path[:] = self._path = message["path"]
+        os.chdir(message["cwd"])
 
 
 def _failed(error: BaseException, shared: Collection[str]) -> _report.Report:
