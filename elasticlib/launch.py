@@ -24,7 +24,7 @@ from elasticlib._torch_config import as_launch_config
 from elasticlib.agent._checks import check_health_check_server
 from elasticlib.errors import ChildFailedError, ConfigError
 from elasticlib.job import Job
-from elasticlib.job._output import CallersStream, JobLogs, in_kernel, is_replaced, own_logs
+from elasticlib.job._output import CallersStream, JobLogs, in_kernel, is_replaced, own_logs, shown_ranks
 from elasticlib.job._raising import raised
 from elasticlib.job._register import SHARES
 from elasticlib.job._results import Results
@@ -155,8 +155,12 @@ class CheckedLaunch:
                 spec.numa_options = _devices.default_numa_options(workers, config.preload, flags, shown)
             self.grace = _shutdown_timeout(config)
             self._prepared = prepare(spec, config.start_method, config.signals_to_handle, shown)
-            if _in_notebooks.shell() is not None and config.logs_specs is None:  # which shows what is raised
-                self._prepared = evolve(self._prepared, job=shown_by_caller(self._prepared.job))
+            if _in_notebooks.shell() is not None:
+                word = self.console.word if self.console is not None else ""
+                job = shown_by_caller(
+                    self._prepared.job, errors=config.logs_specs is None, word=word, ranks=shown_ranks(config)
+                )
+                self._prepared = evolve(self._prepared, job=job)
             self.signums = _signals.parse(self._prepared.signals_to_handle)
             warn_of_strange_ranks(self._logs, workers)
             records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": workers}))

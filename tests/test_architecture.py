@@ -19,6 +19,7 @@ LAYERS = [
     "_untrusted",
     "_stack_text",
     "_in_notebooks",
+    "_marks",
     "errors",
     "_times",
     "_folders",
@@ -77,6 +78,7 @@ LAYERS = [
 PURE = [
     "workers/child/_start_spec.py",
     "_stack_text.py",
+    "_marks.py",
     "_untrusted.py",
     "_times.py",
     "rendezvous/coordinator/_coordinator.py",

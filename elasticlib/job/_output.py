@@ -10,14 +10,18 @@ from __future__ import annotations
 import codecs
 import contextlib
 import contextvars
+import functools
+import json
 import logging
 import os
+import secrets
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TextIO
 
 from elasticlib import _in_notebooks
+from elasticlib._marks import Mark, Reader, without
 from elasticlib.errors import ConfigError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._console import console_sink
@@ -27,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_SHOWN = 1_000_000
 """Characters of a job's output that a notebook's cell shows: browsers do not bear much more."""
+_MOST_DISPLAYED = 50_000_000
+"""Bytes of objects that a notebook's cell shows."""
 _TAIL = 8192
 """Bytes at the end of a file in which its last line is looked for."""
 
@@ -66,7 +72,7 @@ class JobLogs(DefaultLogsSpecs):
 class _Target:
     """The ``sys.stdout`` of the thread that makes it, as long as it takes text."""
 
-    def __init__(self) -> None:
+    def __init__(self, word: str) -> None:
         self._stream, self._context = sys.stdout, contextvars.copy_context()
         # A kernel's stream looks here for the cell; in a thread that has none, it would be any cell that runs.
         variable = getattr(self._stream, "_parent_header", None)
@@ -77,6 +83,12 @@ class _Target:
         """Takes the bytes as they are, where that is the same place."""
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.left = _MOST_SHOWN if in_kernel() else sys.maxsize
+        self.reader = Reader(word)
+        self._displays = getattr(_in_notebooks.shell(), "display_pub", None)
+        self._displays_left = _MOST_DISPLAYED
+        variable = getattr(self._displays, "_parent_header", None)
+        if isinstance(variable, contextvars.ContextVar):
+            self._context.run(variable.set, getattr(self._displays, "parent_header", {}))
 
     def say(self, text: str) -> None:
         def write(stream: TextIO) -> None:
@@ -85,6 +97,23 @@ class _Target:
 
         if text:
             self.do(write)
+
+    def display(self, mark: Mark) -> None:
+        """Show the object itself; where that cannot be, the text that stands for it."""
+        self._displays_left -= mark.length
+        try:
+            if self._displays is None or self._displays_left < 0:
+                raise ValueError("it shows no more objects")
+            with open(mark.path, "rb") as file:
+                file.seek(mark.offset)
+                told = json.loads(file.read(mark.length))
+            with self._lock:
+                if "clear" in told:
+                    self._context.run(self._displays.clear_output, told["wait"])
+                else:
+                    self._context.run(functools.partial(self._displays.publish, **told))
+        except Exception:
+            self.say(f"{mark.text}\n" if mark.text else "")
 
     def do(self, write: Callable[[TextIO], None]) -> None:
         with self._lock:
@@ -110,11 +139,13 @@ class CallersStream:
         """Whether a cell has got all that it shows, so that the files are needed."""
         self.catch_up: Callable[[float], bool] = lambda _: True
         """Waits, up to so many seconds, until it has got what is in the files; set by whatever reads them."""
-        self._target = _Target()
+        self.word = secrets.token_hex(8) if in_kernel() else ""
+        """With which workers mark the objects that they display; empty where only text is shown."""
+        self._target = _Target(self.word)
 
     def turn_here(self) -> None:
         """From now on it is that of this caller."""
-        self._target = _Target()
+        self._target = _Target(self.word)
 
     def __call__(self, block: bytes) -> None:
         """Write *block*, which may end within a character."""
@@ -123,6 +154,16 @@ class CallersStream:
             target.do(lambda _: sink(block))
             return
         text = target.decoder.decode(block)
+        if not self.word:
+            self._write(target, text)
+            return
+        for part in target.reader.feed(text):
+            if isinstance(part, Mark):
+                target.display(part)
+            else:
+                self._write(target, part)
+
+    def _write(self, target: _Target, text: str) -> None:
         if len(text) > target.left:
             if target.left <= 0:
                 return
@@ -147,7 +188,12 @@ def own_logs(config: LaunchConfig, keeps_all: bool) -> LogsSpecs:
         return config.logs_specs
     if not keeps_all and config.show is None:
         return DefaultLogsSpecs()
-    return JobLogs(None if config.show == "all" else config.show if config.show is not None else (0,))
+    return JobLogs(shown_ranks(config))
+
+
+def shown_ranks(config: LaunchConfig) -> Sequence[int] | None:
+    """The ranks whose output is shown; None: all."""
+    return None if config.show == "all" else (0,) if config.show is None else tuple(config.show)
 
 
 def in_kernel() -> bool:
@@ -170,7 +216,7 @@ def is_replaced() -> bool:
 def text_of(path: str) -> str:
     """What is in the file by now; bytes that are no UTF-8 show as U+FFFD."""
     with open(path, encoding="utf-8", errors="replace", newline="") as file:
-        return file.read()
+        return without(file.read())
 
 
 def last_line(path: str) -> str:
@@ -178,7 +224,7 @@ def last_line(path: str) -> str:
     with contextlib.suppress(OSError), open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL))
-        for line in reversed(file.read().decode("utf-8", "replace").splitlines()):
+        for line in reversed(without(file.read().decode("utf-8", "replace")).splitlines()):
             if line.strip():
                 return line.strip()
     return ""

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 
+from elasticlib._marks import without
 from elasticlib._wire import wait_readable
 from elasticlib.logs._tee import Inotify
 
@@ -67,7 +68,7 @@ class Follower:
                 data = os.read(descriptor, _BLOCK)
                 *whole, rest = (rest + data).split(b"\n")
                 for line in whole:
-                    yield line.decode("utf-8", "replace")
+                    yield from without(line.decode("utf-8", "replace")).split("\n")
                 if not data and is_last:
                     break
                 if not data:

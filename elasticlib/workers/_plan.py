@@ -300,9 +300,9 @@ def _saying(job: Job, **said: Any) -> Job:
     return evolve(job, common=evolve(job.common, **said))
 
 
-def shown_by_caller(job: Job) -> Job:
-    """*job* whose workers leave it to their caller to show what a function raises."""
-    return _saying(job, shows_errors=False)
+def shown_by_caller(job: Job, *, errors: bool, word: str, ranks: Sequence[int] | None) -> Job:
+    """*job* of a notebook, which shows what a function raises, where *errors*, and what is displayed in *ranks*."""
+    return _saying(job, shows_errors=not errors, displays=word, displays_of=ranks)
 
 
 def without_preload(job: Job) -> Job:

@@ -175,3 +175,123 @@ def test_a_cell_is_not_flooded_and_says_where_the_rest_is(tmp_path: Path) -> Non
     folder = flooded.rstrip().rpartition("[... the rest is in ")[2].rstrip("]")
     (whole,) = Path(folder).rglob("0/stdout.log")
     assert whole.read_text().count("\n") == 100_000
+
+
+# Figures and other objects.
+
+SHOWS = """
+import os
+from elasticlib import LaunchConfig, elastic_launch, pool
+
+def settings(workers=1, **more):
+    return LaunchConfig(nproc_per_node=workers, preload=(), max_restarts=0, **more)
+
+class Table:
+    def __repr__(self):
+        return "Table\\nof " + os.environ["RANK"]
+    def _repr_html_(self):
+        return "<table>" + os.environ["RANK"] + "</table>"
+
+def shows():
+    print("before")
+    display(Table())
+    print("after")
+
+def changes():
+    handle = display(Table(), display_id=True)
+    handle.update("changed")
+"""
+PLOTS = """
+def plots():
+    import matplotlib.pyplot as plt
+    plt.plot([1, 2])
+    plt.show()
+    print("between")
+    plt.figure()
+    plt.plot([3])
+
+elastic_launch(settings(), plots)()
+None
+"""
+
+
+def outputs_of(*cells: str) -> list[list[Any]]:
+    """What each of *cells* shows after `SHOWS`: text, as one where it stands side by side, and the data of objects."""
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in (SHOWS, *cells)])  # type: ignore[no-untyped-call]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env.pop("PYTEST_CURRENT_TEST", None)
+    NotebookClient(notebook, timeout=LIMIT, kernel_name="python3").execute(env=env)
+    found = []
+    for cell in notebook.cells[1:]:
+        parts: list[Any] = []
+        for output in cell.outputs:
+            if output.output_type == "stream" and parts and isinstance(parts[-1], str):
+                parts[-1] += output.text
+            else:
+                parts.append(output.text if output.output_type == "stream" else dict(output.data))
+        found.append(parts)
+    return found
+
+
+def test_objects_of_rank_0_are_shown_as_a_cell_shows_them_in_their_order() -> None:
+    table = {"text/plain": "Table\nof 0", "text/html": "<table>0</table>"}
+    called, pooled, changed, logs = outputs_of(
+        "elastic_launch(settings(2), shows)()\nNone",
+        "with pool(2, group=None, preload=()) as made:\n    made.run(shows)\n    made.run(shows)",
+        "elastic_launch(settings(), changes)()\nNone",
+        "job = elastic_launch(settings(2), shows).start()\njob.result()\n"
+        "(job.logs(0), job.logs(1), list(job.logs(0, follow=True)))",
+    )
+
+    assert called == ["before\n", table, "after\n"]
+    assert pooled == ["before\n", table, "after\nbefore\n", table, "after\n"]
+    assert changed == [{"text/plain": "'changed'"}]
+    lines = ["before", "Table", "of 0", "after"]
+    text = "".join(f"{line}\n" for line in lines)
+    assert logs[:3] == ["before\n", table, "after\n"]
+    assert logs[3]["text/plain"].replace(" ", "").replace("\n", "") == str(
+        (text, text.replace("0", "1"), lines)
+    ).replace(" ", "")
+
+
+def test_objects_of_several_ranks_stand_below_their_rank() -> None:
+    (shown,) = outputs_of('elastic_launch(settings(2, show="all"), shows)()\nNone')
+
+    for rank in "01":
+        at = shown.index({"text/plain": f"Table\nof {rank}", "text/html": f"<table>{rank}</table>"})
+        assert shown[at - 1].endswith(f"[{rank}] ")
+
+
+def test_capture_takes_objects_too() -> None:
+    _, told = outputs_of(
+        "%%capture out\nelastic_launch(settings(), shows)()",
+        "print(out.stdout, [each.data for each in out.outputs][:-1])",
+    )
+
+    table = {"text/plain": "Table\nof 0", "text/html": "<table>0</table>"}
+    assert told == [f"before\nafter\n {[table]}\n"]
+
+
+def test_what_looks_like_a_mark_of_ours_is_text() -> None:
+    forges = """
+def forges():
+    print("\\x1b_elasticlib;0123456789abcdef;0;10;1;/etc/passwd\\x1b\\\\text\\x1b_elasticlib;0123456789abcdef\\x1b\\\\")
+
+elastic_launch(settings(), forges)()
+None
+"""
+    (shown,) = outputs_of(forges)
+
+    assert len(shown) == 1 and "elasticlib;0123456789abcdef" in shown[0]
+
+
+def test_figures_come_as_images_those_too_that_are_left_open() -> None:
+    pytest.importorskip("matplotlib")
+    (shown,) = outputs_of(PLOTS)
+
+    assert [part if isinstance(part, str) else sorted(part) for part in shown] == [
+        ["image/png", "text/plain"],
+        "between\n",
+        ["image/png", "text/plain"],
+    ]
+    assert all(part["image/png"].startswith("iVBOR") for part in shown if isinstance(part, dict))

@@ -48,6 +48,7 @@ from elasticlib.workers.child import (
     _report,
     _results,
     _serving,
+    _showing,
     _threads,
 )
 from elasticlib.workers.child._import_notes import Notes
@@ -228,6 +229,9 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
     if spec.server is not None:
         _serving.when_torch_comes(spec.server)
     kind = spec.kind
+    if kind == "function":
+        rank = int(spec.variables.get("RANK", spec.local_rank))
+        _showing.attach(spec.displays, spec.displays_of, rank, spec.stdout)
     if call is None:
         module = [spec.entry] if kind == "module" else []
         _show_as([sys.executable, "-u", *spec.argv[:1], *module, *spec.argv[1:]])
@@ -240,11 +244,11 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
         sys.path[:] = spec.sys_path
         sys.argv[:] = spec.argv
         return _outcome(
-            lambda: _loaded(spec, handed)(), handed, spec.shared, keeps_result=True, shows=spec.shows_errors
+            lambda: _showing.run(_loaded(spec, handed)), handed, spec.shared, keeps_result=True, shows=spec.shows_errors
         )
     if spec.args_by_rank:
         call = functools.partial(call, spec.local_rank)
-    return _outcome(call, handed, shared=None, keeps_result=True)
+    return _outcome(lambda: _showing.run(call), handed, shared=None, keeps_result=True)
 
 
 def _new_main() -> types.ModuleType:

@@ -18,7 +18,7 @@ from typing import Any
 
 from elasticlib._stack_text import is_library
 from elasticlib._wire import Channel, Message
-from elasticlib.workers.child import _function, _report, _results
+from elasticlib.workers.child import _function, _report, _results, _showing
 
 NAME = "calls of local rank "
 _descriptor = -1
@@ -169,7 +169,7 @@ class _Server:
         shared = message["shared"]
         try:
             call = self._call(message, memories)
-            result = call()
+            result = _showing.run(call)
         except SystemExit as stop:
             if stop.code not in (None, 0):
                 return _failed(stop, shared)

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from elasticlib.workers.child import _held
-from elasticlib.workers.child._serving import TorchWaiter
+from elasticlib.workers.child._serving import ImportWaiter
 
 _LEAST_ENTROPY = 2**64
 """Below it a number was chosen by somebody; numpy takes 128 bits from the system."""
@@ -76,7 +76,7 @@ def _noted() -> Iterator[tuple[list[random.Random], dict[int, bool]]]:
 def observed() -> Iterator[None]:
     """While entered, modules are imported; afterwards `reseed` knows which of their generators nobody seeded."""
     came_with: list[int | None] = []
-    torch = TorchWaiter(lambda: came_with.append(_torch_seed()))
+    torch = ImportWaiter("torch", lambda: came_with.append(_torch_seed()))
     if _held.loaded("torch"):  # by a sitecustomize module, say
         found = _torch_seed()
         came_with.append(found if found is not None and found >= _LEAST_SEED else None)

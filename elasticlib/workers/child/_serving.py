@@ -27,10 +27,15 @@ _running: list[object] = []
 
 def when_torch_comes(path: str) -> None:
     """Serve *path* from now on if torch is loaded, else from when this process loads it."""
-    if _held.loaded("torch"):
-        _serve(path)
+    when_imported("torch", lambda: _serve(path))
+
+
+def when_imported(name: str, then: Callable[[], object]) -> None:
+    """Call *then* when this process has imported the module *name*, which may be now."""
+    if _held.loaded(name):
+        then()
     else:
-        TorchWaiter(lambda: _serve(path)).enter()
+        ImportWaiter(name, then).enter()
 
 
 def open_server(path: str) -> Any:
@@ -51,10 +56,11 @@ def _serve(path: str) -> None:
     os.environ[SERVED_VARIABLE] = path
 
 
-class TorchWaiter:
-    """An importer that imports nothing: it calls *then* when this very process has imported torch."""
+class ImportWaiter:
+    """An importer that imports nothing: it calls *then* when this very process has imported the module *name*."""
 
-    def __init__(self, then: Callable[[], object]) -> None:
+    def __init__(self, name: str, then: Callable[[], object]) -> None:
+        self._name = name
         self._then = then
         self._pid = os.getpid()
         self._asks = False
@@ -72,8 +78,8 @@ class TorchWaiter:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where torch is, as the other importers know it, with a loader that tells when it has loaded."""
-        if name != "torch" or self._asks:
+        """Where the module is, as the other importers know it, with a loader that tells when it has loaded."""
+        if name != self._name or self._asks:
             return None
         self._asks = True
         try:

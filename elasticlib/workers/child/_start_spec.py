@@ -64,6 +64,10 @@ class StartSpec:
     """Seconds for the end of the program, and whether that was chosen."""
     shows_errors: bool = True
     """Whether a function's exception is shown on stderr, too: it is raised in the caller, with its traceback."""
+    displays: str | None = None
+    """Marks what a function displays in its output; empty where only text is shown, None where none is a notebook's."""
+    displays_of: Sequence[int] | None = ()
+    """The global ranks whose objects are shown; None: all."""
     local_rank: int = -1
     server: str | None = None
     """Path of the socket for torch's debug server."""

@@ -69,7 +69,7 @@ def test_without_torch_it_serves_when_torch_comes_and_not_before() -> None:
     assert ([], ("wanted", None)) == before
     assert (["wanted"], (None, "wanted")) == (served(), variables())
     assert "exec_module" not in vars(torch.__loader__)
-    assert not any(isinstance(each, _serving.TorchWaiter) for each in sys.meta_path)
+    assert not any(isinstance(each, _serving.ImportWaiter) for each in sys.meta_path)
 
 
 def test_to_look_whether_there_is_torch_is_not_to_load_it() -> None:

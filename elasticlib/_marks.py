@@ -1,0 +1,87 @@
+r"""
+Where in a worker's output something richer than text belongs, such as a figure. Pure.
+
+Rules of this file: a mark is what a terminal does not show (an application program command, ECMA-48), before and after
+the text that stands for the object where only text is shown; it is one line, so that lines of other workers come before
+or after it. It tells where the object is, and bears a word that only this launch knows: what a program prints of
+others' data is never taken for one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from attrs import frozen
+
+_NAME = "elasticlib"
+_ANY = re.compile(rf"\x1b_{_NAME};[^\x1b]*\x1b\\([^\x1b]*)\x1b_{_NAME};[^\x1b]*\x1b\\")
+_LABEL = re.compile(r"^\[\d+\] \Z", re.MULTILINE)
+"""Tells which rank wrote a line; above what only changes an object it would stand for nothing."""
+_MOST_HELD = 1 << 16
+"""Characters that may be held back for the rest of a mark."""
+_MOST_TEXT = 1 << 14
+"""Characters of text that stand for an object."""
+_NEWLINE = "\v"
+"""Stands for it within a mark."""
+
+
+@frozen
+class Mark:
+    """An object: *length* bytes at *offset* of the file *path*; *text* stands for it."""
+
+    path: str
+    offset: int
+    length: int
+    text: str
+    is_new: bool = True
+    """Whether it takes a place of its own, and changes none that is there."""
+
+
+def written(word: str, mark: Mark) -> str:
+    """The line of output for *mark* of the launch that has this *word*."""
+    text = mark.text[:_MOST_TEXT].replace("\r", "").replace("\x1b", "").replace("\n", _NEWLINE)
+    where = f"{mark.offset};{mark.length};{mark.is_new:d};{mark.path}"
+    return f"\x1b_{_NAME};{word};{where}\x1b\\{text}\x1b_{_NAME};{word}\x1b\\\n"
+
+
+def without(text: str) -> str:
+    """*text* without marks, of any launch: with what stands for their objects."""
+    return _ANY.sub(lambda found: found[1].replace(_NEWLINE, "\n"), text) if _NAME in text else text
+
+
+class Reader:
+    """Finds the marks of the launch with this *word* in text that comes in pieces."""
+
+    def __init__(self, word: str) -> None:
+        self._head = f"\x1b_{_NAME};{word};"
+        self._whole = re.compile(
+            rf"{self._head}(\d+);(\d+);([01]);([^\x1b]*)\x1b\\([^\x1b]*)\x1b_{_NAME};{word}\x1b\\\n"
+        )
+        self._held = ""
+
+    def feed(self, text: str) -> Iterator[str | Mark]:
+        """What *text* brings, in its order; what may be the begin of a mark comes with its rest."""
+        text = self._held + text
+        at = 0
+        for found in self._whole.finditer(text):
+            before = text[at : found.start()]
+            if found[3] == "0":
+                before = _LABEL.sub("", before)
+            if before:
+                yield before
+            offset, length, is_new, path, shown = found.groups()
+            yield Mark(path, int(offset), int(length), shown.replace(_NEWLINE, "\n"), is_new == "1")
+            at = found.end()
+        until = self._open(text, at)
+        self._held = text[until:]
+        if until > at:
+            yield text[at:until]
+
+    def _open(self, text: str, at: int) -> int:
+        """Where what is to be held back begins."""
+        begin = text.find(self._head, at)
+        if begin < 0:
+            last = text.rfind("\x1b", at)
+            begin = last if last >= 0 and self._head.startswith(text[last:]) else len(text)
+        return begin if len(text) - begin <= _MOST_HELD else len(text)
