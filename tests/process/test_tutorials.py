@@ -160,3 +160,75 @@ class TestFailures:
 
         assert "job 'train' was stopped by Job.stop()" == why
         assert table.startswith("job 'train': stopped after")
+
+
+@pytest.mark.slow
+class TestElasticity:
+    @pytest.fixture
+    def cells(self) -> Cells:
+        return executed("elasticity")[0]
+
+    def test_two_nodes_start_together(self, cells: Cells) -> None:
+        assert "world size 2: begin after step 0" == printed(cells["formed"]).splitlines()[0]
+
+    def test_after_a_kill_the_other_node_goes_on_alone_from_the_checkpoint(self, cells: Cells) -> None:
+        (begun,) = re.findall(r"^world size 1: begin after step (\d+)$", printed(cells["kill"]), re.M)
+
+        assert int(begun) >= 40
+        assert re.search(r"^world size 1: step \d+$", printed(cells["kill"]), re.M)
+
+    def test_a_newcomer_makes_the_world_larger_again(self, cells: Cells) -> None:
+        (alone,) = re.findall(r"^world size 1: begin after step (\d+)$", printed(cells["kill"]), re.M)
+        (begun,) = re.findall(r"^world size 2: begin after step (\d+)$", printed(cells["grow"]), re.M)
+
+        assert int(begun) > int(alone)
+
+    def test_the_training_ends_as_if_nothing_had_happened(self, cells: Cells) -> None:
+        assert re.search(r"^done at step \d+: y = [\d.]+ x \+ 1\.0$", printed(cells["finish"]), re.M)
+        assert {"node0": 0, "node1": -9, "node2": 0} == value(cells["finish"])
+
+    def test_the_log_tells_why_each_round_ended(self, cells: Cells) -> None:
+        lost, joined = re.findall(r"round \d ended: (.*)", printed(cells["log"]))
+
+        assert re.search("is lost: its agent died|rank 0 on node .* RuntimeError", lost)
+        assert joined.endswith(" joins")
+
+
+@pytest.mark.slow
+class TestPool:
+    @pytest.fixture
+    def cells(self) -> Cells:
+        return executed("pool")[0]
+
+    def test_every_worker_takes_part_in_a_call(self, cells: Cells) -> None:
+        assert {0: 10.0, 1: 10.0} == value(cells["run"])
+
+    def test_a_call_costs_little(self, cells: Cells) -> None:
+        (milliseconds,) = re.findall(r"^([\d.]+) ms for each call$", printed(cells["time"]), re.M)
+
+        assert float(milliseconds) < 100
+
+    def test_a_sweep_finds_the_best_rate(self, cells: Cells) -> None:
+        shown = printed(cells["sweep"])
+
+        assert ["0.001", "0.01", "0.1", "0.5", "100.0"] == re.findall(r"^lr ([\d.]+) +accuracy 0\.\d+$", shown, re.M)
+        assert "best: 0.5" == shown.splitlines()[-1]
+
+    def test_a_setting_that_fails_stands_in_its_place(self, cells: Cells) -> None:
+        (output,) = (output for output in cells["errors"].outputs if output.output_type == "execute_result")
+
+        number = r"0\.\d+"
+        assert re.fullmatch(
+            rf"\[{number},\s+ValueError\('lr must be positive, not -1\.0'\),\s+{number}\]", output.data["text/plain"]
+        )
+
+    def test_the_best_rate_trains_on_all_workers_alike(self, cells: Cells) -> None:
+        accuracies = value(cells["ddp"])
+
+        assert {0, 1} == accuracies.keys()
+        assert accuracies[0] == accuracies[1] >= 0.9
+
+    def test_a_closed_pool_says_so(self, cells: Cells) -> None:
+        (output,) = (output for output in cells["close"].outputs if output.output_type == "execute_result")
+
+        assert ": closed, 104 calls" in output.data["text/plain"]
