@@ -247,7 +247,9 @@ def _part(state: State, node: str, why: str, *, still_runs: bool = False, by_its
         reason = f"left: {why}" if by_itself else f"lost: {why}"
         current = evolve(current, left={**current.left, node: reason}, lost=lost)
     state = evolve(state, round=current)
-    if known or current.end is not None or node in current.succeeded:
+    if known or node in current.succeeded:
+        return state, ()
+    if current.end is not None and (by_itself or not _ending.may_be_by_loss(current)):
         return state, ()
     if by_itself:
         return _ending.end_round(state, current, f"node {node} left: {why}", restart=True)
@@ -287,7 +289,7 @@ def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
     )
     state = evolve(state, round=current)
     missed = {node: why for node in gone if node not in current.succeeded}
-    if current.end is not None or not missed:
+    if not missed or (current.end is not None and not _ending.may_be_by_loss(current)):
         return state, told
     state, actions = _ending.end_for_losses(state, current, missed)
     return state, told + actions

@@ -47,6 +47,16 @@ def spend(state: State, current: Round, why: str, *, fatal: bool = False) -> Out
     return end_round(state, current, f"{why}; {spent}", restart=False)
 
 
+def may_be_by_loss(current: Round) -> bool:
+    """
+    Whether the job is about to end by connections alone that peers have lost.
+
+    They may be heard before the loss of the node that has cut them, which ends no job: the round ends by that then.
+    """
+    lost = bool(current.causes) and all(cause.note.secondary and not cause.note.fatal for cause in current.causes)
+    return lost and current.end is not None and not current.end.restart
+
+
 def asks(state: State, current: Round, *, gone: bool) -> tuple[Outcome, bool]:
     """
     Have the root cause told whole by the node that has it; and whether that is still to come.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from attrs import evolve
@@ -1396,3 +1396,55 @@ def test_a_failure_that_a_restart_would_only_meet_again_ends_the_job(kind: type[
     assert {"a": RoundEnd(0, why, False), "b": RoundEnd(0, why, False)} == ends
     assert Final(False, why, "a", stuck) == desk.state.final
     assert 0 == desk.state.restarts
+
+
+# A node's death cuts the connections of its peers, and these may be heard of first.
+
+
+@pytest.mark.parametrize("kind", [Failed, Stopped])
+def test_a_connection_that_breaks_before_its_nodes_death_is_known_does_not_end_the_job(
+    kind: type[Failed] | type[Stopped],
+) -> None:
+    desk = running("a", "b", min_nodes=1, max_restarts=0)
+    cut = note(0, secondary=True, message="Connection closed by peer")
+
+    desk.hear(kind("a", 0, (cut,)))
+    assert not cast("RoundEnd", desk.sent()["a"]).restart
+    desk.hear(Stopped("a", 0, (cut,)))
+    assert desk.state.final is None
+    desk.hear(Leave("b", "its agent died"))
+
+    assert desk.state.final is None
+    assert RoundEnd(0, "node b is lost: its agent died", True) == desk.sent()["a"]
+    desk.join("a")
+    desk.tick(30.0)
+    assert desk.state.round is not None and {"a"} == desk.state.round.entries.keys()
+
+
+def test_nor_before_its_node_is_silent_for_long() -> None:
+    desk = watched("a", "b", min_nodes=1, max_restarts=0)
+    cut = note(0, secondary=True)
+    desk.hear(Failed("a", 0, (cut,)), Stopped("a", 0, (cut,)))
+
+    desk.node_heartbeat("b", seconds=30.0)
+
+    assert cast("RoundEnd", desk.sent()["a"]).restart
+    assert desk.state.final is None
+
+
+def test_a_failure_of_another_kind_ends_the_job_though_a_node_dies_then() -> None:
+    desk = running("a", "b", min_nodes=1, max_restarts=0)
+    desk.hear(Failed("a", 0, (note(0, secondary=True), note(1))), Stopped("a", 0, (note(1),)))
+
+    desk.hear(Leave("b", "its agent died"))
+
+    assert desk.state.final is not None and not desk.state.final.succeeded
+
+
+def test_a_broken_connection_without_a_nodes_death_ends_the_job() -> None:
+    desk = running("a", "b", min_nodes=1, max_restarts=0)
+    desk.hear(Failed("a", 0, (note(0, secondary=True),)), Stopped("a", 0, (note(0, secondary=True),)))
+
+    desk.hear(Stopped("b", 0, ()))
+
+    assert desk.state.final is not None and not desk.state.final.succeeded
