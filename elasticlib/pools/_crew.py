@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -25,6 +24,7 @@ from elasticlib.job._raising import raised, trace_of
 from elasticlib.launch import CheckedLaunch
 from elasticlib.spec import LaunchConfig
 from elasticlib.workers import _environment, _failure, _packing
+from elasticlib.workers._fork_server_key import import_path
 from elasticlib.workers._launch import handed_over
 from elasticlib.workers._launch_events import Exit
 from elasticlib.workers.child import _pooled, _report
@@ -150,7 +150,7 @@ class Crew:
             "memories": list(memories),
             "sources": packed.sources,
             "shared": sorted(packed.names),
-            "path": [each for each in sys.path if isinstance(each, str)],  # Python skips others
+            "path": import_path(),
             "cwd": os.getcwd(),
         }
         descriptors = handed_over(memories.values())

@@ -89,9 +89,11 @@ class Pool:
             crew.ask(range(len(crew)), function, args, kwargs)
             answers: list[Answer] = []
             while len(answers) < len(crew):
-                answers += self._heard(crew, function)
+                with self._told_of(function, crew):
+                    answers += crew.answers()
                 if failed := [each.rank for each in answers if each.failed()]:
-                    late, died = crew.abandoned(failed)
+                    with self._told_of(function, crew):
+                        late, died = crew.abandoned(failed)
                     if self._group is not None:
                         crew.spoilt = crew.spoilt or "a call has failed, and ranks may be at different collectives"
                     raise crew.error(title_of(function), [*answers, *late], died)
@@ -105,36 +107,57 @@ class Pool:
         Call *function* once for each of *items*, each on one worker, and as many at once as there are workers.
 
         What it returned, in the order of *items*. Raises `ChildFailedError` at the first that fails, which names the
-        item; with *return_exceptions* its exception stands in its place, and all others are done. No collective may be
-        used in *function*: other ranks are at other items.
+        item; with *return_exceptions* its exception stands in its place, and all others are done: where a worker dies,
+        new ones take the place of all, and items that the others were at begin anew. No collective may be used in
+        *function*: other ranks are at other items.
         """
         check_function(function)
-        left = collections.deque(enumerate(items))
-        results: list[Any] = [None] * len(left)
+        every = list(items)
+        left = collections.deque(range(len(every)))
+        results: list[Any] = [None] * len(every)
         with self._in_use() as crew:
             free, at = list(range(len(crew)))[::-1], dict[int, int]()
             while left or at:
+                if not free and not at:  # what the calls left in the workers makes them unfit for more
+                    crew, free = self._replaced(), list(range(len(crew)))[::-1]
                 while free and left:
-                    index, item = left.popleft()
-                    rank = free.pop()
-                    crew.ask([rank], function, (item,), {}, by_all=False)
+                    index, rank = left.popleft(), free.pop()
+                    crew.ask([rank], function, (every[index],), {}, by_all=False)
                     at[rank] = index
-                for answer in self._heard(crew, function):
+                try:
+                    with self._told_of(function, crew):
+                        answers = crew.answers()
+                except ChildFailedError as error:
+                    if not return_exceptions:
+                        raise
+                    lost = {rank for rank, failure in error.failures.items() if not failure.secondary} & at.keys()
+                    if not lost:
+                        raise
+                    for rank in lost:
+                        results[at.pop(rank)] = error
+                    left.extendleft(sorted(at.values(), reverse=True))
+                    at, free = {}, []
+                    continue
+                for answer in answers:
                     index = at.pop(answer.rank)
-                    free.append(answer.rank)
+                    if not answer.dirt:
+                        free.append(answer.rank)
                     if not answer.failed():
                         results[index] = answer.value()
                         continue
-                    error = crew.error(f"{title_of(function)} (item {index})", [answer], item=index)
+                    failure = crew.error(f"{title_of(function)} (item {index})", [answer], item=index)
                     if not return_exceptions:
-                        crew.abandoned([answer.rank])
-                        raise error
-                    results[index] = error.__cause__ or error
+                        with self._told_of(function, crew):
+                            crew.abandoned([answer.rank])
+                        raise failure
+                    results[index] = failure.__cause__ or failure
         return results
 
-    def _heard(self, crew: Crew, function: Callable[..., Any]) -> list[Answer]:
+    @contextlib.contextmanager
+    def _told_of(self, function: Callable[..., Any], crew: Crew) -> Iterator[None]:
+        """Errors of the workers' job are of the call of *function*."""
         try:
-            return crew.answers()
+            yield
         except SignalException:
             if self._is_closed:
                 raise PoolError("the pool was closed while a call ran in it: that call was ended") from None
@@ -159,16 +182,21 @@ class Pool:
             self._crew.look_for_edits()
             if not self._crew.is_fit():
                 self._replace()
-            crew = self._crew
             try:
-                yield crew
+                yield self._crew
             finally:
                 self._calls += 1
-                if not crew.is_fit():
-                    crew.stop()
-                crew.show()
+                if not self._crew.is_fit():
+                    self._crew.stop()
+                self._crew.show()
         finally:
             self._busy.release()
+
+    def _replaced(self) -> Crew:
+        """New workers, in the midst of a call."""
+        self._crew.stop()
+        self._replace()
+        return self._crew
 
     def _replace(self) -> None:
         self._finalizer.detach()

@@ -16,7 +16,7 @@ from elasticlib.errors import ElasticError, SpecError, StartError
 from elasticlib.numa import NumaOptions, as_numa_options
 from elasticlib.spec import DEVICE_WORDS, LEARN
 from elasticlib.workers import _environment, _machine
-from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path
+from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path, import_path
 from elasticlib.workers._fork_servers import fork_servers
 
 _LIMIT = 60.0
@@ -86,7 +86,7 @@ def gpu_addresses(
     if not _machine.may_have_accelerators():
         return []
     if fork_server is None or "torch" not in fork_server.preload:
-        fork_server, search_path = ForkServerKey(sys.executable, ("torch",)), tuple(sys.path)
+        fork_server, search_path = ForkServerKey(sys.executable, ("torch",)), tuple(import_path())
     answer = _answer("gpus", fork_server, environment, search_path, "listing the GPUs", "leave numa_options out")
     return [str(address) for address in answer["addresses"]]
 
@@ -99,7 +99,7 @@ def _accelerators(preload: tuple[str, ...], flags: tuple[str, ...], variables: M
     key = ForkServerKey.of(sys.executable, preload, (), flags)
     environment = _environment.without_secrets({**os.environ, **variables})
     doing, instead = "counting the accelerators", "give nproc_per_node=N, a number"
-    answer = _answer("count", key, environment, tuple(sys.path), doing, instead)
+    answer = _answer("count", key, environment, tuple(import_path()), doing, instead)
     return answer["count"], answer["kind"]
 
 

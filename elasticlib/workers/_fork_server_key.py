@@ -16,6 +16,11 @@ from typing_extensions import Self
 from elasticlib.spec import LEARN
 
 
+def import_path() -> list[str]:
+    """``sys.path``, without what Python skips there, such as a ``pathlib.Path``."""
+    return [folder for folder in sys.path if isinstance(folder, str)]
+
+
 def depends_on_path(preload: Sequence[str]) -> bool:
     """Whether another search path may find other modules to preload: torch is installed once, with its interpreter."""
     return tuple(preload) != LEARN and any(module.partition(".")[0] != "torch" for module in preload)

@@ -32,7 +32,7 @@ from elasticlib.numa.binding import attempt
 from elasticlib.spec import DEFAULT_PRELOAD, START_METHODS, StartMethod, WorkerSpec
 from elasticlib.workers import _devices, _environment, _machine, _packing, _profile, _signals
 from elasticlib.workers._edited import EDITS
-from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path
+from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path, import_path
 from elasticlib.workers._fork_servers import flags_here, fresh_command, importable_by
 from elasticlib.workers._static_imports import Reach, reach
 from elasticlib.workers.child import _exiting
@@ -217,7 +217,7 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     if spec.module or spec.no_python:
         raise EntrypointError(f"module and no_python are for names, not for the callable {entry!r}: leave them out")
     target = check_function(entry)
-    job = _saying(job, kind="function", sys_path=list(sys.path), argv=list(sys.argv))
+    job = _saying(job, kind="function", sys_path=import_path(), argv=list(sys.argv))
     if start_method != "forkserver":
         _refuse_preload(spec)
     if start_method == "fork":
@@ -231,7 +231,7 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     job = _saying(job, python=python, sources=packed.sources, main_file=main_file, shared=shared)
     job = evolve(job, function=f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target))}")
     return _from_fork_server(
-        evolve(job, memories=packed.memories(), search_path=tuple(sys.path)), spec, start_method, flags=flags
+        evolve(job, memories=packed.memories(), search_path=tuple(import_path())), spec, start_method, flags=flags
     )
 
 

@@ -642,6 +642,8 @@ def test_a_search_path_may_hold_what_is_no_text(two: Pool, tmp_path: Path, monke
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
 
     assert two.run(rank) == {0: 0, 1: 1}
+    launch = elasticlib.elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), lambda: "x")
+    assert launch() == {0: "x"}
 
 
 # Where the output goes.
@@ -795,3 +797,43 @@ def test_a_module_that_is_edited_is_the_new_one_in_the_next_call(
     assert 1 == sum(
         "edited_by_the_user.py changed on disk since the pool" in each.getMessage() for each in caplog.records
     )
+
+
+# Items whose workers die, or are not fit for more.
+
+
+def dies_at_three(item: int) -> int:
+    if item == 3:
+        os._exit(9)
+    return item * item
+
+
+def test_an_item_whose_worker_dies_costs_no_other_item_its_result(two: Pool) -> None:
+    found = two.map(dies_at_three, range(8), return_exceptions=True)
+
+    assert isinstance(found[3], ChildFailedError)
+    assert found[3].get_first_failure()[1].exitcode == 9
+    assert [each for each in found if not isinstance(each, ChildFailedError)] == [0, 1, 4, 16, 25, 36, 49]
+    assert two.map(scaled_item, [1, 2]) == [10, 20]
+
+
+def scaled_item(item: int) -> int:
+    return 10 * item
+
+
+def leaves_a_group(item: int) -> tuple[int, int]:
+    import datetime
+
+    import torch.distributed as dist
+
+    assert not dist.is_initialized()
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=datetime.timedelta(seconds=20))
+    return item, os.getpid()
+
+
+def test_a_worker_that_an_item_left_unfit_gets_no_more_items(two: Pool) -> None:
+    found = two.map(leaves_a_group, range(5))
+
+    assert [item for item, _ in found] == list(range(5))
+    assert len({process for _, process in found}) == 5
