@@ -136,8 +136,8 @@ class CheckedLaunch:
 
                 until_run.callback(stop_health_check, health_check_server, records.log)
             self._config = config = as_launch_config(config)
-            goes_here = follows_callers or is_replaced()
-            self.console = CallersStream() if goes_here and config.logs_specs is None else None
+            goes_here = follows_callers or (is_replaced() and config.logs_specs is None)
+            self.console = CallersStream() if goes_here else None
             self._asked = own_logs(config, is_started or self.console is not None)
             self._logs = self._asked.for_launch() if isinstance(self._asked, DefaultLogsSpecs) else self._asked
             if self.console is not None:

@@ -37,14 +37,29 @@ def parse(args: Sequence[str], environ: Mapping[str, str]) -> Request:
 
 def launch(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
     """Run what a namespace of `parse_args` asks for. Raises what `elastic_launch` raises."""
-    request = request_of(args, environ)
+    request = request_of(args, environ, sys.stderr)
     # Only now: help and refusals need not wait for what starts processes.
     from elasticlib.launch import elastic_launch
 
     try:
-        elastic_launch(request.config, request.entrypoint)(*request.args)
+        if request.progress:
+            _launch_with_progress(request)
+        else:
+            elastic_launch(request.config, request.entrypoint)(*request.args)
     except ConfigError as e:
         raise by_source(e, request.given) from e
+
+
+def _launch_with_progress(request: Request) -> None:
+    from elasticlib.cli._terminal import screen
+    from elasticlib.job import Job
+    from elasticlib.launch import CheckedLaunch
+
+    with screen() as shown:
+        work = CheckedLaunch(request.config, request.entrypoint, request.args, None, {}, follows_callers=True)
+        job = Job(work)
+        with shown(job.status):
+            job.run()
 
 
 # What programs call that build upon torch's module of this name.

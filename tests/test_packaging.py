@@ -51,7 +51,7 @@ def test_what_is_imported_is_what_is_required() -> None:
     third_party = imported_by(set((ROOT / "elasticlib").rglob("*.py")) - tools)
 
     required = {IMPORT_NAMES.get(name, name) for name in listed("options", "install_requires")}
-    optional = listed("options.extras_require", "completion") | listed("options.extras_require", "gpu")
+    optional = {name for extra in ("completion", "gpu", "progress") for name in listed("options.extras_require", extra)}
 
     assert required | {IMPORT_NAMES.get(name, name) for name in optional - {""}} == third_party
     assert listed("options.extras_require", "testing") == imported_by(tools) - required

@@ -213,6 +213,14 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option("--duplicate-stderr-filters", "the same for stderr", "", _texts, metavar="A,B"),
         Option(
+            "--progress",
+            "a line for each rank at the terminal's foot, with step, metrics, last line and restarts, drawn by the "
+            "package rich; output goes to files, that of local rank 0 is shown unless --tee or --local-ranks-filter "
+            "says otherwise",
+            "0",
+            _flag,
+        ),
+        Option(
             "--logs-specs",
             "layout of the logs: the name of a plug-in (entry-point group torchrun.logs_specs)",
             metavar="NAME",

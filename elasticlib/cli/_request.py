@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from attrs import frozen
 
 from elasticlib.cli._options import NUMA_MODES
 from elasticlib.cli._parser import values_of
+from elasticlib.cli._terminal import why_not
 from elasticlib.errors import ConfigError, SpecError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._layout import PREFIX_VARIABLE
-from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs
+from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs, Std
 
 log = logging.getLogger("elasticlib.run")
 
@@ -43,18 +45,29 @@ class Request:
     args: tuple[str, ...]
     given: Mapping[str, str]
     """By what option or variable a value was given, by the value's name."""
+    progress: bool = False
+    """Whether the terminal is to show the ranks' progress."""
 
 
-def request_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Request:
-    """What a namespace of `parse_args` asks for. Raises `ConfigError` for a value that breaks a rule."""
+def request_of(args: argparse.Namespace, environ: Mapping[str, str], terminal: TextIO | None = None) -> Request:
+    """
+    What a namespace of `parse_args` asks for, of a program with *terminal* as its stderr.
+
+    Raises `ConfigError` for a value that breaks a rule.
+    """
     values, given = values_of(args)
+    if values["progress"] and (why := why_not(terminal, environ.get("TERM"))):
+        log.warning("no effect: %s (%s)", given.get("progress", "--progress"), why)
+        values["progress"] = False
     try:
         config = _config(values, given, environ)
     except ConfigError as e:
         raise by_source(e, given) from e
     script = args.training_script
     as_script = values["run_path"] or not (values["module"] or values["no_python"])
-    return Request(config, Script(script) if as_script else script, tuple(args.training_script_args), given)
+    return Request(
+        config, Script(script) if as_script else script, tuple(args.training_script_args), given, values["progress"]
+    )
 
 
 def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> LaunchConfig:
@@ -70,7 +83,7 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         min_nodes,
         1 if values["standalone"] and min_nodes == 1 else max_nodes,  # nobody else can come
         values["nproc_per_node"],
-        logs_specs=_logs_specs(values),
+        logs_specs=_logs_specs(values, given),
         start_method=start_method,
         log_line_prefix_template=values["log_line_prefix_template"] or environ.get(PREFIX_VARIABLE),
         module=values["module"] and not values["run_path"],
@@ -113,8 +126,10 @@ _FIELDS = {
 """Fields that go by another name on the command line."""
 
 
-def _logs_specs(values: Mapping[str, Any]) -> LogsSpecs:
+def _logs_specs(values: Mapping[str, Any], given: Mapping[str, str]) -> LogsSpecs:
     """Where the output goes, by the class of a plug-in where one is named."""
+    if values["progress"]:
+        return _logs_beside_progress(values, given)
     kind: Callable[..., LogsSpecs] = DefaultLogsSpecs
     if values["logs_specs"] is not None:
         from elasticlib.logs import _plugins  # only here: it reads the metadata of all that is installed
@@ -126,6 +141,32 @@ def _logs_specs(values: Mapping[str, Any]) -> LogsSpecs:
         tee=values["tee"],
         local_ranks_filter=values["local_ranks_filter"],
     )
+
+
+def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -> LogsSpecs:
+    """All output in files, since workers that write to the terminal themselves would write across the rows."""
+    option = given.get("progress", "--progress")
+    if values["logs_specs"] is not None:
+        raise ConfigError(
+            f"{option} needs files of its own layout, and --logs-specs has another: leave one of them out"
+        )
+    if values["log_dir"] == os.devnull:
+        raise ConfigError(
+            f"{option} reads files, and {given['log_dir']} {os.devnull} keeps none: leave one of them out"
+        )
+    redirects, tee, shown = values["redirects"], values["tee"], values["local_ranks_filter"]
+    if "redirects" not in given:
+        redirects = Std.ALL
+    if isinstance(redirects, Mapping) or (redirects | (Std.NONE if isinstance(tee, Mapping) else tee)) != Std.ALL:
+        raise ConfigError(
+            f"{option} needs all output in files, and {given['redirects']} leaves some to the terminal: "
+            f"give {given['redirects']} 3, or leave it out"
+        )
+    if "tee" not in given:
+        tee, shown = Std.ALL, shown or [0]
+    specs = DefaultLogsSpecs(values["log_dir"] or None, redirects, tee, shown)
+    specs.default_prefix = "" if shown is not None and len(shown) == 1 else "[${rank}] "
+    return specs
 
 
 def _numa_options(mode: str | None) -> object | None:

@@ -279,7 +279,7 @@ class Job:
                     total=None if told is None else told.total,
                     metrics={} if told is None else told.metrics,
                     age=None if told is None else told.age,
-                    last_line=_output.last_line(each.stdout) if each.stdout else "",
+                    last_line=_output.last_line([each.stdout, each.stderr]),
                 )
             )
         return tuple(found)

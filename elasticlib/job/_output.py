@@ -219,8 +219,23 @@ def text_of(path: str) -> str:
         return without(file.read())
 
 
-def last_line(path: str) -> str:
-    """The last line with something in it, as a terminal would show it; empty where there is none."""
+def last_line(paths: Sequence[str]) -> str:
+    """
+    The last line with something in it, as a terminal would show it; empty where there is none.
+
+    Of several files it is that of the one which was written last.
+    """
+    found = sorted({path: _written_at(path) for path in paths if path}.items(), key=lambda each: -each[1])
+    return next(filter(None, (_last_line(path) for path, _ in found)), "")
+
+
+def _written_at(path: str) -> float:
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_mtime
+    return 0.0
+
+
+def _last_line(path: str) -> str:
     with contextlib.suppress(OSError), open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL))

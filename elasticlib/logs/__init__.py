@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from elasticlib._folders import is_own, make_private
 from elasticlib.errors import LogDirError
 from elasticlib.logs import _leftovers
-from elasticlib.logs._layout import TEMPORARY_BASE, attempt_names, destinations, run_folder_prefix
+from elasticlib.logs._layout import DEFAULT_PREFIX, TEMPORARY_BASE, attempt_names, destinations, run_folder_prefix
 from elasticlib.spec import LogsDest, LogsSpecs, Std
 
 __all__ = ["DefaultLogsSpecs"]
@@ -49,6 +49,8 @@ class DefaultLogsSpecs(LogsSpecs):
         local_ranks_filter: Sequence[int] | set[int] | None = None,
     ) -> None:
         super().__init__(os.fspath(log_dir) if log_dir else None, redirects, tee, local_ranks_filter)
+        self.default_prefix = DEFAULT_PREFIX
+        """Template of what stands before tee'd lines unless the launch says it."""
         self._forget_folders()
 
     def _forget_folders(self) -> None:

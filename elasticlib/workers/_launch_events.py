@@ -122,3 +122,4 @@ class WorkerNow:
     progress: Progress | None
     stdout: str
     """File of its redirected stream; empty where there is none."""
+    stderr: str

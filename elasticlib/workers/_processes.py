@@ -325,7 +325,7 @@ class Processes:
             None if end is None else end.exitcode,
             end is not None and end.told,
             None if self._board is None else self._board.read(local_rank),
-            self._dest.stdouts.get(local_rank, ""),
+            *(files.get(local_rank, "") for files in (self._dest.stdouts, self._dest.stderrs)),
         )
 
     def signal(self, local_rank: int, signum: int) -> None:

@@ -430,6 +430,7 @@ DEFAULTS = {
     "--local-ranks-filter": "all",
     "--duplicate-stdout-filters": "none",
     "--duplicate-stderr-filters": "none",
+    "--progress": "off",
     "--node-rank": "0",
     "--master-addr": "127.0.0.1",
     "--master-port": "29500, on one node a free one",

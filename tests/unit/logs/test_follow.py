@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +115,7 @@ def test_whoever_stops_reading_leaves_nothing_open(files: Files) -> None:
         return Path("/proc/self/fd").iterdir()
 
     files.add("one\ntwo\n")
+    gc.collect()  # what other tests have left
     before = len(list(descriptors()))
     lines = files.follower.lines()
     next(lines)

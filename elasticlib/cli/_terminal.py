@@ -1,0 +1,153 @@
+"""
+The terminal under ``--progress``: the job's rows stay at its foot, what workers print and the launcher logs runs above.
+
+Rules of this file: the package ``rich`` draws, and is imported only where something is drawn. A terminal that is gone
+costs no job. `elasticlib.cli._progress` says what there is to see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from elasticlib.cli._progress import Picture, picture_of
+from elasticlib.errors import ConfigError
+from elasticlib.job._status import JobStatus
+
+if TYPE_CHECKING:
+    import rich.console
+
+_STYLES = {"running": "green", "succeeded": "bold green", "stopped": "yellow"}
+_PER_SECOND = 4
+"""Drawings of the rows."""
+
+
+def why_not(stream: TextIO | None, environ_term: str | None) -> str:
+    """Why no rows can be drawn on *stream*; empty where they can. Raises `ConfigError` where ``rich`` is missing."""
+    if stream is None or not stream.isatty():
+        return "stderr is no terminal"
+    if environ_term in (None, "", "dumb", "unknown"):
+        return f"TERM={environ_term or ''} names no terminal that can move its cursor"
+    try:
+        import rich.live  # noqa: F401
+    except ImportError:
+        raise ConfigError("--progress needs the package rich: pip install 'elasticlib[progress]'") from None
+    return ""
+
+
+@contextlib.contextmanager
+def screen() -> Iterator[Callable[[Callable[[], JobStatus]], contextlib.AbstractContextManager[None]]]:
+    """
+    Lead what this program writes to its terminal past the rows, for the length of the block.
+
+    Gives a function of a job's ``status`` that shows its rows for the length of a block within; the last ones stay.
+    """
+    from rich.console import Console
+
+    terminal, output = sys.stderr, sys.stdout
+    console = Console(file=terminal, highlight=False)
+    above = _Above(console)
+    handlers = [
+        each
+        for each in logging.getLogger("elasticlib").handlers
+        if isinstance(each, logging.StreamHandler) and each.stream is terminal
+    ]
+    with contextlib.ExitStack() as until_end:
+        for handler in handlers:
+            handler.setStream(above)
+            until_end.callback(handler.setStream, terminal)
+        until_end.enter_context(contextlib.redirect_stderr(above))
+        if output is not None and output.isatty():
+            until_end.enter_context(contextlib.redirect_stdout(above))
+        until_end.callback(above.end)
+        yield lambda status: _shown(console, status)
+
+
+@contextlib.contextmanager
+def _shown(console: rich.console.Console, status: Callable[[], JobStatus]) -> Iterator[None]:
+    from rich.live import Live
+
+    def draw() -> rich.console.RenderableType:
+        # Half of the terminal at most: the rest is for what runs above.
+        return _drawn(picture_of(status(), console.height // 2 - 2))
+
+    live = Live(
+        get_renderable=draw,
+        console=console,
+        refresh_per_second=_PER_SECOND,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with contextlib.suppress(OSError):
+        live.start(refresh=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            live.stop()
+
+
+def _drawn(picture: Picture) -> rich.console.RenderableType:
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    def one_line(text: str, style: str = "") -> Text:
+        return Text(text, style, no_wrap=True, overflow="ellipsis")
+
+    table = Table.grid(padding=(0, 2), expand=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    has_bars = any(row.share is not None for row in picture.rows)
+    if has_bars:
+        table.add_column(width=12)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True, max_width=40)
+    table.add_column(no_wrap=True, ratio=1)
+    for row in picture.rows:
+        bar = [Text() if row.share is None else ProgressBar(1.0, row.share, width=12)] if has_bars else []
+        state = one_line(row.state, _STYLES.get(row.state, "red" if row.state.startswith("failed") else "dim"))
+        cells = [one_line(row.rank), state, *bar, one_line(row.steps), one_line(row.metrics), one_line(row.line, "dim")]
+        table.add_row(*cells)
+    rest = [one_line(picture.rest, "dim")] if picture.rest else []
+    return Group(one_line(picture.head, "bold"), table, *rest)
+
+
+class _Above(io.TextIOBase):
+    """A stream whose whole lines appear above the rows, with their colours, and without anything else that escapes."""
+
+    def __init__(self, console: rich.console.Console) -> None:
+        from rich.ansi import AnsiDecoder
+
+        self._console = console
+        self._decoder = AnsiDecoder()
+        self._open = ""
+        """A line that has no end yet."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *whole, self._open = (self._open + text).split("\n")
+        self._print(whole)
+        return len(text)
+
+    def end(self) -> None:
+        """Write a line that has no end, too."""
+        left, self._open = self._open, ""
+        with contextlib.suppress(OSError):
+            self._print([left] if left else [])
+
+    def _print(self, lines: list[str]) -> None:
+        from rich.text import Text
+
+        if lines:
+            # As a terminal has it: what comes after a carriage return takes the line's place.
+            seen = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+            text = Text("\n").join([self._decoder.decode_line(line) for line in seen])
+            self._console.print(text, soft_wrap=True)

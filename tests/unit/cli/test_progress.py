@@ -1,0 +1,129 @@
+"""What ``--progress`` shows of a job, and with which options it cannot be."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+
+import pytest
+from attrs import evolve
+from hypothesis import given, strategies as st
+
+from elasticlib import Std
+from elasticlib.cli._parser import Parser
+from elasticlib.cli._progress import picture_of, printable
+from elasticlib.cli._request import Request, request_of
+from elasticlib.errors import ConfigError
+from elasticlib.job._status import JobStatus, RankStatus
+
+RANK = RankStatus(0, 0, 0, "host", "running", 7, None, 0, 3, 12, {"loss": 0.25}, 0.1, "a line")
+JOB = JobStatus("train.py", "running", "", 12.4, 0, 0, 1, (RANK,))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def ranks(*steps: int | None) -> tuple[RankStatus, ...]:
+    return tuple(evolve(RANK, rank=rank, local_rank=rank, step=step) for rank, step in enumerate(steps))
+
+
+def requested(*options: str, terminal: io.StringIO | None = None, term: str = "xterm") -> Request:
+    environ = {"TERM": term}
+    return request_of(Parser(environ).parse_args([*options, "a.py"]), environ, terminal or Terminal())
+
+
+def test_a_row_tells_state_step_metrics_and_last_line() -> None:
+    """A row is a rank: number, state, share and number of its steps, metrics, last line."""
+    (row,) = picture_of(JOB, 5).rows
+    assert ("0", "running", 0.25, "3/12", "loss=0.25", "a line") == (
+        *(row.rank, row.state, row.share, row.steps),
+        *(row.metrics, row.line),
+    )
+
+
+def test_the_head_tells_restarts_and_why() -> None:
+    """The head has what is true of the whole group: state, time, restarts, node and reason."""
+    assert picture_of(JOB, 5).head == "train.py: running for 12 s"
+    later = evolve(JOB, state="stopping", seconds=4000.0, restarts=2, nodes=3, why="rank 1 failed")
+    assert picture_of(later, 5).head == "train.py: stopping for 1:06:40, restart 2, node 0 of 3: rank 1 failed"
+
+
+def test_a_rank_that_is_silent_says_for_how_long() -> None:
+    """After ten seconds without a step the row has the time since the last one; never once the rank has ended."""
+    silent = evolve(RANK, age=75.0)
+    assert picture_of(evolve(JOB, ranks=(silent,)), 5).rows[0].metrics == "loss=0.25 (75 s ago)"
+    ended = evolve(silent, state="succeeded")
+    assert picture_of(evolve(JOB, ranks=(ended,)), 5).rows[0].metrics == "loss=0.25"
+
+
+def test_where_there_is_no_room_the_failed_and_the_slowest_are_shown() -> None:
+    """Of more ranks than rows those are shown that a reader must see, by rank, and the rest is counted."""
+    several = [*ranks(9, 4, 8, 7, 2, 9)]
+    several[5] = evolve(several[5], state="failed", exitcode=1)
+    picture = picture_of(evolve(JOB, ranks=tuple(several)), 3)
+    assert ["1", "4", "5"] == [row.rank for row in picture.rows]
+    assert picture.rest == "and 3 more ranks, at steps 7 to 9"
+    assert picture_of(evolve(JOB, ranks=ranks(None, None)), 0).rest == "and 1 more rank"
+
+
+@given(st.text(), st.integers(-3, 30), st.lists(st.none() | st.integers(0, 99), max_size=20))
+def test_whatever_a_worker_writes_a_row_is_one_printable_line(text: str, room: int, steps: list[int | None]) -> None:
+    """No row moves the cursor, and none is lost without being counted."""
+    shown = tuple(evolve(each, last_line=text, metrics={text: 1.0}) for each in ranks(*steps))
+    picture = picture_of(evolve(JOB, name=text, why=text, ranks=shown), room)
+    assert len(picture.rows) == min(len(steps), max(1, room))
+    for row in picture.rows:
+        assert (row.line + row.metrics).isprintable()
+    assert picture.head.isprintable()
+    assert bool(picture.rest) == (len(steps) > len(picture.rows))
+
+
+def test_colours_and_cursor_moves_are_no_text() -> None:
+    """Escape sequences are left out whole."""
+    assert printable("\x1b[31mred\x1b[0m \x1b[2J\x1b]0;title\x07end\r") == "red end"
+
+
+def test_output_goes_to_files_and_local_rank_0_is_shown() -> None:
+    """Nobody but the launcher writes to the terminal; the user's own choice of what is shown holds."""
+    request = requested("--progress")
+    specs = request.config.logs_specs
+    assert request.progress and specs is not None
+    assert (Std.ALL, Std.ALL, {0}) == (specs._redirects, specs._tee, specs._local_ranks_filter)
+    chosen = requested("--progress", "--tee", "2").config.logs_specs
+    assert chosen is not None and (Std.ALL, Std.ERR) == (chosen._redirects, chosen._tee)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--redirects", "1"), ("-r", "0:3"), ("--logs-specs", "other"), ("--log-dir", "/dev/null")],
+)
+def test_what_leaves_output_to_the_terminal_is_refused(options: tuple[str, ...]) -> None:
+    """An option that would have workers write across the rows is named, and what to do."""
+    with pytest.raises(ConfigError, match=r"^--progress .*leave (one of them|it) out$"):
+        requested("--progress", *options)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "why"),
+    [(io.StringIO(), "xterm", "stderr is no terminal"), (Terminal(), "dumb", "TERM=dumb names no terminal")],
+)
+def test_without_a_terminal_it_is_off_with_a_word(
+    terminal: io.StringIO, term: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a batch job the option changes nothing, and says why; rich is not needed then."""
+    with caplog.at_level(logging.WARNING, "elasticlib"):
+        request = requested("--progress", terminal=terminal, term=term)
+    assert not request.progress
+    assert request.config.logs_specs == requested().config.logs_specs
+    assert f"no effect: --progress ({why}" in caplog.text
+
+
+def test_without_rich_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is said with the command that brings it, before anything is started."""
+    for name in ("rich", "rich.live"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"pip install 'elasticlib\[progress\]'"):
+        requested("--progress")
