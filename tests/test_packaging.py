@@ -18,6 +18,8 @@ from elasticlib.spec import LaunchConfig
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 IMPORT_NAMES = {"typing-extensions": "typing_extensions", "nvidia-ml-py": "pynvml"}
+PARTS = {"_pytest": "pytest"}
+"""Packages that come with another one."""
 
 
 def settings() -> configparser.ConfigParser:
@@ -43,11 +45,12 @@ def imported_by(paths: Iterable[pathlib.Path]) -> set[str]:
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.partition(".")[0])
+    imported = {PARTS.get(name, name) for name in imported}
     return imported - sys.stdlib_module_names - {"elasticlib"}
 
 
 def test_what_is_imported_is_what_is_required() -> None:
-    tools = set((ROOT / "elasticlib" / "testing").rglob("*.py"))
+    tools = {path for name in ("testing", "pytest_plugin") for path in (ROOT / "elasticlib" / name).rglob("*.py")}
     third_party = imported_by(set((ROOT / "elasticlib").rglob("*.py")) - tools)
 
     required = {IMPORT_NAMES.get(name, name) for name in listed("options", "install_requires")}

@@ -301,9 +301,10 @@ class Job:
         """
         if follow:
             return self._follow(rank)
-        return "".join(map(_output.text_of, self._files_of(rank)))
+        return "".join(map(_output.text_of, self.files(rank)))
 
-    def _files_of(self, rank: int) -> list[str]:
+    def files(self, rank: int) -> list[str]:
+        """The files with what the worker of global *rank* has written, of rounds one after the other; as `logs`."""
         ranks = self._course.ranks
         if ranks and rank not in ranks:
             raise ConfigError(f"rank {rank} is none of this machine's ranks, {min(ranks)} to {max(ranks)}")
@@ -318,7 +319,7 @@ class Job:
     def _follow(self, rank: int) -> Iterator[str]:
         from elasticlib.logs._follow import Follower  # only here: most jobs are not followed
 
-        self._files_of(rank)
+        self.files(rank)
         follower = Follower(lambda: self._files.get(rank, []), self.done)
         with self._changed:
             self._followers.add(follower)

@@ -86,6 +86,7 @@ class Crew:
         for end in theirs:
             end.close()
         self._raise_as = config.raise_as
+        self._group = group
         self._variables = [_environment.without_secrets(os.environ)] * len(self._channels)
         """By rank, the program's own as the worker knows them."""
         self._asked = 0
@@ -95,6 +96,8 @@ class Crew:
         """Those of the user's project that a worker has imported, each with its time."""
         self.spoilt = ""
         """Why it can serve no more calls."""
+        self.on_ask: Callable[[int, Message], tuple[Message, tuple[int, ...]]] = lambda *_: ({}, ())
+        """What a rank gets that asks something in the midst of a call, with descriptors."""
         self.job = Job(launch, is_owned=True)
         try:
             self.job.begin()
@@ -131,11 +134,13 @@ class Crew:
         kwargs: Mapping[str, Any],
         *,
         by_all: bool = True,
+        group: tuple[str | None, str | None] | None = None,
     ) -> None:
         """
         Have *ranks* call *function*. Raises `PicklingError` before any of them hears of it.
 
-        *by_all*: they are all of them, which may use collectives.
+        *by_all*: they are all of them, which may use collectives, in a process *group* of this kind and back end (None:
+        the crew's own, over torch's default).
         """
         packed = _packing.pack(function, args, kwargs)
         if self._console is not None:
@@ -147,6 +152,7 @@ class Crew:
             "op": "call",
             "call": self._asked,
             "by_all": by_all,
+            "group": [self._group, None] if group is None else list(group),
             "memories": list(memories),
             "sources": packed.sources,
             "shared": sorted(packed.names),
@@ -180,7 +186,9 @@ class Crew:
                 continue  # its end is told by the job
             message, descriptors = received
             try:
-                if message["op"] == "answer" and message["call"] == self._calls[rank]:
+                if message["op"] == "ask":
+                    self._channels[rank].send(*self.on_ask(rank, message))
+                elif message["op"] == "answer" and message["call"] == self._calls[rank]:
                     report = _report.read(descriptors[0])
                     del self._calls[rank]
                     self._files = {**message["files"], **self._files}

@@ -85,7 +85,7 @@ class Pool:
         Ctrl-C ends the call in the same way.
         """
         check_function(function)
-        with self._in_use() as crew:
+        with self.in_use() as crew:
             crew.ask(range(len(crew)), function, args, kwargs)
             answers: list[Answer] = []
             while len(answers) < len(crew):
@@ -115,7 +115,7 @@ class Pool:
         every = list(items)
         left = collections.deque(range(len(every)))
         results: list[Any] = [None] * len(every)
-        with self._in_use() as crew:
+        with self.in_use() as crew:
             free, at = list(range(len(crew)))[::-1], dict[int, int]()
             while left or at:
                 if not free and not at:  # what the calls left in the workers makes them unfit for more
@@ -166,8 +166,8 @@ class Pool:
             raise crew.error(title_of(function), (), error.failures) from error.__cause__
 
     @contextlib.contextmanager
-    def _in_use(self) -> Iterator[Crew]:
-        """The workers, for one call."""
+    def in_use(self) -> Iterator[Crew]:
+        """The workers, for one call, which is made in a way of its own; `run` and `map` are what others use."""
         if os.getpid() != self._owner:
             raise PoolError("this process was forked from the pool's program: only that can call its workers")
         if not self._busy.acquire(blocking=False):

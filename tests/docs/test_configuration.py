@@ -44,6 +44,12 @@ from tests.docs import configuration
 HOUSE = pathlib.Path(elasticlib.__file__).parent
 ROWS = {row.long: row for rows in OPTIONS.values() for row in rows}
 NO_VARIABLES = {
+    "COV_CORE_CONTEXT": "pytest-cov's own",
+    "PYTEST_ADDOPTS": "pytest's own: set aside while ranks read its configuration",
+    "PYTEST_CURRENT_TEST": "pytest's own",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "pytest's own: ranks load no plugins",
+    "PYTEST_PLUGINS": "pytest's own",
+    "PYTHONBREAKPOINT": "Python's own: who chose a debugger keeps it",
     "ASSIGN_WORKER_RANKS": "a step of an agent, in events",
     "DEFAULT_PORT": "a name of a module",
     "ENABLE_USER_SITE": "a name of Python's module site",

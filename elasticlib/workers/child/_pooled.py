@@ -23,6 +23,7 @@ from elasticlib.workers.child import _function, _report, _results, _showing
 NAME = "calls of local rank "
 _descriptor = -1
 _own: frozenset[str] = frozenset()
+_server: _Server | None = None
 
 
 def attach(memories: Mapping[str, int], local_rank: int, own: Collection[str]) -> None:
@@ -37,40 +38,58 @@ def attach(memories: Mapping[str, int], local_rank: int, own: Collection[str]) -
 
 def pool(group: str | None) -> None:
     """Serve calls until there will be no more. It has the name by which logs call the work."""
-    _Server(Channel.adopt(_descriptor), _Group(group)).serve()
+    global _server
+    _server = _Server(Channel.adopt(_descriptor), _Group(group))
+    _server.serve()
+
+
+def ask_caller(message: Message) -> tuple[Message, list[int]] | None:
+    """In the midst of a call: what its caller answers to *message*, with descriptors; None where nobody does."""
+    return None if _server is None else _server.ask(message)
 
 
 class _Group:
-    """The process group of the calls: ``shared`` by all, ``fresh`` for each, or None of ours."""
+    """The process group of the calls: ``shared`` by calls one after the other, ``fresh`` for one, or None of ours."""
 
     def __init__(self, kind: str | None) -> None:
-        self._kind = kind
         self._made: object = None
+        self._kind: tuple[str | None, str | None] = (None, None)
+        """What is made, and its back end."""
         self._number = 0
         self._parts_stores = False
         self._port = os.environ.get("MASTER_PORT", "")
-        if kind is None:
-            return
         if kind == "shared":
-            self._make()
-        else:
+            self._make(None)
+            self._kind = (kind, None)
+        elif kind == "fresh":
             importlib.import_module("torch.distributed")  # while nobody waits for it
 
-    def _make(self) -> None:
+    def _make(self, backend: str | None) -> None:
         dist: Any = importlib.import_module("torch.distributed")
         # Keys of a former group are still in the store: each has its own, of a number that all ranks know.
         whole = dist.TCPStore(os.environ["MASTER_ADDR"], int(self._port), is_master=False)
         store = dist.PrefixStore(f"pool/{self._number}", whole)
-        dist.init_process_group(store=store, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         self._made = dist.group.WORLD
 
-    def begin(self, call: int, *, by_all: bool) -> None:
-        """Have what the call with this number will find; no group of its own where it is not made *by all* ranks."""
+    def begin(self, call: int, kind: str | None, backend: str | None, *, by_all: bool) -> None:
+        """
+        Have what the call with this number will find: a group of this *kind*, over *backend* (None: torch's default).
+
+        Where it is not made *by all* ranks, there is none of its own, and the one that is there stays.
+        """
+        if not by_all:
+            return
         self._number = call
-        if self._kind == "fresh" and by_all:
-            self._make()
-        elif self._kind is None:
+        if (kind, backend) != self._kind or kind == "fresh":
+            self.leave()
+            self._kind = (None, None)
+        if kind is None:
             self._part_stores()
+        elif self._made is None:
+            self._make(backend)
+            self._kind = (kind, backend)
 
     def _part_stores(self) -> None:
         """Keep a group that a call makes by itself from the keys of the one that a call before has made."""
@@ -94,7 +113,7 @@ class _Group:
         there = dist.group.WORLD if dist is not None and dist.is_available() and dist.is_initialized() else None
         if there is not self._made:
             return "it left a process group" if there is not None else "it destroyed the pool's process group"
-        if self._kind == "fresh":
+        if self._kind[0] == "fresh":
             self.leave()
         return ""
 
@@ -146,8 +165,12 @@ class _Server:
                 return
             self._answer(message, dict(zip(message["memories"], descriptors, strict=True)))
 
+    def ask(self, message: Message) -> tuple[Message, list[int]] | None:
+        """What the caller answers."""
+        return self._channel.receive() if self._channel.send({**message, "op": "ask"}) else None
+
     def _answer(self, message: Message, memories: dict[str, int]) -> None:
-        self._group.begin(message["call"], by_all=message["by_all"])
+        self._group.begin(message["call"], *message["group"], by_all=message["by_all"])
         report = self._report(message, memories)
         if os.getpid() != self._me:
             print(

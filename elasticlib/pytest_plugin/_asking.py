@@ -1,0 +1,125 @@
+"""
+What a session's tests ask of their ranks: settings and markers of a test item, and arguments that only ranks have.
+
+Rules of this file: what cannot be is an error of the collection where it can be known there, else of the test's setup.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from elasticlib.errors import ElasticError
+from elasticlib.pytest_plugin import _marks
+from elasticlib.pytest_plugin._marks import Asked, MarkError
+from elasticlib.workers import _devices
+
+_SIZE = "world_size"
+_DEFAULTS = pytest.StashKey[Asked]()
+
+
+def _defaults(config: pytest.Config) -> Asked:
+    """The settings. Raises ``pytest.UsageError``."""
+    if _DEFAULTS not in config.stash:
+        try:
+            found: dict[str, Any] = {"backend": config.getini("elastic_backend")}
+            for name, kind in (("nproc", int), ("timeout", float)):
+                text = config.getini(f"elastic_{name}")
+                try:
+                    found[name] = kind(text)
+                except ValueError:
+                    raise MarkError(f"elastic_{name} = {text}: it must be a number") from None
+            group = config.getini("elastic_group")
+            found["group"] = None if str(group).lower() == "none" else group
+            config.stash[_DEFAULTS] = _marks.asked("settings elastic_* of pytest", Asked(), found, known())
+        except MarkError as error:
+            raise pytest.UsageError(str(error)) from None
+    return config.stash[_DEFAULTS]
+
+
+def known() -> list[str]:
+    """Back ends that are registered by now."""
+    dist: Any = sys.modules.get("torch.distributed")
+    return list(getattr(getattr(dist, "Backend", None), "backend_list", ()))
+
+
+def _options(item: Any) -> dict[str, Any]:
+    """What the markers of *item* say, the nearest first."""
+    found: dict[str, Any] = {}
+    for marker in reversed(list(item.iter_markers("elastic"))):
+        found |= marker.kwargs
+    return found
+
+
+def parametrize(metafunc: pytest.Metafunc) -> None:
+    """A test for each number of ranks that the marker names; a marker that cannot be is an error of the collection."""
+    item = metafunc.definition
+    where = f"elastic marker of {item.nodeid}"
+    try:
+        options = _options(item)
+        marker = item.get_closest_marker("elastic")
+        sizes = _marks.sizes(where, options.get("nproc", _defaults(metafunc.config).nproc))
+        one = {**options, "nproc": sizes[0]}
+        _marks.asked(where, _defaults(metafunc.config), one, known(), marker.args if marker else ())
+    except MarkError as error:
+        raise pytest.Collector.CollectError(str(error)) from None
+    if len(sizes) > 1 or (isinstance(options.get("nproc"), Sequence)):
+        if _SIZE not in metafunc.fixturenames:
+            metafunc.fixturenames.append(_SIZE)
+        metafunc.parametrize(_SIZE, sizes, indirect=True, ids=[f"nproc={size}" for size in sizes])
+
+
+def asked(item: Any) -> Asked:
+    """What *item* asks for."""
+    options = _options(item)
+    size = getattr(getattr(item, "callspec", None), "params", {}).get(_SIZE)
+    sizes = _marks.sizes(item.nodeid, options.get("nproc", _defaults(item.config).nproc))
+    options["nproc"] = size if isinstance(size, int) else sizes[0]
+    return _marks.asked(f"elastic marker of {item.nodeid}", _defaults(item.config), options, known())
+
+
+def world_size(request: pytest.FixtureRequest) -> int:
+    """For the fixture of that name."""
+    return int(getattr(request, "param", 0)) or asked(request.node).nproc
+
+
+class Made:
+    """Stands for an argument that each rank makes."""
+
+    def __init__(self, name: str, test: str) -> None:
+        self.name, self.test = name, test
+
+    def __repr__(self) -> str:
+        return f"<{self.name} of the rank>"
+
+
+def made_in_ranks(request: pytest.FixtureRequest, name: str) -> Made:
+    """For the fixtures that have a value in ranks only. Raises where it is no argument of the test's own function."""
+    item = request.node
+    if item.get_closest_marker("elastic") is None or "elastic" in item.fixturenames:
+        raise pytest.UsageError(
+            f"fixture {name!r} of {item.nodeid} is of a rank: mark the test with @pytest.mark.elastic(nproc=2), so "
+            "that its body runs on each rank, or ask torch.distributed in the function that elastic(...) calls"
+        )
+    if name not in getattr(item._fixtureinfo, "argnames", ()):
+        raise pytest.UsageError(
+            f"a fixture that {item.nodeid} uses asks for {name!r}, which only the test's body has: fixtures are made "
+            "once, in pytest's process, and their values go to all ranks"
+        )
+    return Made(name, item.nodeid)
+
+
+_found_gpus: list[int] = []
+
+
+def gpus() -> int:
+    """How many GPUs this machine has for workers."""
+    if not _found_gpus:
+        try:
+            _found_gpus.append(_devices.workers_per_node("gpu", ("torch",), (), {}))
+        except (ElasticError, ValueError):
+            _found_gpus.append(0)
+    return _found_gpus[0]

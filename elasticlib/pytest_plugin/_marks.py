@@ -1,0 +1,103 @@
+"""
+What a test asks of its ranks: the marker ``elastic``, over pytest's settings. PURE.
+
+Rules of this file: what cannot be is refused by the test's name, the value, the rule and the fix; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from attrs import evolve, frozen
+
+NAMES = ("nproc", "backend", "timeout", "group", "device", "threads")
+GROUPS = ("fresh", "shared", None)
+_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "fake")
+_DEVICES = ("cpu", "cuda")
+
+
+class MarkError(ValueError):
+    """A marker, or a call of the fixture, asks for what cannot be."""
+
+
+@frozen
+class Asked:
+    """What the ranks of one test are."""
+
+    nproc: int = 2
+    backend: str = "gloo"
+    timeout: float = 60.0
+    """Seconds that the function may take."""
+    group: str | None = "fresh"
+    """Process group: ``fresh``, ``shared`` with the tests before and after, or none (None)."""
+    device: str = "cpu"
+    """Of the argument ``device``: ``cuda`` where the back end is nccl."""
+    threads: bool = False
+    """Whether ranks are threads of one process."""
+
+
+def sizes(where: str, value: Any) -> tuple[int, ...]:
+    """The numbers of ranks that ``nproc=`` names. Raises `MarkError`."""
+    found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    if not found:
+        raise MarkError(f"{where}: nproc={value!r} names no number of ranks: give one, as in nproc=[1, 2]")
+    for each in found:
+        if isinstance(each, bool) or not isinstance(each, int) or each < 1:
+            raise MarkError(f"{where}: nproc={value!r} must be 1 or more ranks, or a list of such numbers")
+    if len(set(found)) < len(found):
+        raise MarkError(f"{where}: nproc={value!r} names a number twice: name each once")
+    return found
+
+
+def asked(
+    where: str, defaults: Asked, options: Mapping[str, Any], known: Collection[str] = (), args: Sequence[Any] = ()
+) -> Asked:
+    """
+    *defaults* with *options*, of which ``nproc`` is one number here. Raises `MarkError` that begins with *where*.
+
+    *known*: back ends beside torch's own.
+    """
+    if args:
+        raise MarkError(f"{where}: {args[0]!r} has no name: write nproc={args[0]!r}, or backend=..., timeout=...")
+    for name in options:
+        if name not in NAMES:
+            raise MarkError(f"{where}: {name}={options[name]!r} is unknown: options are {', '.join(NAMES)}")
+    found = evolve(defaults, **options)
+    sizes(where, found.nproc)
+    _check_backend(where, found.backend, known)
+    if found.group not in GROUPS:
+        raise MarkError(f"{where}: group={found.group!r} must be 'fresh', 'shared' or None (the test makes its own)")
+    limit = found.timeout
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
+        raise MarkError(f"{where}: timeout={limit!r} must be a number of seconds above 0")
+    if found.device not in _DEVICES:
+        raise MarkError(f"{where}: device={found.device!r} must be 'cpu' or 'cuda'")
+    if not isinstance(found.threads, bool):
+        raise MarkError(f"{where}: threads={found.threads!r} must be True or False")
+    if "nccl" in found.backend:
+        if options.get("device") == "cpu":
+            raise MarkError(f"{where}: device='cpu' has no meaning with backend={found.backend!r}: leave it out")
+        found = evolve(found, device="cuda")
+    if found.threads:
+        _check_threads(where, found, options)
+    return found
+
+
+def _check_backend(where: str, backend: Any, known: Collection[str]) -> None:
+    every = [*_BACKENDS, *(each for each in known if each not in (*_BACKENDS, "undefined"))]
+    parts = [part.rpartition(":")[2] for part in backend.split(",")] if isinstance(backend, str) else []
+    if not parts or any(part.lower() not in every for part in parts):
+        raise MarkError(f"{where}: backend={backend!r} is unknown: back ends are {', '.join(every)}")
+
+
+def _check_threads(where: str, found: Asked, options: Mapping[str, Any]) -> None:
+    for name in ("backend", "group", "device"):
+        if name in options:
+            raise MarkError(
+                f"{where}: {name}={options[name]!r} has no meaning with threads=True, whose ranks are threads of one "
+                "process with torch's threaded process group: leave one of them out"
+            )
+    if found.nproc > 64:
+        raise MarkError(f"{where}: nproc={found.nproc} is too many for threads=True: 64 at most")

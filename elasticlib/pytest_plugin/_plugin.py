@@ -1,0 +1,388 @@
+"""
+The plugin of a session that has tests on ranks: from a marker to a call on the ranks, from their outcome to a report.
+
+Rules of this file: pytest's own course of a test stays as it is; only the call of its function is another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import pickle
+import sys
+import warnings
+import zlib
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import pytest
+
+from elasticlib.job import Place, Results
+from elasticlib.pytest_plugin import _asking, _failures, _marks, _ranks, _travel
+from elasticlib.pytest_plugin._blocked import ranks_named
+from elasticlib.pytest_plugin._call import MADE, Call, Style
+from elasticlib.pytest_plugin._marks import Asked
+from elasticlib.rendezvous._names import host_name
+
+
+class DirtyWorkerWarning(UserWarning):
+    """A test has left something behind in its ranks, which new ones have replaced."""
+
+
+class Plugin:
+    """What a session with tests on ranks needs beside the hooks that are always there."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._ranks: _ranks.Ranks | None = None
+        self._item: Any = None
+        self._problem: BaseException | None = None
+        self._measured: Any = None
+        self.fixture = Elastic(self)
+        self._calls = 0
+        _travel.watch_patches()
+
+    @property
+    def ranks(self) -> _ranks.Ranks:
+        if self._ranks is None:
+            self._ranks = _ranks.Ranks(self._config, self._terminal)
+        return self._ranks
+
+    # The course of a test.
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Warm the ranks up before the test's time begins."""
+        self._item, self._problem = item, None
+        names = getattr(item, "fixturenames", ())
+        if item.get_closest_marker("elastic") is not None or "elastic" in names:
+            try:
+                asked = _asking.asked(item)
+                if asked.device == "cpu" or _asking.gpus() >= asked.nproc:
+                    self.ranks.warm(asked, self._modules(item))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                self._problem = error
+        try:
+            return (yield)
+        finally:
+            self._item = None
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if item.get_closest_marker("elastic") is None:
+            return
+        if self._problem is not None:
+            problem, self._problem = self._problem, None
+            raise problem
+        asked = _asking.asked(item)
+        if not hasattr(item, "pyfuncitem") and getattr(item, "_testcase", None) is not None:
+            raise pytest.UsageError(
+                f"{item.nodeid} is of unittest: derive its class from ElasticTestCase instead of a marker"
+            )
+        if asked.device == "cuda" and (there := _asking.gpus()) < asked.nproc:
+            pytest.skip(
+                f"nproc={asked.nproc} needs as many GPUs, and {there or 'none'} {'is' if there < 2 else 'are'} here"
+            )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        if pyfuncitem.get_closest_marker("elastic") is None or "elastic" in pyfuncitem.fixturenames:
+            return None
+        asked, function = _asking.asked(pyfuncitem), pyfuncitem.obj
+        kwargs = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+        engine = getattr(function, "hypothesis", None)
+        if engine is None:
+            self.call(asked, function, (), kwargs)
+            return True
+        inner = engine.inner_test
+        engine.inner_test = _on_ranks(inner, lambda args, given: self.call(asked, inner, args, given))
+        try:
+            function(**kwargs)
+        finally:
+            engine.inner_test = inner
+        return True
+
+    def call(
+        self,
+        asked: Asked,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_body: bool = True,
+    ) -> Results:
+        """*function* on the ranks of *asked*: what it returned, or raises what the test is to end with."""
+        __tracebackhide__ = True
+        item = self._item
+        made = tuple(
+            name
+            for name, value in kwargs.items()
+            if isinstance(value, _asking.Made) or (name in MADE and type(value).__module__.startswith("_pytest."))
+        )
+        sent = {name: value for name, value in kwargs.items() if name not in made}
+        self._calls += 1
+        call = self._new_call(item, asked, function, made)
+        try:
+            told = self.ranks.run(asked, call, function, args, sent, self._modules(item))
+        except _travel.CannotTravelError as refusal:
+            if is_body:
+                raise pytest.fail.Exception(str(refusal), pytrace=False) from None
+            raise refusal.with_traceback(None) from None
+        self._forward(item, call, told)
+        if told.error is not None:
+            _note(item, told)
+            raise told.error
+        if (stop := told.stop()) is not None:
+            reason, outcome = stop
+            if outcome.kind == "xfailed":
+                pytest.xfail(reason)
+            raise pytest.skip.Exception(reason, _use_item_location=True)
+        values = {rank: _ranks.value_of(each) for rank, each in sorted(told.outcomes.items())}
+        return Results(values, dict.fromkeys(values, Place(0, host_name(), self._calls - 1, 0)))
+
+    def _new_call(self, item: Any, asked: Asked, function: Callable[..., Any], made: tuple[str, ...]) -> Call:
+        config, option = self._config, self._config.option
+        code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+        seed = zlib.crc32(item.nodeid.encode()) ^ int(getattr(option, "randomly_seed", None) or 0) & 0xFFFFFFFF
+        return Call(
+            test=item.nodeid,
+            file=str(item.path) if code is None else code.co_filename,
+            line=0 if code is None else code.co_firstlineno,
+            seed=seed,
+            device=asked.device,
+            made=made,
+            style=Style(
+                tbstyle=config.getoption("tbstyle", "auto"),
+                showlocals=bool(config.getoption("showlocals", False)),
+                fulltrace=bool(config.getoption("fulltrace", False)),
+                verbosity=config.get_verbosity(),
+                directory=str(config.invocation_params.dir),
+            ),
+            patches=_travel.patches(),
+            filters=_travel.filters(),
+            levels=_travel.levels(getattr(item, "funcargs", {}).get("caplog")),
+            log_disabled=logging.root.manager.disable,
+            log_format=(_ini(config, "log_format"), _ini(config, "log_date_format")),
+            debug=bool(config.getoption("usepdb", False)),
+            checks=bool(config.getini("elastic_checks")),
+            coverage=_coverage_settings(),
+            context=os.environ.get("COV_CORE_CONTEXT", ""),
+            threads=asked.nproc if asked.threads else 0,
+        )
+
+    def _modules(self, item: Any) -> list[Any]:
+        module = getattr(item, "module", None)
+        return [] if module is None else [module]
+
+    def _forward(self, item: Any, call: Call, told: _ranks.Told) -> None:
+        """Let pytest's process have the warnings and log records of rank 0, and what is to be said of dirt."""
+        first = told.outcomes.get(0)
+        for record in first.records if first is not None else ():
+            logger = logging.getLogger(record["name"])
+            if logger.isEnabledFor(record["levelno"]):
+                logger.handle(logging.makeLogRecord(record))
+        for outcome in told.outcomes.values():
+            self._merge(outcome.coverage)
+        for message, category, file, line in first.warnings if first is not None else ():
+            warnings.warn_explicit(message, category, file, line)
+        if told.dirt:
+            self._warn_of_dirt(item, call, told)
+
+    def _warn_of_dirt(self, item: Any, call: Call, told: _ranks.Told) -> None:
+        alike: dict[tuple[str, ...], list[int]] = {}
+        for rank, what in told.dirt.items():
+            alike.setdefault(what, []).append(rank)
+        text = "; ".join(f"{ranks_named(ranks)} {_with_and(what)}" for what, ranks in alike.items())
+        message = (
+            f"{item.nodeid}: {text}. New workers take the place of these: undo it at the test's end (monkeypatch, "
+            "try/finally)"
+        )
+        warnings.warn_explicit(DirtyWorkerWarning(message), None, call.file, call.line)
+
+    # Reports.
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        error = call.excinfo.value if call.excinfo is not None else None
+        if isinstance(error, _failures.RanksFailed) and report.longrepr is not None and not report.skipped:
+            assert call.excinfo is not None
+            report.longrepr = _failures.representation(error, _callers(item, call.excinfo))
+        told = item.stash.get(_TOLD, None)
+        if told is not None and call.when == "call":
+            del item.stash[_TOLD]
+            report.sections += told
+        return report
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._ranks is not None and self._ranks.interrupted:
+            terminalreporter.section("ranks when pytest was interrupted")
+            for line in self._ranks.interrupted:
+                terminalreporter.write_line(line)
+
+    # Coverage.
+
+    def _merge(self, data: bytes) -> None:
+        if data:
+            kind: Any = sys.modules["coverage"]
+            found = kind.CoverageData(no_disk=True)
+            found.loads(data)
+            if self._measured is None:
+                self._measured = kind.CoverageData(no_disk=True)
+            self._measured.update(found)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        """At the end of the tests, and before anybody writes it: add what was measured in the ranks."""
+        try:
+            return (yield)
+        finally:
+            current = _coverage()
+            if current is not None and self._measured is not None:
+                current.get_data().update(self._measured)
+                self._measured = None
+
+    # The end.
+
+    def pytest_keyboard_interrupt(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close(hurry=True)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close(hurry=False)
+
+    def _terminal(self, wanted: bool) -> Sequence[int]:
+        """The terminal's descriptors for a debugger, while pytest captures nothing."""
+        capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
+        if not wanted:
+            capture.resume()
+            return ()
+        capture.suspend(in_=True)
+        return 0, 1
+
+
+class Elastic:
+    """What the fixture ``elastic`` is."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        self._plugin = plugin
+
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        nproc: int | None = None,
+        backend: str | None = None,
+        timeout: float | None = None,
+        group: Any = "",
+        device: str | None = None,
+        **kwargs: Any,
+    ) -> Results:
+        """
+        Call *function* on *nproc* ranks with these arguments; {rank: what it returned}.
+
+        Raises `RanksFailed` when ranks raised, died, or have not ended after *timeout* seconds, and `ConfigError` for
+        what cannot be.
+        """
+        __tracebackhide__ = True
+        plugin = self._plugin
+        if plugin._item is None:
+            raise RuntimeError("elastic(...) is for tests: none runs at the moment")
+        given: dict[str, Any] = {"nproc": nproc, "backend": backend, "timeout": timeout, "device": device}
+        given = {name: value for name, value in given.items() if value is not None}
+        if group != "":
+            given["group"] = group
+        asked = _marks.asked("elastic(...)", _asking.asked(plugin._item), given, _asking.known())
+        if asked.device == "cuda" and (there := _asking.gpus()) < asked.nproc:
+            pytest.skip(f"nproc={asked.nproc} needs as many GPUs, and {there or 'none'} are here")
+        return plugin.call(asked, function, args, kwargs, is_body=False)
+
+    @property
+    def pool(self) -> Any:
+        """The `elasticlib.Pool` of the default number of ranks, for calls that need no more than that."""
+        return self._plugin.ranks.pool(_asking.asked(self._plugin._item))
+
+    def __repr__(self) -> str:
+        return "<elastic: calls a function on ranks>"
+
+
+_TOLD = pytest.StashKey[list[tuple[str, str]]]()
+
+
+def _on_ranks(
+    inner: Callable[..., Any], run: Callable[[tuple[Any, ...], dict[str, Any]], object]
+) -> Callable[..., None]:
+    def each_example(*args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        run(args, kwargs)
+
+    each_example.__name__ = inner.__name__
+    return each_example
+
+
+def _note(item: Any, told: _ranks.Told) -> None:
+    """Keep for the report what ranks have written and logged, and the seeds."""
+    sections = []
+    for rank, text in sorted(told.output.items()):
+        if rank > 0 and text.strip():  # that of rank 0 is pytest's own
+            sections.append((f"Captured output of rank {rank}", text))
+    for rank, outcome in sorted(told.outcomes.items()):
+        if rank > 0 and outcome.log.strip():
+            sections.append((f"Captured log of rank {rank}", outcome.log))
+    item.stash[_TOLD] = [*item.stash.get(_TOLD, []), *sections]
+
+
+def _callers(item: Any, info: pytest.ExceptionInfo[BaseException]) -> Any:
+    """The lines of the test in pytest's process that have called the ranks; None where its body runs there."""
+    if "elastic" not in getattr(item, "fixturenames", ()):
+        return None
+    error = info.value
+    assert isinstance(error, _failures.RanksFailed)
+    plain = _CalledError(f"{len(error.failures)} of {error.size} ranks failed").with_traceback(info.tb)
+    found = item.repr_failure(pytest.ExceptionInfo.from_exception(plain))
+    return found if hasattr(found, "chain") else None
+
+
+class _CalledError(Exception):
+    pass
+
+
+_CalledError.__name__ = _CalledError.__qualname__ = "RanksFailed"
+_CalledError.__module__ = "elasticlib.testing"
+
+
+def _with_and(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _ini(config: Any, name: str) -> str:
+    with contextlib.suppress(KeyError, ValueError):
+        return str(config.getoption(name, None) or config.getini(name) or "")
+    return ""
+
+
+def _coverage() -> Any:
+    """What measures pytest's process; None where nothing does."""
+    found: Any = sys.modules.get("coverage")
+    return None if found is None else found.Coverage.current()
+
+
+_settings: tuple[int, bytes] = (0, b"")
+
+
+def _coverage_settings() -> bytes:
+    global _settings
+    current = _coverage()
+    if current is None:
+        return b""
+    if _settings[0] != id(current):
+        _settings = id(current), pickle.dumps(current.config)
+    return _settings[1]

@@ -1,0 +1,300 @@
+"""
+The ranks of a session's tests: pools that stay warm, and one test after the other on them.
+
+Rules of this file: a test ends at its limit, whatever its ranks do; whoever cannot serve another one is replaced, by
+the next test that needs it; where pytest's process is interrupted, nothing is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from attrs import define, field, frozen
+
+from elasticlib._wire import Message
+from elasticlib.errors import ChildFailedError, PicklingError
+from elasticlib.pools import Pool, pool as start_pool
+from elasticlib.pools._crew import Crew
+from elasticlib.pytest_plugin import _blocked, _failures, _travel
+from elasticlib.pytest_plugin._call import Call, Outcome
+from elasticlib.pytest_plugin._marks import Asked
+from elasticlib.pytest_plugin.rank import _run
+from elasticlib.workers.child import _results
+
+_AFTER_FIRST = 1.0
+"""Seconds that ranks have, once another one has failed or skipped, to end by themselves."""
+_TITLE = "the surroundings of a test"
+_STACKS_LIMIT = 0.9
+"""Seconds that the ranks' stacks are waited for."""
+
+
+@frozen
+class Told:
+    """What came of a test."""
+
+    outcomes: Mapping[int, Outcome]
+    error: _failures.RanksFailed | None
+    output: Mapping[int, str]
+    """By rank, what it wrote."""
+    dirt: Mapping[int, tuple[str, ...]]
+    """By rank, what the test left behind."""
+
+    def stop(self) -> tuple[str, Outcome] | None:
+        """The skip or expected failure that ranks have asked for, with the words for it."""
+        found = {rank: each for rank, each in self.outcomes.items() if each.kind in ("skipped", "xfailed")}
+        if self.error is not None or not found:
+            return None
+        rank = min(found)
+        alike = [other for other, each in found.items() if each.reason == found[rank].reason]
+        everyone = len(alike) == len(self.outcomes)
+        return ("" if everyone else f"{_blocked.ranks_named(alike)}: ") + found[rank].reason, found[rank]
+
+
+@define
+class _Progress:
+    """One test under way."""
+
+    until: float
+    """When it has to be over."""
+    outcomes: dict[int, Outcome] = field(factory=dict)
+    told: dict[int, _failures.Told] = field(factory=dict)
+    notes: list[str] = field(factory=list)
+
+    def has_stopped(self) -> bool:
+        """Whether some rank has ended in another way than well, so that others may wait for it in vain."""
+        return bool(self.told) or any(each.kind != "passed" for each in self.outcomes.values())
+
+
+class Ranks:
+    """All ranks of a session."""
+
+    def __init__(self, config: Any, terminal: Callable[[bool], Sequence[int]]) -> None:
+        self._setting = _travel.setting_of(config)
+        self._explains = _travel.explaining(config)
+        self._modules = _travel.Modules()
+        self._pools: dict[tuple[int, str], Pool] = {}
+        self._prepared: dict[Crew, int] = {}
+        self._terminal = terminal
+        """Gives the terminal's descriptors for stdin and stdout to a debugger (True), or takes them back (False)."""
+        self._debugging: int | None = None
+        self.interrupted: list[str] = []
+        """Where the ranks were when pytest was interrupted."""
+
+    # Who there is.
+
+    def pool(self, asked: Asked) -> Pool:
+        """The pool of *asked*, started where there is none."""
+        size = 1 if asked.threads else asked.nproc
+        key = size, asked.device
+        if key not in self._pools:
+            devices = () if asked.device == "cpu" else None
+            self._pools[key] = start_pool(size, group="shared", devices=devices)
+        return self._pools[key]
+
+    def warm(self, asked: Asked, always: Sequence[ModuleType]) -> None:
+        """Have the ranks of *asked* ready for a call."""
+        with self.pool(asked).in_use() as crew:
+            self._prepare(crew, always)
+
+    def _prepare(self, crew: Crew, always: Sequence[ModuleType]) -> None:
+        """Have the workers know the modules that they will need."""
+        known = self._modules.look(always)
+        if self._prepared.get(crew) == len(known):
+            return
+        self._prepared = {each: count for each, count in self._prepared.items() if not each.job.done()}
+        crew.ask(range(len(crew)), _run.prepare, (self._setting, known, self._explains), {}, by_all=False)
+        answers: list[Any] = []
+        while len(answers) < len(crew):
+            answers += crew.answers()
+        for answer in answers:
+            if answer.failed():
+                raise crew.error(_TITLE, answers)
+        self._prepared[crew] = len(known)
+
+    def close(self, *, hurry: bool) -> None:
+        """End all of them."""
+        pools, self._pools = self._pools, {}
+        for pool in pools.values() if hurry else ():
+            pool.job.stop(0, wait=False)
+        for pool in pools.values():
+            pool.close()
+
+    # One test.
+
+    def run(
+        self,
+        asked: Asked,
+        call: Call,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        always: Sequence[ModuleType],
+    ) -> Told:
+        """*function* on each rank. Raises `CannotTravelError`."""
+        with self.pool(asked).in_use() as crew:
+            self._prepare(crew, always)
+            before = {rank: _size(file) for rank, file in _files(crew).items()}
+            group = (None, None) if asked.threads or asked.group is None else (asked.group, asked.backend)
+            crew.on_ask = self._on_ask
+            try:
+                crew.ask(range(len(crew)), _run.run, (call, function, args, dict(kwargs)), {}, group=group)
+            except PicklingError as error:
+                raise _refusal(call, function, args, kwargs, error) from error
+            progress = _Progress(time.monotonic() + asked.timeout)
+            try:
+                self._wait(crew, progress, asked)
+            except KeyboardInterrupt:
+                with contextlib.suppress(Exception):
+                    self.interrupted = _blocked.told(crew.job.stacks(_STACKS_LIMIT))
+                crew.spoilt = "pytest was interrupted"
+                raise
+            finally:
+                self._debugging = None
+            dirt = {rank: each.dirt for rank, each in progress.outcomes.items() if each.dirt}
+            if dirt:
+                crew.spoilt = crew.spoilt or "a test left something behind"
+            if progress.told and asked.group == "shared" and not asked.threads:
+                crew.spoilt = crew.spoilt or "a test has failed in the shared group"
+            output = {rank: _since(file, before.get(rank, 0)) for rank, file in _files(crew).items()}
+        failed = None
+        if progress.told:
+            size = call.threads or asked.nproc
+            failed = _failures.failed(progress.told, size, progress.notes)
+        return Told(progress.outcomes, failed, output, dirt)
+
+    def _wait(self, crew: Crew, progress: _Progress, asked: Asked) -> None:
+        """Until all ranks have ended, or been given up."""
+        while not progress.outcomes or len(progress.outcomes) < len(crew):
+            began = time.monotonic()
+            try:
+                left = None if self._debugging is not None else max(0.0, progress.until - began)
+                answers = crew.answers(left)
+            except ChildFailedError as error:
+                self._note_deaths(crew, progress, error)
+                return
+            if self._debugging is not None:
+                progress.until += time.monotonic() - began  # who looks at a rank takes the time that it takes
+            for answer in answers:
+                self._note(crew, progress, answer)
+            if not answers and self._debugging is None and time.monotonic() >= progress.until:
+                self._give_up(crew, progress, asked)
+                return
+
+    def _note(self, crew: Crew, progress: _Progress, answer: Any) -> None:
+        if answer.failed():
+            raise crew.error(_TITLE, [answer])
+        for rank, outcome in enumerate(answer.value(), answer.rank):  # one, or those of all threads
+            had_stopped = progress.has_stopped()
+            progress.outcomes[rank] = outcome
+            failure = outcome.failure
+            if failure is not None:
+                error = _results.unpack_exception(failure.error) or RuntimeError(failure.message)
+                progress.told[rank] = _failures.told(failure, error)
+            if progress.has_stopped() and not had_stopped:
+                progress.until = min(progress.until, time.monotonic() + _AFTER_FIRST)
+
+    def _note_deaths(self, crew: Crew, progress: _Progress, error: ChildFailedError) -> None:
+        """Workers have died."""
+        for rank, each in error.failures.items():
+            if each.secondary and rank != error.get_first_failure()[0]:
+                continue
+            progress.outcomes.pop(rank, None)
+            text = "\n".join([each.summary(), *([each.traceback] if each.traceback else []), *each.log_tail])
+            lost = RuntimeError(each.summary(with_place=False))
+            progress.told[rank] = _failures.Told(each.summary(with_place=False), "", 0, text, lost)
+        left = [rank for rank in range(len(crew)) if rank not in progress.outcomes and rank not in progress.told]
+        if left:
+            progress.notes.append(f"{_blocked.ranks_named(left)}: ended, as a rank of the group was gone")
+
+    def _give_up(self, crew: Crew, progress: _Progress, asked: Asked) -> None:
+        """The time is over: tell where the ranks are that have not ended."""
+        try:
+            stacks: Mapping[int, str] = crew.job.stacks(_STACKS_LIMIT)
+        except TimeoutError as error:
+            stacks = dict.fromkeys(range(len(crew)), f"({error})")
+        late = {
+            rank: stacks.get(rank, "(it has just ended)") for rank in range(len(crew)) if rank not in progress.outcomes
+        }
+        crew.spoilt = f"{_blocked.ranks_named(late)} did not end"
+        where = _blocked.told(late)
+        if progress.has_stopped():
+            progress.notes += ["did not end after that, and were ended:", *where]
+            return
+        ended = f"; {_blocked.ranks_named(progress.outcomes)} ended" if progress.outcomes else ""
+        message = f"timeout of {asked.timeout:g} s: {_blocked.in_short(late)}{ended}"
+        lines = [f"The ranks have not ended within {asked.timeout:g} s{ended}. They were at:", "", *where]
+        for rank, text in late.items():
+            own = _blocked.blocked(text).own()
+            file, line = (own[0], own[1]) if own is not None else ("", 0)
+            progress.told[rank] = _failures.Told(message, file, line, "\n".join(lines), TimeoutError(message))
+        first = progress.told[min(late)]
+        # One failure, though they are at several places: told once.
+        progress.told = {
+            rank: _failures.Told(message, first.file, first.line, first.representation, each.error)
+            for rank, each in progress.told.items()
+        }
+
+    def _on_ask(self, rank: int, message: Message) -> tuple[Message, tuple[int, ...]]:
+        """What a rank wants of the terminal."""
+        if message.get("wants") == "no terminal":
+            self._debugging = None
+            self._terminal(False)
+            return {}, ()
+        if self._debugging is not None or not (descriptors := self._terminal(True)):
+            return {"has": False}, ()
+        self._debugging = rank
+        return {"has": True}, tuple(descriptors)
+
+
+def _files(crew: Crew) -> dict[int, str]:
+    """By rank, the file with what it writes."""
+    found = {}
+    for rank in range(len(crew)):
+        with contextlib.suppress(Exception):
+            found[rank] = crew.job.files(rank)[-1]
+    return found
+
+
+def _size(file: str) -> int:
+    try:
+        return os.path.getsize(file)
+    except OSError:
+        return 0
+
+
+def _since(file: str, offset: int) -> str:
+    """What was written after *offset*; of much the end."""
+    most = 100_000
+    try:
+        with open(file, "rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(offset, size - most))
+            return stream.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _refusal(
+    call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: PicklingError
+) -> _travel.CannotTravelError:
+    parts = {f"fixture or argument {name!r}": value for name, value in kwargs.items()}
+    parts |= {f"argument {index}": value for index, value in enumerate(args)}
+    for what, value in parts.items():
+        if problem := _travel.why_not(value):
+            return _travel.CannotTravelError(
+                f"{what} of {call.test}, a {type(value).__qualname__}, cannot travel to the ranks: {problem}; make "
+                "it in the test's function, or have the fixture return what it is made of"
+            )
+    name = getattr(function, "__qualname__", repr(function))
+    return _travel.CannotTravelError(f"{name} of {call.test} cannot travel to the ranks: {error}")
+
+
+def value_of(outcome: Outcome) -> Any:
+    """What the function returned."""
+    return pickle.loads(outcome.value) if outcome.value else None

@@ -1,0 +1,202 @@
+"""
+What of pytest's process goes to the ranks with a test: where modules are, what ``monkeypatch`` changed, filters, ...
+
+Rules of this file: what cannot travel is refused by its name, before the ranks hear of the test; nothing here changes
+pytest's process.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+from elasticlib._stack_text import is_library
+from elasticlib.errors import ElasticError
+from elasticlib.pytest_plugin._call import Patch
+from elasticlib.pytest_plugin.rank._modules import Place, Setting
+from elasticlib.workers.child._results import Pickler
+
+_REWRITER = "AssertionRewritingHook"
+_INI = ("python_files", "truncation_limit_lines", "truncation_limit_chars", "verbosity_assertions")
+_patches: weakref.WeakSet[Any] = weakref.WeakSet()
+"""All of pytest's ``MonkeyPatch`` since `watch_patches`."""
+
+
+class CannotTravelError(ElasticError, TypeError):
+    """A value that a test's ranks need cannot be sent to them."""
+
+
+def setting_of(config: Any) -> Setting:
+    """What ranks need of pytest's configuration."""
+    lines = ["[pytest]"]
+    for name in (*_INI, "assertion_text_diff_style"):
+        try:
+            value = config.getini(name)
+        except (KeyError, ValueError):  # of another version
+            continue
+        if value:
+            text = "\n    ".join(map(str, value)) if isinstance(value, list) else str(value)
+            lines.append(f"{name} = {text}")
+    return Setting(str(config.rootpath), "\n".join(lines) + "\n", config.get_verbosity())
+
+
+class Modules:
+    """The modules that pytest has imported, which ranks would not find, or not with their assertions rewritten."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.known: dict[str, Place] = {}
+
+    def look(self, always: Iterable[ModuleType]) -> dict[str, Place]:
+        """All by now, *always* among them."""
+        for module in always:
+            self._add(module)
+        if len(sys.modules) != self._count:
+            for module in list(sys.modules.values()):
+                loader = getattr(getattr(module, "__spec__", None), "loader", None)
+                if type(loader).__name__ == _REWRITER:
+                    self._add(module)
+            self._count = len(sys.modules)
+        return self.known
+
+    def _add(self, module: ModuleType) -> None:
+        name, file = module.__name__, getattr(module, "__file__", None)
+        if name in self.known or not file or is_library(file):
+            return
+        self.known[name] = _place_of(module)
+        while "." in name:
+            name = name.rpartition(".")[0]
+            if name in self.known or (parent := sys.modules.get(name)) is None:
+                break
+            self.known[name] = _place_of(parent)
+
+
+def _place_of(module: ModuleType) -> Place:
+    loader = getattr(getattr(module, "__spec__", None), "loader", None)
+    folders = tuple(map(str, getattr(module, "__path__", ())))
+    return Place(getattr(module, "__file__", None) or "", folders, type(loader).__name__ == _REWRITER)
+
+
+def explaining(config: Any) -> tuple[str, ...]:
+    """The modules of the user's that explain comparisons in assertions."""
+    found = []
+    for each in config.hook.pytest_assertrepr_compare.get_hookimpls():
+        name = getattr(each.plugin, "__name__", "")
+        if isinstance(each.plugin, ModuleType) and name in sys.modules and not name.startswith("_pytest."):
+            found.append(name)
+    return tuple(found)
+
+
+# What monkeypatch has changed.
+
+
+def watch_patches() -> None:
+    """Know of all ``MonkeyPatch`` objects to come."""
+    import pytest
+
+    former = pytest.MonkeyPatch.__init__
+    if getattr(former, "_elasticlib", False):
+        return
+
+    def begin(self: Any) -> None:
+        former(self)
+        _patches.add(self)
+
+    begin._elasticlib = True  # type: ignore[attr-defined]
+    pytest.MonkeyPatch.__init__ = begin  # type: ignore[method-assign]
+
+
+def patches() -> tuple[Patch, ...]:
+    """What is patched at the moment. Raises `CannotTravelError`."""
+    found: list[Patch] = []
+    for each in _patches:
+        for owner, name, _ in each._setattr:
+            found.append(_of_attribute(owner, name))
+        for mapping, key, _ in each._setitem:
+            if mapping is not os.environ:  # that travels anyway
+                found.append(_of_item(mapping, key))
+    return tuple(found)
+
+
+def _of_attribute(owner: Any, name: str) -> Patch:
+    if not isinstance(owner, (ModuleType, type)):
+        raise CannotTravelError(
+            f"monkeypatch.setattr({_short(owner)}, {name!r}, ...): the ranks have no such {type(owner).__qualname__}, "
+            "for an object of pytest's process is another one there: patch its class or a module, or patch in the "
+            "test's function"
+        )
+    where = f"monkeypatch.setattr({getattr(owner, '__name__', owner)}, {name!r}, ...)"
+    if name not in vars(owner):
+        return _checked(Patch(owner, name, is_gone=True), where)
+    return _checked(Patch(owner, name, value=vars(owner)[name]), where)
+
+
+def _of_item(mapping: Mapping[Any, Any], key: Any) -> Patch:
+    owner, name = _holder(mapping)
+    where = f"monkeypatch.setitem({name or _short(mapping)}, {key!r}, ...)"
+    if owner is None:
+        raise CannotTravelError(
+            f"{where}: the ranks have no such {type(mapping).__qualname__}, for none of a module's or a class's "
+            "attributes holds it: patch in the test's function"
+        )
+    if key not in mapping:
+        return _checked(Patch(owner, name, key, is_item=True, is_gone=True), where)
+    return _checked(Patch(owner, name, key, is_item=True, value=mapping[key]), where)
+
+
+def _holder(mapping: Any) -> tuple[Any, str]:
+    """The module or class with the attribute that is *mapping*, and the attribute's name."""
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is mapping:
+                return module, name
+            if isinstance(value, type):
+                for inner, each in list(vars(value).items()):
+                    if each is mapping:
+                        return value, inner
+    return None, ""
+
+
+def _checked(patch: Patch, where: str) -> Patch:
+    if problem := why_not(patch):
+        kind = type(patch.value).__qualname__
+        raise CannotTravelError(f"{where}: its value, a {kind}, cannot travel to the ranks: {problem}")
+    return patch
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = object.__repr__(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def why_not(value: Any) -> str:
+    """Why *value* cannot be sent; empty where it can."""
+    try:
+        Pickler(io.BytesIO()).dump(value)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+# The rest.
+
+
+def filters() -> tuple[Any, ...]:
+    """The filters of warnings, as far as ranks can have them."""
+    return tuple(each for each in warnings.filters if not why_not(each))
+
+
+def levels(caplog: Any) -> dict[str, int]:
+    """Levels of the root logger and of those that ``caplog`` has changed."""
+    names = {"", *(name or "" for name in getattr(caplog, "_initial_logger_levels", ()))}
+    return {name: logging.getLogger(name or None).level for name in names}

@@ -1,0 +1,134 @@
+"""
+Test modules in a worker: found where pytest found them, whatever its import mode, with their assertions rewritten.
+
+Rules of this file: a module is in `sys.modules` by the name that it has in pytest's process, so that what is sent by
+name is the same on both sides; of pytest's configuration there is what assertions need, and none of its plugins run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from attrs import frozen
+
+_files: dict[str, Place] = {}
+_config: Any = None
+
+
+@frozen
+class Place:
+    """Where a module is."""
+
+    file: str
+    """Empty for a package without an ``__init__.py``."""
+    folders: tuple[str, ...] = ()
+    """Of a package."""
+    is_rewritten: bool = False
+
+
+@frozen
+class Setting:
+    """Of pytest's configuration."""
+
+    root: str
+    ini: str
+    """The text of a configuration file with what is needed of it."""
+    verbosity: int
+    highlights: bool = False
+
+
+class _Finder:
+    """Finds the modules that pytest has imported in a way of its own."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        place = _files.get(name)
+        if place is None:
+            return None
+        if not place.file:
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = list(place.folders)
+            return spec
+        folders = list(place.folders) if place.folders else None
+        loader = _hook() if place.is_rewritten else None
+        return importlib.util.spec_from_file_location(
+            name, place.file, loader=loader, submodule_search_locations=folders
+        )
+
+
+def _hook() -> Any:
+    from _pytest.assertion.rewrite import assertstate_key
+
+    state = _config.stash.get(assertstate_key, None)
+    return None if state is None else state.hook
+
+
+def prepare(setting: Setting, modules: Mapping[str, Place]) -> None:
+    """Know *modules*, and how assertions are to be explained."""
+    if _config is None:
+        _configure(setting)
+    _files.update(modules)
+    if not any(isinstance(each, _Finder) for each in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _configure(setting: Setting) -> None:
+    global _config
+    from _pytest.assertion import util
+    from _pytest.config import Config
+
+    names = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    former = {name: os.environ.pop(name, None) for name in names}
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    path = list(sys.path)
+    with tempfile.NamedTemporaryFile("w", suffix=".ini") as file:
+        file.write(setting.ini)
+        file.flush()
+        args = ["-c", file.name, "--rootdir", setting.root, "--noconftest", "-p", "no:cacheprovider"]
+        try:
+            _config = Config.fromdictargs({}, [*args, *["-v"] * setting.verbosity, *["-q"] * -setting.verbosity])
+        finally:
+            sys.path[:] = path
+            del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
+            os.environ.update({name: value for name, value in former.items() if value is not None})
+
+    def explained(op: str, left: object, right: object) -> str | None:
+        return _explained(op, left, right)
+
+    util._reprcompare = explained
+    util._config = _config
+
+
+def _explained(op: str, left: object, right: object) -> str | None:
+    """What an assertion says of a comparison that failed, as pytest has it."""
+    from _pytest.assertion import truncate
+
+    shorten = getattr(truncate, "truncate_if_required", None)  # later versions of pytest have done that by now
+    for lines in _config.hook.pytest_assertrepr_compare(config=_config, op=op, left=left, right=right):
+        if lines:
+            lines = shorten(lines, SimpleNamespace(config=_config)) if shorten is not None else lines
+            return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%")
+    return None
+
+
+def register(modules: Sequence[str]) -> None:
+    """Have those of *modules* that explain comparisons (``pytest_assertrepr_compare``) do so here, too."""
+    for name in modules:
+        module = importlib.import_module(name)
+        if not _config.pluginmanager.has_plugin(name):
+            explains: Any = ModuleType(name)
+            explains.pytest_assertrepr_compare = module.pytest_assertrepr_compare
+            _config.pluginmanager.register(explains, name)
+
+
+def configuration() -> Any:
+    """Pytest's, as far as it is known here."""
+    return _config

@@ -1,0 +1,68 @@
+"""What a test asks of its ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticlib.pytest_plugin._marks import Asked, MarkError, asked, sizes
+
+WHERE = "elastic marker of test_x.py::test_it"
+
+
+def test_options_stand_over_the_defaults() -> None:
+    found = asked(WHERE, Asked(nproc=4, timeout=10.0), {"group": "shared", "timeout": 3})
+
+    assert Asked(nproc=4, timeout=3, group="shared") == found
+
+
+def test_a_back_end_of_gpus_means_that_device() -> None:
+    assert "cuda" == asked(WHERE, Asked(), {"backend": "nccl"}).device
+    assert "cuda" == asked(WHERE, Asked(), {"backend": "cpu:gloo,cuda:nccl"}).device
+
+
+def test_back_ends_that_the_program_has_registered_are_known() -> None:
+    assert "mine" == asked(WHERE, Asked(), {"backend": "mine"}, ["undefined", "gloo", "mine"]).backend
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nproc": 0}, "nproc=0 must be 1 or more ranks"),
+        ({"nproc": True}, "nproc=True must be 1 or more ranks"),
+        ({"nproc": "2"}, "nproc='2' must be 1 or more ranks"),
+        ({"backend": "glo"}, "backend='glo' is unknown: back ends are gloo, nccl"),
+        ({"backend": None}, "backend=None is unknown"),
+        ({"group": "own"}, "group='own' must be 'fresh', 'shared' or None"),
+        ({"timeout": 0}, "timeout=0 must be a number of seconds above 0"),
+        ({"timeout": float("nan")}, "timeout=nan must be a number of seconds above 0"),
+        ({"device": "gpu"}, "device='gpu' must be 'cpu' or 'cuda'"),
+        ({"backend": "nccl", "device": "cpu"}, "device='cpu' has no meaning with backend='nccl'"),
+        ({"threads": 4}, "threads=4 must be True or False"),
+        ({"threads": True, "backend": "gloo"}, "backend='gloo' has no meaning with threads=True"),
+        ({"threads": True, "nproc": 65}, "nproc=65 is too many for threads=True"),
+        ({"ranks": 2}, "ranks=2 is unknown: options are nproc, backend, timeout"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_test_and_the_value(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(MarkError) as info:
+        asked(WHERE, Asked(), options)
+
+    assert str(info.value).startswith(f"{WHERE}: {message}")
+
+
+def test_an_option_without_a_name_is_refused() -> None:
+    with pytest.raises(MarkError, match="2 has no name: write nproc=2"):
+        asked(WHERE, Asked(), {}, args=[2])
+
+
+def test_numbers_of_ranks_are_one_or_a_list() -> None:
+    assert (2,) == sizes(WHERE, 2)
+    assert (1, 2, 4) == sizes(WHERE, [1, 2, 4])
+
+
+@pytest.mark.parametrize("value", [[], [1, 1], [0], ["1"], None, 1.5])
+def test_numbers_that_cannot_be_are_refused(value: object) -> None:
+    with pytest.raises(MarkError, match="nproc="):
+        sizes(WHERE, value)
