@@ -8,10 +8,12 @@ the next test that needs it; where pytest's process is interrupted, nothing is l
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +23,7 @@ from elasticlib._wire import Message
 from elasticlib.errors import ChildFailedError, PicklingError
 from elasticlib.pools import Pool, pool as start_pool
 from elasticlib.pools._crew import Crew
-from elasticlib.pytest_plugin import _blocked, _failures, _travel
+from elasticlib.pytest_plugin import _asking, _blocked, _failures, _sharing, _travel
 from elasticlib.pytest_plugin._call import Call, Outcome
 from elasticlib.pytest_plugin._marks import Asked
 from elasticlib.pytest_plugin.rank import _run
@@ -93,9 +95,24 @@ class Ranks:
         size = 1 if asked.threads else asked.nproc
         key = size, asked.device
         if key not in self._pools:
-            devices = () if asked.device == "cpu" else None
+            devices = self._share(asked).gpus if asked.device == "cuda" else ()
             self._pools[key] = start_pool(size, group="shared", devices=devices)
         return self._pools[key]
+
+    def _share(self, asked: Asked) -> _sharing.Share:
+        """The GPUs for *asked*."""
+        return _sharing.share(_asking.gpus(), asked.nproc, *_sharing.place(os.environ))
+
+    @contextlib.contextmanager
+    def _turn(self, asked: Asked) -> Iterator[None]:
+        """Within it no other process of this session uses the GPUs."""
+        if asked.device == "cpu" or not self._share(asked).takes_turns:
+            yield
+            return
+        name = f"elasticlib-gpus-{os.environ.get('PYTEST_XDIST_TESTRUNUID', '')}"
+        with open(os.path.join(tempfile.gettempdir(), name), "w") as file:  # its lock goes with the process, too
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def warm(self, asked: Asked, always: Sequence[ModuleType]) -> None:
         """Have the ranks of *asked* ready for a call."""
@@ -137,7 +154,7 @@ class Ranks:
         always: Sequence[ModuleType],
     ) -> Told:
         """*function* on each rank. Raises `CannotTravelError`."""
-        with self.pool(asked).in_use() as crew:
+        with self._turn(asked), self.pool(asked).in_use() as crew:
             self._prepare(crew, always)
             before = {rank: _size(file) for rank, file in _files(crew).items()}
             group = (None, None) if asked.threads or asked.group is None else (asked.group, asked.backend)
