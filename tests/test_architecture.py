@@ -65,6 +65,7 @@ LAYERS = [
     "launch",
     "pools",
     "pytest_plugin._call",
+    "pytest_plugin._torch_modes",
     "pytest_plugin.rank",
     "pytest_plugin",
     "argparse_util",

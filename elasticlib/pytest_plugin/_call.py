@@ -64,6 +64,8 @@ class Call:
     """``warnings.filters`` of the test."""
     levels: Mapping[str, int] = field(factory=dict)
     """Of the root logger (empty name) and of others that have one of their own."""
+    modes: Mapping[str, Any] = field(factory=dict)
+    """Modes of torch (`_torch_modes`) in pytest's process."""
     log_disabled: int = 0
     log_format: tuple[str, str] = ("", "")
     """Of messages and dates in what is shown of a failure."""

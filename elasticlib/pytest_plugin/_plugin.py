@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from elasticlib.job import Place, Results
-from elasticlib.pytest_plugin import _asking, _failures, _marks, _ranks, _travel
+from elasticlib.pytest_plugin import _asking, _failures, _marks, _ranks, _torch_modes, _travel
 from elasticlib.pytest_plugin._blocked import ranks_named
 from elasticlib.pytest_plugin._call import MADE, Call, Style
 from elasticlib.pytest_plugin._marks import Asked
@@ -164,6 +164,7 @@ class Plugin:
             patches=_travel.patches(),
             filters=_travel.filters(),
             levels=_travel.levels(getattr(item, "funcargs", {}).get("caplog")),
+            modes=_torch_modes.now(),
             log_disabled=logging.root.manager.disable,
             log_format=(_ini(config, "log_format"), _ini(config, "log_date_format")),
             debug=bool(config.getoption("usepdb", False)),

@@ -232,3 +232,32 @@ def test_a_mark_that_cannot_be_is_an_error_of_the_collection(run: Run, marker: s
 
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines([f"*elastic marker of test_it.py::test_it: {message}"])
+
+
+def test_modes_of_torch_that_fixtures_set_are_there_in_the_ranks_and_go_with_the_test(run: Run) -> None:
+    result = run(
+        IMPORTS
+        + """
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+
+@pytest.mark.elastic
+def test_double(double):
+    assert torch.ones(1).dtype == torch.float64
+    assert torch.are_deterministic_algorithms_enabled()
+
+@pytest.mark.elastic
+def test_single():
+    assert torch.ones(1).dtype == torch.float32
+    assert not torch.are_deterministic_algorithms_enabled()
+""",
+        "-W",
+        "error",
+    )
+
+    result.assert_outcomes(passed=2)

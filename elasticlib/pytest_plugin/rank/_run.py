@@ -21,6 +21,7 @@ from typing import Any
 from attrs import evolve
 
 from elasticlib._stack_text import is_library
+from elasticlib.pytest_plugin import _torch_modes
 from elasticlib.pytest_plugin._call import Call, Failure, Outcome, Patch, Style
 from elasticlib.pytest_plugin.rank import _coverage, _debugger, _isolation, _made, _modules
 from elasticlib.workers.child import _function, _report, _results
@@ -50,6 +51,7 @@ def _outcomes(
         caught = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.filters[:] = list(call.filters)  # type: ignore[index]
         getattr(warnings, "_filters_mutated_lock_held", getattr(warnings, "_filters_mutated", lambda: None))()
+        stack.enter_context(_torch_modes.as_there(call.modes))
         stack.enter_context(_patched(call.patches))
         stack.enter_context(_made.logs_of(call, item))
         stack.enter_context(_debugger.offered(call))

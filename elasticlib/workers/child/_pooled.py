@@ -9,6 +9,7 @@ the launcher alone, through a socket that nobody else has.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import importlib
 import os
@@ -21,6 +22,9 @@ from elasticlib._wire import Channel, Message
 from elasticlib.workers.child import _function, _report, _results, _showing
 
 NAME = "calls of local rank "
+_ARRIVED, _ALL_ARRIVED = "ranks in the group", "all ranks in the group"
+"""Keys of a group's store."""
+_ARRIVAL_LIMIT = datetime.timedelta(seconds=10)
 _descriptor = -1
 _own: frozenset[str] = frozenset()
 _server: _Server | None = None
@@ -53,6 +57,8 @@ class _Group:
 
     def __init__(self, kind: str | None) -> None:
         self._made: object = None
+        self._store: Any = None
+        """Of the group that is made."""
         self._kind: tuple[str | None, str | None] = (None, None)
         """What is made, and its back end."""
         self._number = 0
@@ -71,7 +77,9 @@ class _Group:
         store = dist.PrefixStore(f"pool/{self._number}", whole)
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-        self._made = dist.group.WORLD
+        self._made, self._store = dist.group.WORLD, store
+        if store.add(_ARRIVED, 1) == size:
+            store.set(_ALL_ARRIVED, "")
 
     def begin(self, call: int, kind: str | None, backend: str | None, *, by_all: bool) -> None:
         """
@@ -120,7 +128,11 @@ class _Group:
     def leave(self) -> None:
         """Let go of ours, while all others do."""
         if self._made is not None:
-            self._made = None
+            # A rank may be back from making the group while another one still connects to it: what ends its
+            # connections then fails there, as the loss of a peer.
+            with contextlib.suppress(Exception):  # of whoever died meanwhile, the launcher knows
+                self._store.wait([_ALL_ARRIVED], _ARRIVAL_LIMIT)
+            self._made = self._store = None
             sys.modules["torch.distributed"].destroy_process_group()
 
 
