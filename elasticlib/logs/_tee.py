@@ -11,12 +11,10 @@ of our own ends the thread and what it followed, is logged once, and the next fi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import select
 import signal
-import struct
 import threading
 import time
 from collections import deque
@@ -26,7 +24,9 @@ from attrs import define, field
 
 from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
+from elasticlib.logs._bars import BarAssembler, BarText
 from elasticlib.logs._console import LineFilter, Sink
+from elasticlib.logs._inotify import Inotify
 from elasticlib.logs._lines import LineAssembler, Verbatim
 from elasticlib.spec import Std
 
@@ -38,52 +38,6 @@ _FIRST_BLOCK = 64 * 1024  # below the size from which malloc maps and unmaps mem
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 _BURST = 0.001
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-_IN_MODIFY = 0x2
-_IN_ONESHOT = 0x80000000
-_EVENT = struct.Struct("iIII")
-
-
-@define
-class Inotify:
-    """
-    Watches on files, by way of ctypes because Python has no binding; `fd` is readable when one of them was written.
-
-    A watch ends with its first notice: a notice per write costs the *writer* nearly as much as a short write itself,
-    so it pays for one per look of ours, not for each.
-    """
-
-    _libc: ctypes.CDLL
-    fd: int
-
-    @classmethod
-    def open(cls) -> Inotify | None:
-        """A new set of watches; None where the system has none, or none left for this user."""
-        try:
-            libc = ctypes.CDLL(None)
-            fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, AttributeError):
-            return None
-        return cls(libc, fd) if fd >= 0 else None
-
-    def add(self, fd: int) -> int | None:
-        """Watch for the next write to the file behind descriptor *fd*; returns the watch, None if it cannot be had."""
-        # Through the descriptor: its path may already name another file.
-        path = f"/proc/self/fd/{fd}".encode()
-        watch = int(self._libc.inotify_add_watch(self.fd, path, ctypes.c_uint32(_IN_MODIFY | _IN_ONESHOT)))
-        return watch if watch >= 0 else None
-
-    def remove(self, watch: int) -> None:
-        """End a watch that has given no notice."""
-        self._libc.inotify_rm_watch(self.fd, watch)
-
-    def written(self) -> set[int]:
-        """The watches whose files were written since the last call; -1 stands for "events were lost, look at all"."""
-        try:
-            events = os.read(self.fd, 1 << 16)
-        except BlockingIOError:
-            return set()
-        # A watch on a file, unlike one on a folder, has no name after the fixed part of its events.
-        return {watch for watch, *_ in _EVENT.iter_unpack(events)}
 
 
 @define(eq=False)
@@ -91,7 +45,7 @@ class _Stream:
     fd: int
     std: Std
     prefix: bytes
-    lines: LineAssembler | Verbatim
+    lines: LineAssembler | BarAssembler | Verbatim
     copy: LineFilter | None
     done: threading.Event = field(factory=threading.Event)
     watch: int | None = None
@@ -142,12 +96,20 @@ class Tee:
         self._last_turn = 0.0
 
     def follow(
-        self, path: str, prefix: bytes, std: Std, *, copy: LineFilter | None = None, verbatim: bool = False
+        self,
+        path: str,
+        prefix: bytes,
+        std: Std,
+        *,
+        copy: LineFilter | None = None,
+        verbatim: bool = False,
+        bar: BarText | None = None,
     ) -> None:
         """
         Copy the file at *path*, from its first byte on, to the sink of *std*, each line after *prefix*.
 
-        *verbatim*: without a prefix, byte by byte, as if it wrote there itself.
+        *verbatim*: without a prefix, byte by byte, as if it wrote there itself. *bar* says what the sink gets of a line
+        that is being rewritten; None: its state as a line of its own, once a second.
 
         The file must be there (OSError) and not be followed yet (ValueError). A file that is cut to nothing
         meanwhile is followed on from its new start. *copy* gets the same lines, also when the sink has failed.
@@ -160,7 +122,8 @@ class Tee:
             if self._thread is None:
                 self._thread = self._start()
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            stream = _Stream(fd, std, prefix, Verbatim() if verbatim else LineAssembler(prefix), copy)
+            lines = Verbatim() if verbatim else LineAssembler(prefix) if bar is None else BarAssembler(prefix, bar)
+            stream = _Stream(fd, std, prefix, lines, copy)
             self._followed[path] = stream
             self._hand_over(stream)
 
