@@ -30,6 +30,7 @@ from elasticlib.job._silence_watch import SilenceWatch
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._bars import BarText
 from elasticlib.logs._console import console_sink
+from elasticlib.logs._tee import GATHER
 from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ _MOST_SHOWN = 1_000_000
 """Characters of a job's output that a notebook's cell shows: browsers do not bear much more."""
 _MOST_DISPLAYED = 50_000_000
 """Bytes of objects that a notebook's cell shows."""
+_GATHER = 0.03
+"""Seconds of a flow of lines that reach a cell as one message, which costs a kernel as much as many lines do."""
 _TAIL = 8192
 """Bytes at the end of a file in which its last line is looked for."""
 
@@ -161,6 +164,7 @@ class CallersStream:
         """Waits, up to so many seconds, until it has got what is in the files."""
         self.word = secrets.token_hex(8) if in_kernel() else ""
         """With which workers mark the objects that they display; empty where only text is shown."""
+        self.gather = _GATHER if self.word else GATHER
         self.bar: BarText | None = functools.partial(written_bar, self.word) if self.word else None
         """What it takes for a state of a progress bar."""
         self._target = _Target(self.word)

@@ -16,7 +16,6 @@ import os
 import select
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable
 
@@ -36,7 +35,8 @@ BLOCK = 256 * 1024
 """Bytes of one stream per turn."""
 _FIRST_BLOCK = 64 * 1024  # below the size from which malloc maps and unmaps memory for each read
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
-_BURST = 0.001
+GATHER = 0.001
+"""Seconds that writers in full flow are left alone, so that a little gathers rather than each line wakes us."""
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
@@ -72,14 +72,15 @@ class Tee:
 
     `follow`, `drain_and_forget` and `finish` may be called from any thread. The thread starts with the first
     file. *notify* False polls every 5 to 50 ms instead of asking for the kernel's notice, which is also what
-    happens where no notice is to be had.
+    happens where no notice is to be had. *gather* is for sinks to which a block costs much, however small it is.
     """
 
-    def __init__(self, out: Sink, err: Sink, *, notify: bool = True) -> None:
+    def __init__(self, out: Sink, err: Sink, *, notify: bool = True, gather: float = GATHER) -> None:
         self.broken: dict[Std, Exception] = {}
         """The sinks that failed, with what they raised."""
         self._sinks = {Std.OUT: out, Std.ERR: err}
         self._notify = notify
+        self._gather = gather
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._finished = False
@@ -190,8 +191,9 @@ class Tee:
     def _start(self) -> threading.Thread:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inotify = Inotify.open() if self._notify else None
-        self._poll = select.poll()
+        self._poll, self._woken = select.poll(), select.poll()
         self._poll.register(self._wake, select.POLLIN)
+        self._woken.register(self._wake, select.POLLIN)
         if self._inotify is not None:
             self._poll.register(self._inotify.fd, select.POLLIN)
         return start_thread(threading.Thread(target=self._run, name="elasticlib-tee", daemon=True))
@@ -288,9 +290,8 @@ class Tee:
             # Each notice is followed by the word that its watch ended, which is not worth a wake-up of its own.
             self._note(self._inotify.written())
         self._pause = _LEAST_PAUSE if found else min(2 * self._pause, _LONGEST_PAUSE)
-        if now - self._last_turn < 2 * _BURST and not still:
-            # Writers in full flow: let a little gather rather than wake for each of their lines.
-            time.sleep(_BURST)
+        if now - self._last_turn < 2 * self._gather and not still:
+            self._woken.poll(self._gather * 1000)  # whoever waits for us does not wait for that
         self._last_turn = now
 
     def _has_read(self, asked: _CatchUp) -> bool:
