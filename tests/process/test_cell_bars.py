@@ -216,13 +216,12 @@ def later(file, *texts):
         (started, "waits", "no rank has", "elasticlib.jobs()"),
         (pooled, "pool", "rank 0 has", "pool.job.stacks()"),
     ):
-        (said,) = of("display_data", cell)
-        assert said.startswith(f"[job '{name}' runs, but {who} written")
-        assert what in said
-        assert of("update_display_data", cell)[-1] == ""
-        before = cell.index(("update_display_data", ""))
-        assert "end" in lines(cell[before:])[0]
-        assert "begin" in "".join(lines(cell[:before]))
+        said, notes = of("display_data", cell), [each for each in cell if each[0].endswith("display_data")]
+        assert said  # twice, where a worker takes long to begin
+        assert all(text.startswith(f"[job '{name}' runs, but {who} written") and what in text for text in said)
+        assert notes[-1] == ("update_display_data", "")
+        assert any(kind == "stream" and "end" in text for kind, text in cell[cell.index(notes[-1]) :])
+        assert {"begin", "end"} <= {line.split()[-1] for line in lines(cell)}
 
 
 def test_where_nothing_is_to_come_or_nobody_looks_silence_is_not_told(tmp_path: Path) -> None:
