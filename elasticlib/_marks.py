@@ -1,5 +1,5 @@
 r"""
-Where in a worker's output something richer than text belongs, such as a figure. Pure.
+Where in a worker's output something richer than text belongs: a figure, or a progress bar that changes. Pure.
 
 Rules of this file: a mark is what a terminal does not show (an application program command, ECMA-48), before and after
 the text that stands for the object where only text is shown; it is one line, so that lines of other workers come before
@@ -38,6 +38,30 @@ class Mark:
     """Whether it takes a place of its own, and changes none that is there."""
 
 
+@frozen
+class Bar:
+    """A state of a progress bar."""
+
+    label: str
+    """Stands before it, and before all lines of its worker."""
+    number: int
+    """Which of that worker's it is, counted from the first one."""
+    state: str
+    """Empty: there is nothing to be seen of it now."""
+    is_last: bool
+    """Whether it changes no more."""
+
+
+_LONGEST_STATE = 4096
+"""Bytes of a bar's state; a cell shows no more of it."""
+
+
+def written_bar(word: str, label: bytes, number: int, state: bytes, is_last: bool) -> bytes:
+    """The line of output for a state of a bar of the launch that has this *word*."""
+    shown = state[:_LONGEST_STATE].hex()  # it may hold any bytes, those that end a mark too
+    return f"\x1b_{_NAME};{word};bar;{number};{is_last:d};{label.hex()};{shown}\x1b\\\n".encode()
+
+
 def written(word: str, mark: Mark) -> str:
     """The line of output for *mark* of the launch that has this *word*."""
     text = mark.text[:_MOST_TEXT].replace("\r", "").replace("\x1b", "").replace("\n", _NEWLINE)
@@ -56,22 +80,27 @@ class Reader:
     def __init__(self, word: str) -> None:
         self._head = f"\x1b_{_NAME};{word};"
         self._whole = re.compile(
-            rf"{self._head}(\d+);(\d+);([01]);([^\x1b]*)\x1b\\([^\x1b]*)\x1b_{_NAME};{word}\x1b\\\n"
+            rf"{self._head}(?:bar;(\d+);([01]);([0-9a-f]*);([0-9a-f]*)\x1b\\\n"
+            rf"|(\d+);(\d+);([01]);([^\x1b]*)\x1b\\([^\x1b]*)\x1b_{_NAME};{word}\x1b\\\n)"
         )
         self._held = ""
 
-    def feed(self, text: str) -> Iterator[str | Mark]:
+    def feed(self, text: str) -> Iterator[str | Mark | Bar]:
         """What *text* brings, in its order; what may be the begin of a mark comes with its rest."""
         text = self._held + text
         at = 0
         for found in self._whole.finditer(text):
             before = text[at : found.start()]
-            if found[3] == "0":
+            number, is_last, label, state, *mark = found.groups()
+            if mark[2] == "0":
                 before = _LABEL.sub("", before)
             if before:
                 yield before
-            offset, length, is_new, path, shown = found.groups()
-            yield Mark(path, int(offset), int(length), shown.replace(_NEWLINE, "\n"), is_new == "1")
+            if number is not None:
+                yield Bar(_text(label), int(number), _text(state), is_last == "1")
+            else:
+                offset, length, is_new, path, shown = mark
+                yield Mark(path, int(offset), int(length), shown.replace(_NEWLINE, "\n"), is_new == "1")
             at = found.end()
         until = self._open(text, at)
         self._held = text[until:]
@@ -85,3 +114,7 @@ class Reader:
             last = text.rfind("\x1b", at)
             begin = last if last >= 0 and self._head.startswith(text[last:]) else len(text)
         return begin if len(text) - begin <= _MOST_HELD else len(text)
+
+
+def _text(code: str) -> str:
+    return bytes.fromhex(code).decode("utf-8", "replace")

@@ -24,7 +24,7 @@ from elasticlib._torch_config import as_launch_config
 from elasticlib.agent._checks import check_health_check_server
 from elasticlib.errors import ChildFailedError, ConfigError
 from elasticlib.job import Job
-from elasticlib.job._output import CallersStream, JobLogs, in_kernel, is_replaced, own_logs, shown_ranks
+from elasticlib.job._output import CallersStream, JobLogs, is_replaced, own_logs, shown_ranks
 from elasticlib.job._raising import raised
 from elasticlib.job._register import SHARES
 from elasticlib.job._results import Results
@@ -140,10 +140,12 @@ class CheckedLaunch:
             self.console = CallersStream() if goes_here else None
             self._asked = own_logs(config, is_started or self.console is not None)
             self._logs = self._asked.for_launch() if isinstance(self._asked, DefaultLogsSpecs) else self._asked
-            if self.console is not None:
-                self.console.files = lambda: getattr(self._logs, "root_log_dir", "")
             self._metric_handler = _check(config, self._logs)
             self.title = title or title_of(entrypoint, args)
+            if self.console is not None:
+                self.console.files = lambda: getattr(self._logs, "root_log_dir", "")
+                self.console.watch(self.title, shown_ranks(config), is_pool=bool(title), is_started=is_started)
+                until_end.callback(self.console.close)
             choice = _choose(config)
             self._choice = evolve(choice, work=self.title) if isinstance(choice, RendezvousJob) else choice
             flags = flags_here() if callable(entrypoint) else ()
@@ -206,9 +208,8 @@ class CheckedLaunch:
 
     def _say_that_it_starts(self, there: ForkServer | None) -> None:
         """Tell whoever looks at a cell why nothing comes for seconds."""
-        if self.console is not None and in_kernel() and there is not None and not there.ready():
-            if "torch" in there.key.preload:
-                self.console.say("starting: importing torch\n")
+        if self.console and there and not there.ready() and "torch" in there.key.preload:
+            self.console.say("starting: importing torch\n")
 
     def _run(self, job: Job, until_run: contextlib.ExitStack) -> dict[int, Any]:
         config, spec, logs, asked = self._config, self._spec, self._logs, self._asked

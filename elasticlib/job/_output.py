@@ -17,14 +17,20 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TextIO
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TextIO
 
 from elasticlib import _in_notebooks
-from elasticlib._marks import Mark, Reader, without
+from elasticlib._clock import monotonic
+from elasticlib._marks import Bar, Mark, Reader, without, written_bar
 from elasticlib.errors import ConfigError
+from elasticlib.job import _front_end, _silence
+from elasticlib.job._bars import Bars, Picture
+from elasticlib.job._silence_watch import SilenceWatch
 from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.logs._bars import BarText
 from elasticlib.logs._console import console_sink
+from elasticlib.logs._tee import GATHER
 from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std
 
 logger = logging.getLogger(__name__)
@@ -33,6 +39,8 @@ _MOST_SHOWN = 1_000_000
 """Characters of a job's output that a notebook's cell shows: browsers do not bear much more."""
 _MOST_DISPLAYED = 50_000_000
 """Bytes of objects that a notebook's cell shows."""
+_GATHER = 0.03
+"""Seconds of a flow of lines that reach a cell as one message, which costs a kernel as much as many lines do."""
 _TAIL = 8192
 """Bytes at the end of a file in which its last line is looked for."""
 
@@ -89,6 +97,9 @@ class _Target:
         variable = getattr(self._displays, "_parent_header", None)
         if isinstance(variable, contextvars.ContextVar):
             self._context.run(variable.set, getattr(self._displays, "parent_header", {}))
+        self.name = f"elasticlib-{secrets.token_hex(8)}"
+        """Begins the names of its displays."""
+        self.bars = Bars(self.name, can_change=_front_end.is_cell(self._stream, self._displays))
 
     def say(self, text: str) -> None:
         def write(stream: TextIO) -> None:
@@ -115,6 +126,18 @@ class _Target:
         except Exception:
             self.say(f"{mark.text}\n" if mark.text else "")
 
+    def show(self, picture: Picture) -> None:
+        """Make a display of text, or replace what is in it."""
+        displays: Any = self._displays
+        data, transient = {"text/plain": picture.text}, {"display_id": picture.name}
+        publish = functools.partial(displays.publish, data, {}, transient=transient, update=not picture.is_new)
+        try:
+            with self._lock:
+                self._context.run(publish)
+        except Exception as error:
+            self.bars.can_change = False
+            logger.warning("progress bars come as lines: the notebook takes no displays (%r)", error)
+
     def do(self, write: Callable[[TextIO], None]) -> None:
         with self._lock:
             if self._stream is None:
@@ -138,17 +161,67 @@ class CallersStream:
         self.is_full = False
         """Whether a cell has got all that it shows, so that the files are needed."""
         self.catch_up: Callable[[float], bool] = lambda _: True
-        """Waits, up to so many seconds, until it has got what is in the files; set by whatever reads them."""
+        """Waits, up to so many seconds, until it has got what is in the files."""
         self.word = secrets.token_hex(8) if in_kernel() else ""
         """With which workers mark the objects that they display; empty where only text is shown."""
+        self.gather = _GATHER if self.word else GATHER
+        self.bar: BarText | None = functools.partial(written_bar, self.word) if self.word else None
+        """What it takes for a state of a progress bar."""
         self._target = _Target(self.word)
+        self._watch: SilenceWatch | None = None
+        self._is_pools = False
+        self._words: Callable[[float], str] = str
+        self._note = ""
+        """The display that says that nothing comes, while one does."""
+        self._notes = 0
+
+    def watch(self, name: str, ranks: Sequence[int] | None, *, is_pool: bool, is_started: bool) -> None:
+        """Have a cell say when nothing comes for long from the *ranks*, None for all, of the job that is called so."""
+        if self.word and (ranks is None or len(ranks) > 0):
+            kind = "pool" if is_pool else "started" if is_started else "call"
+            self._words = functools.partial(_silence.words, name, kind, ranks)
+            self._is_pools = is_pool
+            self._watch = SilenceWatch(self._tell)
 
     def turn_here(self) -> None:
-        """From now on it is that of this caller."""
+        """From now on, up to `rest`, it is that of this caller, who waits for output."""
         self._target = _Target(self.word)
+        if self._watch is not None:
+            self._watch.begin()
+
+    def rest(self) -> None:
+        """The caller does not wait for output any more."""
+        if self._watch is not None:
+            self._watch.end()
+
+    def begin(self, catch_up: Callable[[float], bool]) -> None:
+        """Workers are about to start; *catch_up* is to be ours."""
+        self.catch_up = catch_up
+        if self._watch is not None and not self._is_pools:
+            self._watch.begin()
+
+    def close(self) -> None:
+        """The job is over."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def _tell(self, seconds: float | None) -> None:
+        """Say for how long nothing has come; None: something has."""
+        target = self._target
+        if seconds is None:
+            note, self._note = self._note, ""
+            if note:
+                target.show(Picture(note, "", is_new=False))
+        elif target.bars.can_change:
+            is_new = not self._note
+            self._notes += is_new
+            self._note = self._note or f"{target.name}-silence-{self._notes}"
+            target.show(Picture(self._note, self._words(seconds), is_new))
 
     def __call__(self, block: bytes) -> None:
         """Write *block*, which may end within a character."""
+        if self._watch is not None:
+            self._watch.heard()
         target = self._target
         if (sink := target.bytes) is not None:
             target.do(lambda _: sink(block))
@@ -160,8 +233,18 @@ class CallersStream:
         for part in target.reader.feed(text):
             if isinstance(part, Mark):
                 target.display(part)
+            elif isinstance(part, Bar):
+                self._show(target, target.bars.take(part, monotonic()))
             else:
                 self._write(target, part)
+        self._show(target, target.bars.changes())
+
+    def _show(self, target: _Target, parts: Iterable[str | Picture]) -> None:
+        for part in parts:
+            if isinstance(part, str):
+                self._write(target, part)
+            elif target.left > 0 or not part.is_new:
+                target.show(part)
 
     def _write(self, target: _Target, text: str) -> None:
         if len(text) > target.left:
@@ -174,8 +257,9 @@ class CallersStream:
         target.say(text)
 
     def say(self, text: str) -> None:
-        """Write *text*."""
-        self._target.say(text)
+        """Write *text*, where it is a cell."""
+        if self.word:
+            self._target.say(text)
 
 
 def own_logs(config: LaunchConfig, keeps_all: bool) -> LogsSpecs:

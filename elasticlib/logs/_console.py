@@ -17,6 +17,7 @@ from typing import Any, Protocol, TextIO, TypeAlias
 
 from elasticlib._programs import own
 from elasticlib.errors import LogDirError
+from elasticlib.logs._bars import BarText
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +28,13 @@ Sink: TypeAlias = Callable[[bytes], None]
 class Console(Protocol):
     """A `Sink` that is one job's alone, and may want to be told what is still to come."""
 
-    catch_up: Callable[[float], bool]
-    """Set by whatever feeds it: waits, up to so many seconds, until all was fed that has been written by now."""
+    gather: float
+    """Seconds for which lines in full flow may be gathered, where a block costs it much."""
+    bar: BarText | None
+    """What it wants in place of a line that is being rewritten; None: lines only."""
+
+    def begin(self, catch_up: Callable[[float], bool]) -> None:
+        """Workers are about to start. *catch_up* waits, for some seconds at most, until all they wrote was fed."""
 
     def __call__(self, block: bytes, /) -> None:
         """As any sink."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from elasticlib._marks import without
 from elasticlib._wire import wait_readable
-from elasticlib.logs._tee import Inotify
+from elasticlib.logs._inotify import Inotify
 
 _BLOCK = 1 << 16
 _POLL = 0.05

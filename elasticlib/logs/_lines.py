@@ -84,6 +84,12 @@ class LineAssembler:
             return b""
         return self._line(state) if state else b""
 
+    def take(self) -> bytes:
+        """The open line, which was never rewritten, and is another's from now on."""
+        taken = bytes(self._open)
+        self._open.clear()
+        return taken
+
     def _line(self, text: bytes, end: bytes = b"\n") -> bytes:
         return self._prefix + text + end
 
@@ -164,6 +170,8 @@ def overtype(old: bytes, new: bytes) -> bytes:
     """
     if not old:
         return _ERASE.sub(b"", new)
+    if not new:
+        return old
     if b"\x1b" not in new and new.isascii() and len(new) >= len(old):
         return new
     if _ERASE.search(new):

@@ -152,8 +152,8 @@ def follow(
     duplicates.check(dest)
     seen: set[str] = set()
     followed = {*dest.tee_stdouts.values(), *dest.tee_stderrs.values()}
-    if console is not None:
-        console.catch_up = tee.catch_up
+    if console is not None and followed:
+        console.begin(tee.catch_up)
     verbatim = console is not None and len(followed) == 1 and not any(prefixes[rank] for rank in dest.tee_stdouts)
     for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
         copy = duplicates.open(std, dest)
@@ -163,7 +163,8 @@ def follow(
             if not os.path.isfile(path):
                 raise ConfigError(f"tee_{_NAMES[std]}s[{rank}]={path!r} is not the file of a worker's stream")
             seen.add(path)
-            tee.follow(path, prefixes[rank], std, copy=copy, verbatim=verbatim and copy is None)
+            bar = None if console is None or copy is not None else console.bar
+            tee.follow(path, prefixes[rank], std, copy=copy, verbatim=verbatim and copy is None, bar=bar)
 
 
 def warn_of_strange_ranks(logs: LogsSpecs, workers: int) -> None:

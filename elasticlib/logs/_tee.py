@@ -11,14 +11,11 @@ of our own ends the thread and what it followed, is logged once, and the next fi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import select
 import signal
-import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable
 
@@ -26,7 +23,9 @@ from attrs import define, field
 
 from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
+from elasticlib.logs._bars import BarAssembler, BarText
 from elasticlib.logs._console import LineFilter, Sink
+from elasticlib.logs._inotify import Inotify
 from elasticlib.logs._lines import LineAssembler, Verbatim
 from elasticlib.spec import Std
 
@@ -36,54 +35,9 @@ BLOCK = 256 * 1024
 """Bytes of one stream per turn."""
 _FIRST_BLOCK = 64 * 1024  # below the size from which malloc maps and unmaps memory for each read
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
-_BURST = 0.001
+GATHER = 0.001
+"""Seconds that writers in full flow are left alone, so that a little gathers rather than each line wakes us."""
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-_IN_MODIFY = 0x2
-_IN_ONESHOT = 0x80000000
-_EVENT = struct.Struct("iIII")
-
-
-@define
-class Inotify:
-    """
-    Watches on files, by way of ctypes because Python has no binding; `fd` is readable when one of them was written.
-
-    A watch ends with its first notice: a notice per write costs the *writer* nearly as much as a short write itself,
-    so it pays for one per look of ours, not for each.
-    """
-
-    _libc: ctypes.CDLL
-    fd: int
-
-    @classmethod
-    def open(cls) -> Inotify | None:
-        """A new set of watches; None where the system has none, or none left for this user."""
-        try:
-            libc = ctypes.CDLL(None)
-            fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, AttributeError):
-            return None
-        return cls(libc, fd) if fd >= 0 else None
-
-    def add(self, fd: int) -> int | None:
-        """Watch for the next write to the file behind descriptor *fd*; returns the watch, None if it cannot be had."""
-        # Through the descriptor: its path may already name another file.
-        path = f"/proc/self/fd/{fd}".encode()
-        watch = int(self._libc.inotify_add_watch(self.fd, path, ctypes.c_uint32(_IN_MODIFY | _IN_ONESHOT)))
-        return watch if watch >= 0 else None
-
-    def remove(self, watch: int) -> None:
-        """End a watch that has given no notice."""
-        self._libc.inotify_rm_watch(self.fd, watch)
-
-    def written(self) -> set[int]:
-        """The watches whose files were written since the last call; -1 stands for "events were lost, look at all"."""
-        try:
-            events = os.read(self.fd, 1 << 16)
-        except BlockingIOError:
-            return set()
-        # A watch on a file, unlike one on a folder, has no name after the fixed part of its events.
-        return {watch for watch, *_ in _EVENT.iter_unpack(events)}
 
 
 @define(eq=False)
@@ -91,7 +45,7 @@ class _Stream:
     fd: int
     std: Std
     prefix: bytes
-    lines: LineAssembler | Verbatim
+    lines: LineAssembler | BarAssembler | Verbatim
     copy: LineFilter | None
     done: threading.Event = field(factory=threading.Event)
     watch: int | None = None
@@ -118,14 +72,15 @@ class Tee:
 
     `follow`, `drain_and_forget` and `finish` may be called from any thread. The thread starts with the first
     file. *notify* False polls every 5 to 50 ms instead of asking for the kernel's notice, which is also what
-    happens where no notice is to be had.
+    happens where no notice is to be had. *gather* is for sinks to which a block costs much, however small it is.
     """
 
-    def __init__(self, out: Sink, err: Sink, *, notify: bool = True) -> None:
+    def __init__(self, out: Sink, err: Sink, *, notify: bool = True, gather: float = GATHER) -> None:
         self.broken: dict[Std, Exception] = {}
         """The sinks that failed, with what they raised."""
         self._sinks = {Std.OUT: out, Std.ERR: err}
         self._notify = notify
+        self._gather = gather
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._finished = False
@@ -142,12 +97,20 @@ class Tee:
         self._last_turn = 0.0
 
     def follow(
-        self, path: str, prefix: bytes, std: Std, *, copy: LineFilter | None = None, verbatim: bool = False
+        self,
+        path: str,
+        prefix: bytes,
+        std: Std,
+        *,
+        copy: LineFilter | None = None,
+        verbatim: bool = False,
+        bar: BarText | None = None,
     ) -> None:
         """
         Copy the file at *path*, from its first byte on, to the sink of *std*, each line after *prefix*.
 
-        *verbatim*: without a prefix, byte by byte, as if it wrote there itself.
+        *verbatim*: without a prefix, byte by byte, as if it wrote there itself. *bar* says what the sink gets of a line
+        that is being rewritten; None: its state as a line of its own, once a second.
 
         The file must be there (OSError) and not be followed yet (ValueError). A file that is cut to nothing
         meanwhile is followed on from its new start. *copy* gets the same lines, also when the sink has failed.
@@ -160,7 +123,8 @@ class Tee:
             if self._thread is None:
                 self._thread = self._start()
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            stream = _Stream(fd, std, prefix, Verbatim() if verbatim else LineAssembler(prefix), copy)
+            lines = Verbatim() if verbatim else LineAssembler(prefix) if bar is None else BarAssembler(prefix, bar)
+            stream = _Stream(fd, std, prefix, lines, copy)
             self._followed[path] = stream
             self._hand_over(stream)
 
@@ -227,8 +191,9 @@ class Tee:
     def _start(self) -> threading.Thread:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inotify = Inotify.open() if self._notify else None
-        self._poll = select.poll()
+        self._poll, self._woken = select.poll(), select.poll()
         self._poll.register(self._wake, select.POLLIN)
+        self._woken.register(self._wake, select.POLLIN)
         if self._inotify is not None:
             self._poll.register(self._inotify.fd, select.POLLIN)
         return start_thread(threading.Thread(target=self._run, name="elasticlib-tee", daemon=True))
@@ -325,9 +290,8 @@ class Tee:
             # Each notice is followed by the word that its watch ended, which is not worth a wake-up of its own.
             self._note(self._inotify.written())
         self._pause = _LEAST_PAUSE if found else min(2 * self._pause, _LONGEST_PAUSE)
-        if now - self._last_turn < 2 * _BURST and not still:
-            # Writers in full flow: let a little gather rather than wake for each of their lines.
-            time.sleep(_BURST)
+        if now - self._last_turn < 2 * self._gather and not still:
+            self._woken.poll(self._gather * 1000)  # whoever waits for us does not wait for that
         self._last_turn = now
 
     def _has_read(self, asked: _CatchUp) -> bool:

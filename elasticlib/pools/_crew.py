@@ -241,9 +241,12 @@ class Crew:
         return found.with_traceback(trace_of(found, None))
 
     def show(self) -> None:
-        """Wait until the caller has got what the workers have written, if it takes that."""
-        if self._console is not None and not self._console.catch_up(_SHOW_LIMIT):
+        """Wait until the caller has got what the workers have written, if it takes that: its call has ended."""
+        if self._console is None:
+            return
+        if not self._console.catch_up(_SHOW_LIMIT):
             logger.warning("the output of this call comes late: sys.stdout has not taken it in %g s", _SHOW_LIMIT)
+        self._console.rest()
 
     # Its end.
 

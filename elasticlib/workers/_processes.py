@@ -26,7 +26,7 @@ from elasticlib.errors import ElasticError, PreloadError, ProcessFailure, StartE
 from elasticlib.logs import _streams
 from elasticlib.logs._console import Console, console_sink
 from elasticlib.logs._layout import settled
-from elasticlib.logs._tee import Tee
+from elasticlib.logs._tee import GATHER, Tee
 from elasticlib.spec import LogsDest
 from elasticlib.workers import _failure, _launch_events as heard, _machine, _plan, _reaper
 from elasticlib.workers._fork_servers import fork_servers
@@ -111,7 +111,8 @@ class Processes:
             self._dest = settled(dest)
             _streams.prepare(self._dest)
             if self._tee is None:
-                self._tee = Tee(*[self._console or console_sink(stream) for stream in (sys.stdout, sys.stderr)])
+                out, err = [self._console or console_sink(stream) for stream in (sys.stdout, sys.stderr)]
+                self._tee = Tee(out, err, gather=GATHER if self._console is None else self._console.gather)
             _streams.follow(self._tee, self._dest, prefixes, self._duplicates, self._console)
             outs, errs = self._dest.stdouts, self._dest.stderrs
             whole = [evolve(each, stdout=outs.get(each.local_rank), stderr=errs.get(each.local_rank)) for each in specs]

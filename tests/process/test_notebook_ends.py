@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,3 +145,54 @@ def test_a_cell_goes_on_without_its_browser(cells: Cells) -> None:
     cells.leave_and_return()
 
     assert cells.ended(cells.begin("print(dict(found))")) == "{0: 0, 1: 1}\n"
+
+
+THREADS = """
+import contextvars, threading
+one = LaunchConfig(nproc_per_node=1, max_restarts=0, preload=())
+go, threads = threading.Event(), []
+
+def wait(file):
+    while not os.path.exists(file):
+        time.sleep(0.01)
+
+def says(word, file=""):
+    print(word, "begins")
+    if file:
+        open(file + "begun", "w").close()
+        wait(file)
+    print(word, "ends")
+
+def launches(word):
+    go.wait()
+    elastic_launch(one, says)(word)
+
+def start(target, *args):
+    threads.append(threading.Thread(target=target, args=args))
+    threads[-1].start()
+"""
+
+
+def test_a_launch_of_a_thread_shows_in_the_cell_of_its_context_or_else_in_the_one_that_runs_then(
+    cells: Cells, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "file")
+    prepared(cells, grace=5)
+    cells.ended(cells.begin(THREADS))
+    first = cells.begin(
+        f"""
+start(elastic_launch(one, says), "early", {file!r})
+start(launches, "plain")
+start(contextvars.copy_context().run, launches, "bound")
+wait({file + "begun"!r})
+"""
+    )
+    cells.ended(first)
+    second = cells.begin(f"open({file!r}, 'w').close()\ngo.set()\nfor each in threads: each.join()")
+    cells.ended(second)
+
+    said = {number: set(cells.text(number).splitlines()) for number in (first, second)}
+    assert said == {
+        first: {"early begins", "early ends", "bound begins", "bound ends"},
+        second: {"plain begins", "plain ends"},
+    }

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import time
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
+
+from tests.benchmarks.kernels import Kernel
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
@@ -130,6 +135,50 @@ print(frame.f_code.co_name, trace.tb_lineno, frame.f_locals["batch"], frame.f_lo
     _, outputs = shown("elastic_launch(settings(1, max_restarts=0), train)(41)", looks, folder=tmp_path)
 
     assert printed(outputs) == "loss 9 41 3\n"
+
+
+class Typed(Kernel):
+    """A kernel whose cells ask for input, and get it."""
+
+    def said(self, code: str, *words: str) -> str:
+        """Run a cell that asks for each of *words* at the debugger's prompt; what it shows."""
+        number, text, left = self.begin(code), "", [*words]
+        until = time.monotonic() + LIMIT
+        while time.monotonic() < until:
+            with contextlib.suppress(Empty):
+                assert self._client.get_stdin_msg(timeout=0.02)["content"]["prompt"].startswith("ipdb>")
+                self._client.input(left.pop(0))
+            with contextlib.suppress(Empty):
+                message = self._client.get_iopub_msg(timeout=0.02)
+                if message["parent_header"].get("msg_id") == number:
+                    text += message["content"].get("text", "")
+                    if message["content"].get("execution_state") == "idle":
+                        assert not left
+                        return re.sub(r"\x1b\[[0-9;]*m", "", text)
+        raise AssertionError(f"the cell did not end; it has said {text!r}, and was not asked for {left}")
+
+
+def test_debug_by_typing_shows_the_workers_frames_and_variables() -> None:
+    kernel = Typed()
+    try:
+        kernel.said(SETUP)
+        for call in (
+            "elastic_launch(settings(1, max_restarts=0), train)(41)",
+            "with pool(1, group=None, preload=()) as p: p.run(train, 41)",
+        ):
+            kernel.said(call)
+            text = kernel.said("%debug", "p scale", "p batch", "up", "p batch, step", "q")
+
+            lines = [line for line in text.splitlines() if line.startswith("---") or re.match(r"[\d(]", line)]
+            assert [re.sub(r"^-+> +", "> ", line) for line in lines] == [
+                "> 9     return batch / (scale - 3)",
+                "3",
+                "41",
+                "> 13         loss(batch + step)",
+                "(41, 0)",
+            ]
+    finally:
+        kernel.close()
 
 
 def test_every_failure_of_a_pool_is_shown_in_few_lines(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from elasticlib._marks import Mark, Reader, without, written
+from elasticlib._marks import Bar, Mark, Reader, without, written, written_bar
 
 WORD = "0123456789abcdef"
 marks = st.builds(
@@ -15,12 +15,21 @@ marks = st.builds(
     st.text("ab\n;[]é", max_size=50),
     st.booleans(),
 )
+bars = st.builds(Bar, st.text("[0] é", max_size=5), st.integers(0, 10**6), st.text(max_size=50), st.booleans())
 plain = st.text("ab\n;é", max_size=30)
 
 
-def read(pieces: list[str]) -> list[str | Mark]:
+def text_of(part: str | Mark | Bar) -> str:
+    """What a worker or the tee writes for it."""
+    if isinstance(part, Bar):
+        label, state = part.label.encode(), part.state.encode()
+        return written_bar(WORD, label, part.number, state, part.is_last).decode()
+    return written(WORD, part) if isinstance(part, Mark) else part
+
+
+def read(pieces: list[str]) -> list[str | Mark | Bar]:
     """What a reader makes of *pieces*; text that lies side by side is one."""
-    reader, found = Reader(WORD), list[str | Mark]()
+    reader, found = Reader(WORD), list[str | Mark | Bar]()
     for piece in pieces:
         for part in reader.feed(piece):
             if found and isinstance(part, str) and isinstance(found[-1], str):
@@ -30,13 +39,15 @@ def read(pieces: list[str]) -> list[str | Mark]:
     return found
 
 
-@given(st.lists(st.one_of(plain, marks), max_size=8), st.data())
-def test_marks_and_text_come_in_their_order_whatever_the_pieces(parts: list[str | Mark], data: st.DataObject) -> None:
-    whole = "".join(written(WORD, part) if isinstance(part, Mark) else part for part in parts)
+@given(st.lists(st.one_of(plain, marks, bars), max_size=8), st.data())
+def test_marks_and_text_come_in_their_order_whatever_the_pieces(
+    parts: list[str | Mark | Bar], data: st.DataObject
+) -> None:
+    whole = "".join(map(text_of, parts))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
     pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
 
-    expected = list[str | Mark]()
+    expected = list[str | Mark | Bar]()
     for part in parts:
         if isinstance(part, str) and expected and isinstance(expected[-1], str):
             expected[-1] += part

@@ -25,7 +25,9 @@ class Spy(Tee):
         super().__init__(lambda block: None, lambda block: None)
         self.asked: list[tuple[str, bytes, Std, bool]] = []
 
-    def follow(self, path: str, prefix: bytes, std: Std, *, copy: object = None, verbatim: bool = False) -> None:
+    def follow(
+        self, path: str, prefix: bytes, std: Std, *, copy: object = None, verbatim: bool = False, bar: object = None
+    ) -> None:
         self.asked.append((os.path.basename(path), prefix, std, copy is not None))
 
 

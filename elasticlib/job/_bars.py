@@ -1,0 +1,151 @@
+r"""
+What a notebook's cell shows of the progress bars of several ranks: one line for each, side by side. Pure.
+
+Rules of this file: bars that run at the same time share a display, a piece of plain text with an identity that is
+replaced as a whole. All front ends do that (JupyterLab, Notebook, VS Code, Colab; a saved file has the last text), and
+it needs no widgets. Of text, they know ``\r`` within the last line of the last output alone, and "cursor up" only some.
+A display stays where its first bar began, with the last state of each; a bar that begins when those of its rank in it
+have ended begins another one. Where nothing can be replaced bars are lines: a state now and then, and the last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from attrs import define, field, frozen
+
+from elasticlib._marks import Bar
+
+LINE_PERIOD = 1.0
+"""Seconds between two states of a bar where they are lines."""
+_MOST_DISPLAYS = 100
+"""Of a cell. Browsers do not bear many; with the last one bars that have ended become lines when its rank goes on."""
+_MOST_ROWS = 100
+"""Of a display that grows, as with nested bars that stay; the oldest that have ended become lines."""
+_NO_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]|[\x00-\x08\x0b-\x1a]")
+
+_Key: TypeAlias = tuple[str, int]
+
+
+@frozen
+class Picture:
+    """The text of a display."""
+
+    name: str
+    text: str
+    is_new: bool
+    """Whether the display begins with it; else it takes the place of what is there."""
+
+
+@define(eq=False)
+class _Group:
+    name: str
+    rows: dict[_Key, str] = field(factory=dict)
+    running: set[_Key] = field(factory=set)
+    shown: str = ""
+    is_changed: bool = False
+
+    def text(self) -> str:
+        rows = sorted(self.rows.items(), key=lambda each: (len(each[0][0]), *each[0]))
+        return "\n".join(f"{label}{state}" for (label, _), state in rows if state)
+
+
+@define
+class _Line:
+    due: float
+    shown: str = ""
+
+
+class Bars:
+    """The bars of one cell. *name* begins the names of its displays; *can_change*: it has such that can be replaced."""
+
+    def __init__(self, name: str, *, can_change: bool) -> None:
+        self.can_change = can_change
+        self._name = name
+        self._last: _Group | None = None
+        """The display that began last."""
+        self._count = 0
+        self._running: dict[_Key, _Group] = {}
+        self._changed: list[_Group] = []
+        self._lines: dict[_Key, _Line] = {}
+
+    def take(self, bar: Bar, now: float) -> Iterator[str | Picture]:
+        """What is to be shown at once; the rest is told by `changes`."""
+        key, state = (bar.label, bar.number), _NO_COLOURS.sub("", bar.state).rstrip()
+        if not self.can_change:
+            yield from self._as_line(key, state, bar.is_last, now)
+            return
+        group = self._running.get(key)
+        if group is None:
+            if bar.is_last:  # it began in another cell
+                yield from _line(key, state)
+            elif state:
+                yield from self._begun(key, state)
+            return
+        if bar.is_last:
+            del self._running[key]
+            group.running.discard(key)
+        if bar.is_last and not state:
+            del group.rows[key]
+        else:
+            group.rows[key] = state
+        self._change(group)
+
+    def changes(self) -> Iterator[Picture]:
+        """Of displays whose bars have changed since the last call."""
+        changed, self._changed = self._changed, []
+        for group in changed:
+            group.is_changed = False
+            if (text := group.text()) != group.shown:
+                group.shown = text
+                yield Picture(group.name, text, is_new=False)
+
+    def _change(self, group: _Group) -> None:
+        if not group.is_changed:
+            group.is_changed = True
+            self._changed.append(group)
+
+    def _begun(self, key: _Key, state: str) -> Iterator[str | Picture]:
+        group = self._place(key[0])
+        is_new = group is None
+        if group is None:
+            self._count += 1
+            group = self._last = _Group(f"{self._name}-{self._count}")
+        group.rows[key] = state
+        group.running.add(key)
+        self._running[key] = group
+        if is_new:
+            group.shown = group.text()
+            yield Picture(group.name, group.shown, is_new=True)
+            return
+        has_place = self._count < _MOST_DISPLAYS
+        for old in [each for each in group.rows if each not in group.running]:
+            if len(group.rows) > _MOST_ROWS or not (has_place or old[0] != key[0]):
+                yield from _line(old, group.rows.pop(old))
+        self._change(group)
+
+    def _place(self, label: str) -> _Group | None:
+        """The display for another bar of the rank that *label* stands for; None for a new one."""
+        for (running, _), group in self._running.items():
+            if running == label:  # a nested bar
+                return group
+        last = self._last
+        if last is None or self._count >= _MOST_DISPLAYS:
+            return last
+        beside = last.running and all(key[0] != label for key in last.rows)
+        return last if beside else None
+
+    def _as_line(self, key: _Key, state: str, is_last: bool, now: float) -> Iterator[str]:
+        line = self._lines.setdefault(key, _Line(now + LINE_PERIOD))
+        if state != line.shown and (is_last or now >= line.due):
+            line.due, line.shown = now + LINE_PERIOD, state
+            yield from _line(key, state)
+        if is_last:
+            del self._lines[key]
+
+
+def _line(key: _Key, state: str) -> Iterator[str]:
+    if state:
+        yield f"{key[0]}{state}\n"

@@ -1,0 +1,237 @@
+r"""
+Whole lines out of a worker's bytes, and the progress bars between them, for a console that can change what it shows.
+
+Rules of this file: pure; bytes in, bytes out, time is an argument. How the input is cut into chunks changes no line.
+A line that ``\r`` rewrites is a bar once it was shown: its states go out ten times a second, all streams' at the same
+moments, so that a console shows them in one go. A bar that has its newline may still be returned to by "cursor up", as
+nested bars do; for a tenth of a second it, and what comes after it, waits for that. All else is as in `LineAssembler`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from attrs import define, field
+
+from elasticlib.logs._lines import LONGEST_LINE, LineAssembler, overtype
+
+BarText: TypeAlias = Callable[[bytes, int, bytes, bool], bytes]
+"""
+What stands for a bar in a block of lines: made of its line's prefix, its number among the stream's, its state without
+newline (empty: there is nothing to be seen of it now), and whether that is the last one.
+"""
+BAR_PERIOD = 0.1
+"""Seconds between two states of a bar, and for which one that has ended may be returned to."""
+_MOST_ROWS = 8
+"""Rows that may be returned to; more nested bars than that are rare."""
+_CONTROL = re.compile(rb"\r?\n|\r|\x1b\[(\d*)A")
+_UNFINISHED = re.compile(rb"(?:\r|\x1b(?:\[\d*)?)\Z")
+_LONE_RETURN = re.compile(rb"\r(?!\n)")
+
+
+@define
+class _Row:
+    number: int
+    open: bytearray = field(factory=bytearray)
+    """What was written since the last ``\\r``."""
+    under: bytes | None = None
+    """Over what that is written; None while nothing has been rewritten."""
+    end: bytes = b"\n"
+    left_at: float = math.inf
+    """When its newline came."""
+    is_wiped: bool = False
+    """Whether a bar that was here had taken itself away before the present text came."""
+    shown: bytes | None = None
+    """The state that went out last; None where none did, hence it is a line like others so far."""
+
+    def state(self) -> bytes:
+        """What a terminal shows of it."""
+        return bytes(self.open) if self.under is None else overtype(self.under, bytes(self.open))
+
+    def fold(self) -> None:
+        """What comes next is written over it from its begin."""
+        self.under = self.under or b""
+        self.under = self.state()
+        self.open.clear()
+
+
+class BarAssembler:
+    """The open lines of one stream; `feed` it what was read and write what it returns."""
+
+    def __init__(self, prefix: bytes, bar: BarText, longest_line: int = LONGEST_LINE) -> None:
+        self.due: float | None = None
+        """When `tick` has something to say; None while nothing waits."""
+        self._prefix = prefix
+        self._bar = bar
+        self._longest = longest_line
+        self._plain = LineAssembler(prefix, longest_line)
+        """Has the open line while there is no bar."""
+        self._rows: list[_Row] = []
+        """From the topmost that may change to the lowest; empty while there is no bar."""
+        self._at = 0
+        """In which of them the cursor is."""
+        self._numbers = 0
+        self._held = b""
+        """What may be the first part of a control sequence."""
+        self._bars_due: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a line has begun that has no end yet, or may yet change."""
+        return bool(self._rows) or self._plain.is_open
+
+    def feed(self, data: bytes, now: float) -> bytes:
+        """Take *data*; returns the whole lines that it ended. *now* is in seconds."""
+        out = [*self._settled(now)]
+        if not self._rows:
+            found = _LONE_RETURN.search(data)
+            if found is None:
+                return b"".join([*out, self._plain.feed(data, now)])
+            begin = data.rfind(b"\n", 0, found.start()) + 1
+            out.append(self._plain.feed(data[:begin], now))
+            self._new_row()
+            data = self._plain.take() + data[begin:]
+        out += self._taken(self._held + data, now)
+        return b"".join([*out, self._rest(now)])
+
+    def tick(self, now: float) -> bytes:
+        """The states of bars that are due at *now* and were not shown yet; what waited for a bar that has ended."""
+        if self.due is None or now < self.due:
+            return b""
+        out = [*self._settled(now)]
+        if self._bars_due is not None and now >= self._bars_due:
+            self._bars_due = None
+            for row in self._rows:
+                if row.shown is None and self._at > 0:
+                    # One that has ended may be a line like others; one after it is not to be shown above such lines.
+                    self._bars_due = _next_moment(now)
+                    continue
+                is_bar = row.under is not None or (self._held == b"\r" and row is self._rows[self._at])
+                state = row.state() if is_bar else b""
+                state = state if state.strip() else b""
+                if state != (row.shown or b""):
+                    row.shown = state
+                    out.append(self._bar(self._prefix, row.number, state, False))
+        return b"".join([*out, self._rest(now, fed=False)])
+
+    def finish(self) -> bytes:
+        """The open lines, each with a newline, and the ends of all bars. What is fed after it begins a new line."""
+        if not self._rows:
+            return self._plain.finish()
+        current = self._rows[self._at]
+        is_rewritten = self._held == b"\r"
+        current.open += self._held.removesuffix(b"\r")
+        current.is_wiped = not is_rewritten and current.under is not None and current.under.isspace()
+        out = []
+        for row in self._rows:
+            state = row.state()
+            is_bar = row.under is not None or (is_rewritten and row is current)
+            if row.left_at < math.inf or (state.strip() if is_bar else state):
+                out.append(self._last(row))
+            elif row.shown is not None:
+                out.append(self._bar(self._prefix, row.number, b"", True))
+        self._rows.clear()
+        self._held, self._at = b"", 0
+        self._bars_due = self.due = None
+        return b"".join(out)
+
+    def _new_row(self) -> None:
+        self._numbers += 1
+        self._rows.append(_Row(self._numbers))
+
+    def _taken(self, data: bytes, now: float) -> Iterator[bytes]:
+        """Write *data* into the rows; the lines that this ends."""
+        unfinished = _UNFINISHED.search(data)
+        self._held = b"" if unfinished is None else unfinished[0]
+        until = len(data) - len(self._held)
+        at = 0
+        for found in _CONTROL.finditer(data, 0, until):
+            yield from self._written(data[at : found.start()])
+            at = found.end()
+            if found[0] == b"\r":
+                self._rows[self._at].fold()
+            elif found[0].endswith(b"\n"):
+                yield from self._ended(found[0], now)
+            elif self._has_bar():
+                self._up(int(found[1] or 1))
+            else:
+                yield from self._written(found[0])
+        yield from self._written(data[at:until])
+
+    def _written(self, text: bytes) -> Iterator[bytes]:
+        row = self._rows[self._at]
+        row.open += text
+        while len(row.open) > self._longest:  # a bar no more: all that is there goes off, and it by and by
+            rest = row.open[self._longest :]
+            del row.open[self._longest :]
+            number, was_rewritten = row.number, row.under is not None
+            for each in self._rows:
+                yield self._last(each)
+            row = _Row(number, rest, b"" if was_rewritten else None)
+            self._rows, self._at = [row], 0
+
+    def _ended(self, newline: bytes, now: float) -> Iterator[bytes]:
+        row = self._rows[self._at]
+        row.end, row.left_at = newline, now
+        row.is_wiped = row.under is not None and row.under.isspace()
+        if row.under is not None:
+            row.fold()
+        self._at += 1
+        if self._at == len(self._rows):
+            self._new_row()
+        while self._at > 0 and (len(self._rows) > _MOST_ROWS or self._rows[0].under is None):
+            yield self._without_top()
+
+    def _up(self, rows: int) -> None:
+        current = self._rows[self._at]
+        if current.open:
+            current.fold()
+        self._at = max(0, self._at - rows)
+        for row in self._rows[self._at :]:
+            row.left_at = math.inf
+        self._rows[self._at].fold()
+
+    def _settled(self, now: float) -> Iterator[bytes]:
+        """What nothing has returned to for long enough."""
+        while self._at > 0 and (self._rows[0].under is None or now >= self._rows[0].left_at + BAR_PERIOD):
+            yield self._without_top()
+
+    def _without_top(self) -> bytes:
+        self._at -= 1
+        return self._last(self._rows.pop(0))
+
+    def _last(self, row: _Row) -> bytes:
+        """What goes out at the end of *row*."""
+        state = row.state()
+        if row.shown is None:
+            return self._prefix + state + row.end
+        if row.is_wiped:
+            over = self._bar(self._prefix, row.number, b"", True)
+            return over + self._prefix + state.rstrip(b" ") + row.end
+        return self._bar(self._prefix, row.number, state, True)
+
+    def _rest(self, now: float, *, fed: bool = True) -> bytes:
+        """Go back to plain lines where there is no bar any more; else say when there is something to do."""
+        self.due = None
+        if not self._rows:
+            return b""
+        if not self._has_bar() and self._held != b"\r":
+            text = bytes(self._rows.pop().open) + self._held
+            self._held = b""
+            return self._plain.feed(text, now)
+        if fed and self._bars_due is None:
+            self._bars_due = _next_moment(now)
+        waits = [self._rows[0].left_at + BAR_PERIOD] if self._at > 0 else []
+        self.due = min([*waits, *([] if self._bars_due is None else [self._bars_due])], default=None)
+        return b""
+
+    def _has_bar(self) -> bool:
+        return len(self._rows) > 1 or self._rows[0].under is not None
+
+
+def _next_moment(now: float) -> float:
+    """The next of those at which the states of all streams' bars go out."""
+    return (math.floor(now / BAR_PERIOD) + 1) * BAR_PERIOD
