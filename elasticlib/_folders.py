@@ -1,9 +1,11 @@
-"""Folders that are made anew because somebody removed them, such as a cleaner of temporary files."""
+"""Folders that somebody has removed, such as a cleaner of temporary files: made anew, or missed by name."""
 
 from __future__ import annotations
 
 import os
 import stat
+
+from elasticlib.errors import EntrypointError
 
 
 def make_private(path: str) -> None:
@@ -24,3 +26,15 @@ def is_own(path: str) -> bool:
     """Whether *path* is a folder of this user's, and no link to one."""
     found = os.lstat(path)
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def current() -> str:
+    """The folder where this program is, and its workers are to be. Raises `EntrypointError` where that was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        gone = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+        raise EntrypointError(
+            f"the current folder was removed: {gone}; change to one that is there (os.chdir, cd), or make it anew and "
+            "change to it"
+        ) from error

@@ -27,17 +27,17 @@ from elasticlib._programs import start_thread
 from elasticlib.errors import ConfigError, ElasticError, SignalException
 from elasticlib.job import _front_end, _output, _raising, _register
 from elasticlib.job._results import Place, Results
-from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks
+from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks, state_of
 from elasticlib.rendezvous._names import host_name
 from elasticlib.workers import _signals
 
 if TYPE_CHECKING:
     from elasticlib.agent import LocalElasticAgent
     from elasticlib.logs._follow import Follower
-    from elasticlib.workers._launch_events import WorkerNow
 
 _STACKS_LIMIT = 5.0
 """Seconds that stacks are waited for, unless told otherwise."""
+_NOTHING = contextlib.nullcontext()
 _EXIT_LIMIT = 10.0
 """Seconds, beyond a job's own grace, that the end of the program waits for it."""
 
@@ -58,14 +58,6 @@ class Work(Protocol):
 
     def abandon(self) -> None:
         """It will not be carried out: let go of what it holds."""
-
-
-def _state_of(worker: WorkerNow) -> str:
-    if worker.exitcode is None:
-        return "running" if worker.pid else "starting"
-    if worker.exitcode == 0:
-        return "succeeded"
-    return "stopped" if worker.was_told else "failed"
 
 
 class Job:
@@ -113,27 +105,34 @@ class Job:
         run, name = contextvars.copy_context().run, f"elasticlib-job-{self.name}"
         self._thread = threading.Thread(target=run, args=(self._carry_out,), name=name, daemon=True)
         try:
-            _register.JOBS.add(self, refuse=True)
-            start_thread(self._thread)
+            with _signals.PutOff():
+                _register.JOBS.add(self, refuse=True)
+                start_thread(self._thread)
         except ElasticError:
             _register.JOBS.remove(self)
             work, self._work = self._work, None
             if work is not None:
                 work.abandon()
             raise
+        except BaseException:  # an interrupt: the caller will never have it
+            self.stop(wait=False)
+            raise
         return self
 
     def run(self) -> Results:
         """Carry it out in the calling thread, and return what `result` does."""
-        _register.JOBS.add(self)
-        self._carry_out()
+        with _signals.PutOff() as put_off:
+            _register.JOBS.add(self)
+            self._carry_out(put_off.lifted)
         return self._outcome()
 
-    def _carry_out(self) -> None:
+    def _carry_out(self, lifted: contextlib.AbstractContextManager[None] = _NOTHING) -> None:
+        """Work, with interrupts *lifted* so that they come then, and note how it ended, which no interrupt prevents."""
         work, self._work = self._work, None
         assert work is not None
         try:
-            self._value = self._placed(work(self))
+            with lifted:
+                self._value = self._placed(work(self))
         except BaseException as error:
             self._error, self._trace = error, error.__traceback__
         finally:
@@ -271,7 +270,7 @@ class Job:
                     local_rank=each.local_rank,
                     node=course.node,
                     host=host_name(),
-                    state=_state_of(each),
+                    state=state_of(each.pid, each.exitcode, was_told=each.was_told),
                     pid=each.pid,
                     exitcode=each.exitcode,
                     restarts=course.restarts,

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from elasticlib._folders import is_own, make_private
+from elasticlib._folders import current, is_own, make_private
 from elasticlib.errors import LogDirError
 from elasticlib.logs import _leftovers
 from elasticlib.logs._layout import DEFAULT_PREFIX, TEMPORARY_BASE, attempt_names, destinations, run_folder_prefix
@@ -91,6 +91,8 @@ class DefaultLogsSpecs(LogsSpecs):
             return
         if "\0" in self._root_log_dir:
             raise LogDirError(f"log_dir={self._root_log_dir!r} holds a NUL character: give the path of a folder")
+        if not os.path.isabs(self._root_log_dir):
+            current()  # it says so where that is gone
         there = os.path.abspath(self._root_log_dir)
         while not os.path.lexists(there):
             there = os.path.dirname(there)

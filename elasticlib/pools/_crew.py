@@ -2,7 +2,7 @@
 The workers of a pool from their start to their end: asked, heard, and stopped as the job that they are.
 
 Rules of this file: one thread at a time; whatever is waited for, the job's end is waited for too; who waits can be
-interrupted.
+interrupted, and what is received is put where it belongs before that.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from attrs import frozen
 
+from elasticlib._folders import current
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import ChildFailedError, LaunchInterrupted, PicklingError, ProcessFailure
 from elasticlib.job import Job
@@ -27,6 +28,7 @@ from elasticlib.workers import _environment, _failure, _packing
 from elasticlib.workers._fork_server_key import import_path
 from elasticlib.workers._launch import handed_over
 from elasticlib.workers._launch_events import Exit
+from elasticlib.workers._signals import PutOff
 from elasticlib.workers.child import _pooled, _report
 
 logger = logging.getLogger(__name__)
@@ -62,7 +64,11 @@ class Answer:
 
 
 class Crew:
-    """The workers of *config*, which share a process group of the kind *group*. Raises what a launch does."""
+    """
+    The workers of *config*, which share a process group of the kind *group*. Raises what a launch does.
+
+    Whoever makes one puts interrupts off until it has it.
+    """
 
     def __init__(self, config: LaunchConfig, group: str | None) -> None:
         launch = CheckedLaunch(config, _pooled.pool, (group,), None, {}, True, "pool", follows_callers=True)
@@ -146,29 +152,31 @@ class Crew:
         if self._console is not None:
             self._console.turn_here()
         memories = packed.memories()
-        self._asked += 1
         variables = _environment.without_secrets(os.environ)
         message: Message = {
             "op": "call",
-            "call": self._asked,
+            "call": self._asked + 1,
             "by_all": by_all,
             "group": [self._group, None] if group is None else list(group),
             "memories": list(memories),
             "sources": packed.sources,
             "shared": sorted(packed.names),
             "path": import_path(),
-            "cwd": os.getcwd(),
+            "cwd": current(),
         }
-        descriptors = handed_over(memories.values())
-        try:
-            for rank in ranks:
-                self._calls[rank] = self._asked
-                changed = _changes(self._variables[rank], variables)
-                self._variables[rank] = variables
-                self._channels[rank].send({**message, "variables": changed}, tuple(descriptors))
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        with PutOff():
+            self._asked += 1
+            descriptors = handed_over(memories.values())
+            try:
+                for rank in ranks:
+                    self._calls[rank] = self._asked
+                    changed = _changes(self._variables[rank], variables)
+                    self._variables[rank] = variables
+                    self._channels[rank].send({**message, "variables": changed}, tuple(descriptors))
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                del packed, memories  # their destructors, too: Python has no place for an interrupt there
 
     def answers(self, limit: float | None = None) -> list[Answer]:
         """
@@ -180,27 +188,33 @@ class Crew:
         ready = wait_readable([*waiting, self._ended], limit)
         found = []
         for descriptor in ready & waiting.keys():
-            rank = waiting[descriptor]
-            received = self._channels[rank].receive()
-            if received is None:
-                continue  # its end is told by the job
-            message, descriptors = received
-            try:
-                if message["op"] == "ask":
-                    self._channels[rank].send(*self.on_ask(rank, message))
-                elif message["op"] == "answer" and message["call"] == self._calls[rank]:
-                    report = _report.read(descriptors[0])
-                    del self._calls[rank]
-                    self._files = {**message["files"], **self._files}
-                    found.append(Answer(rank, report or _lost(), message["dirt"]))
-                    self.spoilt = self.spoilt or (message["dirt"] and f"rank {rank}: {message['dirt']}")
-            finally:
-                for each in descriptors:
-                    os.close(each)
+            with PutOff() as put_off:
+                found += self._answer(waiting[descriptor], put_off)
         if not found and self._ended in ready:
             self.job.result()
             raise RuntimeError("the workers of a pool ended before they were told to")
         return found
+
+    def _answer(self, rank: int, put_off: PutOff) -> list[Answer]:
+        """What that rank has sent; [] where it is no answer to its call."""
+        received = self._channels[rank].receive()
+        if received is None:
+            return []  # its end is told by the job
+        message, descriptors = received
+        try:
+            if message["op"] == "ask":
+                with put_off.lifted:
+                    self._channels[rank].send(*self.on_ask(rank, message))
+            if message["op"] != "answer" or message["call"] != self._calls[rank]:
+                return []
+            report = _report.read(descriptors[0])
+            del self._calls[rank]
+            self._files = {**message["files"], **self._files}
+            self.spoilt = self.spoilt or (message["dirt"] and f"rank {rank}: {message['dirt']}")
+            return [Answer(rank, report or _lost(), message["dirt"])]
+        finally:
+            for each in descriptors:
+                os.close(each)
 
     def abandoned(self, failed: Collection[int]) -> tuple[list[Answer], dict[int, ProcessFailure]]:
         """The answers that still come in a second, once *failed* have failed, and the workers that died meanwhile."""

@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from attrs import evolve, fields
 from typing_extensions import Self
@@ -25,8 +25,10 @@ from elasticlib.pools._crew import Answer, Crew
 from elasticlib.rendezvous._names import host_name
 from elasticlib.spec import LaunchConfig
 from elasticlib.workers._plan import check_function
+from elasticlib.workers._signals import PutOff
 
 Group: TypeAlias = Literal["shared", "fresh"] | None
+_T = TypeVar("_T")
 _END_LIMIT = 10.0
 """Seconds that the workers of a pool that is closed may take for their exit handlers."""
 _SETTINGS = frozenset(
@@ -51,10 +53,12 @@ class Pool:
         self._crews = 1
         self._is_closed = False
         self._busy = threading.Lock()
-        self._caller = ""
-        self._crew = Crew(config, group)
-        self._count = len(self._crew)
-        self._watch_over(self._crew)
+        self._caller: threading.Thread | None = None
+        """The thread whose call it serves."""
+        with PutOff():
+            self._crew = Crew(config, group)
+            self._count = len(self._crew)
+            self._watch_over(self._crew)
 
     def _watch_over(self, crew: Crew) -> None:
         self._finalizer = weakref.finalize(self, crew.let_go)
@@ -85,7 +89,8 @@ class Pool:
         Ctrl-C ends the call in the same way.
         """
         check_function(function)
-        with self.in_use() as crew:
+
+        def call(crew: Crew) -> Results:
             crew.ask(range(len(crew)), function, args, kwargs)
             answers: list[Answer] = []
             while len(answers) < len(crew):
@@ -99,6 +104,8 @@ class Pool:
                     raise crew.error(title_of(function), [*answers, *late], died)
             values = {each.rank: each.value() for each in sorted(answers, key=lambda each: each.rank)}
             return Results(values, dict.fromkeys(values, Place(0, host_name(), self._crews - 1, 0)))
+
+        return self.in_turn(call)
 
     def map(
         self, function: Callable[[Any], Any], items: Iterable[Any], *, return_exceptions: bool = False
@@ -115,7 +122,8 @@ class Pool:
         every = list(items)
         left = collections.deque(range(len(every)))
         results: list[Any] = [None] * len(every)
-        with self.in_use() as crew:
+
+        def call(crew: Crew) -> list[Any]:
             free, at = list(range(len(crew)))[::-1], dict[int, int]()
             while left or at:
                 if not free and not at:  # what the calls left in the workers makes them unfit for more
@@ -151,7 +159,9 @@ class Pool:
                             crew.abandoned([answer.rank])
                         raise failure
                     results[index] = failure.__cause__ or failure
-        return results
+            return results
+
+        return self.in_turn(call)
 
     @contextlib.contextmanager
     def _told_of(self, function: Callable[..., Any], crew: Crew) -> Iterator[None]:
@@ -165,32 +175,38 @@ class Pool:
         except ChildFailedError as error:
             raise crew.error(title_of(function), (), error.failures) from error.__cause__
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[Crew]:
-        """The workers, for one call, which is made in a way of its own; `run` and `map` are what others use."""
+    def in_turn(self, call: Callable[[Crew], _T]) -> _T:
+        """What *call* makes of the workers, which are its own for that time; `run` and `map` are what others use."""
         if os.getpid() != self._owner:
             raise PoolError("this process was forked from the pool's program: only that can call its workers")
-        if not self._busy.acquire(blocking=False):
-            raise PoolError(
-                f"the pool serves a call of the thread {self._caller!r}: one thread calls at a time; wait for it, or "
-                "give each thread a pool of its own"
-            )
-        try:
-            self._caller = threading.current_thread().name
-            if self._is_closed:
-                raise PoolError("the pool was closed: make a new one by elasticlib.pool(...)")
-            self._crew.look_for_edits()
-            if not self._crew.is_fit():
-                self._replace()
+        with PutOff() as put_off:  # else an interrupt could leave the turn taken, with nobody to end it
+            if not self._busy.acquire(blocking=False):
+                self._refuse_if_closed()
+                raise PoolError(
+                    f"the pool serves a call of the thread {getattr(self._caller, 'name', '')!r}: one thread calls at "
+                    "a time; wait for it, or give each thread a pool of its own"
+                )
             try:
-                yield self._crew
-            finally:
-                self._calls += 1
+                self._caller = threading.current_thread()  # before the look at what `close` has set
+                self._refuse_if_closed()
+                self._crew.look_for_edits()
                 if not self._crew.is_fit():
-                    self._crew.stop()
-                self._crew.show()
-        finally:
-            self._busy.release()
+                    self._replace()
+                try:
+                    with put_off.lifted:
+                        return call(self._crew)
+                finally:
+                    self._calls += 1
+                    if not self._crew.is_fit():
+                        self._crew.stop()
+                    self._crew.show()
+            finally:
+                self._caller = None
+                self._busy.release()
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise PoolError("the pool was closed: make a new one by elasticlib.pool(...)")
 
     def _replaced(self) -> Crew:
         """New workers, in the midst of a call."""
@@ -199,11 +215,12 @@ class Pool:
         return self._crew
 
     def _replace(self) -> None:
-        self._finalizer.detach()
         self._crew.wait()
-        self._crew = Crew(self._config, self._group)
-        self._crews += 1
-        self._watch_over(self._crew)
+        with PutOff():
+            self._finalizer.detach()
+            self._crew = Crew(self._config, self._group)
+            self._crews += 1
+            self._watch_over(self._crew)
         if self._is_closed:
             raise PoolError("the pool was closed while its workers were replaced, for a call that was not begun")
 
@@ -213,27 +230,26 @@ class Pool:
         """
         End the workers, with their exit handlers, and return when nothing is left of them.
 
-        A call of another thread is ended, and raises `PoolError` there. It may come more than once.
+        A call of another thread is ended, and raises `PoolError` there; one of this very thread, such as where a signal
+        handler closes the pool, is ended once that goes on. It may come more than once, from any thread.
         """
-        if self._is_closed or os.getpid() != self._owner:
+        if os.getpid() != self._owner:
             return
         self._is_closed = True
-        if self._busy.acquire(blocking=False):
-            try:
-                self._end(politely=True)
-            finally:
-                self._busy.release()
-        else:
+        caller = self._caller
+        if caller is not None:
             self._crew.stop()
-            with self._busy:
-                self._end(politely=False)
+            if caller is threading.current_thread():
+                return
+        with self._busy:
+            self._end(politely=caller is None)
 
     def _end(self, *, politely: bool) -> None:
-        self._finalizer.detach()
         if politely and self._crew.is_fit():
             self._crew.end(_END_LIMIT)
         else:
             self._crew.wait()
+        self._finalizer.detach()
 
     def __enter__(self) -> Self:
         return self

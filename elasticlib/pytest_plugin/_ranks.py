@@ -116,8 +116,7 @@ class Ranks:
 
     def warm(self, asked: Asked, always: Sequence[ModuleType]) -> None:
         """Have the ranks of *asked* ready for a call."""
-        with self.pool(asked).in_use() as crew:
-            self._prepare(crew, always)
+        self.pool(asked).in_turn(lambda crew: self._prepare(crew, always))
 
     def _prepare(self, crew: Crew, always: Sequence[ModuleType]) -> None:
         """Have the workers know the modules that they will need."""
@@ -154,7 +153,8 @@ class Ranks:
         always: Sequence[ModuleType],
     ) -> Told:
         """*function* on each rank. Raises `CannotTravelError`."""
-        with self._turn(asked), self.pool(asked).in_use() as crew:
+
+        def ask(crew: Crew) -> tuple[_Progress, dict[int, str], dict[int, tuple[str, ...]]]:
             self._prepare(crew, always)
             before = {rank: _size(file) for rank, file in _files(crew).items()}
             group = (None, None) if asked.threads or asked.group is None else (asked.group, asked.backend)
@@ -178,7 +178,10 @@ class Ranks:
                 crew.spoilt = crew.spoilt or "a test left something behind"
             if progress.told and asked.group == "shared" and not asked.threads:
                 crew.spoilt = crew.spoilt or "a test has failed in the shared group"
-            output = {rank: _since(file, before.get(rank, 0)) for rank, file in _files(crew).items()}
+            return progress, {rank: _since(file, before.get(rank, 0)) for rank, file in _files(crew).items()}, dirt
+
+        with self._turn(asked):
+            progress, output, dirt = self.pool(asked).in_turn(ask)
         failed = None
         if progress.told:
             size = call.threads or asked.nproc

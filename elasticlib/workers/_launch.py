@@ -129,17 +129,19 @@ class SpawnerClient:
 
     def _start_spawner(self, channel: Channel) -> None:
         self._channel = channel
-        descriptors = handed_over(self._memories.values())
         self.board = Board(self._count)
+        descriptors = handed_over(self._memories.values())
         message = {
             "op": "job",
             "common": self._common.plain(),
             "memories": [*self._memories, *self._handed, "progress"],
         }
-        channel.send(message, (*descriptors, *self._handed.values(), self.board.fileno()))
-        for descriptor in descriptors:
-            os.close(descriptor)
-        self.board.close()
+        try:
+            channel.send(message, (*descriptors, *self._handed.values(), self.board.fileno()))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self.board.close()
 
     def spawner(self, interrupt: int | None = None) -> Process | None:
         """
@@ -328,9 +330,9 @@ def handed_over(memories: Iterable[bytes | Memory]) -> list[int]:
     try:
         for content in memories:
             if isinstance(content, Memory):
-                descriptors.append(os.dup(content.fileno()))
+                descriptors.extend(map(os.dup, (content.fileno(),)))  # in one step: no interrupt falls between
             else:
-                descriptors.append(os.memfd_create("function"))
+                descriptors.extend(map(os.memfd_create, ("function",)))
                 _report.write_exactly(descriptors[-1], content)
     except BaseException:
         for descriptor in descriptors:

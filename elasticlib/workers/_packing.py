@@ -70,20 +70,15 @@ class _Pickler(_results.Pickler):
     """Notes what of ``__main__`` is sent by value, and sends what cannot be imported so as well."""
 
     def __init__(self, file: io.BytesIO, apart: bool = False) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._is_small if apart else None)
+        self.large: list[pickle.PickleBuffer] = []
+        # No method of ours: that would keep all that was pickled until the garbage collector comes.
+        callback = functools.partial(_is_small, self.large) if apart else None
+        super().__init__(file, protocol=5, buffer_callback=callback)
         self.definitions: dict[str, Any] = {}
         self.files: set[str] = set()
-        self.large: list[pickle.PickleBuffer] = []
         self.shared: list[Memory] = []
         self._apart = apart
         self._storages: dict[tuple[int, int], _Storage] = {}
-
-    def _is_small(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether *buffer* stays where it is, and need not go apart."""
-        if buffer.raw().nbytes < _LARGE:
-            return True
-        self.large.append(buffer)
-        return False
 
     def _storage(self, obj: Any) -> Any:
         """How a storage of torch's travels; views of one memory stay views of one."""
@@ -99,8 +94,8 @@ class _Pickler(_results.Pickler):
         memory = storage.memory
         if memory.is_shared() and memory.nbytes():
             with contextlib.suppress(OSError):  # such as a file that may only be read: its content goes
-                make, descriptor = _shared(memory)
-                self.shared.append(Memory(descriptor))
+                make, shared = _shared(memory)
+                self.shared.append(shared)
                 return make, (len(self.shared) - 1, memory.nbytes())
         view = (ctypes.c_char * memory.nbytes()).from_address(memory.data_ptr()) if memory.nbytes() else bytearray()
         if memory.nbytes():
@@ -131,6 +126,14 @@ class _Pickler(_results.Pickler):
         return super().reducer_override(obj)
 
 
+def _is_small(large: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
+    """Whether *buffer* stays where it is, and need not go apart, to the *large* ones."""
+    if buffer.raw().nbytes < _LARGE:
+        return True
+    large.append(buffer)
+    return False
+
+
 _CACHED = type(functools.lru_cache(len))
 
 
@@ -141,15 +144,15 @@ class _Storage:
         self.memory = memory
 
 
-def _shared(memory: Any) -> tuple[Callable[[int, int], Any], int]:
+def _shared(memory: Any) -> tuple[Callable[[int, int], Any], Memory]:
     """What makes the storage *memory* in a worker, of the descriptor behind it. It stays where its program put it."""
     if memory.filename is not None:
-        return _buffers.shared_storage, os.open(memory.filename, os.O_RDWR | os.O_CLOEXEC)
+        return _buffers.shared_storage, Memory(os.open, memory.filename, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return _buffers.shared_storage, os.dup(memory._get_shared_fd())
+        return _buffers.shared_storage, Memory(os.dup, memory._get_shared_fd())
     except RuntimeError:  # it has a name, by torch's strategy "file_system"
         name = os.fsdecode(memory._share_filename_cpu_()[1])
-        return _buffers.named_storage, os.open(f"/dev/shm{name}", os.O_RDWR | os.O_CLOEXEC)
+        return _buffers.named_storage, Memory(os.open, f"/dev/shm{name}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:

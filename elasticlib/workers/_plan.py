@@ -24,6 +24,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from elasticlib import _rules
+from elasticlib._folders import current
 from elasticlib._programs import need_system
 from elasticlib.errors import ConfigError, EntrypointError
 from elasticlib.numa._cpus import cpus_for
@@ -165,7 +166,7 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
     limit = _exiting.DEFAULT_EXIT_TIMEOUT if spec.exit_timeout is None else spec.exit_timeout
     common = StartSpec(
         env=dict(environment),
-        cwd=_cwd(),
+        cwd=current(),
         umask=_umask(),
         limits=[(number, resource.getrlimit(number)) for number in _LIMITS],
         affinity=sorted(os.sched_getaffinity(0)),
@@ -195,13 +196,6 @@ def _affinities(spec: WorkerSpec, job: Job) -> list[frozenset[int]]:
             allowed = frozenset(job.common.affinity)
             found = [cpus_for(options.affinity_mode, rank, topology, allowed) for rank in range(spec.local_world_size)]
     return found
-
-
-def _cwd() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError as error:
-        raise EntrypointError("the current folder was removed: change to one that is there") from error
 
 
 def _umask() -> int:

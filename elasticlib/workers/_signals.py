@@ -130,9 +130,18 @@ class Inbox:
     def __init__(self) -> None:
         # A deque and no Queue: a handler may interrupt the very thread that holds a Queue's lock.
         self._items: deque[object] = deque()
-        self._ready, self._hurry = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         # Once closed, the descriptors' numbers may be another file's. A handler may interrupt the thread that has it.
         self._lock = threading.RLock()
+        self._ready = self._hurry = -1
+        made: list[int] = []
+        flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
+        try:
+            made.extend(map(os.eventfd, (0, 0), (flags, flags)))  # in one step: no interrupt falls between
+            self._ready, self._hurry = made
+        except BaseException:
+            for descriptor in made:
+                os.close(descriptor)
+            raise
 
     def put(self, item: object, *, may_wait: bool = False) -> None:
         """Leave a signal's number, or what somebody wants; after `close` nobody will look."""
@@ -195,6 +204,59 @@ class Handled:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.came.append(signal.Signals(signum))
         self._inbox.put(signum)
+
+
+class PutOff:
+    """
+    While entered, an interrupt (SIGINT) waits, if this is the main thread; the program's handler gets it at the end.
+
+    For what must be done whole, such as taking something and noting who has it. A second one does not wait.
+    """
+
+    def __init__(self) -> None:
+        self._former: Any = None
+        self._came = False
+        self.lifted = _Lifted(self)
+        """While that is entered, within, interrupts come as if nobody put them off; one that waits comes at once."""
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    # One signal, so that each of the two is one step: between two signals an interrupt could leave half of them.
+
+    def begin(self) -> None:
+        """From now on."""
+        if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
+            self._former = signal.signal(signal.SIGINT, self._on_signal)
+
+    def end(self) -> None:
+        """No more."""
+        came, self._came = self._came, False
+        if self._former is not None and signal.getsignal(signal.SIGINT) == self._on_signal:
+            signal.signal(signal.SIGINT, self._former)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._came:
+            self._former(signum, frame)
+        self._came = True
+
+
+class _Lifted:
+    # No generator: one that an interrupt leaves before its block begins ends at any time later.
+    def __init__(self, put_off: PutOff) -> None:
+        self._put_off = put_off
+
+    def __enter__(self) -> None:
+        self._put_off.end()
+
+    def __exit__(self, *_: object) -> None:
+        self._put_off.begin()
 
 
 class Signals:

@@ -131,6 +131,18 @@ def test_a_call_finds_the_program_as_it_is_now(two: Pool, tmp_path: Path, monkey
     assert two.run(finds)[1] == former
 
 
+def test_a_folder_that_was_removed_is_named(two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(ConfigError, match=f"current folder was removed: {folder}; change to one that is there"):
+        two.run(rank)
+    monkeypatch.undo()
+
+    assert two.run(rank) == {0: 0, 1: 1}
+
+
 def test_large_arguments_and_results_travel(two: Pool) -> None:
     data = os.urandom(20_000_000)
 
@@ -524,6 +536,62 @@ def test_pools_leave_no_descriptor_nor_thread() -> None:
     assert here() == before
 
 
+def test_a_second_close_returns_when_nothing_is_left_too(tmp_path: Path) -> None:
+    made = pool(2, group=None, preload=())
+    workers = made.run(pid).values()
+    made.run(leaves_on_word, str(tmp_path))
+    first = threading.Thread(target=made.close)
+    first.start()
+    wait_until((tmp_path / "leaving0").exists)
+    second = threading.Thread(target=made.close)
+    second.start()
+    (tmp_path / "word").touch()
+    second.join(LIMIT)
+
+    assert not any(os.path.exists(f"/proc/{worker}") for worker in workers)
+    assert (tmp_path / "left0").exists()  # their exit handlers were not hurried
+    first.join(LIMIT)
+
+
+def test_a_close_that_was_interrupted_is_done_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pool(1, group=None, preload=())
+    (worker,) = made.run(pid).values()
+
+    def interrupted(crew: Crew, limit: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Crew, "end", interrupted)
+        made.close()
+    made.close()
+
+    assert not os.path.exists(f"/proc/{worker}")
+
+
+def test_a_signal_handler_may_close_the_pool_whose_call_it_interrupts(tmp_path: Path) -> None:
+    made = pool(1, group=None, preload=())
+    former = signal.signal(signal.SIGUSR1, lambda *_: made.close())
+
+    def send() -> None:
+        wait_until((tmp_path / "there").exists)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def waits(path: Path) -> None:
+        path.touch()
+        time.sleep(3600)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(PoolError, match="closed while a call ran"):
+            made.run(waits, tmp_path / "there")
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+        sender.join(LIMIT)
+    made.close()
+    assert jobs() == []
+
+
 # Bad input.
 
 
@@ -699,6 +767,16 @@ def leaves_slowly(folder: str) -> None:
     def leave() -> None:
         Path(folder, f"leaving{rank()}").touch()
         time.sleep(60)
+
+    atexit.register(leave)
+
+
+def leaves_on_word(folder: str) -> None:
+    def leave() -> None:
+        Path(folder, f"leaving{rank()}").touch()
+        while not Path(folder, "word").exists():
+            time.sleep(0.01)
+        Path(folder, f"left{rank()}").touch()
 
     atexit.register(leave)
 

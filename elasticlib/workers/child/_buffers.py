@@ -13,7 +13,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from elasticlib.workers.child._mapping import mapped_bytes
@@ -26,23 +26,27 @@ shared: Sequence[int] = ()
 
 
 class Memory:
-    """Memory behind *descriptor*, which is this object's own from now on."""
+    """Memory behind the descriptor that *opened* returns for *args*; it is this object's own."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._fd = descriptor
+    _fds: Sequence[int] = ()
+
+    def __init__(self, opened: Callable[..., int], *args: Any) -> None:
+        self._fds = made = list[int]()
+        made.extend(map(opened, *((each,) for each in args)))  # in one step: no interrupt falls between
 
     def fileno(self) -> int:
         """The descriptor."""
-        return self._fd
+        return self._fds[0]
 
     def __del__(self) -> None:
-        os.close(self._fd)
+        for descriptor in self._fds:
+            os.close(descriptor)
 
 
 def sealed(parts: Sequence[memoryview]) -> Memory:
     """A copy of *parts*, which `mapped` finds again. Raises OSError where there is no memory left."""
-    descriptor = os.memfd_create("buffers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    found = Memory(descriptor)
+    found = Memory(os.memfd_create, "buffers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = found.fileno()
     parts_at = places([part.nbytes for part in parts])
     for part, (offset, _) in zip(parts, parts_at, strict=True):
         _write(descriptor, part, offset)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from elasticlib import logs
-from elasticlib.errors import LogDirError
+from elasticlib.errors import ConfigError, LogDirError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._leftovers import holds_something
 from elasticlib.spec import Std
@@ -171,6 +171,16 @@ def test_a_log_dir_that_cannot_become_a_folder_is_refused(tmp_path: Path, name: 
         specs.check()
     with pytest.raises(LogDirError):
         specs.reify(envs())
+
+
+def test_a_log_dir_below_a_folder_that_was_removed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+
+    with pytest.raises(ConfigError, match=f"current folder was removed: {folder}"):
+        DefaultLogsSpecs("logs").check()
 
 
 def test_a_log_dir_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import linecache
 import os
@@ -11,6 +12,7 @@ import sys
 import textwrap
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -299,3 +301,19 @@ def test_classes_of_main_are_the_same_in_the_worker_and_on_the_way_back(tmp_path
     )
 
     assert (done.stdout.split(), done.stderr) == (["True", "True", "2", "True", "True"], "")
+
+
+class Held:
+    """What can be held weakly."""
+
+
+def test_what_was_packed_is_let_go_of_at_once() -> None:
+    held = Held()
+    seen = weakref.ref(held)
+    gc.disable()  # a large array would lie there until it comes
+    try:
+        pack(double, (held,), {})
+        del held
+        assert seen() is None
+    finally:
+        gc.enable()

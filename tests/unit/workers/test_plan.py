@@ -326,7 +326,7 @@ def test_a_folder_that_was_removed_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(folder)
     folder.rmdir()
 
-    with pytest.raises(EntrypointError, match="current folder was removed"):
+    with pytest.raises(EntrypointError, match=f"current folder was removed: {folder}; change to one that is there"):
         plan(train, 0.5)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, LaunchInterrupted, SignalException
-from elasticlib.workers._signals import Inbox, Raising, Signals, interruption, parse
+from elasticlib.workers._signals import Inbox, PutOff, Raising, Signals, interruption, parse
 
 LIMIT = 30.0
 
@@ -333,3 +333,74 @@ def test_in_another_thread_signals_are_not_handled_and_the_inbox_is_heard(seen: 
     thread.join()
 
     assert [(before, {inbox.fileno()})] == heard
+
+
+# Interrupts that are put off.
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_that_was_put_off_comes_at_the_end() -> None:
+    steps = []
+    with pytest.raises(KeyboardInterrupt):
+        with PutOff():
+            interrupt()
+            steps.append("whole")
+    assert steps == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_interrupt_does_not_wait() -> None:
+    with pytest.raises(KeyboardInterrupt), PutOff():
+        interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+
+
+def test_while_it_is_lifted_an_interrupt_comes_at_once() -> None:
+    steps = []
+    with PutOff() as put_off:
+        with pytest.raises(KeyboardInterrupt), put_off.lifted:
+            interrupt()
+            steps.append("never")
+        steps.append("whole")
+    with pytest.raises(KeyboardInterrupt), PutOff() as put_off:
+        interrupt()
+        with put_off.lifted:
+            steps.append("never")
+    assert steps == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_one_within_another_puts_off_to_the_end_of_the_outer_one() -> None:
+    steps = []
+    with pytest.raises(KeyboardInterrupt), PutOff():
+        with PutOff():
+            interrupt()
+        steps.append("whole")
+    assert steps == ["whole"]
+
+
+def test_what_ignores_interrupts_goes_on_doing_so() -> None:
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with PutOff():
+            interrupt()
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def test_another_thread_puts_nothing_off() -> None:
+    seen = []
+
+    def look() -> None:
+        with PutOff():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join(LIMIT)
+    assert seen == [signal.default_int_handler]
