@@ -2,7 +2,8 @@
 The frames of an exception, with their local variables as text, for whoever looks at it in another process.
 
 Rules of this file: no code of the user's runs, and nothing is computed or copied from a device: of objects that are not
-Python's own there is the class, of tensors the shape. A frame more or less is no reason to fail.
+Python's own there is the class, of tensors the shape. Of a large value only what is shown is looked at. A frame more or
+less is no reason to fail.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import reprlib
 import sys
 import time
 import traceback
+from collections.abc import Iterable
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +22,9 @@ _MOST_FRAMES = 60
 _MOST_LOCALS = 60
 _TIME = 0.5
 """Seconds after which no more variables are described."""
-_PLAIN = (bool, float, complex, type(None), range)
+_PLAIN = (bool, float, complex, type(None))
+_MOST_BITS = 4096
+"""Of an integer that is shown: the text of a longer one takes its time, or is refused."""
 
 
 class _Text(reprlib.Repr):
@@ -40,9 +45,36 @@ class _Text(reprlib.Repr):
             return _tensor(x)
         if kind.__module__ == "numpy" and hasattr(x, "shape"):
             return f"<numpy.{kind.__name__} of shape {tuple(x.shape)}, {x.dtype}>"
-        if isinstance(x, type):
+        if issubclass(kind, type):  # no isinstance: that asks the object, too
             return f"<class {x.__module__}.{x.__qualname__}>"
         return f"<{kind.__module__}.{kind.__qualname__}>"
+
+    # reprlib's own sort all that there is, by the user's comparisons, and look for it by the user's hashes.
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        shown = islice(x.items(), self.maxdict) if level > 0 else ()
+        parts = [f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in [*shown]]
+        return self._in_braces(parts, len(x))
+
+    def repr_set(self, x: Iterable[Any], level: int) -> str:
+        every: Any = x
+        shown = islice(x, self.maxset) if level > 0 else ()
+        parts = [self.repr1(each, level - 1) for each in [*shown]]
+        return self._in_braces(parts, len(every)) if len(every) else "set()"
+
+    def repr_frozenset(self, x: frozenset[Any], level: int) -> str:
+        return f"frozenset({self.repr_set(x, level) if x else ''})"
+
+    @staticmethod
+    def _in_braces(parts: list[str], count: int) -> str:
+        return f"{{{', '.join([*parts, '...'] if len(parts) < count else parts)}}}"
+
+    def repr_int(self, x: int, level: int) -> str:
+        return super().repr_int(x, level) if x.bit_length() <= _MOST_BITS else f"<int of {x.bit_length()} bits>"
+
+    def repr_range(self, x: range, level: int) -> str:
+        parts = [x.start, x.stop] if x.step == 1 else [x.start, x.stop, x.step]
+        return f"range({', '.join(self.repr_int(part, level) for part in parts)})"
 
 
 def _tensor(value: Any) -> str:
@@ -58,7 +90,7 @@ def of(trace: TracebackType | None) -> str:
     found: list[Any] = []
     for frame, line in [*traceback.walk_tb(trace)][-_MOST_FRAMES:]:
         variables: dict[str, str] = {}
-        for name, value in [*frame.f_locals.items()][:_MOST_LOCALS]:
+        for name, value in [*islice(frame.f_locals.items(), _MOST_LOCALS)]:
             if time.monotonic() < until and not (name.startswith("__") and frame.f_locals is frame.f_globals):
                 try:
                     variables[name] = text.repr(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -55,6 +55,61 @@ def test_large_values_are_cut() -> None:
     assert len(shown("x" * 10**6)) < 300
     assert len(shown(list(range(10**6)))) < 300
     assert len(shown(10**4000)) < 300
+
+
+class Told:
+    """Tells who looks at it."""
+
+    calls: ClassVar[list[str]] = []
+
+    def __lt__(self, other: object) -> bool:
+        self.calls.append("<")
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        self.calls.append("==")
+        return self is other
+
+    def __hash__(self) -> int:
+        self.calls.append("hash")
+        return 7
+
+    @property
+    def __class__(self) -> Any:
+        self.calls.append("class")
+        return Told
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("kind", [dict.fromkeys, set, frozenset, list], ids=["dict", "set", "frozenset", "list"])
+def test_nobody_asks_what_is_in_a_container(kind: Any) -> None:
+    value = kind([Told() for _ in range(9)])
+    Told.calls.clear()
+
+    assert f"<{__name__}.Told>" in shown(value)
+    assert Told.calls == []
+
+
+def test_of_a_large_container_only_what_is_shown_is_looked_at() -> None:
+    numbers = dict.fromkeys(range(10**5, 0, -1))
+
+    assert shown(numbers) == "{100000: None, 99999: None, 99998: None, 99997: None, ...}"  # none was sought or sorted
+    assert len(shown({*numbers})) < 100
+    assert shown(frozenset()) == "frozenset()"
+    assert shown(set()) == "set()"
+    assert shown({}) == "{}"
+    assert shown({1: {2: {3: {4: 5}}}}) == "{1: {2: {3: {...}}}}"
+    assert shown(frozenset([frozenset([1])])) == "frozenset({frozenset({1})})"
+
+
+def test_of_a_number_without_end_there_is_the_size() -> None:
+    assert shown(1 << 10**6) == "<int of 1000001 bits>"
+    assert shown([1, 1 << 10**6]) == "[1, <int of 1000001 bits>]"
+    assert shown(range(1 << 10**6)) == "range(0, <int of 1000001 bits>)"
+    assert shown(range(1, 9, 2)) == "range(1, 9, 2)"
 
 
 def test_a_tensor_has_its_shape() -> None:
