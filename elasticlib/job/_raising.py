@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -30,7 +30,8 @@ _CAUSED = "\nThe above exception was the direct cause of the following exception
 """Python's words between the parts of a traceback."""
 _MOST_RANKS = 8
 """Ranks that a line names one by one."""
-_both: weakref.WeakKeyDictionary[type, type | None] = weakref.WeakKeyDictionary()
+_both: weakref.WeakKeyDictionary[type, Callable[[], type | None]] = weakref.WeakKeyDictionary()
+"""By class of a worker's exception, what refers weakly to that of both kinds, which is a class below it."""
 
 
 class _Raised(ChildFailedError):  # noqa: N818 - it has the other's name
@@ -80,13 +81,16 @@ def _of_both_kinds(error: ChildFailedError, cause: Exception) -> _Raised | None:
 
 def _kind(kind: type[Exception]) -> type | None:
     """A class that is both; None where there can be none."""
-    if kind not in _both:
-        made = None
-        if not issubclass(kind, (*_APART, ChildFailedError)):
-            with contextlib.suppress(Exception):
-                made = type(_Raised.__name__, (_Raised, kind), {"__module__": _Raised.__module__})
-        _both[kind] = made
-    return _both[kind]
+    known = _both.get(kind)
+    if known is not None and (found := known()) is not None:
+        return found
+    if issubclass(kind, (*_APART, ChildFailedError)):
+        return None
+    made = None
+    with contextlib.suppress(Exception):
+        made = type(_Raised.__name__, (_Raised, kind), {"__module__": _Raised.__module__})
+        _both[kind] = weakref.ref(made)
+    return made
 
 
 def trace_of(error: BaseException, trace: TracebackType | None) -> TracebackType | None:

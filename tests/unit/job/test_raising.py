@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import linecache
 import pickle
 import sys
 import traceback
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,6 +103,21 @@ def test_where_it_cannot_be_of_both_kinds_it_is_a_failed_launch(cause: BaseExcep
     assert isinstance(found, ChildFailedError)
     assert cause is None or isinstance(cause, ChildFailedError) or not isinstance(found, type(cause))
     assert found.__cause__ is cause
+
+
+def test_classes_of_both_kinds_go_with_the_errors_that_are_of_them() -> None:
+    def once() -> weakref.ref[type]:
+        class OfACellError(Exception):
+            pass
+
+        first, second = (raised(error(), OfACellError("x"), "both") for _ in range(2))
+        assert type(first) is type(second)
+        return weakref.ref(OfACellError)
+
+    kinds = [once() for _ in range(3)]
+    gc.collect()  # a class is always part of a cycle
+
+    assert [kind() for kind in kinds] == [None] * 3
 
 
 def test_whoever_wants_one_kind_alone_gets_that() -> None:
