@@ -44,6 +44,14 @@ _in_use: dict[str, logging.Handler] = {}
 _turn = threading.RLock()
 
 
+def _renew_turn() -> None:
+    global _turn
+    _turn = threading.RLock()  # another thread may have had it when this process was forked
+
+
+os.register_at_fork(after_in_child=_renew_turn)
+
+
 def get_logging_handler(destination: str = "null") -> logging.Handler:
     """
     The handler of *destination*: ``null``, ``console``, ``dynamic_rendezvous``, or one that was added.

@@ -180,6 +180,19 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 _registry_lock = threading.Lock()
+_registered: list[types.ModuleType] = []
+"""The module that has been registered for the pickle that is under way."""
+
+
+def _renew_registry() -> None:
+    """In a process that was forked while another thread pickled: that goes on in the other process alone."""
+    global _registry_lock
+    _registry_lock = threading.Lock()
+    while _registered:
+        cloudpickle.unregister_pickle_by_value(_registered.pop())
+
+
+os.register_at_fork(after_in_child=_renew_registry)
 
 
 @contextmanager
@@ -192,11 +205,14 @@ def _sent_by_value(module: types.ModuleType | None) -> Iterator[None]:
         if module.__name__ in cloudpickle.list_registry_pickle_by_value():
             yield
             return
-        cloudpickle.register_pickle_by_value(module)
         try:
+            cloudpickle.register_pickle_by_value(module)
+            _registered.append(module)
             yield
         finally:
-            cloudpickle.unregister_pickle_by_value(module)
+            _registered.clear()
+            if module.__name__ in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def _dump(value: Any) -> bytes:

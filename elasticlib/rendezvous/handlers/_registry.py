@@ -123,6 +123,10 @@ class RendezvousHandlerRegistry:
                 f"backend={backend!r} is made by {known!r} already: register {creator!r} under another name"
             )
 
+    def renew(self) -> None:
+        """In a process that was just forked: another thread may have been at it."""
+        self._lock = threading.RLock()
+
     def names(self) -> tuple[str, ...]:
         """The back ends that have a creator, plug-ins among them."""
         self._load_plugins()
@@ -165,6 +169,7 @@ class RendezvousHandlerRegistry:
 
 
 rendezvous_handler_registry = RendezvousHandlerRegistry(PLUGINS)
+os.register_at_fork(after_in_child=rendezvous_handler_registry.renew)
 for _name in BUILT_IN:
     rendezvous_handler_registry.register(_name, create_handler)
 
