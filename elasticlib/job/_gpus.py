@@ -1,18 +1,21 @@
 """
 Which GPUs of this machine a job gets. PURE: what was asked, what the program sees and what others have in; GPUs out.
 
-Rules of this file: a job has the GPUs that its workers see. Jobs at once never have the same one; only calls that say
-nothing of GPUs share them, as programs beside each other do.
+Rules of this file: a job has the GPUs that its workers see. Jobs at once never have the same one, whether they call it
+by its index or by its name; only calls that say nothing of GPUs share them, as programs beside each other do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from attrs import frozen
 
 from elasticlib.errors import ConfigError, JobRunsError
 from elasticlib.workers._environment import DEVICES, HIP_DEVICES
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @frozen
@@ -59,29 +62,42 @@ def choose(
     others: Iterable[Share],
     *,
     may_share: bool,
+    names: Mapping[str, str] = _NONE,
 ) -> tuple[str, ...] | None:
     """
     The GPUs of a job of *workers* that was *asked* to have some; None for whatever there is.
 
-    What is asked for are indices of what the program has *seen*, or names. A job that was not asked gets all that
-    *others* do not have. Raises `ConfigError` for what is not there, and `JobRunsError` where another job has it.
+    What is asked for are indices of what the program has *seen*, or names, which the driver has by index in *names*. A
+    job that was not asked gets all that *others* do not have. Raises `ConfigError` for what is not there, and
+    `JobRunsError` where another job has it.
     """
-    taken = {gpu: each.owner for each in others if not (may_share and each.may_be_shared) for gpu in each.gpus}
+    held = [each for each in others if not (may_share and each.may_be_shared)]
+    owners = {_name_of(gpu, names): each.owner for each in held for gpu in each.gpus}
     if asked is not None:
         found = tuple(_one(each, asked, seen) for each in asked)
-        if len(set(found)) < len(found):
+        if len({_name_of(gpu, names) for gpu in found}) < len(found):
             raise ConfigError(f"devices={list(asked)!r} names a GPU twice: name each once")
-        if wanted := [gpu for gpu in found if gpu in taken]:
-            raise JobRunsError(_refusal(f"devices={list(asked)!r}", wanted, taken))
+        if wanted := {gpu: owners[name] for gpu in found if (name := _name_of(gpu, names)) in owners}:
+            raise JobRunsError(_refusal(f"devices={list(asked)!r}", wanted))
         return found
     if not seen or workers == "cpu":
         return None
+    taken = {gpu: owners[name] for gpu in seen if (name := _name_of(gpu, names)) in owners}
     free = tuple(gpu for gpu in seen if gpu not in taken)
     if free == seen:
         return seen
     if len(free) < (workers if isinstance(workers, int) else 1):
-        raise JobRunsError(_refusal(f"nproc_per_node={workers!r}", [gpu for gpu in seen if gpu in taken], taken))
+        raise JobRunsError(_refusal(f"nproc_per_node={workers!r}", taken))
     return free
+
+
+def _name_of(gpu: str, names: Mapping[str, str]) -> str:
+    """One name for a GPU, however it is called: by index, or by the first characters of what the driver calls it."""
+    if gpu.isdecimal():
+        index = str(int(gpu))
+        return names.get(index, index)
+    whole = [name for name in names.values() if gpu and name.startswith(gpu)]
+    return whole[0] if len(whole) == 1 else gpu
 
 
 def _one(asked: int | str, all_of_them: Sequence[int | str], seen: tuple[str, ...] | None) -> str:
@@ -95,11 +111,11 @@ def _one(asked: int | str, all_of_them: Sequence[int | str], seen: tuple[str, ..
     return seen[asked]
 
 
-def _refusal(given: str, wanted: Sequence[str], taken: Mapping[str, str]) -> str:
-    owners = ", ".join(dict.fromkeys(taken[gpu] for gpu in wanted))
-    several = len(wanted) > 1
+def _refusal(given: str, taken: Mapping[str, str]) -> str:
+    owners = ", ".join(dict.fromkeys(taken.values()))
+    several = len(taken) > 1
     return (
-        f"{given}: GPU{'s' * several} {', '.join(wanted)} {'are' if several else 'is'} taken by {owners}: wait for it "
+        f"{given}: GPU{'s' * several} {', '.join(taken)} {'are' if several else 'is'} taken by {owners}: wait for it "
         "(.result()) or stop it (.stop()), or give each job its own, as in devices=[0, 1]; devices=() is for jobs "
         "without GPUs"
     )

@@ -38,8 +38,9 @@ class Shares:
         """For the length of the block GPUs for *owner*; the variables that let its workers see no others."""
         may_share = asked is None and not is_started
         seen = _gpus.seen_by(os.environ, _machine.gpus())
+        names = _machine.gpu_names(os.environ)
         with self._lock:
-            found = _gpus.choose(asked, workers, seen, self._shares, may_share=may_share)
+            found = _gpus.choose(asked, workers, seen, self._shares, may_share=may_share, names=names)
             share = _gpus.Share(owner, found or (), may_share)
             self._shares.append(share)
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 _DEVICE_FILES = (
     "/dev/nvidiactl",
@@ -32,6 +32,26 @@ def gpus() -> int | None:
     if found := len(glob.glob("/proc/driver/nvidia/gpus/*")) or len(glob.glob("/dev/nvidia[0-9]*")):
         return found
     return None if may_have_accelerators() else 0
+
+
+def gpu_names(environment: Mapping[str, str]) -> dict[str, str]:
+    """
+    What NVIDIA's driver calls the GPUs, by the index that CUDA gives them in *environment*; {} where that is not known.
+
+    CUDA counts the fastest ones first, unless it is told to count by address, which all tools do; alike ones stand by
+    address anyway. (source: CUDA's programming guide, CUDA_DEVICE_ORDER)
+    """
+    found = [_facts(_read(path)) for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information"))]
+    names = [facts.get("GPU UUID", "") for facts in found]
+    alike = len({facts.get("Model") for facts in found}) <= 1
+    if not all(names) or not (alike or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"):
+        return {}
+    return {str(index): name for index, name in enumerate(names)}
+
+
+def _facts(text: str) -> dict[str, str]:
+    """``name: value`` lines."""
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
 
 def cpus() -> float:

@@ -100,3 +100,42 @@ def test_what_is_not_there_is_refused(asked: list[int | str], seen: tuple[str, .
 def test_rocm_is_shown_the_same_where_its_own_list_is_set() -> None:
     assert showing(["2", "3"], {}) == {"CUDA_VISIBLE_DEVICES": "2,3"}
     assert showing(["2"], {"HIP_VISIBLE_DEVICES": "0"}) == {"CUDA_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "2"}
+
+
+NAMES = {"0": "GPU-8932f937-d72c", "1": "GPU-8932f999-aaaa", "2": "GPU-1111"}
+
+
+@pytest.mark.parametrize(
+    ("held", "asked"),
+    [
+        ("GPU-8932f937-d72c", [0]),
+        ("0", ["GPU-8932f937-d72c"]),
+        ("00", ["GPU-8932f937"]),
+        ("GPU-8932f937", ["GPU-8932f937-d72c"]),
+        ("GPU-1", [2]),
+    ],
+)
+def test_a_gpu_is_the_same_by_index_by_name_and_by_the_first_of_it(held: str, asked: list[int | str]) -> None:
+    with pytest.raises(JobRunsError, match="is taken by job 'other'"):
+        choose(asked, 1, ("0", "1", "2"), [taken(held)], may_share=False, names=NAMES)
+
+
+def test_a_job_that_says_nothing_gets_none_that_another_has_by_name() -> None:
+    others = [taken("GPU-8932f999-aaaa")]
+
+    assert choose(None, 2, ("0", "1", "2"), others, may_share=False, names=NAMES) == ("0", "2")
+    with pytest.raises(JobRunsError, match="nproc_per_node=3: GPU 1 is taken by job 'other'"):
+        choose(None, 3, ("0", "1", "2"), others, may_share=False, names=NAMES)
+    seen = tuple(NAMES.values())
+    assert choose(None, 2, seen, [taken("1")], may_share=False, names=NAMES) == (seen[0], seen[2])
+
+
+def test_index_and_name_of_one_gpu_name_it_twice() -> None:
+    with pytest.raises(ConfigError, match="twice"):
+        choose([0, "GPU-8932f937"], 1, ("0", "1"), (), may_share=False, names=NAMES)
+
+
+def test_what_may_be_two_gpus_is_none_of_them_and_others_are_free() -> None:
+    assert choose(["GPU-8932f9"], 1, ("0", "1"), [taken("0")], may_share=False, names=NAMES) == ("GPU-8932f9",)
+    assert choose(["GPU-1111"], 1, ("0", "1"), [taken("0")], may_share=False, names=NAMES) == ("GPU-1111",)
+    assert choose(["MIG-1"], 1, ("0",), [taken("0")], may_share=False, names=NAMES) == ("MIG-1",)

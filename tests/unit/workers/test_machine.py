@@ -146,3 +146,39 @@ def test_devices_are_there_when_a_device_file_is(
     monkeypatch.setattr(_machine, "glob", SimpleNamespace(glob=lambda pattern: [f for f in found if f == pattern]))
 
     assert _machine.may_have_accelerators() is expected
+
+
+# What the driver calls its GPUs.
+
+
+def of_nvidia(machine: Machine, monkeypatch: pytest.MonkeyPatch, *gpus: tuple[str, str]) -> None:
+    files = {
+        f"/proc/driver/nvidia/gpus/0000:{number}0:00.0/information": (
+            f"Model: \t\t {model}\nIRQ:   \t\t 63\nGPU UUID: \t {uuid}\nDevice Minor: \t {number}\n"
+        )
+        for number, (model, uuid) in enumerate(gpus)
+    }
+    machine(files)
+    monkeypatch.setattr(_machine, "glob", SimpleNamespace(glob=lambda pattern: sorted(files, reverse=True)))
+
+
+def test_gpus_have_their_names_by_index(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_nvidia(machine, monkeypatch, ("H100", "GPU-a"), ("H100", "GPU-b"))
+
+    assert _machine.gpu_names({}) == {"0": "GPU-a", "1": "GPU-b"}
+
+
+def test_of_unlike_gpus_the_order_must_be_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_nvidia(machine, monkeypatch, ("A100", "GPU-a"), ("H100", "GPU-b"))
+
+    assert _machine.gpu_names({}) == {}
+    assert _machine.gpu_names({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}) == {}
+    assert _machine.gpu_names({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == {"0": "GPU-a", "1": "GPU-b"}
+
+
+def test_where_one_has_no_name_none_is_known(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_nvidia(machine, monkeypatch, ("H100", "GPU-a"), ("H100", ""))
+
+    assert _machine.gpu_names({}) == {}
+    of_nvidia(machine, monkeypatch)
+    assert _machine.gpu_names({}) == {}
