@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from typing_extensions import Self
 
@@ -28,6 +28,7 @@ from elasticlib.errors import ConfigError, ElasticError, SignalException
 from elasticlib.job import _front_end, _output, _raising, _register
 from elasticlib.job._results import Place, Results
 from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks, state_of
+from elasticlib.job._work import Work
 from elasticlib.rendezvous._names import host_name
 from elasticlib.workers import _signals
 
@@ -40,24 +41,6 @@ _STACKS_LIMIT = 5.0
 _NOTHING = contextlib.nullcontext()
 _EXIT_LIMIT = 10.0
 """Seconds, beyond a job's own grace, that the end of the program waits for it."""
-
-
-class Work(Protocol):
-    """A launch that was checked, and can be carried out once."""
-
-    title: str
-    signums: tuple[signal.Signals, ...]
-    grace: float
-
-    @property
-    def folder(self) -> str:
-        """Where the job's own output is kept after its success; empty where it is the caller's or gone."""
-
-    def __call__(self, job: Job, /) -> dict[int, Any]:
-        """Run the workers to their end; their results."""
-
-    def abandon(self) -> None:
-        """It will not be carried out: let go of what it holds."""
 
 
 class Job:
@@ -138,7 +121,8 @@ class Job:
         finally:
             if self._error is None and work.folder:
                 weakref.finalize(self, shutil.rmtree, work.folder, ignore_errors=True)
-            self._last, self._agent = self._ranks(), None
+            self._note_ranks()
+            self._agent = None
             self._inbox.close()
             self._ended = monotonic()
             _register.JOBS.remove(self)
@@ -177,6 +161,8 @@ class Job:
             if isinstance(record, records.StacksTold):
                 self._stacks = {self._rank(local): text for local, text in record.texts.items()}
             self._changed.notify_all()
+        if isinstance(record, records.RunEnded):
+            self._note_ranks()  # before their files may go
         if isinstance(record, records.RoundStarted):
             self._note_files()
             self._wake_followers()
@@ -190,6 +176,10 @@ class Job:
         for each in [] if agent is None else agent.workers_now():
             if each.stdout:
                 self._files.setdefault(self._rank(each.local_rank), []).append(each.stdout)
+
+    def _note_ranks(self) -> None:
+        if not self._last:
+            self._last = self._ranks()
 
     def _wake_followers(self) -> None:
         with self._changed:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import ctypes
+import functools
 import json
 import logging
 import os
@@ -161,6 +162,15 @@ def test_the_status_tells_state_step_metrics_and_last_line(tmp_path: Path) -> No
         assert ("succeeded", "") == (status.state, status.why)
         assert [("succeeded", 0, 5)] * 2 == [(each.state, each.exitcode, each.step) for each in status.ranks]
         assert "counts" in repr(job) and "succeeded" in repr(job)
+
+
+def test_the_last_lines_are_known_after_their_temporary_files_are_gone() -> None:
+    config = LaunchConfig(nproc_per_node=1, preload=(), logs_specs=DefaultLogsSpecs(redirects=Std.ALL))
+    with elastic_launch(config, functools.partial(print, "all is well")).start() as job:
+        job.result(LIMIT)
+
+        assert job.logs() == ""
+        assert [each.last_line for each in job.status().ranks] == ["all is well"]
 
 
 def test_a_failure_is_raised_as_by_a_call_as_often_as_it_is_asked_for(tmp_path: Path) -> None:

@@ -77,8 +77,10 @@ def test_rows_stand_below_a_log_that_stays_readable(tmp_path: pathlib.Path) -> N
     assert "\x1b[2Jerased?" not in text
     assert "erased?" in lines
     head = max(index for index, line in enumerate(lines) if line.startswith("train.py: succeeded after"))
-    rows = [line.split()[:2] for line in lines[head + 1 :] if "20/20" in line and "loss=0.05" in line]
-    assert [["0", "succeeded"], ["1", "succeeded"]] == rows
+    rows = [line.split() for line in lines[head + 1 :] if "20/20" in line and "loss=0.05" in line]
+    assert [["0", "succeeded"], ["1", "succeeded"]] == [row[:2] for row in rows]
+    # The temporary folder of their output is gone by then.
+    assert ["erased?", "erased?"] == [row[-1] for row in rows]
 
 
 def test_after_a_failure_the_rows_stay_and_the_report_follows(tmp_path: pathlib.Path) -> None:
