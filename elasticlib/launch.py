@@ -24,12 +24,12 @@ from elasticlib._torch_config import as_launch_config
 from elasticlib.agent._checks import check_health_check_server
 from elasticlib.errors import ChildFailedError, ConfigError
 from elasticlib.job import Job
-from elasticlib.job._output import CallersStream, JobLogs, is_replaced, own_logs, shown_ranks
+from elasticlib.job._output import CallersStream, JobLogs, is_replaced, own_logs, shown_ranks, warn_of_ranks
 from elasticlib.job._raising import raised
 from elasticlib.job._register import SHARES
 from elasticlib.job._results import Results
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.logs._streams import Duplicates, make_ready, warn_of_strange_ranks
+from elasticlib.logs._streams import Duplicates, make_ready
 from elasticlib.rendezvous import _choice
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
 from elasticlib.rendezvous._job import Job as RendezvousJob
@@ -164,7 +164,7 @@ class CheckedLaunch:
                 )
                 self._prepared = evolve(self._prepared, job=job)
             self.signums = _signals.parse(self._prepared.signals_to_handle)
-            warn_of_strange_ranks(self._logs, workers)
+            warn_of_ranks(self._logs, workers, config)
             records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": workers}))
             make_ready(self._logs, self._choice.run_id)  # others must not meet a node that cannot work
             self._until_run, self._until_end = until_run.pop_all(), until_end.pop_all()

@@ -111,7 +111,8 @@ def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint
     """
     from elasticlib.workers._devices import workers_per_node
 
-    request = request_of(args, os.environ)
+    no_rows = "a configuration has no place for it: elasticrun itself draws the rows"
+    request = request_of(args, os.environ, no_rows=no_rows)
     request.config.nproc_per_node = workers_per_node(request.config.nproc_per_node)
     return request.config, request.entrypoint, list(request.args)
 

@@ -49,14 +49,16 @@ class Request:
     """Whether the terminal is to show the ranks' progress."""
 
 
-def request_of(args: argparse.Namespace, environ: Mapping[str, str], terminal: TextIO | None = None) -> Request:
+def request_of(
+    args: argparse.Namespace, environ: Mapping[str, str], terminal: TextIO | None = None, no_rows: str = ""
+) -> Request:
     """
     What a namespace of `parse_args` asks for, of a program with *terminal* as its stderr.
 
-    Raises `ConfigError` for a value that breaks a rule.
+    *no_rows*: why that will draw none, whatever its terminal can. Raises `ConfigError` for a value that breaks a rule.
     """
     values, given = values_of(args)
-    if values["progress"] and (why := why_not(terminal, environ.get("TERM"))):
+    if values["progress"] and (why := no_rows or why_not(terminal, environ.get("TERM"))):
         log.warning("no effect: %s (%s)", given.get("progress", "--progress"), why)
         values["progress"] = False
     try:

@@ -30,6 +30,7 @@ from elasticlib.job._silence_watch import SilenceWatch
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._bars import BarText
 from elasticlib.logs._console import console_sink
+from elasticlib.logs._streams import warn_of_strange_ranks
 from elasticlib.logs._tee import GATHER
 from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std
 
@@ -278,6 +279,22 @@ def own_logs(config: LaunchConfig, keeps_all: bool) -> LogsSpecs:
 def shown_ranks(config: LaunchConfig) -> Sequence[int] | None:
     """The ranks whose output is shown; None: all."""
     return None if config.show == "all" else (0,) if config.show is None else tuple(config.show)
+
+
+def warn_of_ranks(logs: LogsSpecs, workers: int, config: LaunchConfig) -> None:
+    """Say which ranks *logs* or ``show`` names and a node of so many *workers* does not have."""
+    warn_of_strange_ranks(logs, workers)
+    shown = shown_ranks(config)
+    strange = sorted({rank for rank in shown or () if rank >= workers})
+    if strange and config.max_nodes == 1:  # the other nodes of a job may have them
+        logger.warning(
+            "show=%r names rank%s %s, but this job has %s only: %s",
+            config.show,
+            "s" * (len(strange) > 1),
+            ", ".join(map(str, strange)),
+            {1: "0", 2: "0 and 1"}.get(workers, f"0 to {workers - 1}"),
+            "no output is shown" if len(strange) == len(set(shown or ())) else "that has no effect here",
+        )
 
 
 def in_kernel() -> bool:

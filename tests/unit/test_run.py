@@ -650,6 +650,15 @@ def test_the_configuration_of_a_namespace_has_a_number_of_workers_and_a_text_to_
     assert ("x.py", ["a"]) == (entry, rest)
 
 
+def test_a_configuration_has_no_place_for_rows_at_the_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    config, _, _ = elasticlib.run.config_from_args(parse_args(["--progress", "--nproc-per-node", "1", "x.py"]))
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "no effect: --progress (a configuration has no place for it: elasticrun itself draws the rows)"
+    ]
+    assert Std.NONE == config.logs_specs._redirects
+
+
 def test_options_may_be_added_to_the_parser() -> None:
     parser = get_args_parser()
     parser.add_argument("--flag_of_mine", action="store_true")

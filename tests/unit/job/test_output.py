@@ -17,7 +17,7 @@ import pytest
 
 from elasticlib import ConfigError, DefaultLogsSpecs, LaunchConfig
 from elasticlib.job import _output
-from elasticlib.job._output import CallersStream, JobLogs, is_replaced, own_logs
+from elasticlib.job._output import CallersStream, JobLogs, is_replaced, own_logs, warn_of_ranks
 
 CELL: contextvars.ContextVar[str] = contextvars.ContextVar("cell", default="none")
 
@@ -184,3 +184,30 @@ def test_what_the_caller_says_of_the_output_holds() -> None:
     assert isinstance(own_logs(LaunchConfig(show="all"), False), JobLogs)
     with pytest.raises(ConfigError, match=r"show=\(0,\) has no effect beside logs_specs"):
         own_logs(LaunchConfig(logs_specs=given, show=0), False)
+
+
+@pytest.mark.parametrize(
+    ("show", "workers", "said"),
+    [
+        ((7,), 2, "show=(7,) names rank 7, but this job has 0 and 1 only: no output is shown"),
+        ((0, 2, 3), 2, "show=(0, 2, 3) names ranks 2, 3, but this job has 0 and 1 only: that has no effect here"),
+        ((1,), 1, "show=(1,) names rank 1, but this job has 0 only: no output is shown"),
+    ],
+)
+def test_ranks_to_be_shown_that_are_not_there_are_named(
+    show: tuple[int, ...], workers: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_ranks(JobLogs(show), workers, LaunchConfig(show=show))
+
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+@pytest.mark.parametrize(
+    "config", [{"show": "all"}, {"show": (0, 1)}, {"show": ()}, {}, {"show": (7,), "max_nodes": 4}]
+)
+def test_ranks_that_are_there_or_may_be_on_other_nodes_are_not(
+    config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_ranks(JobLogs(), 2, LaunchConfig(**config))
+
+    assert caplog.records == []
