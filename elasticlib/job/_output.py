@@ -30,6 +30,7 @@ from elasticlib.job._silence_watch import SilenceWatch
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._bars import BarText
 from elasticlib.logs._console import console_sink
+from elasticlib.logs._shortening import gone_before, skip_hole
 from elasticlib.logs._streams import warn_of_strange_ranks
 from elasticlib.logs._tee import GATHER
 from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std
@@ -42,6 +43,7 @@ _MOST_DISPLAYED = 50_000_000
 """Bytes of objects that a notebook's cell shows."""
 _GATHER = 0.03
 """Seconds of a flow of lines that reach a cell as one message, which costs a kernel as much as many lines do."""
+_NEWLINE = b"\n"
 _TAIL = 8192
 """Bytes at the end of a file in which its last line is looked for."""
 
@@ -316,8 +318,12 @@ def is_replaced() -> bool:
 
 def text_of(path: str) -> str:
     """What is in the file by now; bytes that are no UTF-8 show as U+FFFD."""
-    with open(path, encoding="utf-8", errors="replace", newline="") as file:
-        return without(file.read())
+    with open(path, "rb", buffering=0) as file:
+        gone = skip_hole(file.fileno())
+        data = file.read()
+    if not gone:
+        return without(data.decode("utf-8", "replace"))
+    return f"{gone_before(gone)}\n{without(data.partition(_NEWLINE)[2].decode('utf-8', 'replace'))}"
 
 
 def last_line(paths: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from elasticlib._marks import without
 from elasticlib._wire import wait_readable
 from elasticlib.logs._inotify import Inotify
+from elasticlib.logs._shortening import gone_before, skip_hole
 
 _BLOCK = 1 << 16
 _POLL = 0.05
@@ -65,7 +66,11 @@ class Follower:
             while True:
                 is_last = self._done() or index + 1 < len(self._files())  # before the read: nothing comes after it
                 watch = None if notice is None else notice.add(descriptor)
+                if gone := skip_hole(descriptor):
+                    yield gone_before(gone)
                 data = os.read(descriptor, _BLOCK)
+                if gone:  # what is behind it begins within a line
+                    rest, data = b"", data.partition(b"\n")[2]
                 *whole, rest = (rest + data).split(b"\n")
                 for line in whole:
                     yield from without(line.decode("utf-8", "replace")).split("\n")

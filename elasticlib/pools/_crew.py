@@ -19,17 +19,18 @@ from attrs import frozen
 
 from elasticlib._folders import current
 from elasticlib._wire import Channel, Message, wait_readable
-from elasticlib.errors import ChildFailedError, LaunchInterrupted, PicklingError, ProcessFailure
+from elasticlib.errors import ChildFailedError, ConfigError, LaunchInterrupted, PicklingError, ProcessFailure
 from elasticlib.job import Job
 from elasticlib.job._raising import raised, trace_of
 from elasticlib.launch import CheckedLaunch
+from elasticlib.logs._shortening import shorten
 from elasticlib.spec import LaunchConfig
 from elasticlib.workers import _environment, _failure, _packing
 from elasticlib.workers._fork_server_key import import_path
 from elasticlib.workers._launch import handed_over
 from elasticlib.workers._launch_events import Exit
 from elasticlib.workers._signals import PutOff
-from elasticlib.workers.child import _pooled, _report
+from elasticlib.workers.child import _pooled, _report, _showing
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class Crew:
             end.close()
         self._raise_as = config.raise_as
         self._group = group
+        self._has_own_files = config.logs_specs is None
+        """Whether nobody else chose where its output is kept."""
         self._variables = [_environment.without_secrets(os.environ)] * len(self._channels)
         """By rank, the program's own as the worker knows them."""
         self._asked = 0
@@ -255,11 +258,20 @@ class Crew:
         return found.with_traceback(trace_of(found, None))
 
     def show(self) -> None:
-        """Wait until the caller has got what the workers have written, if it takes that: its call has ended."""
+        """
+        Wait until the caller has got what the workers have written, if it takes that: its call has ended.
+
+        What has become long of it is shortened then.
+        """
         if self._console is None:
             return
         if not self._console.catch_up(_SHOW_LIMIT):
             logger.warning("the output of this call comes late: sys.stdout has not taken it in %g s", _SHOW_LIMIT)
+        elif self._has_own_files:
+            with contextlib.suppress(ConfigError):  # they have not come so far
+                for file in [file for rank in range(len(self)) for file in self.job.files(rank)]:
+                    shorten(file)
+                    shorten(file + _showing.FILE)
         self._console.rest()
 
     # Its end.

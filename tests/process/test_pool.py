@@ -7,6 +7,7 @@ import functools
 import gc
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from elasticlib import (
     jobs,
     pool,
 )
+from elasticlib.logs import _shortening
 from elasticlib.pools._crew import Crew
 from elasticlib.workers import _machine
 from tests.process.launches import wait_until
@@ -758,6 +760,33 @@ def test_a_stream_that_fails_silences_its_own_call_only(two: Pool, caplog: pytes
         two.run(chatter, "heard", 1)
     assert heard.getvalue() == "heard 0\nheard end"
     assert 2 == sum("this stream takes nothing" in record.getMessage() for record in caplog.records)
+
+
+def says(count: int) -> None:
+    for number in range(count):
+        print(f"{number:07} {'x' * 1000}")
+
+
+def test_the_files_of_a_pool_that_lives_long_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shortening, "MOST", 4 << 20)
+    monkeypatch.setattr(_shortening, "KEPT", 2 << 20)
+    with pool(2, group=None, preload=()) as made, redirect_stdout(io.StringIO()) as heard:
+        followed = made.job.logs(1, follow=True)
+        for _ in range(8):
+            made.run(says, 1500)
+        texts = [made.job.logs(each) for each in range(2)]
+        taken = sum(os.stat(file).st_blocks * 512 for files in made.job._files.values() for file in files)
+        made.run(print, "last")
+        following = [next(followed) for _ in range(1500)]
+
+    assert taken < 2 * (7 << 20)
+    for text in texts:
+        first, *lines, end = text.split("\n")
+        assert re.fullmatch(r"\[\.\.\. \d+ MB before this are gone: .*\]", first)
+        assert not end and len(lines) > 2000 and lines[-1].startswith("0001499 x")
+        assert all(re.fullmatch(r"\d{7} x{1000}", line) for line in lines)
+    assert heard.getvalue() == "".join(f"{number:07} {'x' * 1000}\n" for number in range(1500)) * 8 + "last\n"
+    assert following[0].startswith("[... ") and all(line[8:] == "x" * 1000 for line in following[1:])
 
 
 # Interrupts of its end.

@@ -1,0 +1,94 @@
+"""Files of output that become too long: the oldest goes, and nothing else moves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elasticlib.job._output import last_line, text_of
+from elasticlib.logs import _shortening
+from elasticlib.logs._follow import Follower
+from elasticlib.logs._shortening import shorten, skip_hole
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shortening, "MOST", 4 * MIB)
+    monkeypatch.setattr(_shortening, "KEPT", 2 * MIB)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "stdout.log"
+
+
+def lines(first: int, count: int) -> str:
+    return "".join(f"{number:07} {'x' * 1015}\n" for number in range(first, first + count))
+
+
+def on_disk(file: Path) -> int:
+    return os.stat(file).st_blocks * 512
+
+
+def test_a_short_file_stays_as_it_is(file: Path) -> None:
+    file.write_text(lines(0, 3000))
+    shorten(str(file))
+
+    assert text_of(str(file)) == lines(0, 3000)
+
+
+def test_of_a_long_one_the_newest_stays_at_its_place(file: Path) -> None:
+    file.write_text(lines(0, 8192))
+    shorten(str(file))
+
+    assert os.path.getsize(file) == 8 * MIB
+    assert 2 * MIB <= on_disk(file) <= 4 * MIB
+    assert text_of(str(file)) == (
+        "[... 6 MB before this are gone: of a worker's output the newest is kept]\n" + lines(6145, 2047)
+    )
+    assert last_line([str(file)]) == f"0008191 {'x' * 1015}"
+
+
+def test_whoever_appends_need_not_know_of_it(file: Path) -> None:
+    with open(file, "a", encoding="utf-8") as output:
+        for round_ in range(20):
+            output.write(lines(round_ * 1024, 1024))
+            output.flush()
+            shorten(str(file))
+            assert on_disk(file) <= 5 * MIB
+
+    assert text_of(str(file)).endswith(lines(19 * 1024, 1024))
+
+
+def test_a_reader_that_is_behind_goes_on_with_what_is_left(file: Path) -> None:
+    file.write_text(lines(0, 8192))
+    followed = Follower(lambda: [str(file)], lambda: True).lines()
+    first = next(followed)
+    shorten(str(file))
+    *middle, last = followed
+
+    assert first == f"0000000 {'x' * 1015}"
+    assert sum(line.startswith("[... ") for line in middle) == 1
+    assert all(line[8:] == "x" * 1015 for line in middle if not line.startswith("[... "))
+    assert last == f"0008191 {'x' * 1015}"
+
+
+def test_what_is_not_there_is_no_error(file: Path) -> None:
+    shorten(str(file))
+    file.touch()
+    shorten(str(file))
+
+    with open(file, "rb") as empty:
+        assert skip_hole(empty.fileno()) == 0
+
+
+def test_where_the_file_system_makes_no_hole_the_file_stays(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shortening, "_fallocate", lambda: lambda *_: -1)
+    file.write_text(lines(0, 8192))
+    shorten(str(file))
+
+    assert text_of(str(file)) == lines(0, 8192)
