@@ -41,6 +41,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 def notebook(opened: Notebook, screenshots: Path, request: pytest.FixtureRequest) -> Iterator[Notebook]:
     """It, of which a picture is taken at the end of each test, passed or failed."""
     yield opened
+    opened.page.locator(".jp-OutputArea").last.evaluate("shown => shown.scrollIntoView({block: 'end'})")
     opened.page.screenshot(path=screenshots / f"{request.node.name}.png")
 
 
