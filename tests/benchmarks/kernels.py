@@ -119,7 +119,8 @@ def _stays(command: str) -> bool:
     return "elasticlib" in command and ("_fork_server" in command or "_reaper" in command)
 
 
-def _everything(mark: str) -> list[str]:
+def everything(mark: str) -> list[str]:
+    """Processes with this *mark*."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -184,7 +185,7 @@ def kills(count: int, randoms: random.Random) -> None:
         made.begin("elastic_launch(config, trains)(1000)")
         time.sleep(randoms.uniform(0, 4.0))  # the moment is the test
         made.kill()
-        times.append(gone(lambda mark=made.mark: _everything(mark)))
+        times.append(gone(lambda mark=made.mark: everything(mark)))
         made.close()
     middle, most = statistics.median(times), max(times)
     print(f"{count} kernels killed: nothing left, after {middle:.3f} s (median), {most:.3f} s (most)")

@@ -82,6 +82,37 @@ def test_an_error_of_one_line_shows_few_lines_of_the_users_own(tmp_path: Path) -
         assert "elasticlib" not in "\n".join(lines)
 
 
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_what_a_process_group_prints_of_an_error_is_not_shown_beside_it(tmp_path: Path, method: str) -> None:
+    """torch puts a hook around Python's own for each group."""
+    call = """
+def grouped():
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    loss(1)
+
+elastic_launch(settings(1, max_restarts=0, start_method=%r), grouped)()
+"""
+    (outputs,) = shown(call % method, folder=tmp_path)
+
+    assert "----> 9     return batch / (scale - 3)" in traceback(outputs)
+    assert "Traceback" not in printed(outputs) + printed(outputs, "stderr")
+
+
+def test_a_hook_of_the_users_own_is_called(tmp_path: Path) -> None:
+    call = """
+def hooked():
+    import sys
+    sys.excepthook = lambda kind, *_: print("hooked", kind.__name__)
+    loss(1)
+
+elastic_launch(settings(1, max_restarts=0), hooked)()
+"""
+    (outputs,) = shown(call, folder=tmp_path)
+
+    assert printed(outputs) == "hooked ZeroDivisionError\n"
+
+
 def test_the_same_error_at_once_is_tried_twice_and_no_more(tmp_path: Path) -> None:
     call = """
 def tries(folder):

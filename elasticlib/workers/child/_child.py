@@ -243,9 +243,11 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
     if call is None:
         sys.path[:] = spec.sys_path
         sys.argv[:] = spec.argv
-        return _outcome(
-            lambda: _showing.run(_loaded(spec, handed)), handed, spec.shared, keeps_result=True, shows=spec.shows_errors
-        )
+        if not spec.shows_errors:
+            # The user's own hook is called. One that is put around what is there, as torch puts its own around it for
+            # each process group, has nothing to add to.
+            sys.excepthook = _nothing
+        return _outcome(lambda: _showing.run(_loaded(spec, handed)), handed, spec.shared, keeps_result=True)
     if spec.args_by_rank:
         call = functools.partial(call, spec.local_rank)
     return _outcome(lambda: _showing.run(call), handed, shared=None, keeps_result=True)
@@ -293,7 +295,6 @@ def _outcome(
     handed: Handed,
     shared: Collection[str] | None,
     keeps_result: bool = False,
-    shows: bool = True,
 ) -> int:
     """Run the user's code, report and announce how it ended; return the exit status, or ``-n`` for signal ``n``."""
     try:
@@ -308,7 +309,7 @@ def _outcome(
         status = interrupted if isinstance(error, KeyboardInterrupt) else 1
         error = error.with_traceback(_function.user_part(error))
         _raised(error, handed, shared, status)
-        return _shown(error, status) if shows or sys.excepthook is not sys.__excepthook__ else status
+        return _shown(error, status)
     if not keeps_result:
         _exiting.announce(handed, _exiting.Outcome.ENDED, 0)
         return 0
@@ -323,6 +324,10 @@ def _outcome(
     status = 0 if _deliver(_report.Report("result", payload), handed) else 1
     _exiting.announce(handed, _exiting.Outcome.RETURNED, status)
     return status
+
+
+def _nothing(*_: object) -> None:
+    """The hook of a program whose caller shows what it raises."""
 
 
 def _shown(error: BaseException, status: int) -> int:

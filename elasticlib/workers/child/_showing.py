@@ -23,7 +23,11 @@ from elasticlib.workers.child._serving import when_imported
 
 FILE = ".displayed"
 """Ends the name of the file, beside that of the output, with what was displayed."""
-_SHELL = "IPython.core.interactiveshell"
+SHELL = "IPython.core.interactiveshell"
+"""
+The module with IPython's shell. Whatever is imported may ask it, and do something else where there is none: so each
+worker imports it, and what imports it, by itself.
+"""
 _shell: Any = None
 
 
@@ -39,7 +43,7 @@ def attach(word: str | None, ranks: Sequence[int] | None, rank: int, output: str
     if output is not None and (ranks is None or rank in ranks):
         _Publisher.word, _Publisher.output = word, output
     builtins.__dict__.setdefault("display", _display)
-    when_imported(_SHELL, _become_shell)
+    when_imported(SHELL, _become_shell)
 
 
 def run(call: Callable[[], Any]) -> Any:
@@ -105,7 +109,7 @@ def _write_all(content: bytes) -> None:
 def _become_shell() -> None:
     """Be what IPython, and what is made for it, asks for the way to display."""
     global _shell
-    module: Any = sys.modules[_SHELL]
+    module: Any = sys.modules[SHELL]
     if module.InteractiveShell.initialized():
         return  # the user's program has made its own
 

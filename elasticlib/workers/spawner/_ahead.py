@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from elasticlib.workers.child import _held, _imports
+from elasticlib.workers.child import _held, _imports, _showing
 from elasticlib.workers.child._held import Effects, Span
 from elasticlib.workers.child._import_notes import Import
 from elasticlib.workers.spawner import _leftovers
@@ -100,6 +100,8 @@ def _of_other_packages(wanted: Import, new: Sequence[str], needs: Mapping[str, s
     package, installed = wanted.name.partition(".")[0], _imports.Installed()
     asked = {name for importer, some in needs.items() if importer.partition(".")[0] == package for name in some}
     found = [name for name in new if name in asked and name.partition(".")[0] != package]
+    if _showing.SHELL in new:  # all of its package would bring it
+        found = [name for name in found if name.partition(".")[0] != _showing.SHELL.partition(".")[0]]
     origins = {name: _held.origin_of(sys.modules.get(name)) for name in found}
     return [
         Import(name, origin, wanted.changed, wanted.cost)
@@ -251,6 +253,8 @@ def _import(
     if why is None and wanted.changed and observer.copied:
         why = f"its import copies the environment, of which the program changes {', '.join(sorted(wanted.changed))}"
     new = {name: module for name, module in list(sys.modules.items()) if name not in modules}
+    if why is None and _showing.SHELL in new:
+        why = "its import brings IPython's shell, of which each worker has its own"
     effects = {name: each for name, each in course.effects.items() if name in new}
     if why is None and state is not None and (different := state.differences(but=_replaced(effects))):
         why = f"its import changes {', '.join(different[:3])}"

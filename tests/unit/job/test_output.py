@@ -125,6 +125,17 @@ def test_a_cell_gets_no_more_than_it_bears(monkeypatch: pytest.MonkeyPatch) -> N
     assert to.is_full
 
 
+@pytest.mark.usefixtures("kernel")
+def test_the_last_line_that_a_cell_gets_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_output, "_MOST_SHOWN", 10)
+    stream = Stream()
+    to = made_for(stream)
+    to.files = lambda: "/logs"
+    to(b"one\ntwo\nthree\n")
+
+    assert stream.getvalue() == "one\ntwo\n[... the rest is in /logs]\n"
+
+
 def test_a_program_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_output, "_MOST_SHOWN", 10)
     stream = Stream()

@@ -422,3 +422,23 @@ print(json.dumps(kept == (builtins.__import__, importlib.import_module, socket.g
 """
 
     assert [["keeps"], True] == run(installed, "keeps", then=then)
+
+
+@pytest.mark.parametrize("hurry", [{}, {"HURRY": "1"}], ids=["paced", "at once"])
+def test_what_may_ask_for_ipythons_shell_is_left_to_the_worker_which_has_its_own(
+    hurry: dict[str, str], installed: Path
+) -> None:
+    """Matplotlib's backend for notebooks shows figures as text where it was imported without one."""
+    core = installed / "IPython" / "core"
+    core.mkdir(parents=True)
+    (installed / "IPython" / "__init__.py").write_text("from IPython.core import interactiveshell\n")
+    (core / "__init__.py").write_text("")
+    (core / "interactiveshell.py").write_text("class InteractiveShell: pass\n")
+    (installed / "other.py").write_text("")
+    (installed / "backend.py").write_text("import other\nfrom IPython import core\n")
+
+    [[module, why, instead]] = run(installed, "backend", **hurry)
+
+    assert "backend" == module
+    assert "its import brings IPython's shell, of which each worker has its own" == why
+    assert ["other"] == instead
