@@ -54,11 +54,13 @@ class Job:
     Of a job of many nodes it is this node's part: its workers' results, status, output and stacks.
     """
 
-    def __init__(self, work: Work, *, is_owned: bool = False) -> None:
+    def __init__(self, work: Work, *, is_owned: bool = False, is_listed: bool = True) -> None:
         self.name = work.title
         """What reports call the work: the function's name, or the script's."""
         self.is_owned = is_owned
         """Whether it is part of another object, which starts and ends it as it needs: nobody waits for it."""
+        self.is_listed = is_listed
+        """Whether `jobs` has it; not where it is a tool's, which its user did not start."""
         self.cell = None if is_owned else _front_end.cell()
         """The notebook's cell that started it."""
         self._work: Work | None = work

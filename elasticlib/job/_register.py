@@ -113,4 +113,4 @@ SHARES = Shares()
 
 def jobs() -> list[Job]:
     """The jobs of this process that run now, the oldest first: those that were started, and calls of other threads."""
-    return JOBS.running()
+    return [job for job in JOBS.running() if job.is_listed]

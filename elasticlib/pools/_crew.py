@@ -71,7 +71,7 @@ class Crew:
     Whoever makes one puts interrupts off until it has it.
     """
 
-    def __init__(self, config: LaunchConfig, group: str | None) -> None:
+    def __init__(self, config: LaunchConfig, group: str | None, *, is_listed: bool = True) -> None:
         launch = CheckedLaunch(config, _pooled.pool, (group,), None, {}, True, "pool", follows_callers=True)
         self._console = launch.console
         self._channels: list[Channel] = []
@@ -107,7 +107,7 @@ class Crew:
         """Why it can serve no more calls."""
         self.on_ask: Callable[[int, Message], tuple[Message, tuple[int, ...]]] = lambda *_: ({}, ())
         """What a rank gets that asks something in the midst of a call, with descriptors."""
-        self.job = Job(launch, is_owned=True)
+        self.job = Job(launch, is_owned=True, is_listed=is_listed)
         try:
             self.job.begin()
         except BaseException:

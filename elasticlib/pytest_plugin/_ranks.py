@@ -21,12 +21,13 @@ from attrs import define, field, frozen
 
 from elasticlib._wire import Message
 from elasticlib.errors import ChildFailedError, PicklingError
-from elasticlib.pools import Pool, pool as start_pool
+from elasticlib.pools import Pool
 from elasticlib.pools._crew import Crew
 from elasticlib.pytest_plugin import _asking, _blocked, _failures, _sharing, _travel
 from elasticlib.pytest_plugin._call import Call, Outcome
 from elasticlib.pytest_plugin._marks import Asked
 from elasticlib.pytest_plugin.rank import _run
+from elasticlib.spec import LaunchConfig
 from elasticlib.workers.child import _results
 
 _AFTER_FIRST = 1.0
@@ -81,7 +82,7 @@ class Ranks:
         self._explains = _travel.explaining(config)
         self._modules = _travel.Modules()
         self._pools: dict[tuple[int, str], Pool] = {}
-        self._prepared: dict[Crew, int] = {}
+        self._prepared: dict[Crew, tuple[int, tuple[str, ...]]] = {}
         self._terminal = terminal
         """Gives the terminal's descriptors for stdin and stdout to a debugger (True), or takes them back (False)."""
         self._debugging: int | None = None
@@ -96,7 +97,8 @@ class Ranks:
         key = size, asked.device
         if key not in self._pools:
             devices = self._share(asked).gpus if asked.device == "cuda" else ()
-            self._pools[key] = start_pool(size, group="shared", devices=devices)
+            config = LaunchConfig(nproc_per_node=size, max_restarts=0, devices=devices)
+            self._pools[key] = Pool(config, "shared", is_listed=False)
         return self._pools[key]
 
     def _share(self, asked: Asked) -> _sharing.Share:
@@ -121,17 +123,18 @@ class Ranks:
     def _prepare(self, crew: Crew, always: Sequence[ModuleType]) -> None:
         """Have the workers know the modules that they will need."""
         known = self._modules.look(always)
-        if self._prepared.get(crew) == len(known):
+        names = tuple(module.__name__ for module in always)
+        if self._prepared.get(crew) == (len(known), names):
             return
         self._prepared = {each: count for each, count in self._prepared.items() if not each.job.done()}
-        crew.ask(range(len(crew)), _run.prepare, (self._setting, known, self._explains), {}, by_all=False)
+        crew.ask(range(len(crew)), _run.prepare, (self._setting, known, self._explains, names), {}, by_all=False)
         answers: list[Any] = []
         while len(answers) < len(crew):
             answers += crew.answers()
         for answer in answers:
             if answer.failed():
                 raise crew.error(_TITLE, answers)
-        self._prepared[crew] = len(known)
+        self._prepared[crew] = len(known), names
 
     def close(self, *, hurry: bool) -> None:
         """End all of them."""

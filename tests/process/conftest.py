@@ -24,8 +24,12 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def left_behind() -> list[str]:
-    """Descendants of this process besides reapers, the fork servers that they keep warm, and Python's own helper."""
+def left_behind(before: frozenset[int] = frozenset()) -> list[str]:
+    """
+    Descendants of this process besides reapers, the fork servers that they keep warm, and Python's own helper.
+
+    Those of *before* are there for all tests: the ranks of tests that run on ranks.
+    """
     members = _reaper.family(os.getpid())
     # One for the program, from the first use of multiprocessing's queues on; it goes with the program.
     members = [each for each in members if "multiprocessing.resource_tracker" not in command_line(each[0])]
@@ -33,7 +37,7 @@ def left_behind() -> list[str]:
     return [
         f"{pid} {command_line(pid)[:100]}"
         for pid, parent, state in members
-        if pid not in reapers and parent not in reapers and state not in "ZX"
+        if pid not in {*before, *reapers} and parent not in reapers and state not in "ZX"
     ]
 
 
@@ -41,11 +45,12 @@ def left_behind() -> list[str]:
 def nothing_is_left() -> Iterator[None]:
     """Fails a test that leaves a process, or a change of the environment or the folder, behind."""
     environment, folder = dict(os.environ), os.getcwd()
+    before = frozenset(pid for pid, _, _ in _reaper.family(os.getpid()))
     yield
     now = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     environment.pop("PYTEST_CURRENT_TEST", None)
     deadline = time.monotonic() + 5
-    while (left := left_behind()) and time.monotonic() < deadline:
+    while (left := left_behind(before)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert left == []
     assert (now, os.getcwd()) == (environment, folder)

@@ -28,8 +28,9 @@ def server() -> Any:
     return create_c10d_store(True, "127.0.0.1", timeout=LONG)
 
 
-def client(server: Any) -> Any:
-    return create_c10d_store(False, "127.0.0.1", server.port, timeout=LONG, wait_for_workers=False)
+def store_of_the_group() -> Any:
+    """The store that this rank's process group has met in."""
+    return torch.distributed.distributed_c10d._get_default_store()
 
 
 def together(count: int, call: Callable[[int], Any]) -> list[Any]:
@@ -79,11 +80,11 @@ def test_a_store_on_etcd_has_the_time_limit_that_it_says() -> None:
         store.wait(["key"], timedelta(0))
 
 
-def test_all_ranks_get_the_data_of_all(server: Any) -> None:
-    def rank(number: int) -> list[bytes]:
-        return synchronize(client(server), str(number).encode(), number, 4, "data/", LONG)
+@pytest.mark.elastic(nproc=4)
+def test_all_ranks_get_the_data_of_all(rank: int, world_size: int) -> None:
+    got = synchronize(store_of_the_group(), str(rank).encode(), rank, world_size, "data/", LONG)
 
-    assert [[b"0", b"1", b"2", b"3"]] * 4 == together(4, rank)
+    assert [b"0", b"1", b"2", b"3"] == got
 
 
 def test_data_that_does_not_come_is_an_error(server: Any) -> None:
@@ -94,14 +95,23 @@ def test_data_that_does_not_come_is_an_error(server: Any) -> None:
         get_all(server, 0, "data/", 2)
 
 
-def test_every_rank_learns_who_is_missing(server: Any) -> None:
-    def rank(number: int) -> None:
-        barrier(client(server), 5, "meet", 0.2, rank=number, rank_tracing_decoder=lambda each: f"node{each}")
+@pytest.mark.elastic(nproc=4)
+def test_every_rank_learns_who_is_missing(rank: int) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        barrier(store_of_the_group(), 6, "meet", 0.2, rank=rank, rank_tracing_decoder=lambda each: f"node{each}")
 
-    errors = together(3, rank)
+    assert "missing_ranks=[node4, node5]" == str(caught.value)[-29:-1]
 
-    assert ["missing_ranks=[node3, node4]"] * 3 == [str(error)[-29:-1] for error in errors]
-    assert all(isinstance(error, RuntimeError) for error in errors)
+
+@pytest.mark.elastic(nproc=4)
+def test_a_barrier_waits_for_the_last_rank(rank: int, world_size: int) -> None:
+    store = store_of_the_group()
+    if rank == world_size - 1:
+        store.set("came", "late")
+
+    barrier(store, world_size, "meet", LONG)
+
+    assert store.check(["came"])
 
 
 def test_at_most_sixteen_missing_ranks_are_named(server: Any) -> None:
@@ -192,6 +202,17 @@ def test_a_sampler_deals_out_what_is_left_in_turn(epoch: int, start: int, replic
     dealt = [index for turn in zip(*shares, strict=True) for index in turn]
     assert set(range(start, 23)) == set(dealt) == set(dealt[: 23 - start])
     assert dealt[23 - start :] == (dealt[: 23 - start] * replicas)[: len(dealt) - (23 - start)]
+
+
+@pytest.mark.elastic(nproc=4)
+def test_the_ranks_of_a_group_share_a_samplers_data(rank: int, world_size: int) -> None:
+    mine = list(ElasticDistributedSampler(list(range(23)), start_index=5))
+    shares: list[Any] = [None] * world_size
+
+    torch.distributed.all_gather_object(shares, mine)  # type: ignore[attr-defined]
+
+    assert [len(mine)] * world_size == [len(share) for share in shares]
+    assert set(range(5, 23)) == {index for share in shares for index in share}
 
 
 def test_a_sampler_is_a_distributed_sampler_that_pickles() -> None:

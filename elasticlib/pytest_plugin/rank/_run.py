@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import inspect
 import os
 import random
@@ -204,10 +205,15 @@ def _patched(patches: tuple[Patch, ...]) -> Iterator[None]:
         yield
 
 
-def prepare(setting: _modules.Setting, modules: Mapping[str, _modules.Place], explains: tuple[str, ...]) -> None:
-    """Before the first call that needs it: see `_modules.prepare`."""
+def prepare(
+    setting: _modules.Setting, modules: Mapping[str, _modules.Place], explains: tuple[str, ...], tests: tuple[str, ...]
+) -> None:
+    """Before the first call that needs it: see `_modules.prepare`. The modules of *tests* are imported by now."""
     _modules.prepare(setting, modules)
     _modules.register(explains)
+    for name in tests:
+        with contextlib.suppress(Exception):  # which the test that needs it will meet, and tell
+            importlib.import_module(name)
 
 
 for _file in (__file__, _made.__file__, _coverage.__file__, _debugger.__file__, asyncio.runners.__file__):
