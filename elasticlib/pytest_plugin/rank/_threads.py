@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import evolve
 
-from elasticlib.pytest_plugin._call import Outcome
+from elasticlib.testing.ranks._call import Outcome
 from elasticlib.workers.child import _function
 
 _ENDED = "Test termination event"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticlib.pytest_plugin._blocked import blocked, in_short, ranks_named, told
+from elasticlib.testing.ranks._blocked import blocked, in_short, ranks_named, told
 
 LIBRARY = "/venv/lib/python3.11/site-packages/torch/distributed"
 IN_ALL_REDUCE = f"""Current thread 0x00007f0e8f fff (most recent call first):
