@@ -19,7 +19,7 @@ from typing import Any
 from attrs import evolve
 
 from elasticlib.pytest_plugin import _torch_modes
-from elasticlib.pytest_plugin.rank import _debugger, _made, _modules
+from elasticlib.pytest_plugin.rank import _debugger, _made, _modules, _threads
 from elasticlib.testing.ranks import _outcomes, _plain
 from elasticlib.testing.ranks._call import Call, Failure, Outcome, Patch, Style
 from elasticlib.workers.child import _function, _report, _results
@@ -56,8 +56,6 @@ def _on_ranks(
             return _called(call, lambda: _returned(function(*args, **given)))
 
         if call.threads:
-            from elasticlib.pytest_plugin.rank import _threads
-
             outcomes = _threads.on_each(call.threads, on_rank)
         else:
             outcomes = [on_rank(rank)]
@@ -98,6 +96,8 @@ def _called(call: Call, function: Callable[[], Any]) -> Outcome:
     except SystemExit as stop:
         if stop.code in (None, 0):
             return Outcome("passed")
+        if call.threads and _threads.is_end(stop):
+            return Outcome("ended", reason="ended in a collective, as another rank had stopped")
         return Outcome("failed", failure=failure_of(call, stop))
     except _outcomes.PartsError as several:
         parts = tuple((what, failure_of(call, error)) for what, error in several.parts)

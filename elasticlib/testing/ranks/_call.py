@@ -105,14 +105,17 @@ class Outcome:
     """What came of a call on one rank."""
 
     kind: str
-    """``passed``, ``failed``, ``skipped`` or ``xfailed``."""
+    """
+    ``passed``, ``failed``, ``skipped`` or ``xfailed``; of a thread, once another rank had stopped, ``ended`` in a
+    collective, or ``late``: it goes on.
+    """
     value: bytes = b""
     """What the function returned, packed."""
     failure: Failure | None = None
     parts: tuple[tuple[Any, Failure], ...] = ()
     """Where several parts of a test have failed, what each is, and how: see `PartsError`."""
     reason: str = ""
-    """Of a skip or an expected failure."""
+    """Of a skip, an expected failure or an end."""
     place: tuple[str, int] = ("", 0)
     """Where that was said."""
     warnings: tuple[Any, ...] = ()

@@ -50,7 +50,8 @@ def watched(call: Call, outcomes: Callable[[], list[Outcome]]) -> list[Outcome]:
     before = _isolation.look() if call.checks else {}
     with _coverage.measured(call) as measured:
         first, *others = outcomes()
-    dirt = _isolation.changes(before) if call.checks else ()
+    is_left = any(each.kind == "late" for each in (first, *others))  # this process serves no other test
+    dirt = _isolation.changes(before) if call.checks and not is_left else ()
     return [evolve(first, dirt=dirt, coverage=measured()), *others]
 
 

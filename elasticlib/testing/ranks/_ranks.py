@@ -124,6 +124,8 @@ class Ranks:
         """Gives the terminal's descriptors for stdin and stdout to a debugger (True), or takes them back (False)."""
         self._debugging: int | None = None
         self._meeting = Meeting()
+        self._threads: dict[int, int] = {}
+        """Ranks of the test that are threads, by the identity of these."""
         self.interrupted: list[str] = []
         """Where the ranks were when the tests were interrupted."""
 
@@ -213,6 +215,7 @@ class Ranks:
             finally:
                 self._debugging = None
                 self._meeting.close()
+                self._threads = {}
             dirt = {rank: each.dirt for rank, each in progress.outcomes.items() if each.dirt}
             if dirt:
                 crew.spoilt = crew.spoilt or "a test left something behind"
@@ -254,6 +257,10 @@ class Ranks:
             had_stopped = progress.has_stopped()
             progress.outcomes[rank] = outcome
             failure = outcome.failure
+            if outcome.kind == "late":
+                crew.spoilt = f"rank {rank} did not end"
+            if outcome.kind in ("ended", "late"):
+                progress.notes.append(f"rank {rank}: {outcome.reason}")
             if failure is not None:
                 progress.told[rank] = _told(failure)
             if progress.has_stopped() and not had_stopped:
@@ -281,13 +288,17 @@ class Ranks:
         late = {
             rank: stacks.get(rank, "(it has just ended)") for rank in range(len(crew)) if rank not in progress.outcomes
         }
+        ended_ranks = set(progress.outcomes)
+        if self._threads:  # of which the one process has told nothing yet
+            late = _blocked.of_threads(stacks.get(0, ""), self._threads) or late
+            ended_ranks = set(self._threads.values()) - late.keys()
         late |= dict.fromkeys(self._meeting.waiting & late.keys(), "(it has ended, and waits for the others)")
         crew.spoilt = f"{_blocked.ranks_named(late)} did not end"
         where = _blocked.told(late)
         if progress.has_stopped():
             progress.notes += ["did not end after that, and were ended:", *where]
             return
-        ended = f"; {_blocked.ranks_named(progress.outcomes)} ended" if progress.outcomes else ""
+        ended = f"; {_blocked.ranks_named(ended_ranks)} ended" if ended_ranks else ""
         message = f"timeout of {asked.timeout:g} s: {_blocked.in_short(late)}{ended}"
         lines = [f"The ranks have not ended within {asked.timeout:g} s{ended}. They were at:", "", *where]
         for rank, text in late.items():
@@ -303,6 +314,9 @@ class Ranks:
 
     def _on_ask(self, rank: int, message: Message) -> tuple[Message, tuple[int, ...]]:
         """What a rank wants: of the terminal, or of the others."""
+        if message.get("wants") == "threads":
+            self._threads = {identity: rank for rank, identity in enumerate(message["threads"])}
+            return {}, ()
         if str(message.get("wants")) in MEETING:
             return self._meeting.come(rank, message)
         if message.get("wants") == "no terminal":
