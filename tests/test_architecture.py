@@ -61,10 +61,10 @@ LAYERS = [
     "workers",
     "agent",
     "job",
-    "testing",
     "launch",
     "pools",
-    "pytest_plugin._call",
+    "testing.ranks",
+    "testing",
     "pytest_plugin._torch_modes",
     "pytest_plugin.rank",
     "pytest_plugin",
@@ -140,10 +140,10 @@ PURE = [
     "job/_status.py",
     "agent/_gpu_release.py",
     "timer/_timer_table.py",
-    "pytest_plugin/_call.py",
-    "pytest_plugin/_marks.py",
-    "pytest_plugin/_blocked.py",
-    "pytest_plugin/_sharing.py",
+    "testing/ranks/_call.py",
+    "testing/ranks/_asked.py",
+    "testing/ranks/_blocked.py",
+    "testing/ranks/_sharing.py",
 ]
 MOST_MODULES = 21
 IMPURE_MODULES = frozenset(
@@ -161,8 +161,8 @@ MAY_UNPICKLE = {
     "workers/child/_function.py": "the function that the launcher sends to its own worker",
     "workers/child/_main_definitions.py": "the caller's definitions, sent beside that function",
     "workers/child/_results.py": "an exception of this very process, or that our own worker left in its memory file",
-    "pytest_plugin/_ranks.py": "what the functions of tests returned in our own workers",
-    "pytest_plugin/rank/_coverage.py": "settings that pytest's process sends to its own workers",
+    "testing/ranks/_ranks.py": "what the functions of tests returned in our own workers",
+    "testing/ranks/_coverage.py": "settings that pytest's process sends to its own workers",
     "workers/_failure.py": "the return values that our own workers left in their memory files",
 }
 TORCHS_OWN_LAUNCHER = tuple(f"torch.distributed.{name}" for name in ("elastic", "launcher", "run", "launch"))

@@ -52,7 +52,7 @@ def test_every_name_is_exported_once_and_in_order() -> None:
     assert sorted(elasticlib.__all__) == list(elasticlib.__all__)
 
 
-@pytest.mark.parametrize("module", ["elasticlib", "elasticlib.rendezvous", "elasticlib.workers"])
+@pytest.mark.parametrize("module", ["elasticlib", "elasticlib.rendezvous", "elasticlib.testing", "elasticlib.workers"])
 def test_type_checkers_are_told_what_is_loaded_at_the_first_use(module: str) -> None:
     """Each name is imported as itself, which is how a typed package says that it offers it."""
     found = importlib.import_module(module)

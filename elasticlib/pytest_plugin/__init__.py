@@ -61,7 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_ours(item: pytest.Item) -> bool:
     names = getattr(item, "fixturenames", ())
-    return item.get_closest_marker("elastic") is not None or "elastic" in names
+    is_case = getattr(getattr(item, "cls", None), "runs_on_ranks", False)
+    return is_case or item.get_closest_marker("elastic") is not None or "elastic" in names
 
 
 @pytest.fixture(scope="session")

@@ -12,16 +12,14 @@ from typing import Any
 
 import pytest
 
-from elasticlib.errors import ElasticError
-from elasticlib.pytest_plugin import _marks
-from elasticlib.pytest_plugin._marks import Asked, MarkError
-from elasticlib.workers import _devices
+from elasticlib.testing.ranks import _asked
+from elasticlib.testing.ranks._asked import Asked, MarkError
 
 _SIZE = "world_size"
 _DEFAULTS = pytest.StashKey[Asked]()
 
 
-def _defaults(config: pytest.Config) -> Asked:
+def defaults(config: pytest.Config) -> Asked:
     """The settings. Raises ``pytest.UsageError``."""
     if _DEFAULTS not in config.stash:
         try:
@@ -34,7 +32,7 @@ def _defaults(config: pytest.Config) -> Asked:
                     raise MarkError(f"elastic_{name} = {text}: it must be a number") from None
             group = config.getini("elastic_group")
             found["group"] = None if str(group).lower() == "none" else group
-            config.stash[_DEFAULTS] = _marks.asked("settings elastic_* of pytest", Asked(), found, known())
+            config.stash[_DEFAULTS] = _asked.asked("settings elastic_* of pytest", Asked(), found, known())
         except MarkError as error:
             raise pytest.UsageError(str(error)) from None
     return config.stash[_DEFAULTS]
@@ -61,9 +59,9 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     try:
         options = _options(item)
         marker = item.get_closest_marker("elastic")
-        sizes = _marks.sizes(where, options.get("nproc", _defaults(metafunc.config).nproc))
+        sizes = _asked.sizes(where, options.get("nproc", defaults(metafunc.config).nproc))
         one = {**options, "nproc": sizes[0]}
-        _marks.asked(where, _defaults(metafunc.config), one, known(), marker.args if marker else ())
+        _asked.asked(where, defaults(metafunc.config), one, known(), marker.args if marker else ())
     except MarkError as error:
         raise pytest.Collector.CollectError(str(error)) from None
     if len(sizes) > 1 or (isinstance(options.get("nproc"), Sequence)):
@@ -76,14 +74,20 @@ def asked(item: Any) -> Asked:
     """What *item* asks for."""
     options = _options(item)
     size = getattr(getattr(item, "callspec", None), "params", {}).get(_SIZE)
-    sizes = _marks.sizes(item.nodeid, options.get("nproc", _defaults(item.config).nproc))
+    sizes = _asked.sizes(item.nodeid, options.get("nproc", defaults(item.config).nproc))
     options["nproc"] = size if isinstance(size, int) else sizes[0]
-    return _marks.asked(f"elastic marker of {item.nodeid}", _defaults(item.config), options, known())
+    return _asked.asked(f"elastic marker of {item.nodeid}", defaults(item.config), options, known())
 
 
 def world_size(request: pytest.FixtureRequest) -> int:
     """For the fixture of that name."""
     return int(getattr(request, "param", 0)) or asked(request.node).nproc
+
+
+def case_of(item: Any) -> Any:
+    """The `ElasticTestCase` that *item* is a test of; None where it is of another kind."""
+    kind = getattr(item, "cls", None)
+    return kind if getattr(kind, "runs_on_ranks", False) else None
 
 
 class Made:
@@ -110,16 +114,3 @@ def made_in_ranks(request: pytest.FixtureRequest, name: str) -> Made:
             "once, in pytest's process, and their values go to all ranks"
         )
     return Made(name, item.nodeid)
-
-
-_found_gpus: list[int] = []
-
-
-def gpus() -> int:
-    """How many GPUs this machine has for workers."""
-    if not _found_gpus:
-        try:
-            _found_gpus.append(_devices.workers_per_node("gpu", ("torch",), (), {}))
-        except (ElasticError, ValueError):
-            _found_gpus.append(0)
-    return _found_gpus[0]

@@ -18,17 +18,18 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from elasticlib.job import Place, Results
-from elasticlib.pytest_plugin import _asking, _failures, _marks, _ranks, _torch_modes, _travel
-from elasticlib.pytest_plugin._blocked import ranks_named
-from elasticlib.pytest_plugin._call import MADE, Call, Style
-from elasticlib.pytest_plugin._marks import Asked
+from elasticlib.pytest_plugin import _asking, _failures, _torch_modes, _travel
 from elasticlib.rendezvous._names import host_name
-
-
-class DirtyWorkerWarning(UserWarning):
-    """A test has left something behind in its ranks, which new ones have replaced."""
+from elasticlib.testing import _case
+from elasticlib.testing.ranks import _asked, _cases, _ranks
+from elasticlib.testing.ranks._asked import Asked
+from elasticlib.testing.ranks._call import MADE, Call, Style
+from elasticlib.testing.ranks._failed import RanksFailed
+from elasticlib.testing.ranks._gpus import gpus
+from elasticlib.testing.ranks._refusal import CannotTravelError
 
 
 class Plugin:
@@ -47,7 +48,7 @@ class Plugin:
     @property
     def ranks(self) -> _ranks.Ranks:
         if self._ranks is None:
-            self._ranks = _ranks.Ranks(self._config, self._terminal)
+            self._ranks = _ranks.Ranks(_travel.Work(self._config), self._terminal)
         return self._ranks
 
     # The course of a test.
@@ -57,32 +58,34 @@ class Plugin:
         """Warm the ranks up before the test's time begins."""
         self._item, self._problem = item, None
         names = getattr(item, "fixturenames", ())
-        if item.get_closest_marker("elastic") is not None or "elastic" in names:
+        case = _asking.case_of(item)
+        if case is not None or item.get_closest_marker("elastic") is not None or "elastic" in names:
             try:
-                asked = _asking.asked(item)
-                if asked.device == "cpu" or _asking.gpus() >= asked.nproc:
+                asked = _asking.asked(item) if case is None else _case.asked_by(case(item.name), self.limit)
+                if asked.device == "cpu" or gpus() >= asked.nproc:
                     self.ranks.warm(asked, self._modules(item))
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
                 self._problem = error
         try:
-            return (yield)
+            with _case.hosted(self):
+                return (yield)
         finally:
             self._item = None
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if item.get_closest_marker("elastic") is None:
-            return
-        if self._problem is not None:
+        if self._problem is not None and (_asking.case_of(item) or item.get_closest_marker("elastic")):
             problem, self._problem = self._problem, None
             raise problem
+        if item.get_closest_marker("elastic") is None:
+            return
         asked = _asking.asked(item)
         if not hasattr(item, "pyfuncitem") and getattr(item, "_testcase", None) is not None:
             raise pytest.UsageError(
                 f"{item.nodeid} is of unittest: derive its class from ElasticTestCase instead of a marker"
             )
-        if asked.device == "cuda" and (there := _asking.gpus()) < asked.nproc:
+        if asked.device == "cuda" and (there := gpus()) < asked.nproc:
             pytest.skip(
                 f"nproc={asked.nproc} needs as many GPUs, and {there or 'none'} {'is' if there < 2 else 'are'} here"
             )
@@ -127,14 +130,13 @@ class Plugin:
         call = self._new_call(item, asked, function, made)
         try:
             told = self.ranks.run(asked, call, function, args, sent, self._modules(item))
-        except _travel.CannotTravelError as refusal:
+        except CannotTravelError as refusal:
             if is_body:
                 raise pytest.fail.Exception(str(refusal), pytrace=False) from None
             raise refusal.with_traceback(None) from None
         self._forward(item, call, told)
         if told.error is not None:
-            _note(item, told)
-            raise told.error
+            raise self.shown(told.error, told)
         if (stop := told.stop()) is not None:
             reason, outcome = stop
             if outcome.kind == "xfailed":
@@ -142,6 +144,27 @@ class Plugin:
             raise pytest.skip.Exception(reason, _use_item_location=True)
         values = {rank: _ranks.value_of(each) for rank, each in sorted(told.outcomes.items())}
         return Results(values, dict.fromkeys(values, Place(0, host_name(), self._calls - 1, 0)))
+
+    # For cases of unittest: see `_case.Host`.
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a test may take which does not say it."""
+        return _asking.defaults(self._config).timeout
+
+    def run_case(self, case: _case.ElasticTestCase, asked: Asked, args: tuple[Any, ...]) -> _ranks.Told:
+        item = self._item
+        call = evolve(self._new_call(item, asked, getattr(type(case), case._testMethodName), ()), device="cpu")
+        try:
+            told = self.ranks.run(asked, call, _cases.run_case, args, {}, self._modules(item))
+        except CannotTravelError as refusal:
+            raise refusal.with_traceback(None) from None
+        self._forward(item, call, told)
+        return told
+
+    def shown(self, error: RanksFailed, told: _ranks.Told) -> RanksFailed:
+        _note(self._item, told)
+        return error
 
     def _new_call(self, item: Any, asked: Asked, function: Callable[..., Any], made: tuple[str, ...]) -> Call:
         config, option = self._config, self._config.option
@@ -190,18 +213,7 @@ class Plugin:
         for message, category, file, line in first.warnings if first is not None else ():
             warnings.warn_explicit(message, category, file, line)
         if told.dirt:
-            self._warn_of_dirt(item, call, told)
-
-    def _warn_of_dirt(self, item: Any, call: Call, told: _ranks.Told) -> None:
-        alike: dict[tuple[str, ...], list[int]] = {}
-        for rank, what in told.dirt.items():
-            alike.setdefault(what, []).append(rank)
-        text = "; ".join(f"{ranks_named(ranks)} {_with_and(what)}" for what, ranks in alike.items())
-        message = (
-            f"{item.nodeid}: {text}. New workers take the place of these: undo it at the test's end (monkeypatch, "
-            "try/finally)"
-        )
-        warnings.warn_explicit(DirtyWorkerWarning(message), None, call.file, call.line)
+            told.warn_of_dirt(call)
 
     # Reports.
 
@@ -211,7 +223,7 @@ class Plugin:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         error = call.excinfo.value if call.excinfo is not None else None
-        if isinstance(error, _failures.RanksFailed) and report.longrepr is not None and not report.skipped:
+        if isinstance(error, RanksFailed) and report.longrepr is not None and not report.skipped:
             assert call.excinfo is not None
             report.longrepr = _failures.representation(error, _callers(item, call.excinfo))
         told = item.stash.get(_TOLD, None)
@@ -301,8 +313,8 @@ class Elastic:
         given = {name: value for name, value in given.items() if value is not None}
         if group != "":
             given["group"] = group
-        asked = _marks.asked("elastic(...)", _asking.asked(plugin._item), given, _asking.known())
-        if asked.device == "cuda" and (there := _asking.gpus()) < asked.nproc:
+        asked = _asked.asked("elastic(...)", _asking.asked(plugin._item), given, _asking.known())
+        if asked.device == "cuda" and (there := gpus()) < asked.nproc:
             pytest.skip(f"nproc={asked.nproc} needs as many GPUs, and {there or 'none'} are here")
         return plugin.call(asked, function, args, kwargs, is_body=False)
 
@@ -346,7 +358,7 @@ def _callers(item: Any, info: pytest.ExceptionInfo[BaseException]) -> Any:
     if "elastic" not in getattr(item, "fixturenames", ()):
         return None
     error = info.value
-    assert isinstance(error, _failures.RanksFailed)
+    assert isinstance(error, RanksFailed)
     plain = _CalledError(f"{len(error.failures)} of {error.size} ranks failed").with_traceback(info.tb)
     found = item.repr_failure(pytest.ExceptionInfo.from_exception(plain))
     return found if hasattr(found, "chain") else None
@@ -358,10 +370,6 @@ class _CalledError(Exception):
 
 _CalledError.__name__ = _CalledError.__qualname__ = "RanksFailed"
 _CalledError.__module__ = "elasticlib.testing"
-
-
-def _with_and(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _ini(config: Any, name: str) -> str:

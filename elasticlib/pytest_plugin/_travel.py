@@ -7,30 +7,25 @@ pytest's process.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from elasticlib._stack_text import is_library
-from elasticlib.errors import ElasticError
-from elasticlib.pytest_plugin._call import Patch
+from elasticlib.pytest_plugin.rank import _run
 from elasticlib.pytest_plugin.rank._modules import Place, Setting
-from elasticlib.workers.child._results import Pickler
+from elasticlib.testing.ranks._call import Patch
+from elasticlib.testing.ranks._refusal import CannotTravelError, why_not
 
 _REWRITER = "AssertionRewritingHook"
 _INI = ("python_files", "truncation_limit_lines", "truncation_limit_chars", "verbosity_assertions")
 _patches: weakref.WeakSet[Any] = weakref.WeakSet()
 """All of pytest's ``MonkeyPatch`` since `watch_patches`."""
-
-
-class CannotTravelError(ElasticError, TypeError):
-    """A value that a test's ranks need cannot be sent to them."""
 
 
 def setting_of(config: Any) -> Setting:
@@ -92,6 +87,23 @@ def explaining(config: Any) -> tuple[str, ...]:
         if isinstance(each.plugin, ModuleType) and name in sys.modules and not name.startswith("_pytest."):
             found.append(name)
     return tuple(found)
+
+
+class Work:
+    """What workers do for tests of pytest; see `Ranks`."""
+
+    run = staticmethod(_run.run)
+
+    def __init__(self, config: Any) -> None:
+        self._setting = setting_of(config)
+        self._explains = explaining(config)
+        self._modules = Modules()
+
+    def preparation(self, always: Sequence[ModuleType]) -> tuple[object, Any, tuple[Any, ...]]:
+        """How workers get to know the modules that they will need."""
+        known = self._modules.look(always)
+        names = tuple(module.__name__ for module in always)
+        return (len(known), names), _run.prepare, (self._setting, known, self._explains, names)
 
 
 # What monkeypatch has changed.
@@ -177,15 +189,6 @@ def _short(value: object) -> str:
     except Exception:
         text = object.__repr__(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def why_not(value: Any) -> str:
-    """Why *value* cannot be sent; empty where it can."""
-    try:
-        Pickler(io.BytesIO()).dump(value)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 # The rest.

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from elasticlib.pytest_plugin._call import Call
+from elasticlib.testing.ranks._call import Call
 from elasticlib.workers.child import _pooled
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from elasticlib.pytest_plugin._call import Call
 from elasticlib.pytest_plugin.rank import _modules
+from elasticlib.testing.ranks._call import Call
 
 _CAPTURES = {"capsys": "SysCapture", "capsysbinary": "SysCaptureBinary", "capfd": "FDCapture"}
 _CAPTURES["capfdbinary"] = "FDCaptureBinary"

@@ -12,19 +12,17 @@ import contextlib
 import importlib
 import inspect
 import os
-import random
-import sys
+import unittest
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any
 
 from attrs import evolve
 
-from elasticlib._stack_text import is_library
 from elasticlib.pytest_plugin import _torch_modes
-from elasticlib.pytest_plugin._call import Call, Failure, Outcome, Patch, Style
-from elasticlib.pytest_plugin.rank import _coverage, _debugger, _isolation, _made, _modules
+from elasticlib.pytest_plugin.rank import _debugger, _made, _modules, _threads
+from elasticlib.testing.ranks import _outcomes, _plain
+from elasticlib.testing.ranks._call import Call, Failure, Outcome, Patch, Style
 from elasticlib.workers.child import _function, _report, _results
 
 
@@ -34,19 +32,15 @@ def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
         import torch
 
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    before = _isolation.look() if call.checks else {}
-    with _coverage.measured(call) as measured:
-        outcomes = _outcomes(call, function, args, kwargs)
-    dirt = _isolation.changes(before) if call.checks else ()
-    return [evolve(outcomes[0], dirt=dirt, coverage=measured()), *outcomes[1:]]
+    return _plain.watched(call, lambda: _on_ranks(call, function, args, kwargs))
 
 
-def _outcomes(
+def _on_ranks(
     call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[Outcome]:
     """As `run`, with the test's surroundings."""
     rank = int(os.environ["RANK"])
-    seed(call.seed + rank)
+    _outcomes.seed(call.seed + rank)
     item = _made.Item()
     with contextlib.ExitStack() as stack:
         caught = stack.enter_context(warnings.catch_warnings(record=True))
@@ -63,8 +57,6 @@ def _outcomes(
             return _called(call, lambda: _returned(function(*args, **given)))
 
         if call.threads:
-            from elasticlib.pytest_plugin.rank import _threads
-
             outcomes = _threads.on_each(call.threads, on_rank)
         else:
             outcomes = [on_rank(rank)]
@@ -91,17 +83,6 @@ def _returned(value: Any) -> Any:
     return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
-def seed(value: int) -> None:
-    """Seed all generators that a test may draw from."""
-    random.seed(value)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(value % 2**32)
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(value)
-
-
 def _called(call: Call, function: Callable[[], Any]) -> Outcome:
     import pytest
 
@@ -110,13 +91,18 @@ def _called(call: Call, function: Callable[[], Any]) -> Outcome:
         if value is not None:
             return Outcome("passed", value=_results.pack_result(value, ()))
         return Outcome("passed")
-    except (pytest.skip.Exception, pytest.xfail.Exception) as stop:
+    except (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest) as stop:
         kind = "xfailed" if isinstance(stop, pytest.xfail.Exception) else "skipped"
-        return Outcome(kind, reason=str(stop), place=_place(_function.user_part(stop), call))
+        return Outcome(kind, reason=str(stop), place=_outcomes.place(_function.user_part(stop), call))
     except SystemExit as stop:
         if stop.code in (None, 0):
             return Outcome("passed")
+        if call.threads and _threads.is_end(stop):
+            return Outcome("ended", reason="ended in a collective, as another rank had stopped")
         return Outcome("failed", failure=failure_of(call, stop))
+    except _outcomes.PartsError as several:
+        parts = tuple((what, failure_of(call, error)) for what, error in several.parts)
+        return Outcome("failed", failure=parts[0][1], parts=parts)
     except BaseException as error:
         return Outcome("failed", failure=failure_of(call, error))
 
@@ -125,28 +111,7 @@ def failure_of(call: Call, error: BaseException) -> Failure:
     """*error*, with a look at it in the debugger where that is asked for."""
     error = error.with_traceback(_function.user_part(error))
     was_debugged = call.debug and _debugger.look_at(error)
-    name, text = _report.qualified_name(type(error)), _report.text_of(error)
-    file, line = _place(error.__traceback__, call)
-    return Failure(
-        error=_results.pack_exception(error, ()),
-        kind=name,
-        message=f"{name}: {text}" if text else name,
-        file=file,
-        line=line,
-        representation=_represented(error, call),
-        is_secondary=_report.is_secondary(error),
-        was_debugged=was_debugged,
-    )
-
-
-def _place(trace: TracebackType | None, call: Call) -> tuple[str, int]:
-    """The innermost line of the user's own code."""
-    found = call.file, call.line
-    while trace is not None:
-        if not is_library(trace.tb_frame.f_code.co_filename):
-            found = trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        trace = trace.tb_next
-    return found
+    return _outcomes.failure(call, error, _represented(error, call), was_debugged=was_debugged)
 
 
 def _represented(error: BaseException, call: Call) -> Any:
@@ -216,5 +181,5 @@ def prepare(
             importlib.import_module(name)
 
 
-for _file in (__file__, _made.__file__, _coverage.__file__, _debugger.__file__, asyncio.runners.__file__):
+for _file in (__file__, _made.__file__, _debugger.__file__, asyncio.runners.__file__):
     _function.OWN_FILES.add(_file)

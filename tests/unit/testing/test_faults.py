@@ -18,7 +18,7 @@ from elasticlib.testing import Break, Cut, FailWorker, FaultPlan, Kill, Pause, S
 
 @given(plan=strategies.fault_plans())
 def test_a_plan_prints_as_the_code_that_makes_it(plan: FaultPlan) -> None:
-    assert plan == eval(repr(plan), vars(elasticlib.testing))
+    assert plan == eval(repr(plan), {name: getattr(elasticlib.testing, name) for name in elasticlib.testing.__all__})
 
 
 @given(plan=strategies.fault_plans())
@@ -102,8 +102,10 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
         FaultPlan.from_json(text)
 
 
-def test_importing_the_package_loads_neither_torch_nor_hypothesis() -> None:
-    code = "import elasticlib.testing, sys; print({'torch', 'hypothesis', 'numpy'} & set(sys.modules))"
+@pytest.mark.parametrize("names", ["SimulatedCluster", "ElasticTestCase", "RanksFailed, DirtyWorkerWarning"])
+def test_the_package_loads_neither_torch_nor_hypothesis_nor_pytest(names: str) -> None:
+    heavy = "{'torch', 'hypothesis', 'numpy', 'pytest', '_pytest'}"
+    code = f"from elasticlib.testing import {names}\nimport sys\nprint({heavy} & set(sys.modules))"
 
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 

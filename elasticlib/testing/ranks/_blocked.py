@@ -16,6 +16,7 @@ from attrs import frozen
 from elasticlib._stack_text import is_library
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) [^\n]*\(most recent call first\):\n", re.MULTILINE)
+_IDENTITY = re.compile(r"0x[0-9a-f]+")
 _FRAME = re.compile(r'^ +File "([^"\n]+)", line (\d+),? in (\S+)', re.MULTILINE)
 _COLLECTIVES = re.compile(
     r"/torch/distributed/(?:distributed_c10d|_functional_collectives|nn/functional|algorithms/.*|tensor/.*)\.py$"
@@ -75,6 +76,18 @@ def _of_the_test(frames: tuple[tuple[str, int, str], ...]) -> tuple[tuple[str, i
     """Without the frames that call the test: those below the outermost one of the user's."""
     own = [index for index, frame in enumerate(frames) if not is_library(frame[0])]
     return frames[: own[-1] + 1] if own else frames
+
+
+def of_threads(text: str, ranks: Mapping[int, int]) -> dict[int, str]:
+    """Of the stacks *text* of one process by rank that of its thread; *ranks*: {a thread's identity: its rank}."""
+    starts = list(_THREAD.finditer(text))
+    ends = [*(each.start() for each in starts[1:]), len(text)]
+    found = {}
+    for start, end in zip(starts, ends, strict=True):
+        identity = _IDENTITY.search(start[0])
+        if identity is not None and int(identity[0], 16) in ranks:
+            found[ranks[int(identity[0], 16)]] = text[start.start() : end]
+    return dict(sorted(found.items()))
 
 
 def told(stacks: Mapping[int, str]) -> list[str]:

@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from elasticlib.pytest_plugin._call import Call
+from elasticlib.testing.ranks._call import Call
 
 _made: tuple[bytes, Any] = (b"", None)
 """Settings, and the measurement with them."""

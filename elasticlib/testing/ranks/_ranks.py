@@ -2,7 +2,7 @@
 The ranks of a session's tests: pools that stay warm, and one test after the other on them.
 
 Rules of this file: a test ends at its limit, whatever its ranks do; whoever cannot serve another one is replaced, by
-the next test that needs it; where pytest's process is interrupted, nothing is left.
+the next test that needs it; where the tests' own process is interrupted, nothing is left.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import os
 import pickle
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
@@ -23,11 +24,13 @@ from elasticlib._wire import Message
 from elasticlib.errors import ChildFailedError, PicklingError
 from elasticlib.pools import Pool
 from elasticlib.pools._crew import Crew
-from elasticlib.pytest_plugin import _asking, _blocked, _failures, _sharing, _travel
-from elasticlib.pytest_plugin._call import Call, Outcome
-from elasticlib.pytest_plugin._marks import Asked
-from elasticlib.pytest_plugin.rank import _run
 from elasticlib.spec import LaunchConfig
+from elasticlib.testing.ranks import _blocked, _failed, _sharing
+from elasticlib.testing.ranks._asked import Asked
+from elasticlib.testing.ranks._call import Call, Failure, Outcome
+from elasticlib.testing.ranks._gpus import gpus
+from elasticlib.testing.ranks._meeting import MEETING, Meeting
+from elasticlib.testing.ranks._refusal import refusal
 from elasticlib.workers.child import _results
 
 _AFTER_FIRST = 1.0
@@ -42,7 +45,7 @@ class Told:
     """What came of a test."""
 
     outcomes: Mapping[int, Outcome]
-    error: _failures.RanksFailed | None
+    error: _failed.RanksFailed | None
     output: Mapping[int, str]
     """By rank, what it wrote."""
     dirt: Mapping[int, tuple[str, ...]]
@@ -58,6 +61,43 @@ class Told:
         everyone = len(alike) == len(self.outcomes)
         return ("" if everyone else f"{_blocked.ranks_named(alike)}: ") + found[rank].reason, found[rank]
 
+    def parts(self) -> list[tuple[Any, _failed.RanksFailed]]:
+        """The failures of each part of the test: see `PartsError`."""
+        if self.error is None:
+            return []
+        found: dict[str, tuple[Any, dict[int, _failed.Told]]] = {}
+        for rank, whole in self.error.told.items():
+            outcome = self.outcomes.get(rank)
+            parts = [(what, _told(failure)) for what, failure in outcome.parts] if outcome is not None else []
+            for what, told in parts or [(None, whole)]:
+                found.setdefault(repr(what), (what, {}))[1].setdefault(rank, told)
+        # What others' failures have brought about stands beside these, and is no news.
+        own = [each for each in found.values() if not all(told.is_secondary for told in each[1].values())]
+        return [(what, _failed.failed(each, self.error.size, self.error.notes)) for what, each in own or found.values()]
+
+    def warn_of_dirt(self, call: Call) -> None:
+        """Say what the test has left behind."""
+        alike: dict[tuple[str, ...], list[int]] = {}
+        for rank, what in self.dirt.items():
+            alike.setdefault(what, []).append(rank)
+        text = "; ".join(f"{_blocked.ranks_named(ranks)} {_with_and(what)}" for what, ranks in alike.items())
+        message = (
+            f"{call.test}: {text}. New workers take the place of these: undo it at the test's end (monkeypatch, "
+            "try/finally)"
+        )
+        warnings.warn_explicit(_failed.DirtyWorkerWarning(message), None, call.file, call.line)
+
+
+class Work(Protocol):
+    """What workers do for the tests of a session."""
+
+    @property
+    def run(self) -> Callable[..., list[Outcome]]:
+        """Called on each rank with the `Call`, the test's function, its arguments and its named arguments."""
+
+    def preparation(self, always: Sequence[ModuleType]) -> tuple[object, Callable[..., object], tuple[Any, ...]]:
+        """What each worker calls before the first test, and again where what stands in front is another value."""
+
 
 @define
 class _Progress:
@@ -66,7 +106,7 @@ class _Progress:
     until: float
     """When it has to be over."""
     outcomes: dict[int, Outcome] = field(factory=dict)
-    told: dict[int, _failures.Told] = field(factory=dict)
+    told: dict[int, _failed.Told] = field(factory=dict)
     notes: list[str] = field(factory=list)
 
     def has_stopped(self) -> bool:
@@ -77,17 +117,18 @@ class _Progress:
 class Ranks:
     """All ranks of a session."""
 
-    def __init__(self, config: Any, terminal: Callable[[bool], Sequence[int]]) -> None:
-        self._setting = _travel.setting_of(config)
-        self._explains = _travel.explaining(config)
-        self._modules = _travel.Modules()
+    def __init__(self, work: Work, terminal: Callable[[bool], Sequence[int]]) -> None:
+        self._work = work
         self._pools: dict[tuple[int, str], Pool] = {}
-        self._prepared: dict[Crew, tuple[int, tuple[str, ...]]] = {}
+        self._prepared: dict[Crew, object] = {}
         self._terminal = terminal
         """Gives the terminal's descriptors for stdin and stdout to a debugger (True), or takes them back (False)."""
         self._debugging: int | None = None
+        self._meeting = Meeting()
+        self._threads: dict[int, int] = {}
+        """Ranks of the test that are threads, by the identity of these."""
         self.interrupted: list[str] = []
-        """Where the ranks were when pytest was interrupted."""
+        """Where the ranks were when the tests were interrupted."""
 
     # Who there is.
 
@@ -103,7 +144,7 @@ class Ranks:
 
     def _share(self, asked: Asked) -> _sharing.Share:
         """The GPUs for *asked*."""
-        return _sharing.share(_asking.gpus(), asked.nproc, *_sharing.place(os.environ))
+        return _sharing.share(gpus(), asked.nproc, *_sharing.place(os.environ))
 
     @contextlib.contextmanager
     def _turn(self, asked: Asked) -> Iterator[None]:
@@ -122,19 +163,18 @@ class Ranks:
 
     def _prepare(self, crew: Crew, always: Sequence[ModuleType]) -> None:
         """Have the workers know the modules that they will need."""
-        known = self._modules.look(always)
-        names = tuple(module.__name__ for module in always)
-        if self._prepared.get(crew) == (len(known), names):
+        state, prepare, args = self._work.preparation(always)
+        if self._prepared.get(crew) == state:
             return
-        self._prepared = {each: count for each, count in self._prepared.items() if not each.job.done()}
-        crew.ask(range(len(crew)), _run.prepare, (self._setting, known, self._explains, names), {}, by_all=False)
+        self._prepared = {each: former for each, former in self._prepared.items() if not each.job.done()}
+        crew.ask(range(len(crew)), prepare, args, {}, by_all=False)
         answers: list[Any] = []
         while len(answers) < len(crew):
             answers += crew.answers()
         for answer in answers:
             if answer.failed():
                 raise crew.error(_TITLE, answers)
-        self._prepared[crew] = len(known), names
+        self._prepared[crew] = state
 
     def close(self, *, hurry: bool) -> None:
         """End all of them."""
@@ -163,19 +203,21 @@ class Ranks:
             group = (None, None) if asked.threads or asked.group is None else (asked.group, asked.backend)
             crew.on_ask = self._on_ask
             try:
-                crew.ask(range(len(crew)), _run.run, (call, function, args, dict(kwargs)), {}, group=group)
+                crew.ask(range(len(crew)), self._work.run, (call, function, args, dict(kwargs)), {}, group=group)
             except PicklingError as error:
-                raise _refusal(call, function, args, kwargs, error) from error
+                raise refusal(call, function, args, kwargs, error) from error
             progress = _Progress(time.monotonic() + asked.timeout)
             try:
                 self._wait(crew, progress, asked)
             except KeyboardInterrupt:
                 with contextlib.suppress(Exception):
                     self.interrupted = _blocked.told(crew.job.stacks(_STACKS_LIMIT))
-                crew.spoilt = "pytest was interrupted"
+                crew.spoilt = "the tests were interrupted"
                 raise
             finally:
                 self._debugging = None
+                self._meeting.close()
+                self._threads = {}
             dirt = {rank: each.dirt for rank, each in progress.outcomes.items() if each.dirt}
             if dirt:
                 crew.spoilt = crew.spoilt or "a test left something behind"
@@ -188,7 +230,7 @@ class Ranks:
         failed = None
         if progress.told:
             size = call.threads or asked.nproc
-            failed = _failures.failed(progress.told, size, progress.notes)
+            failed = _failed.failed(progress.told, size, progress.notes)
         return Told(progress.outcomes, failed, output, dirt)
 
     def _wait(self, crew: Crew, progress: _Progress, asked: Asked) -> None:
@@ -205,6 +247,7 @@ class Ranks:
                 progress.until += time.monotonic() - began  # who looks at a rank takes the time that it takes
             for answer in answers:
                 self._note(crew, progress, answer)
+            self._meeting.look(len(crew), progress.outcomes, is_over=progress.has_stopped())
             if not answers and self._debugging is None and time.monotonic() >= progress.until:
                 self._give_up(crew, progress, asked)
                 return
@@ -216,9 +259,12 @@ class Ranks:
             had_stopped = progress.has_stopped()
             progress.outcomes[rank] = outcome
             failure = outcome.failure
+            if outcome.kind == "late":
+                crew.spoilt = f"rank {rank} did not end"
+            if outcome.kind in ("ended", "late"):
+                progress.notes.append(f"rank {rank}: {outcome.reason}")
             if failure is not None:
-                error = _results.unpack_exception(failure.error) or RuntimeError(failure.message)
-                progress.told[rank] = _failures.told(failure, error)
+                progress.told[rank] = _told(failure)
             if progress.has_stopped() and not had_stopped:
                 progress.until = min(progress.until, time.monotonic() + _AFTER_FIRST)
 
@@ -230,7 +276,7 @@ class Ranks:
             progress.outcomes.pop(rank, None)
             text = "\n".join([each.summary(), *([each.traceback] if each.traceback else []), *each.log_tail])
             lost = RuntimeError(each.summary(with_place=False))
-            progress.told[rank] = _failures.Told(each.summary(with_place=False), "", 0, text, lost)
+            progress.told[rank] = _failed.Told(each.summary(with_place=False), "", 0, text, lost)
         left = [rank for rank in range(len(crew)) if rank not in progress.outcomes and rank not in progress.told]
         if left:
             progress.notes.append(f"{_blocked.ranks_named(left)}: ended, as a rank of the group was gone")
@@ -244,27 +290,37 @@ class Ranks:
         late = {
             rank: stacks.get(rank, "(it has just ended)") for rank in range(len(crew)) if rank not in progress.outcomes
         }
+        ended_ranks = set(progress.outcomes)
+        if self._threads:  # of which the one process has told nothing yet
+            late = _blocked.of_threads(stacks.get(0, ""), self._threads) or late
+            ended_ranks = set(self._threads.values()) - late.keys()
+        late |= dict.fromkeys(self._meeting.waiting & late.keys(), "(it has ended, and waits for the others)")
         crew.spoilt = f"{_blocked.ranks_named(late)} did not end"
         where = _blocked.told(late)
         if progress.has_stopped():
             progress.notes += ["did not end after that, and were ended:", *where]
             return
-        ended = f"; {_blocked.ranks_named(progress.outcomes)} ended" if progress.outcomes else ""
+        ended = f"; {_blocked.ranks_named(ended_ranks)} ended" if ended_ranks else ""
         message = f"timeout of {asked.timeout:g} s: {_blocked.in_short(late)}{ended}"
         lines = [f"The ranks have not ended within {asked.timeout:g} s{ended}. They were at:", "", *where]
         for rank, text in late.items():
             own = _blocked.blocked(text).own()
             file, line = (own[0], own[1]) if own is not None else ("", 0)
-            progress.told[rank] = _failures.Told(message, file, line, "\n".join(lines), TimeoutError(message))
+            progress.told[rank] = _failed.Told(message, file, line, "\n".join(lines), TimeoutError(message))
         first = progress.told[min(late)]
         # One failure, though they are at several places: told once.
         progress.told = {
-            rank: _failures.Told(message, first.file, first.line, first.representation, each.error)
+            rank: _failed.Told(message, first.file, first.line, first.representation, each.error)
             for rank, each in progress.told.items()
         }
 
     def _on_ask(self, rank: int, message: Message) -> tuple[Message, tuple[int, ...]]:
-        """What a rank wants of the terminal."""
+        """What a rank wants: of the terminal, or of the others."""
+        if message.get("wants") == "threads":
+            self._threads = {identity: rank for rank, identity in enumerate(message["threads"])}
+            return {}, ()
+        if str(message.get("wants")) in MEETING:
+            return self._meeting.come(rank, message)
         if message.get("wants") == "no terminal":
             self._debugging = None
             self._terminal(False)
@@ -273,6 +329,14 @@ class Ranks:
             return {"has": False}, ()
         self._debugging = rank
         return {"has": True}, tuple(descriptors)
+
+
+def _told(failure: Failure) -> _failed.Told:
+    return _failed.told(failure, _results.unpack_exception(failure.error) or RuntimeError(failure.message))
+
+
+def _with_and(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _files(crew: Crew) -> dict[int, str]:
@@ -301,21 +365,6 @@ def _since(file: str, offset: int) -> str:
             return stream.read().decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _refusal(
-    call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: PicklingError
-) -> _travel.CannotTravelError:
-    parts = {f"fixture or argument {name!r}": value for name, value in kwargs.items()}
-    parts |= {f"argument {index}": value for index, value in enumerate(args)}
-    for what, value in parts.items():
-        if problem := _travel.why_not(value):
-            return _travel.CannotTravelError(
-                f"{what} of {call.test}, a {type(value).__qualname__}, cannot travel to the ranks: {problem}; make "
-                "it in the test's function, or have the fixture return what it is made of"
-            )
-    name = getattr(function, "__qualname__", repr(function))
-    return _travel.CannotTravelError(f"{name} of {call.test} cannot travel to the ranks: {error}")
 
 
 def value_of(outcome: Outcome) -> Any:

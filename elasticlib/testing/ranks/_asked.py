@@ -1,5 +1,5 @@
 """
-What a test asks of its ranks: the marker ``elastic``, over pytest's settings. PURE.
+What a test asks of its ranks: by a marker, a call or a class, over settings. PURE.
 
 Rules of this file: what cannot be is refused by the test's name, the value, the rule and the fix; nothing is guessed.
 """

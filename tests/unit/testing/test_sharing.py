@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from elasticlib.pytest_plugin._sharing import Share, place, share
+from elasticlib.testing.ranks._sharing import Share, place, share
 
 
 @given(st.integers(0, 16), st.integers(1, 8), st.integers(1, 8))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib.pytest_plugin._marks import Asked, MarkError, asked, sizes
+from elasticlib.testing.ranks._asked import Asked, MarkError, asked, sizes
 
 WHERE = "elastic marker of test_x.py::test_it"
 

@@ -1,8 +1,8 @@
 """
-What pytest's process and the ranks say to each other of one test: the call, and what came of it on a rank.
+What a test's own process and its ranks say to each other of it: the call, and what came of it on a rank.
 
 Rules of this file: pure data, that is pickled between a launcher and its own workers; importing it loads neither pytest
-nor torch.
+nor torch. What only pytest has (its fixtures, patches and style) is empty without it.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Call:
     """Where its function begins, from 1 on."""
     seed: int
     """Of rank 0; each other one has the next."""
-    device: str
+    device: str = "cpu"
     """``cpu`` or ``cuda``."""
-    made: tuple[str, ...]
+    made: tuple[str, ...] = ()
     """Arguments that each rank makes, of `MADE`."""
-    style: Style
+    style: Style = Style()
     patches: tuple[Patch, ...] = ()
     filters: tuple[Any, ...] = ()
     """``warnings.filters`` of the test."""
@@ -105,12 +105,17 @@ class Outcome:
     """What came of a call on one rank."""
 
     kind: str
-    """``passed``, ``failed``, ``skipped`` or ``xfailed``."""
+    """
+    ``passed``, ``failed``, ``skipped`` or ``xfailed``; of a thread, once another rank had stopped, ``ended`` in a
+    collective, or ``late``: it goes on.
+    """
     value: bytes = b""
     """What the function returned, packed."""
     failure: Failure | None = None
+    parts: tuple[tuple[Any, Failure], ...] = ()
+    """Where several parts of a test have failed, what each is, and how: see `PartsError`."""
     reason: str = ""
-    """Of a skip or an expected failure."""
+    """Of a skip, an expected failure or an end."""
     place: tuple[str, int] = ("", 0)
     """Where that was said."""
     warnings: tuple[Any, ...] = ()

@@ -1,0 +1,297 @@
+"""
+Test cases of unittest whose tests run on every rank of warm workers.
+
+    class TestMean(ElasticTestCase):
+        world_size = 4
+
+        def test_mean(self):
+            dist.init_process_group("gloo", store=dist.FileStore(self.file_name, self.world_size),
+                                    rank=self.rank, world_size=self.world_size)
+            ...
+
+Suites on ``MultiProcessTestCase`` of ``torch.testing._internal`` have the same names here. Rules of this file: the case
+in the tests' own process only asks the ranks, and tells what came of it; pytest takes that over where it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import unittest
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Protocol
+
+from elasticlib.testing import _equality
+from elasticlib.testing.ranks import _asked, _cases, _failed, _meeting, _plain, _ranks
+from elasticlib.testing.ranks._asked import Asked
+from elasticlib.testing.ranks._call import Call
+from elasticlib.testing.ranks._failed import RanksFailed
+from elasticlib.testing.ranks._gpus import gpus
+from elasticlib.testing.ranks._refusal import why_not
+
+__unittest = True
+
+_HERE = -1
+"""The rank of the tests' own process."""
+_as_defined: weakref.WeakKeyDictionary[type, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""The attributes of each class, as its definition made them."""
+
+
+class ElasticTestCase(unittest.TestCase):
+    """
+    Runs each test, with ``setUp``, ``tearDown`` and cleanups, on `world_size` ranks.
+
+    ``class TestIt(ElasticTestCase, timeout=30, group="fresh")``: a test may take 30 seconds, and finds a process group.
+    Options are ``timeout`` (60), ``group`` (None: tests make their own; ``fresh``, ``shared``), ``backend`` (gloo) and
+    ``device`` (``cuda`` where this machine has as many GPUs as there are ranks, else ``cpu``, where none is seen).
+    """
+
+    MAIN_PROCESS_RANK = _HERE
+    rank: int = _HERE
+    """Of this process, from 0 on; `MAIN_PROCESS_RANK` in the tests' own."""
+    file_name: str = ""
+    """An empty file of this test, which all its ranks have, such as for a ``FileStore``."""
+    runs_on_ranks: ClassVar[bool] = True
+    _options: ClassVar[Mapping[str, Any]] = {}
+    _has_stopped = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__()
+        cls._options = {**cls._options, **options}
+        if "nproc" in options:
+            raise _asked.MarkError(f"class {cls.__qualname__}: nproc={options['nproc']!r} is world_size of a class")
+        _checked(f"class {cls.__qualname__}", cls._options)
+        _as_defined[cls] = dict(vars(cls))
+
+    def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
+        super().__init__(method_name if methodName == "runTest" else methodName)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are: a class's own number or property takes the place of this one."""
+        return 2
+
+    # For suites that were written for a process of its own for each test.
+
+    @property
+    def destroy_pg_upon_exit(self) -> bool:
+        """Whether a process group that a test leaves is destroyed at its end, rather than told as left behind."""
+        return True
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def _spawn_processes(self) -> None:
+        """Nothing: the ranks are there."""
+
+    _fork_processes = _spawn_processes
+
+    def _current_test_name(self) -> str:
+        return self._testMethodName
+
+    # What unittest calls of a test.
+
+    @classmethod
+    def makes_group(cls) -> bool:
+        """Whether tests make their process group themselves."""
+        return cls._options.get("group") is None
+
+    def _callSetUp(self) -> None:
+        if self.rank != _HERE:
+            super()._callSetUp()  # type: ignore[misc]
+
+    def _callTestMethod(self, method: Callable[[], object]) -> None:
+        if self.rank == _HERE:
+            self._on_ranks()
+            return
+        try:
+            super()._callTestMethod(method)  # type: ignore[misc]
+        except BaseException:
+            self._has_stopped = True
+            raise
+
+    def _callTearDown(self) -> None:
+        if self.rank != _HERE:
+            # What a rank removes, such as a file, another one may still be using.
+            _meeting.meet(has_stopped=self._has_stopped)
+            super()._callTearDown()  # type: ignore[misc]
+
+    def _on_ranks(self) -> None:
+        kind, host = type(self), _host
+        with tempfile.TemporaryDirectory(prefix="elasticlib-test-") as folder:
+            file_name = os.path.join(folder, "file")
+            with open(file_name, "xb"):
+                pass
+            told = host.run_case(
+                self, asked_by(self, host.limit), (kind, self._testMethodName, file_name, _attributes(kind))
+            )
+        first: BaseException | None = None
+        for what, error in told.parts():
+            if what is None:
+                first = host.shown(error, told)
+                continue
+            message, parameters = what
+            with self.subTest(*(() if message is None else (message,)), **parameters):
+                raise host.shown(error, told) from None
+        if first is not None:
+            raise first from None
+        if (stop := told.stop()) is not None:
+            raise unittest.SkipTest(stop[0])
+
+    # Comparisons, as suites of torch's have them.
+
+    def assertEqual(
+        self,
+        first: Any,
+        second: Any,
+        msg: Any = None,
+        *,
+        atol: float | None = None,
+        rtol: float | None = None,
+        equal_nan: bool = True,
+        exact_dtype: bool = True,
+        exact_device: bool = False,
+    ) -> None:
+        """As of unittest; tensors, floats and what holds them by ``torch.testing.assert_close``."""
+        if not _equality.is_near(first, second):
+            self._plainly_equal(first, second, msg)
+            return
+        options = {"atol": atol, "rtol": rtol, "equal_nan": equal_nan}
+        options |= {"check_dtype": exact_dtype, "check_device": exact_device}
+        _equality.check(self, first, second, msg, options)
+
+    def assertNotEqual(self, first: Any, second: Any, msg: Any = None, **options: Any) -> None:
+        """As of unittest; tensors, floats and what holds them where `assertEqual` would fail."""
+        if not _equality.is_near(first, second):
+            super().assertNotEqual(first, second, msg)
+            return
+        try:
+            self.assertEqual(first, second, **options)
+        except self.failureException:
+            return
+        raise self.failureException(self._formatMessage(msg, f"{first!r} == {second!r}"))
+
+    def _plainly_equal(self, first: Any, second: Any, msg: Any) -> None:
+        super().assertEqual(first, second, msg)
+
+
+def _checked(where: str, options: Mapping[str, Any], size: int = 1) -> Asked:
+    if "threads" in options:
+        raise _asked.MarkError(f"{where}: threads={options['threads']!r} is for tests of pytest with a marker")
+    dist: Any = sys.modules.get("torch.distributed")
+    known = list(getattr(getattr(dist, "Backend", None), "backend_list", ()))
+    return _asked.asked(where, Asked(nproc=size, group=None), options, known)
+
+
+def asked_by(case: ElasticTestCase, limit: float) -> Asked:
+    """
+    What *case* asks of its ranks; *limit*: the seconds that a test may take which does not say it.
+
+    Raises `MarkError`, and ``unittest.SkipTest`` where GPUs are missing.
+    """
+    options = {"timeout": limit, **case._options}
+    size: Any = case.world_size
+    where = f"world_size of {case.id()}"
+    _asked.sizes(where, size)
+    if "device" not in options and "nccl" not in options.get("backend", ""):
+        options["device"] = "cuda" if gpus() >= size else "cpu"
+    asked = _checked(where, options, size)
+    if asked.device == "cuda" and (there := gpus()) < size:
+        raise unittest.SkipTest(f"world_size={size} needs as many GPUs, and {there or 'none'} are here")
+    return asked
+
+
+def _attributes(kind: type) -> dict[str, Any]:
+    """Attributes that *kind* has got since its definition, as by ``setUpClass``: those that can travel."""
+    found = {}
+    for name, value in vars(kind).items():
+        is_new = _as_defined[kind].get(name, _as_defined) is not value
+        is_data = not callable(value) and not isinstance(value, (property, classmethod, staticmethod))
+        if is_new and is_data and not name.startswith(("__", "_class")) and not why_not(value):
+            found[name] = value
+    return found
+
+
+class Host(Protocol):
+    """Who runs tests on ranks, and shows what came of them."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a test may take which does not say it."""
+
+    def run_case(self, case: ElasticTestCase, asked: Asked, args: tuple[Any, ...]) -> _ranks.Told:
+        """`_cases.run_case` with *args* on the ranks of *asked*."""
+
+    def shown(self, error: RanksFailed, told: _ranks.Told) -> BaseException:
+        """What is raised of *error*."""
+
+
+class _Plain:
+    """For tests that unittest runs."""
+
+    def __init__(self) -> None:
+        self.limit = Asked().timeout
+        self._ranks: _ranks.Ranks | None = None
+
+    def run_case(self, case: ElasticTestCase, asked: Asked, args: tuple[Any, ...]) -> _ranks.Told:
+        if self._ranks is None:
+            self._ranks = _ranks.Ranks(_plain.Work(), lambda wanted: ())
+        code = getattr(getattr(type(case), case._testMethodName), "__code__", None)
+        call = Call(
+            test=case.id(),
+            file="" if code is None else code.co_filename,
+            line=0 if code is None else code.co_firstlineno,
+            seed=zlib.crc32(case.id().encode()),
+        )
+        try:
+            told = self._ranks.run(asked, call, _cases.run_case, args, {}, (sys.modules[type(case).__module__],))
+        except KeyboardInterrupt:
+            print(*self._ranks.interrupted, sep="\n", file=sys.stderr)
+            ranks, self._ranks = self._ranks, None
+            ranks.close(hurry=True)
+            raise
+        if told.dirt:
+            told.warn_of_dirt(call)
+        return told
+
+    def shown(self, error: RanksFailed, told: _ranks.Told) -> BaseException:
+        parts = [_failed.text(error)]
+        for rank, text in sorted(told.output.items()):
+            if rank > 0 and text.strip():  # that of rank 0 was shown by itself
+                parts.append(f"output of rank {rank}:\n{text.rstrip()}")
+        is_failure = isinstance(error, AssertionError)
+        found: Any = (_FailedError if is_failure else _EndedError)("\n\n".join(parts))
+        found.failures = error.failures
+        return found  # type: ignore[no-any-return]
+
+
+class _FailedError(AssertionError):
+    pass
+
+
+class _EndedError(Exception):
+    pass
+
+
+for _kind in (_FailedError, _EndedError):
+    _kind.__name__ = _kind.__qualname__ = "RanksFailed"
+    _kind.__module__ = "elasticlib.testing"
+
+_host: Host = _Plain()
+
+
+@contextlib.contextmanager
+def hosted(host: Host) -> Iterator[None]:
+    """Within the block *host* runs the tests."""
+    global _host
+    former, _host = _host, host
+    try:
+        yield
+    finally:
+        _host = former

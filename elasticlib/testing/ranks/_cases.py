@@ -1,0 +1,156 @@
+"""
+One test of unittest on one rank: a case of its own there, run as unittest runs it.
+
+Rules of this file: suites may expect a process of their own for each test, so that what tests usually leave to its end
+(variables, the folder, a process group) is put back; the test has failed if any part of it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import unittest
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from elasticlib._stack_text import is_library
+from elasticlib.testing.ranks._outcomes import PartsError
+from elasticlib.workers.child import _function
+
+__unittest = True
+
+
+class _Result(unittest.TestResult):
+    """What unittest tells of a test, as exceptions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[tuple[Any, BaseException]] = []
+        self.reason: str | None = None
+        """Why it was skipped."""
+
+    def _add(self, what: Any, info: Any) -> None:
+        error: BaseException = info[1]
+        if isinstance(error, SystemExit):
+            if error.code in (None, 0):
+                return
+            if (reason := _skip_of(error.code)) is not None:
+                self.reason = reason
+                return
+        self.parts.append((what, error.with_traceback(_own_part(info[2], isinstance(error, AssertionError)))))
+
+    def addError(self, test: Any, err: Any) -> None:
+        self._add(None, err)
+
+    def addFailure(self, test: Any, err: Any) -> None:
+        self._add(None, err)
+
+    def addExpectedFailure(self, test: Any, err: Any) -> None:
+        self._add(None, err)  # that it was expected is known where it is told
+
+    def addUnexpectedSuccess(self, test: Any) -> None:
+        pass
+
+    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+        if err is not None:
+            message = None if type(subtest._message) is object else str(subtest._message)
+            self._add((message, {name: _portable(value) for name, value in subtest.params.items()}), err)
+
+    def addSkip(self, test: Any, reason: str) -> None:
+        if not hasattr(test, "test_case"):  # else it is a subtest
+            self.reason = reason
+
+
+def run_case(kind: Any, name: str, file_name: str, attributes: Mapping[str, Any]) -> None:
+    """
+    Run the test *name* of the class *kind*, which has *attributes* beside its definition.
+
+    Raises `PartsError` where it fails, and ``unittest.SkipTest``.
+    """
+    result = _Result()
+    with _put_back(kind, attributes):
+        case = kind(name)
+        case.rank, case.file_name = int(os.environ["RANK"]), file_name
+        try:
+            case.run(result)
+        finally:
+            _end_group(kind, case, has_failed=bool(result.parts))
+    if result.parts:
+        raise PartsError(result.parts)
+    if result.reason is not None:
+        raise unittest.SkipTest(result.reason)
+
+
+@contextlib.contextmanager
+def _put_back(kind: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
+    variables, folder = dict(os.environ), os.getcwd()
+    former = {name: vars(kind)[name] for name in attributes if name in vars(kind)}
+    for name, value in attributes.items():
+        setattr(kind, name, value)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            if name in former:
+                setattr(kind, name, former[name])
+            elif name in vars(kind):
+                delattr(kind, name)
+        if os.environ != variables:
+            for name in os.environ.keys() - variables.keys():
+                del os.environ[name]
+            os.environ.update(variables)
+        os.chdir(folder)
+
+
+def _end_group(kind: Any, case: Any, *, has_failed: bool) -> None:
+    """Destroy the process group that the test has made and left."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if kind.makes_group() and dist is not None and dist.is_available() and dist.is_initialized():
+        # One of NCCL's waits for what other ranks have not sent: the worker is replaced instead.
+        if case.destroy_pg_upon_exit and not (has_failed and "nccl" in dist.get_backend()):
+            dist.destroy_process_group()
+
+
+def _skip_of(code: object) -> str | None:
+    """The reason for which torch's decorators end a process with this *code*; None for other codes."""
+    torchs: Any = sys.modules.get("torch.testing._internal.common_distributed")
+    for skip in getattr(torchs, "TEST_SKIPS", {}).values():
+        if skip.exit_code == code:
+            return str(skip.message)
+    return None
+
+
+def _own_part(trace: TracebackType | None, is_assertion: bool) -> TracebackType | None:
+    """*trace* from the user's first frame on, without unittest's own frames at its end."""
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    own = next((index for index, each in enumerate(frames) if not is_library(each.tb_frame.f_code.co_filename)), 0)
+    frames = frames[own:]
+    while is_assertion and len(frames) > 1 and "__unittest" in frames[-1].tb_frame.f_globals:
+        frames.pop()
+    found: TracebackType | None = None
+    for each in reversed(frames):
+        found = TracebackType(found, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return found
+
+
+def _portable(value: Any) -> Any:
+    """*value*, or its text where it may not be known on the other side."""
+    return value if isinstance(value, (str, int, float, bool, type(None))) else _Shown(repr(value))
+
+
+class _Shown:
+    """Stands for a parameter of a subtest."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+_function.OWN_FILES.add(__file__)

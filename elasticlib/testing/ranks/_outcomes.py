@@ -1,0 +1,69 @@
+"""
+What came of a test on a rank, as it is told to the test's own process.
+
+Rules of this file: a failure can be told whatever the exception is; its place is the innermost line of the user's.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from elasticlib._stack_text import is_library
+from elasticlib.testing.ranks._call import Call, Failure
+from elasticlib.workers.child import _function, _report, _results
+
+
+class PartsError(Exception):
+    """
+    Several parts of a test have failed, such as subtests; *parts* has (what it is, exception) of each.
+
+    What a part is: None of the test itself, else ``(message, parameters)`` of a subtest.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Any, BaseException]]) -> None:
+        super().__init__(parts)
+        self.parts = tuple(parts)
+
+
+def seed(value: int) -> None:
+    """Seed all generators that a test may draw from."""
+    random.seed(value)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(value % 2**32)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(value)
+
+
+def failure(call: Call, error: BaseException, representation: Any, *, was_debugged: bool = False) -> Failure:
+    """*error*, whose traceback begins in the user's code, with what is shown of it."""
+    name, text = _report.qualified_name(type(error)), _report.text_of(error)
+    file, line = place(error.__traceback__, call)
+    return Failure(
+        error=_results.pack_exception(error, ()),
+        kind=name,
+        message=f"{name}: {text}" if text else name,
+        file=file,
+        line=line,
+        representation=representation,
+        is_secondary=_report.is_secondary(error),
+        was_debugged=was_debugged,
+    )
+
+
+def place(trace: TracebackType | None, call: Call) -> tuple[str, int]:
+    """The innermost line of the user's own code."""
+    found = call.file, call.line
+    while trace is not None:
+        if not is_library(trace.tb_frame.f_code.co_filename):
+            found = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        trace = trace.tb_next
+    return found
+
+
+_function.OWN_FILES.add(__file__)

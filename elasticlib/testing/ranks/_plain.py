@@ -1,0 +1,76 @@
+"""
+Tests on ranks without pytest: what workers do for them.
+
+Rules of this file: whatever a test does to its worker is undone or told as dirt; an exception of the test's is an
+outcome, with its traceback as Python prints it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import traceback
+import unittest
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from attrs import evolve
+
+from elasticlib.testing.ranks import _coverage, _isolation, _outcomes
+from elasticlib.testing.ranks._call import Call, Failure, Outcome
+from elasticlib.workers.child import _function, _results
+
+
+class Work:
+    """What workers do; see `Ranks`."""
+
+    def __init__(self) -> None:
+        self._modules: dict[str, None] = {}
+
+    @staticmethod
+    def run(call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Outcome]:
+        """What came of *function* on this rank."""
+        _outcomes.seed(call.seed + int(os.environ["RANK"]))
+        return watched(call, lambda: [_called(call, function, args, kwargs)])
+
+    def preparation(self, always: Sequence[ModuleType]) -> tuple[int, Callable[..., object], tuple[Any, ...]]:
+        """Tests' modules are imported, which may take its time: they are found as in the tests' own process."""
+        self._modules |= dict.fromkeys(each.__name__ for each in always if each.__name__ != "__main__")
+        return len(self._modules), _import, (tuple(self._modules),)
+
+
+def _import(modules: Sequence[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+
+
+def watched(call: Call, outcomes: Callable[[], list[Outcome]]) -> list[Outcome]:
+    """*outcomes* of a call, with what it left behind in this process, and what was measured."""
+    before = _isolation.look() if call.checks else {}
+    with _coverage.measured(call) as measured:
+        first, *others = outcomes()
+    is_left = any(each.kind == "late" for each in (first, *others))  # this process serves no other test
+    dirt = _isolation.changes(before) if call.checks and not is_left else ()
+    return [evolve(first, dirt=dirt, coverage=measured()), *others]
+
+
+def _called(call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
+    try:
+        value = function(*args, **kwargs)
+        return Outcome("passed", value=_results.pack_result(value, ()))
+    except unittest.SkipTest as skip:
+        return Outcome("skipped", reason=str(skip), place=_outcomes.place(_function.user_part(skip), call))
+    except _outcomes.PartsError as several:
+        parts = tuple((what, _failure(call, error)) for what, error in several.parts)
+        return Outcome("failed", failure=parts[0][1], parts=parts)
+    except BaseException as error:
+        return Outcome("failed", failure=_failure(call, error))
+
+
+def _failure(call: Call, error: BaseException) -> Failure:
+    error = error.with_traceback(_function.user_part(error))
+    return _outcomes.failure(call, error, "".join(traceback.format_exception(error)))
+
+
+_function.OWN_FILES.add(__file__)

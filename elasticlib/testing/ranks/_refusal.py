@@ -1,0 +1,44 @@
+"""
+What cannot travel to the ranks of a test, and how that is said.
+
+Rules of this file: what cannot travel is refused by its name, before the ranks hear of the test.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from elasticlib.errors import ElasticError, PicklingError
+from elasticlib.testing.ranks._call import Call
+from elasticlib.workers.child._results import Pickler
+
+
+class CannotTravelError(ElasticError, TypeError):
+    """A value that a test's ranks need cannot be sent to them."""
+
+
+def why_not(value: Any) -> str:
+    """Why *value* cannot be sent; empty where it can."""
+    try:
+        Pickler(io.BytesIO()).dump(value)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def refusal(
+    call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: PicklingError
+) -> CannotTravelError:
+    """What to say of a call that cannot be packed."""
+    parts = {f"fixture or argument {name!r}": value for name, value in kwargs.items()}
+    parts |= {f"argument {index}": value for index, value in enumerate(args)}
+    for what, value in parts.items():
+        if problem := why_not(value):
+            return CannotTravelError(
+                f"{what} of {call.test}, a {type(value).__qualname__}, cannot travel to the ranks: {problem}; make "
+                "it in the test's function, or have the fixture return what it is made of"
+            )
+    name = getattr(function, "__qualname__", repr(function))
+    return CannotTravelError(f"{name} of {call.test} cannot travel to the ranks: {error}")
