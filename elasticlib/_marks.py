@@ -16,6 +16,11 @@ from attrs import frozen
 
 _NAME = "elasticlib"
 _ANY = re.compile(rf"\x1b_{_NAME};[^\x1b]*\x1b\\([^\x1b]*)\x1b_{_NAME};[^\x1b]*\x1b\\")
+# One for all launches: Python keeps hundreds of expressions that were compiled, the user's among them.
+_WHOLE = re.compile(
+    rf"\x1b_{_NAME};([^\x1b;]*);(?:bar;(\d+);([01]);([0-9a-f]*);([0-9a-f]*)\x1b\\\n"
+    rf"|(\d+);(\d+);([01]);([^\x1b]*)\x1b\\([^\x1b]*)\x1b_{_NAME};\1\x1b\\\n)"
+)
 _LABEL = re.compile(r"^\[\d+\] \Z", re.MULTILINE)
 """Tells which rank wrote a line; above what only changes an object it would stand for nothing."""
 _MOST_HELD = 1 << 16
@@ -78,20 +83,19 @@ class Reader:
     """Finds the marks of the launch with this *word* in text that comes in pieces."""
 
     def __init__(self, word: str) -> None:
+        self._word = word
         self._head = f"\x1b_{_NAME};{word};"
-        self._whole = re.compile(
-            rf"{self._head}(?:bar;(\d+);([01]);([0-9a-f]*);([0-9a-f]*)\x1b\\\n"
-            rf"|(\d+);(\d+);([01]);([^\x1b]*)\x1b\\([^\x1b]*)\x1b_{_NAME};{word}\x1b\\\n)"
-        )
         self._held = ""
 
     def feed(self, text: str) -> Iterator[str | Mark | Bar]:
         """What *text* brings, in its order; what may be the begin of a mark comes with its rest."""
         text = self._held + text
         at = 0
-        for found in self._whole.finditer(text):
+        for found in _WHOLE.finditer(text):
+            word, number, is_last, label, state, *mark = found.groups()
+            if word != self._word:
+                continue
             before = text[at : found.start()]
-            number, is_last, label, state, *mark = found.groups()
             if mark[2] == "0":
                 before = _LABEL.sub("", before)
             if before:

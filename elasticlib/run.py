@@ -51,12 +51,14 @@ def launch(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
 
 
 def _launch_with_progress(request: Request) -> None:
-    from elasticlib.cli._terminal import screen
+    from elasticlib.cli._terminal import BETWEEN_BLOCKS, screen
     from elasticlib.job import Job
     from elasticlib.launch import CheckedLaunch
 
     with screen() as shown:
         work = CheckedLaunch(request.config, request.entrypoint, request.args, None, {}, follows_callers=True)
+        if work.console is not None:
+            work.console.gather = BETWEEN_BLOCKS
         job = Job(work)
         with shown(job.status):
             job.run()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _STYLES = {"running": "green", "succeeded": "bold green", "stopped": "yellow"}
 _PER_SECOND = 4
 """Drawings of the rows."""
+BETWEEN_BLOCKS = 0.05
+"""Seconds between two blocks of output above the rows, each of which has these drawn anew."""
 
 
 def why_not(stream: TextIO | None, environ_term: str | None) -> str:

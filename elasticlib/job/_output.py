@@ -44,8 +44,8 @@ added to it: 100,000 lines held its page up for 0.3 s with this limit, for minut
 """
 _MOST_DISPLAYED = 50_000_000
 """Bytes of objects that a notebook's cell shows."""
-_GATHER = 0.03
-"""Seconds of a flow of lines that reach a cell as one message, which costs a kernel as much as many lines do."""
+_GATHER = 0.09
+"""Seconds between two messages to a notebook's front end: each costs the kernel more than a hundred lines do."""
 _NEWLINE = b"\n"
 _TAIL = 8192
 """Bytes at the end of a file in which its last line is looked for."""
@@ -171,6 +171,7 @@ class CallersStream:
         self.word = secrets.token_hex(8) if in_kernel() else ""
         """With which workers mark the objects that they display; empty where only text is shown."""
         self.gather = _GATHER if self.word else GATHER
+        """As of any `Console`; whoever has a stream to which a block is dear may set it before the job begins."""
         self.bar: BarText | None = functools.partial(written_bar, self.word) if self.word else None
         """What it takes for a state of a progress bar."""
         self._target = _Target(self.word)

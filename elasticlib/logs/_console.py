@@ -29,7 +29,7 @@ class Console(Protocol):
     """A `Sink` that is one job's alone, and may want to be told what is still to come."""
 
     gather: float
-    """Seconds for which lines in full flow may be gathered, where a block costs it much."""
+    """Seconds between two blocks where nobody waits for the second, as it costs much."""
     bar: BarText | None
     """What it wants in place of a line that is being rewritten; None: lines only."""
 

@@ -4,14 +4,16 @@ The console's copy of the workers' output: one thread that follows their log fil
 Rules of this file: workers write to files and never wait for us; the console has one writer and gets whole
 lines only; a stream may hold the thread for one block per turn, no longer; what is kept in memory is one open
 line and one block per stream, since the files keep the rest. The thread sleeps until the kernel says that a
-file was written. A sink that fails is written to no more, which is logged once and kept in `Tee.broken`. A fault
-of our own ends the thread and what it followed, is logged once, and the next file begins with a new thread.
+file was written, or, where lines gather, until it is time to look at those that were. A sink that fails is
+written to no more, which is logged once and kept in `Tee.broken`. A fault of our own ends the thread and what it
+followed, is logged once, and the next file begins with a new thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import signal
@@ -51,6 +53,8 @@ class _Stream:
     watch: int | None = None
     polled: bool = False
     """No watch could be had."""
+    flows: bool = False
+    """It is looked at again when lines have gathered, without a notice."""
     position: int = 0
     block: int = _FIRST_BLOCK
     end: int | None = None
@@ -72,7 +76,8 @@ class Tee:
 
     `follow`, `drain_and_forget` and `finish` may be called from any thread. The thread starts with the first
     file. *notify* False polls every 5 to 50 ms instead of asking for the kernel's notice, which is also what
-    happens where no notice is to be had. *gather* is for sinks to which a block costs much, however small it is.
+    happens where no notice is to be had. *gather* is for sinks to which a block is dear: what is written within so
+    many seconds of the last lines waits until they are over, or until somebody waits for it.
     """
 
     def __init__(self, out: Sink, err: Sink, *, notify: bool = True, gather: float = GATHER) -> None:
@@ -94,7 +99,9 @@ class Tee:
         self._watched: dict[int, _Stream] = {}
         self._ready: set[_Stream] = set()
         self._pause = _LEAST_PAUSE
-        self._last_turn = 0.0
+        self._last_found = -math.inf
+        self._is_behind = False
+        """Whether a stream had more than a block."""
 
     def follow(
         self,
@@ -211,6 +218,10 @@ class Tee:
             self._close()
 
     def _await_work(self) -> None:
+        left = self._last_found + self._gather - monotonic()
+        if left > 0 and not self._is_behind and not self._awaited:
+            # Unaware of notices, each of which would cost a wake-up. Whoever waits for lines writes to this descriptor.
+            self._woken.poll(left * 1000)
         for fd, _ in self._poll.poll(self._poll_timeout()):
             if fd == self._wake:
                 os.eventfd_read(self._wake)
@@ -221,7 +232,7 @@ class Tee:
             if not stream.done.is_set():
                 self._streams.add(stream)
                 self._ready.add(stream)
-        self._ready.update(stream for stream in self._streams if stream.polled)
+        self._ready.update(stream for stream in self._streams if stream.polled or stream.flows)
         for asked in list(self._awaited):
             self._ready.update(self._streams & asked.sizes.keys())
 
@@ -236,6 +247,8 @@ class Tee:
         if self._ready or self._queue:
             return 0
         waits = [stream.lines.due - monotonic() for stream in self._streams if stream.lines.due is not None]
+        if any(stream.flows for stream in self._streams):
+            return 0
         if any(stream.polled for stream in self._streams):
             waits.append(self._pause)
         # Rounded up: a wake-up before the due time would spin until it.
@@ -259,8 +272,11 @@ class Tee:
         blocks: dict[Std, list[bytes]] = {Std.OUT: [], Std.ERR: []}
         ended, still, found = [], set(), False
         for stream in self._ready:
-            self._arm(stream)  # before the read, else a write between the two would go unnoticed
-            data = self._read(stream)
+            data = self._read(stream) if stream.flows else b""
+            if not data:
+                self._arm(stream)  # before the read, else a write between the two would go unnoticed
+                data = self._read(stream)
+            stream.flows = bool(data) and self._gather > 0
             found = found or bool(data)
             if data:
                 self._pass_on(stream, stream.lines.feed(data, now), blocks)
@@ -273,7 +289,7 @@ class Tee:
         for stream in self._streams:
             if stream.lines.due is not None:
                 self._pass_on(stream, stream.lines.tick(now), blocks)
-        self._ready = still
+        self._ready, self._is_behind = still, bool(still)
         caught_up = [asked for asked in list(self._awaited) if self._has_read(asked)]
         for stream in {stream for asked in caught_up for stream in asked.sizes} - set(ended):
             self._pass_on(stream, stream.lines.finish(), blocks)
@@ -289,10 +305,9 @@ class Tee:
         if self._inotify is not None:
             # Each notice is followed by the word that its watch ended, which is not worth a wake-up of its own.
             self._note(self._inotify.written())
+        if found:
+            self._last_found = monotonic()  # and not `now`: what a slow console takes is not for the next lines
         self._pause = _LEAST_PAUSE if found else min(2 * self._pause, _LONGEST_PAUSE)
-        if now - self._last_turn < 2 * self._gather and not still:
-            self._woken.poll(self._gather * 1000)  # whoever waits for us does not wait for that
-        self._last_turn = now
 
     def _has_read(self, asked: _CatchUp) -> bool:
         return asked.done.is_set() or all(

@@ -29,10 +29,11 @@ from tests.benchmarks.raised import RAISED
 from tests.benchmarks.recoveries import RECOVERIES
 from tests.benchmarks.restart import RESTART
 from tests.benchmarks.sockets import SOCKETS
+from tests.benchmarks.terminals import TERMINALS
 
 BENCHMARKS = (
     *(RECOVERIES, RESTART, LIFE, CALLS, KILLS, LOGS, SOCKETS, COMMANDS, *FORMING, LOST_NODE, PEERS_TOLD, RAISED),
-    *(*NODES_START, HANDLERS, *FIRST_STEPS, TRAININGS, POOLS),
+    *(*NODES_START, HANDLERS, *FIRST_STEPS, TRAININGS, POOLS, TERMINALS),
 )
 
 

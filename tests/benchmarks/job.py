@@ -132,9 +132,10 @@ def started(
     parent: Path | None = None,
     stdout: int | IO[bytes] | None = None,
     variables: Mapping[str, str] | None = None,
+    terminal: int | None = None,
 ) -> Iterator[Job]:
     """
-    Run *command* as a job, with its output in its folder (or at *stdout*), and with more *variables*.
+    Run *command* as a job, with its output in its folder (or at *stdout*, or on a *terminal*), and with *variables*.
 
     A folder named *parent* marks all jobs in it as one campaign's.
     """
@@ -145,8 +146,8 @@ def started(
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=out if stdout is None else stdout,
-                stderr=err,
+                stdout=next(each for each in (terminal, stdout, out) if each is not None),
+                stderr=err if terminal is None else terminal,
                 env=environment(folder, variables),
                 start_new_session=True,
             )

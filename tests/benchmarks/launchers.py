@@ -39,6 +39,8 @@ class Launcher:
     """What the process that keeps a node's rendezvous has in its environment."""
     learned: str = ""
     """What it says at level INFO when it has learned something of the workers; empty where it never does."""
+    rows: tuple[str, ...] = ()
+    """Options under which it draws a row for each worker; empty where it cannot."""
     python: str = sys.executable
     """The interpreter of its programs."""
 
@@ -56,6 +58,7 @@ ELASTICLIB = Launcher(
     inner=("reaper", "fork server", "spawner"),
     nodes="tests.benchmarks.jobs.our_nodes",
     learned="are learned",
+    rows=("--progress",),
     node_variables={"RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"},
 )
 

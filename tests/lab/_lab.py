@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticlib.workers import _reaper
-from tests.benchmarks.kernels import MARK, everything
+from tests.benchmarks.kernel import MARK, everything
 from tests.process.launches import children, wait_until
 
 if TYPE_CHECKING:

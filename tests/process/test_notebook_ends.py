@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.kernels import LIMIT, Kernel
+from tests.benchmarks.kernel import LIMIT, Kernel
 from tests.process.launches import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]

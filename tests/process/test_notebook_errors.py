@@ -14,7 +14,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tests.benchmarks.kernels import Kernel
+from tests.benchmarks.kernel import Kernel
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 

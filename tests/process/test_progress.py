@@ -11,6 +11,7 @@ import signal
 import struct
 import sys
 import termios
+import time
 from collections.abc import Callable
 
 import pytest
@@ -22,10 +23,11 @@ import os, sys, time
 from elasticlib import progress
 
 rank = int(os.environ["RANK"])
-for step in range(20):
+many = "many" in sys.argv
+for step in range(400 if many else 20):
     progress(step + 1, total=20, loss=1 / (step + 1))
     print(f"rank {rank}: line {step} " + "x" * 100, flush=True)
-    time.sleep(0.02)
+    time.sleep(0.005 if many else 0.02)
 print("\\x1b[2Jerased?", file=sys.stderr, flush=True)
 if rank == 1 and "fail" in sys.argv:
     raise ValueError("rank 1 is unwell")
@@ -81,6 +83,21 @@ def test_rows_stand_below_a_log_that_stays_readable(tmp_path: pathlib.Path) -> N
     assert [["0", "succeeded"], ["1", "succeeded"]] == [row[:2] for row in rows]
     # The temporary folder of their output is gone by then.
     assert ["erased?", "erased?"] == [row[-1] for row in rows]
+
+
+def test_rows_are_not_drawn_anew_for_each_line_above_them(tmp_path: pathlib.Path) -> None:
+    """Drawing them costs more than many lines do: it is done about twenty times in a second at most."""
+    times: list[float] = []
+
+    def note(text: str, _: int) -> None:
+        if "rank 0: line 0" in text and "rank 0: line 399" not in text:
+            times.append(time.monotonic())
+
+    status, text = on_a_terminal(tmp_path, "many", seen=note)
+
+    assert status == 0
+    drawn = text.partition("rank 0: line 1 ")[2].partition("rank 0: line 399")[0].count("train.py: ")
+    assert drawn <= 5 + (20 + 4) * (times[-1] - times[0])
 
 
 def test_after_a_failure_the_rows_stay_and_the_report_follows(tmp_path: pathlib.Path) -> None:

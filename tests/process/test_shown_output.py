@@ -142,6 +142,27 @@ def printed(*cells: str, folder: Path) -> list[str]:
     return ["".join(texts) for texts in shown]
 
 
+COUNTS = """
+flushes, flush = [], sys.stdout.flush
+sys.stdout.flush = lambda: (flushes.append(1), flush())
+began = time.monotonic()
+"""
+
+
+def test_a_kernel_is_not_kept_busy_by_its_workers_lines(tmp_path: Path) -> None:
+    """A message to the front end costs more than a hundred lines: there are about ten in a second at most."""
+    talked, told = printed(
+        f"{COUNTS}elastic_launch(settings(show='all'), talks)(300, 0.005)",
+        "del sys.stdout.flush\nprint(len(flushes) <= 5 + (time.monotonic() - began) / 0.09, len(flushes))",
+        folder=tmp_path,
+    )
+
+    assert sorted(talked.splitlines()) == sorted(
+        f"[{rank}] line {n} of {rank}" for n in range(300) for rank in range(2)
+    )
+    assert told.startswith("True")
+
+
 def test_a_cell_shows_its_own_calls_output_and_no_other(tmp_path: Path) -> None:
     called, everyone, captured, started, meanwhile, awaited, pooled, again, progress = printed(
         "elastic_launch(settings(), talks)();",

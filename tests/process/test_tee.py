@@ -286,8 +286,9 @@ def test_a_line_is_on_the_console_within_five_milliseconds(console: Console, log
     assert statistics.median(behind) <= 0.005
 
 
-def test_an_idle_tee_does_not_wake_up(console: Console, log: Path) -> None:
-    tee = Tee(console, console)
+@pytest.mark.parametrize("gather", [0.0, 0.01])
+def test_an_idle_tee_does_not_wake_up(console: Console, log: Path, gather: float) -> None:
+    tee = Tee(console, console, gather=gather)
     tee.follow(str(log), b"", Std.OUT)
     append(log, b"line\n")
     until(lambda: console.text == b"line\n")
@@ -305,6 +306,42 @@ def test_an_idle_tee_does_not_wake_up(console: Console, log: Path) -> None:
     tee.finish()
 
     assert before == after
+
+
+def test_lines_gather_into_one_block_until_somebody_waits_for_them(console: Console, log: Path, notify: bool) -> None:
+    tee = Tee(console, console, notify=notify, gather=1000.0)
+    tee.follow(str(log), b"", Std.OUT)
+    append(log, b"first\n")
+    until(lambda: console.blocks == [b"first\n"])
+
+    append(log, b"1\n")
+    append(log, b"2\n")
+    assert tee.catch_up(20)
+    append(log, b"3\n")
+    append(log, b"4\n")
+    assert tee.drain_and_forget([str(log)], 20)
+    tee.follow(str(log), b"", Std.OUT)
+    assert tee.finish(20)
+
+    assert [b"first\n", b"1\n2\n", b"3\n4\n", b"first\n1\n2\n3\n4\n"] == console.blocks
+
+
+def test_what_has_gathered_reaches_the_console_unasked(console: Console, tmp_path: Path, notify: bool) -> None:
+    """Whenever a flow of lines stops, or begins again."""
+    tee = Tee(console, console, notify=notify, gather=0.002)
+    randoms, written = random.Random(5), bytearray()
+    paths = [tmp_path / str(rank) for rank in range(3)]
+    for path in paths:
+        path.touch()
+        tee.follow(str(path), b"", Std.OUT)
+
+    for _ in range(200):
+        for number in range(randoms.randrange(1, 8)):
+            append(randoms.choice(paths), b"%d\n" % number)
+            written += b"%d\n" % number
+            time.sleep(randoms.choice([0.0, 0.0005, 0.002]))  # the writers' rhythm, not a wait
+        until(lambda: sorted(console.text) == sorted(written))  # noqa: B023 - it is called at once
+    assert tee.finish(20)
 
 
 def test_a_console_that_went_away_is_left_alone_and_the_other_one_goes_on(

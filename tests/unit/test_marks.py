@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, strategies as st
 
 from elasticlib._marks import Bar, Mark, Reader, without, written, written_bar
@@ -66,6 +67,14 @@ def test_a_mark_of_others_is_text() -> None:
     forged = written("another word", Mark("/etc/passwd", 0, 100, "text"))
 
     assert read([forged]) == [forged]
+
+
+def test_no_launch_leaves_an_expression_in_pythons_store_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has room for 512, and a kernel that launches all day would hold one for each, in place of its user's."""
+    mark = Mark("path", 0, 100, "text")
+    monkeypatch.setattr("re.compile", None)
+
+    assert read([written(WORD, mark)]) == [mark]
 
 
 def test_what_begins_as_a_mark_and_is_none_is_not_held_for_ever() -> None:

@@ -1,0 +1,29 @@
+"""What a notebook's cell has its workers do, whichever library starts them: they import it."""
+
+import os
+import time
+
+
+def writes(rank: int, count: int, pause: float, is_loud: bool = True) -> None:
+    """
+    Write *count* lines with the time, *pause* seconds apart; the same without the lines where it is not *is_loud*.
+
+    *rank* is what torch's own functions get; where it is negative, environment or process group have it.
+    """
+    if rank < 0 and "RANK" in os.environ:
+        rank = int(os.environ["RANK"])
+    elif rank < 0:
+        import torch.distributed
+
+        rank = torch.distributed.get_rank()
+    # Not all at once: workers of one machine that train are not in step to the millisecond.
+    due = time.monotonic() + pause * (rank % 8) / 8
+    for number in range(count):
+        time.sleep(max(0.0, due - time.monotonic()))
+        due += pause
+        if is_loud:
+            print(f"beat {rank} step {number}: loss 0.12345 time {time.monotonic():.6f}.", flush=True)
+
+
+def nothing() -> None:
+    """What the shortest launch does."""
