@@ -232,3 +232,33 @@ class TestPool:
         (output,) = (output for output in cells["close"].outputs if output.output_type == "execute_result")
 
         assert ": closed, 104 calls" in output.data["text/plain"]
+
+
+@pytest.mark.slow
+class TestTesting:
+    @pytest.fixture
+    def cells(self) -> Cells:
+        return executed("testing")[0]
+
+    def test_a_body_runs_on_ranks_and_a_function_is_called_on_them(self, cells: Cells) -> None:
+        shown = printed(cells["passing"])
+
+        assert re.search(r"test_every_rank_has_the_mean\[nproc=2\] PASSED", shown)
+        assert "2 passed" in shown
+
+    def test_a_failure_shows_the_diff_once_for_both_ranks(self, cells: Cells) -> None:
+        shown = printed(cells["failure"])
+
+        assert 1 == shown.count("At index 2 diff: 4 != 5")
+        assert "ranks 0-1 of 2" in shown and "rank 1 was here" in shown
+        assert re.search(r"^FAILED test_failure.py::test_shares - ranks 0-1, line \d+: ", shown, re.M)
+
+    def test_a_hang_shows_each_rank_and_the_next_test_passes(self, cells: Cells) -> None:
+        shown = printed(cells["hang"])
+
+        assert re.search(r"^rank 0: test_hang.py:\d+ in the collective all_reduce$", shown, re.M)
+        assert re.search(r"^rank 1: test_hang.py:\d+ in wait$", shown, re.M)
+        assert "1 failed, 1 passed" in shown
+
+    def test_a_case_of_unittest_runs_on_ranks(self, cells: Cells) -> None:
+        assert "OK" == printed(cells["unittest"]).split()[-1]
