@@ -133,7 +133,7 @@ class Plugin:
             raise refusal.with_traceback(None) from None
         self._forward(item, call, told)
         if told.error is not None:
-            _note(item, told)
+            _note(item, told, call.seed)
             raise told.error
         if (stop := told.stop()) is not None:
             reason, outcome = stop
@@ -168,6 +168,7 @@ class Plugin:
             log_format=(_ini(config, "log_format"), _ini(config, "log_date_format")),
             debug=bool(config.getoption("usepdb", False)),
             checks=bool(config.getini("elastic_checks")),
+            has_own_group=asked.group == "fresh" and not asked.threads,
             coverage=_coverage_settings(),
             context=os.environ.get("COV_CORE_CONTEXT", ""),
             threads=asked.nproc if asked.threads else 0,
@@ -328,7 +329,7 @@ def _on_ranks(
     return each_example
 
 
-def _note(item: Any, told: _ranks.Told) -> None:
+def _note(item: Any, told: _ranks.Told, seed: int) -> None:
     """Keep for the report what ranks have written and logged, and the seeds."""
     sections = []
     for rank, text in sorted(told.output.items()):
@@ -337,6 +338,7 @@ def _note(item: Any, told: _ranks.Told) -> None:
     for rank, outcome in sorted(told.outcomes.items()):
         if rank > 0 and outcome.log.strip():
             sections.append((f"Captured log of rank {rank}", outcome.log))
+    sections.append(("Seeds of the ranks", f"rank 0: {seed}, and each further rank the next number"))
     item.stash[_TOLD] = [*item.stash.get(_TOLD, []), *sections]
 
 

@@ -11,8 +11,6 @@ import asyncio
 import contextlib
 import inspect
 import os
-import random
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -23,7 +21,7 @@ from attrs import evolve
 from elasticlib._stack_text import is_library
 from elasticlib.pytest_plugin._call import Call, Failure, Outcome, Patch, Style
 from elasticlib.pytest_plugin.rank import _coverage, _debugger, _isolation, _made, _modules
-from elasticlib.workers.child import _function, _report, _results
+from elasticlib.workers.child import _function, _pooled, _report, _results
 
 
 def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Outcome]:
@@ -32,11 +30,11 @@ def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
         import torch
 
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    before = _isolation.look() if call.checks else {}
-    with _coverage.measured(call) as measured:
-        outcomes = _outcomes(call, function, args, kwargs)
-    dirt = _isolation.changes(before) if call.checks else ()
-    return [evolve(outcomes[0], dirt=dirt, coverage=measured()), *outcomes[1:]]
+    seed = call.seed + int(os.environ["RANK"])
+    with _isolation.isolated(seed, checks=call.checks, has_own_group=call.has_own_group) as changes:
+        with _coverage.measured(call) as measured:
+            outcomes = _outcomes(call, function, args, kwargs)
+    return [evolve(outcomes[0], dirt=changes(), coverage=measured()), *outcomes[1:]]
 
 
 def _outcomes(
@@ -44,7 +42,6 @@ def _outcomes(
 ) -> list[Outcome]:
     """As `run`, with the test's surroundings."""
     rank = int(os.environ["RANK"])
-    seed(call.seed + rank)
     item = _made.Item()
     with contextlib.ExitStack() as stack:
         caught = stack.enter_context(warnings.catch_warnings(record=True))
@@ -65,6 +62,8 @@ def _outcomes(
             outcomes = _threads.on_each(call.threads, on_rank)
         else:
             outcomes = [on_rank(rank)]
+            if outcomes[0].kind == "failed":
+                _pooled.release_peers()
     told = tuple((each.message, each.category, each.filename, each.lineno) for each in caught or ())
     records = tuple(map(_made.portable, item.handler.records))
     first = evolve(outcomes[0], warnings=_portable(told), records=records, log=item.handler.stream.getvalue())
@@ -86,17 +85,6 @@ def _portable(told: tuple[Any, ...]) -> tuple[Any, ...]:
 def _returned(value: Any) -> Any:
     """What a function returns, of a coroutine what that does."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value
-
-
-def seed(value: int) -> None:
-    """Seed all generators that a test may draw from."""
-    random.seed(value)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(value % 2**32)
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(value)
 
 
 def _called(call: Call, function: Callable[[], Any]) -> Outcome:
@@ -206,6 +194,7 @@ def prepare(setting: _modules.Setting, modules: Mapping[str, _modules.Place], ex
     """Before the first call that needs it: see `_modules.prepare`."""
     _modules.prepare(setting, modules)
     _modules.register(explains)
+    _isolation.settle()
 
 
 for _file in (__file__, _made.__file__, _coverage.__file__, _debugger.__file__, asyncio.runners.__file__):

@@ -13,6 +13,7 @@ import functools
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -21,6 +22,10 @@ from elasticlib._wire import Channel, Message
 from elasticlib.workers.child import _function, _report, _results, _showing
 
 NAME = "calls of local rank "
+_MADE = "ranks that have made it"
+"""A key of a group's store."""
+_MAKING = 1.0
+"""Seconds that other ranks may take to make a group after this one has."""
 _descriptor = -1
 _own: frozenset[str] = frozenset()
 _server: _Server | None = None
@@ -43,6 +48,12 @@ def pool(group: str | None) -> None:
     _server.serve()
 
 
+def release_peers() -> None:
+    """In the midst of a call that has failed: have ranks that wait in a collective of a fresh group wait no more."""
+    if _server is not None:
+        _server.group.release()
+
+
 def ask_caller(message: Message) -> tuple[Message, list[int]] | None:
     """In the midst of a call: what its caller answers to *message*, with descriptors; None where nobody does."""
     return None if _server is None else _server.ask(message)
@@ -53,10 +64,13 @@ class _Group:
 
     def __init__(self, kind: str | None) -> None:
         self._made: object = None
+        self._store: Any = None
         self._kind: tuple[str | None, str | None] = (None, None)
         """What is made, and its back end."""
         self._number = 0
         self._parts_stores = False
+        self._hook: Any = None
+        """The ``sys.excepthook`` of before, which torch wraps anew for each group."""
         self._port = os.environ.get("MASTER_PORT", "")
         if kind == "shared":
             self._make(None)
@@ -70,8 +84,11 @@ class _Group:
         whole = dist.TCPStore(os.environ["MASTER_ADDR"], int(self._port), is_master=False)
         store = dist.PrefixStore(f"pool/{self._number}", whole)
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._hook = sys.excepthook
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         self._made = dist.group.WORLD
+        self._store = store
+        store.add(_MADE, 1)
 
     def begin(self, call: int, kind: str | None, backend: str | None, *, by_all: bool) -> None:
         """
@@ -79,12 +96,13 @@ class _Group:
 
         Where it is not made *by all* ranks, there is none of its own, and the one that is there stays.
         """
+        # Here and not at the end of the call before: by now all ranks have made that one, none waits for another there,
+        # and a rank that has ended early did not seem lost to those that were in a collective.
+        if self._kind[0] == "fresh" or (by_all and (kind, backend) != self._kind):
+            self.leave()
         if not by_all:
             return
         self._number = call
-        if (kind, backend) != self._kind or kind == "fresh":
-            self.leave()
-            self._kind = (None, None)
         if kind is None:
             self._part_stores()
         elif self._made is None:
@@ -113,15 +131,24 @@ class _Group:
         there = dist.group.WORLD if dist is not None and dist.is_available() and dist.is_initialized() else None
         if there is not self._made:
             return "it left a process group" if there is not None else "it destroyed the pool's process group"
-        if self._kind[0] == "fresh":
-            self.leave()
         return ""
+
+    def release(self) -> None:
+        """Let go of a fresh one as soon as all ranks have made it: those that are in a collective fail there."""
+        if self._kind[0] == "fresh" and self._made is not None:
+            until = time.monotonic() + _MAKING
+            while self._store.add(_MADE, 0) < int(os.environ["WORLD_SIZE"]) and time.monotonic() < until:
+                time.sleep(_MAKING / 1000)
+            self.leave()
 
     def leave(self) -> None:
         """Let go of ours, while all others do."""
+        self._kind = (None, None)
         if self._made is not None:
-            self._made = None
+            self._made = self._store = None
             sys.modules["torch.distributed"].destroy_process_group()
+            if getattr(sys.excepthook, "__module__", "").startswith("torch.distributed"):
+                sys.excepthook = self._hook
 
 
 class _Imports:
@@ -149,7 +176,7 @@ class _Imports:
 class _Server:
     def __init__(self, channel: Channel, group: _Group) -> None:
         self._channel = channel
-        self._group = group
+        self.group = group
         self._me = os.getpid()
         self._path: list[str] = []
         self._definitions = -1
@@ -161,7 +188,7 @@ class _Server:
         while (received := self._channel.receive()) is not None:
             message, descriptors = received
             if message["op"] == "end":
-                self._group.leave()
+                self.group.leave()
                 return
             self._answer(message, dict(zip(message["memories"], descriptors, strict=True)))
 
@@ -170,7 +197,7 @@ class _Server:
         return self._channel.receive() if self._channel.send({**message, "op": "ask"}) else None
 
     def _answer(self, message: Message, memories: dict[str, int]) -> None:
-        self._group.begin(message["call"], *message["group"], by_all=message["by_all"])
+        self.group.begin(message["call"], *message["group"], by_all=message["by_all"])
         report = self._report(message, memories)
         if os.getpid() != self._me:
             print(
@@ -182,7 +209,7 @@ class _Server:
         answer = os.memfd_create("answer")
         try:
             _report.write(answer, report)
-            dirt = self._group.end() if report.kind == "result" else ""
+            dirt = self.group.end() if report.kind == "result" else ""
             told = {"op": "answer", "call": message["call"], "dirt": dirt, "files": self._imports.new()}
             self._channel.send(told, (answer,))
         finally:
