@@ -96,6 +96,7 @@ def _of_ranks(name: str, what: str) -> Any:
     return pytest.fixture(made, name=name)
 
 
-rank = _of_ranks("rank", "The rank on which the body of a test marked ``elastic`` runs.")
-device = _of_ranks("device", "The ``torch.device`` of the rank: its GPU, or the CPU.")
-group = _of_ranks("group", "The process group of the test's ranks; None with ``group=None``.")
+# Under names of their own: the import of the package `rank` sets an attribute of that name here.
+_rank = _of_ranks("rank", "The rank on which the body of a test marked ``elastic`` runs.")
+_device = _of_ranks("device", "The ``torch.device`` of the rank: its GPU, or the CPU.")
+_group = _of_ranks("group", "The process group of the test's ranks; None with ``group=None``.")

@@ -192,6 +192,7 @@ class Plugin:
             log_format=(_ini(config, "log_format"), _ini(config, "log_date_format")),
             debug=bool(config.getoption("usepdb", False)),
             checks=bool(config.getini("elastic_checks")),
+            has_own_group=asked.group == "fresh" and not asked.threads,
             coverage=_coverage_settings(),
             context=os.environ.get("COV_CORE_CONTEXT", ""),
             threads=asked.nproc if asked.threads else 0,
@@ -350,6 +351,7 @@ def _note(item: Any, told: _ranks.Told) -> None:
     for rank, outcome in sorted(told.outcomes.items()):
         if rank > 0 and outcome.log.strip():
             sections.append((f"Captured log of rank {rank}", outcome.log))
+    sections.append(("Seeds of the ranks", f"rank 0: {told.seed}, and each further rank the next number"))
     item.stash[_TOLD] = [*item.stash.get(_TOLD, []), *sections]
 
 

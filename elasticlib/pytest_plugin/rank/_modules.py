@@ -18,6 +18,13 @@ from typing import Any
 
 from attrs import frozen
 
+_WITHOUT = [
+    part
+    for name in "cacheprovider doctest faulthandler junitxml legacypath nose pastebin setuponly setupplan stepwise "
+    "threadexception unittest unraisableexception".split()
+    for part in ("-p", f"no:{name}")
+]
+"""Parts of pytest that have nothing to say of assertions, and whose imports would take their time."""
 _files: dict[str, Place] = {}
 _config: Any = None
 
@@ -92,7 +99,7 @@ def _configure(setting: Setting) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as file:
         file.write(setting.ini)
         file.flush()
-        args = ["-c", file.name, "--rootdir", setting.root, "--noconftest", "-p", "no:cacheprovider"]
+        args = ["-c", file.name, "--rootdir", setting.root, "--noconftest", *_WITHOUT]
         try:
             _config = Config.fromdictargs({}, [*args, *["-v"] * setting.verbosity, *["-q"] * -setting.verbosity])
         finally:

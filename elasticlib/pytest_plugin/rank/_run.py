@@ -21,9 +21,9 @@ from attrs import evolve
 
 from elasticlib.pytest_plugin import _torch_modes
 from elasticlib.pytest_plugin.rank import _debugger, _made, _modules, _threads
-from elasticlib.testing.ranks import _outcomes, _plain
+from elasticlib.testing.ranks import _isolation, _outcomes, _plain
 from elasticlib.testing.ranks._call import Call, Failure, Outcome, Patch, Style
-from elasticlib.workers.child import _function, _report, _results
+from elasticlib.workers.child import _function, _pooled, _report, _results
 
 
 def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Outcome]:
@@ -40,7 +40,6 @@ def _on_ranks(
 ) -> list[Outcome]:
     """As `run`, with the test's surroundings."""
     rank = int(os.environ["RANK"])
-    _outcomes.seed(call.seed + rank)
     item = _made.Item()
     with contextlib.ExitStack() as stack:
         caught = stack.enter_context(warnings.catch_warnings(record=True))
@@ -60,6 +59,8 @@ def _on_ranks(
             outcomes = _threads.on_each(call.threads, on_rank)
         else:
             outcomes = [on_rank(rank)]
+            if outcomes[0].kind == "failed":
+                _pooled.release_peers()
     told = tuple((each.message, each.category, each.filename, each.lineno) for each in caught or ())
     records = tuple(map(_made.portable, item.handler.records))
     first = evolve(outcomes[0], warnings=_portable(told), records=records, log=item.handler.stream.getvalue())
@@ -179,6 +180,7 @@ def prepare(
     for name in tests:
         with contextlib.suppress(Exception):  # which the test that needs it will meet, and tell
             importlib.import_module(name)
+    _isolation.settle()
 
 
 for _file in (__file__, _made.__file__, _debugger.__file__, asyncio.runners.__file__):

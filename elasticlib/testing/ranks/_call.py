@@ -73,6 +73,8 @@ class Call:
     """Whether a failure is to be looked at in a debugger."""
     checks: bool = True
     """Whether what the test leaves behind is looked for."""
+    has_own_group: bool = False
+    """Whether the process group is made for this call alone."""
     coverage: bytes = b""
     """Settings of coverage.py, pickled; empty where nothing is measured."""
     context: str = ""

@@ -1,165 +1,172 @@
 """
-What a test leaves behind in its worker: compared before and after, so that the next test does not meet it.
+One test apart from all others of its worker: random numbers of its own, and a look at what it leaves behind.
 
-Rules of this file: what is compared is what another test could notice and would not expect; a look costs well under a
-millisecond. Random numbers are no such thing, since each test begins with seeds of its own.
+What an import leaves is the imported module's, not the test's that happened to import it first: the state is looked at
+around each import, and random generators go on as if there had been none. So a test draws the same numbers, and counts
+as clean or not, whatever ran before it.
+
+Rules of this file: no test is called dirty for what a library keeps for the life of a process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import logging
-import os
-import signal
+import random
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
-_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGALRM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCHLD,
-)
+from elasticlib.testing.ranks import _state
+from elasticlib.workers.child._held import bootstrap
+from elasticlib.workers.child._imports import lock_with
+
 _ENDING = 0.1
-"""Seconds that threads may take to end by themselves."""
-_OF_LIBRARIES = frozenset({"tqdm._monitor"})
-"""Modules of threads that a library keeps for the life of the process."""
-_IGNORED = ("PYTEST_CURRENT_TEST",)
+"""Seconds that what ends by itself, such as a thread that nobody needs, may take for that."""
 
 
-def look() -> dict[str, Any]:
-    """What there is now, by what to call it."""
-    found: dict[str, Any] = {
-        "threads": _threads(),
-        "environment": {name: value for name, value in os.environ.items() if name not in _IGNORED},
-        "folder": _folder(),
-        "sys.path": list(sys.path),
-        "descriptors": _descriptors(),
-        "signal handlers": {each.name: signal.getsignal(each) for each in _SIGNALS},
-        "logging": (logging.root.level, [*logging.root.handlers], logging.root.manager.disable),
-        "sys.stdout": sys.stdout,
-        "sys.stderr": sys.stderr,
-    }
-    torch = sys.modules.get("torch")
-    return found if torch is None else found | _of_torch(torch)
+def settle() -> None:
+    """Have there be what the first store that a process opens leaves for the life of it: a pipe of libuv's."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available():
+        with contextlib.suppress(RuntimeError):
+            dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
 
 
-def _threads() -> dict[int, str]:
-    return {
-        id(each): each.name
-        for each in threading.enumerate()
-        if each.is_alive() and type(each).__module__ not in _OF_LIBRARIES
-    }
+@contextlib.contextmanager
+def isolated(seed: int, *, checks: bool, has_own_group: bool) -> Iterator[Callable[[], tuple[str, ...]]]:
+    """
+    Run a test in the block, with generators seeded by *seed*.
 
-
-def _folder() -> str:
+    What the result returns, after the block, is what the test has left behind, in words; nothing without *checks*. A
+    test that *has_own_group* leaves no groups, for they end with that.
+    """
+    before = _state.look() if checks else {}
+    apart = _Imports(before, seed)
+    _seed_all(seed)
+    former = bootstrap._ModuleLockManager
+    bootstrap._ModuleLockManager = lock_with(former, apart.entered, apart.left)
     try:
-        return os.getcwd()
-    except OSError:
-        return "(removed)"
+        yield lambda: _changes(apart.before) if checks else ()
+    finally:
+        bootstrap._ModuleLockManager = former
+        if checks and has_own_group:
+            _end_groups(apart.before)
 
 
-def _descriptors() -> dict[int, str]:
-    """Files, pipes and sockets; devices and what the kernel has for libraries are not counted."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # it was that of the listing
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if not target.startswith(("anon_inode:", "/dev/", "/proc/", "/memfd:", "/sys/")):
-                found[int(name)] = target
-    return found
+class _Imports:
+    """What the imports of one test do to its worker's state."""
+
+    def __init__(self, before: _state.State, seed: int) -> None:
+        self.before = before
+        """The state at the beginning of the test, with what imports have changed since."""
+        self._seed = seed
+        self._mine = threading.local()
+
+    def entered(self, name: str) -> None:
+        """The import of *name* begins."""
+        stack = self._stack()
+        stack.append((name, *(() if stack else (_state.look() if self.before else {}, _generators()))))
+
+    def left(self, name: str) -> None:
+        """The import of *name* is done, or has failed."""
+        stack = self._stack()
+        while stack:  # an interrupt may have kept a name from being taken off
+            found, *earlier = stack.pop()
+            if not stack and earlier:
+                state, generators = earlier
+                if self.before:
+                    self.before = _state.taken_over(self.before, state, _state.look())
+                _restore(generators, self._seed)
+            if found == name:
+                return
+
+    def _stack(self) -> list[tuple[Any, ...]]:
+        try:
+            return self._mine.stack  # type: ignore[no-any-return]
+        except AttributeError:
+            stack = self._mine.stack = []
+            return stack
 
 
-def _of_torch(torch: Any) -> dict[str, Any]:
-    asked: dict[str, Callable[[], Any]] = {
-        "torch's default dtype": torch.get_default_dtype,
-        "torch's default device": lambda: str(torch.get_default_device()),
-        "torch's gradient mode": torch.is_grad_enabled,
-        "torch's inference mode": torch.is_inference_mode_enabled,
-        "torch's deterministic algorithms": lambda: (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        "torch's number of threads": torch.get_num_threads,
-        "torch's matmul precision": torch.get_float32_matmul_precision,
-        "torch's anomaly mode": torch.is_anomaly_enabled,
-        "torch.backends.cudnn": lambda: (
-            torch.backends.cudnn.enabled,
-            torch.backends.cudnn.benchmark,
-            torch.backends.cudnn.deterministic,
-        ),
-        "autocast": lambda: (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
-        "process groups": lambda: _groups(torch),
-    }
-    found = {}
-    for name, ask in asked.items():
-        with contextlib.suppress(AttributeError, TypeError, RuntimeError):  # of another version
-            found[name] = ask()
-    return found
+def _end_groups(before: _state.State) -> None:
+    """End the groups that a test has made besides its own."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available():
+        known = before.get("process groups", {})
+        for group, name in list(dist.distributed_c10d._world.pg_names.items()):
+            if (id(group), str(name)) not in known:
+                with contextlib.suppress(Exception):  # one that the test has broken; what is left of it is told
+                    dist.destroy_process_group(group)
 
 
-def _groups(torch: Any) -> dict[int, str]:
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    if c10d is None or not torch.distributed.is_available():
-        return {}
-    return {id(group): str(name) for group, name in c10d._world.pg_names.items()}
-
-
-def changes(before: Mapping[str, Any]) -> tuple[str, ...]:
-    """What is other than *before*, in words; what goes by itself in a moment is waited for."""
-    found = _differences(before, look())
-    if not found:
+def _changes(before: _state.State) -> tuple[str, ...]:
+    """What is other than *before*; what goes by itself in a moment is waited for."""
+    if not _state.differences(before, _state.look()):
         return ()
     gc.collect()
-    known = before["threads"]
+    until = time.monotonic() + _ENDING
     for thread in threading.enumerate():
-        if id(thread) not in known and thread is not threading.current_thread():
-            thread.join(_ENDING)
-    return tuple(_differences(before, look()))
+        if thread not in before["threads"] and thread is not threading.current_thread():
+            thread.join(max(0.0, until - time.monotonic()))
+    while (found := _state.differences(before, _state.look())) and time.monotonic() < until:
+        time.sleep(_ENDING / 10)
+    return found
 
 
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    # What only torch tells is not known of a worker that has just imported it.
-    return [
-        text for name, value in after.items() if name in before and (text := _difference(name, before[name], value))
-    ]
+# Random numbers.
 
 
-def _difference(name: str, before: Any, after: Any) -> str:
-    if before == after:
-        return ""
-    if name in ("threads", "process groups"):
-        new = [text for key, text in after.items() if key not in before]
-        gone = [text for key, text in before.items() if key not in after]
-        if name == "threads":  # one that has ended harms nobody
-            return f"left {_many(new, 'thread')}" if new else ""
-        return f"left {_many(new, 'process group')}" if new else f"destroyed {_many(gone, 'process group')}"
-    if name == "descriptors":
-        new = [target for number, target in after.items() if before.get(number) != target]
-        return f"left {_many(new, 'open descriptor')}" if new else ""  # connections end, too, when a peer has
-    if name == "environment":
-        return f"changed the environment: {_of_variables(before, after)}"
-    if name == "signal handlers":
-        return f"changed the handler of {', '.join(each for each in after if after[each] != before[each])}"
-    if name in ("logging", "sys.path"):
-        return f"changed {name}" if name == "sys.path" else "changed the root logger"
-    if name in ("sys.stdout", "sys.stderr"):
-        return f"replaced {name}"
-    return f"changed {name}: {before} is now {after}"
+def _numpy() -> Any:
+    return getattr(sys.modules.get("numpy"), "random", None)
 
 
-def _many(names: list[str], what: str) -> str:
-    shown = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
-    return f"{len(names)} {what}{'s' * (len(names) != 1)} ({shown})"
+def _torch() -> Any:
+    return getattr(sys.modules.get("torch"), "default_generator", None)
 
 
-def _of_variables(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    names = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-    shown = [f"{name} {'is gone' if name not in after else f'= {after[name]!r}'}" for name in names[:3]]
-    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _seed_all(value: int) -> None:
+    """Seed all generators that a test may draw from."""
+    random.seed(value)
+    _seed_numpy(value)
+    _seed_torch(value)
+
+
+def _seed_numpy(value: int) -> None:
+    if (numpy := _numpy()) is not None:
+        numpy.seed(value % 2**32)
+
+
+def _seed_torch(value: int) -> None:
+    if (generator := _torch()) is not None:
+        # Not torch.manual_seed, which imports torch._dynamo.
+        generator.manual_seed(value)
+        torch = sys.modules["torch"]
+        if torch.cuda._is_compiled():
+            torch.cuda.manual_seed_all(value)
+
+
+def _generators() -> tuple[Any, Any, Any]:
+    """The states of Python's, numpy's and torch's generators; None for what is not imported."""
+    numpy, torch = _numpy(), _torch()
+    return (
+        random.getstate(),
+        None if numpy is None else numpy.get_state(),
+        None if torch is None else torch.get_state(),
+    )
+
+
+def _restore(states: tuple[Any, Any, Any], seed: int) -> None:
+    """Have the generators be in *states*; those that have come since get *seed*."""
+    of_python, of_numpy, of_torch = states
+    random.setstate(of_python)
+    if of_numpy is None:
+        _seed_numpy(seed)
+    else:
+        _numpy().set_state(of_numpy)
+    if of_torch is None:
+        _seed_torch(seed)
+    else:
+        _torch().set_state(of_torch)

@@ -6,8 +6,6 @@ Rules of this file: a failure can be told whatever the exception is; its place i
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -27,17 +25,6 @@ class PartsError(Exception):
     def __init__(self, parts: Sequence[tuple[Any, BaseException]]) -> None:
         super().__init__(parts)
         self.parts = tuple(parts)
-
-
-def seed(value: int) -> None:
-    """Seed all generators that a test may draw from."""
-    random.seed(value)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(value % 2**32)
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(value)
 
 
 def failure(call: Call, error: BaseException, representation: Any, *, was_debugged: bool = False) -> Failure:

@@ -31,7 +31,6 @@ class Work:
     @staticmethod
     def run(call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Outcome]:
         """What came of *function* on this rank."""
-        _outcomes.seed(call.seed + int(os.environ["RANK"]))
         return watched(call, lambda: [_called(call, function, args, kwargs)])
 
     def preparation(self, always: Sequence[ModuleType]) -> tuple[int, Callable[..., object], tuple[Any, ...]]:
@@ -47,11 +46,12 @@ def _import(modules: Sequence[str]) -> None:
 
 def watched(call: Call, outcomes: Callable[[], list[Outcome]]) -> list[Outcome]:
     """*outcomes* of a call, with what it left behind in this process, and what was measured."""
-    before = _isolation.look() if call.checks else {}
-    with _coverage.measured(call) as measured:
-        first, *others = outcomes()
+    seed = call.seed + int(os.environ["RANK"])
+    with _isolation.isolated(seed, checks=call.checks, has_own_group=call.has_own_group) as changes:
+        with _coverage.measured(call) as measured:
+            first, *others = outcomes()
     is_left = any(each.kind == "late" for each in (first, *others))  # this process serves no other test
-    dirt = _isolation.changes(before) if call.checks and not is_left else ()
+    dirt = () if is_left else changes()
     return [evolve(first, dirt=dirt, coverage=measured()), *others]
 
 

@@ -50,6 +50,8 @@ class Told:
     """By rank, what it wrote."""
     dirt: Mapping[int, tuple[str, ...]]
     """By rank, what the test left behind."""
+    seed: int = 0
+    """Of rank 0."""
 
     def stop(self) -> tuple[str, Outcome] | None:
         """The skip or expected failure that ranks have asked for, with the words for it."""
@@ -231,7 +233,7 @@ class Ranks:
         if progress.told:
             size = call.threads or asked.nproc
             failed = _failed.failed(progress.told, size, progress.notes)
-        return Told(progress.outcomes, failed, output, dirt)
+        return Told(progress.outcomes, failed, output, dirt, call.seed)
 
     def _wait(self, crew: Crew, progress: _Progress, asked: Asked) -> None:
         """Until all ranks have ended, or been given up."""

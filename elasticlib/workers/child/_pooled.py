@@ -47,6 +47,12 @@ def pool(group: str | None) -> None:
     _server.serve()
 
 
+def release_peers() -> None:
+    """In the midst of a call that has failed: have ranks that wait in a collective of a fresh group wait no more."""
+    if _server is not None:
+        _server.group.release()
+
+
 def ask_caller(message: Message) -> tuple[Message, list[int]] | None:
     """In the midst of a call: what its caller answers to *message*, with descriptors; None where nobody does."""
     return None if _server is None else _server.ask(message)
@@ -63,6 +69,8 @@ class _Group:
         """What is made, and its back end."""
         self._number = 0
         self._parts_stores = False
+        self._hook: Any = None
+        """The ``sys.excepthook`` of before, which torch wraps anew for each group."""
         self._port = os.environ.get("MASTER_PORT", "")
         if kind == "shared":
             self._make(None)
@@ -76,6 +84,7 @@ class _Group:
         whole = dist.TCPStore(os.environ["MASTER_ADDR"], int(self._port), is_master=False)
         store = dist.PrefixStore(f"pool/{self._number}", whole)
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._hook = sys.excepthook
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         self._made, self._store = dist.group.WORLD, store
         if store.add(_ARRIVED, 1) == size:
@@ -87,12 +96,13 @@ class _Group:
 
         Where it is not made *by all* ranks, there is none of its own, and the one that is there stays.
         """
+        # Here and not at the end of the call before: by now all ranks have made that one, none waits for another there,
+        # and a rank that has ended early did not seem lost to those that were in a collective.
+        if self._kind[0] == "fresh" or (by_all and (kind, backend) != self._kind):
+            self.leave()
         if not by_all:
             return
         self._number = call
-        if (kind, backend) != self._kind or kind == "fresh":
-            self.leave()
-            self._kind = (None, None)
         if kind is None:
             self._part_stores()
         elif self._made is None:
@@ -121,12 +131,16 @@ class _Group:
         there = dist.group.WORLD if dist is not None and dist.is_available() and dist.is_initialized() else None
         if there is not self._made:
             return "it left a process group" if there is not None else "it destroyed the pool's process group"
+        return ""
+
+    def release(self) -> None:
+        """Let go of a fresh one, once all ranks are in it: those that are in a collective fail there."""
         if self._kind[0] == "fresh":
             self.leave()
-        return ""
 
     def leave(self) -> None:
         """Let go of ours, while all others do."""
+        self._kind = (None, None)
         if self._made is not None:
             # A rank may be back from making the group while another one still connects to it: what ends its
             # connections then fails there, as the loss of a peer.
@@ -134,6 +148,8 @@ class _Group:
                 self._store.wait([_ALL_ARRIVED], _ARRIVAL_LIMIT)
             self._made = self._store = None
             sys.modules["torch.distributed"].destroy_process_group()
+            if getattr(sys.excepthook, "__module__", "").startswith("torch.distributed"):
+                sys.excepthook = self._hook
 
 
 class _Imports:
@@ -161,7 +177,7 @@ class _Imports:
 class _Server:
     def __init__(self, channel: Channel, group: _Group) -> None:
         self._channel = channel
-        self._group = group
+        self.group = group
         self._me = os.getpid()
         self._path: list[str] = []
         self._definitions = -1
@@ -173,7 +189,7 @@ class _Server:
         while (received := self._channel.receive()) is not None:
             message, descriptors = received
             if message["op"] == "end":
-                self._group.leave()
+                self.group.leave()
                 return
             self._answer(message, dict(zip(message["memories"], descriptors, strict=True)))
 
@@ -182,7 +198,7 @@ class _Server:
         return self._channel.receive() if self._channel.send({**message, "op": "ask"}) else None
 
     def _answer(self, message: Message, memories: dict[str, int]) -> None:
-        self._group.begin(message["call"], *message["group"], by_all=message["by_all"])
+        self.group.begin(message["call"], *message["group"], by_all=message["by_all"])
         report = self._report(message, memories)
         if os.getpid() != self._me:
             print(
@@ -194,7 +210,7 @@ class _Server:
         answer = os.memfd_create("answer")
         try:
             _report.write(answer, report)
-            dirt = self._group.end() if report.kind == "result" else ""
+            dirt = self.group.end() if report.kind == "result" else ""
             told = {"op": "answer", "call": message["call"], "dirt": dirt, "files": self._imports.new()}
             self._channel.send(told, (answer,))
         finally:
