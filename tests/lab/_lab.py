@@ -66,8 +66,9 @@ class Cell:
         return [each for each in self.outputs("stderr") if "Traceback (most recent call last)" in each.inner_text()]
 
     def text(self, kind: str = "") -> str:
-        """The text of `outputs` as the browser shows it."""
-        return "\n".join(each.inner_text().strip("\n") for each in self.outputs(kind))
+        """The text of `outputs` as the browser shows it; a word about silence leaves an empty one when it goes."""
+        texts = [each.inner_text().strip("\n") for each in self.outputs(kind)]
+        return "\n".join(filter(None, texts))
 
 
 class Notebook:
