@@ -159,7 +159,7 @@ def test_the_stop_button_ends_a_cell_and_all_of_its_job(notebook: Notebook) -> N
     cell.ended()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in job))
     later = [notebook.run(f"print('later', {number})").wait_for(f"later {number}") for number in range(3)]
-    again = notebook.run("elastic_launch(config, train)(0.05, epochs=1)[0]['rank']").wait_for("epoch 1/1 loss")
+    again = notebook.run("elastic_launch(config, print)('it', 'works');").wait_for("it works")
 
     assert len(job) >= 3
     assert not notebook.workers()
@@ -167,5 +167,4 @@ def test_the_stop_button_ends_a_cell_and_all_of_its_job(notebook: Notebook) -> N
     assert error.inner_text().splitlines()[0].startswith("LaunchInterrupted")
     assert 1 == cell.text().count("Traceback")
     assert [f"later {number}" for number in range(3)] == [each.text() for each in later]
-    assert "0" == again.text("text/plain")
-    assert "/1000000" not in again.text()
+    assert "it works" == again.text()
