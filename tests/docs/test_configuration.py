@@ -59,6 +59,7 @@ NO_VARIABLES = {
     "ENABLE_USER_SITE": "a name of Python's module site",
     "PYTORCH_JIT": "torch's own: a worker is warned that it sets it too late",
     "SC_CLK_TCK": "of sysconf",
+    "TEST_SKIPS": "a name of a module of torch's own tests",
     "SC_OPEN_MAX": "of sysconf",
 }
 """Text of the sources that looks like the name of a variable and is none of ours."""
