@@ -199,6 +199,7 @@ def waits(file):
     print("end", flush=True)
 
 def later(file, *texts):
+    shown.clear()  # an earlier cell may have said it twice
     threading.Thread(target=go, args=(file, *texts)).start()
     return file
 """

@@ -22,7 +22,7 @@ def writes(rank: int, count: int, pause: float, is_loud: bool = True) -> None:
         time.sleep(max(0.0, due - time.monotonic()))
         due += pause
         if is_loud:
-            print(f"beat {rank} step {number}: loss 0.12345 time {time.monotonic():.6f}.", flush=True)
+            print(f"beat {rank} step {number} time {time.monotonic():.6f}.", flush=True)
 
 
 def nothing() -> None:
