@@ -650,17 +650,6 @@ def raises_at_odd(item: int) -> int:
     return item
 
 
-def has_pythons_own_hook() -> bool:
-    return sys.excepthook is sys.__excepthook__
-
-
-def test_groups_do_not_pile_up_hooks_for_exceptions() -> None:
-    with pool(2, group="fresh") as made:
-        made.run(total)
-
-        assert made.run(has_pythons_own_hook) == {0: True, 1: True}
-
-
 def test_a_fresh_group_is_none_of_single_items() -> None:
     with pool(2, group="fresh") as made:
         results = made.map(raises_at_odd, range(5), return_exceptions=True)
