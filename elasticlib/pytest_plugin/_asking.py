@@ -90,6 +90,20 @@ def case_of(item: Any) -> Any:
     return kind if getattr(kind, "runs_on_ranks", False) else None
 
 
+_WRAPPERS = ("pytest_asyncio", "_pytest.debugging")
+"""Modules that put a function of theirs, for pytest's process, in place of a test's."""
+
+
+def written(function: Any) -> Any:
+    """The function of a test as it was written, where another plugin has put its own over it."""
+    while hasattr(function, "__wrapped__"):
+        made_in = getattr(function, "__globals__", {}).get("__name__", "")
+        if made_in.partition(".")[0] not in _WRAPPERS and made_in not in _WRAPPERS:
+            break
+        function = function.__wrapped__
+    return function
+
+
 class Made:
     """Stands for an argument that each rank makes."""
 
@@ -97,7 +111,7 @@ class Made:
         self.name, self.test = name, test
 
     def __repr__(self) -> str:
-        return f"<{self.name} of the rank>"
+        return f"<{self.name}, made by each rank>"
 
 
 def made_in_ranks(request: pytest.FixtureRequest, name: str) -> Made:

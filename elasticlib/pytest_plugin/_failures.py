@@ -27,6 +27,8 @@ def representation(error: RanksFailed, callers: Any = None) -> Any:
     for ranks in shown:
         chain.append((_text([f"{'_ ' * 4}{ranks_named(ranks)} of {error.size}{' _' * 4}", ""]), None, None))
         chain += _chain_of(error.told[ranks[0]])
+    if notes := getattr(error, "__notes__", ()):  # such as an example of Hypothesis
+        chain.append((_text([f"E   {line}" for note in notes for line in str(note).splitlines()]), None, None))
     last = chain[-1]
     crash = ReprFileLocation(root.file, root.line, summary(error.told, error.root))
     chain[-1] = (last[0], crash, None)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import os
-import pickle
-import sys
+import time
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Sequence
@@ -21,7 +19,8 @@ import pytest
 from attrs import evolve
 
 from elasticlib.job import Place, Results
-from elasticlib.pytest_plugin import _asking, _failures, _torch_modes, _travel
+from elasticlib.pytest_plugin import _asking, _debugging, _examples, _failures, _torch_modes, _travel
+from elasticlib.pytest_plugin._measuring import Measuring
 from elasticlib.rendezvous._names import host_name
 from elasticlib.testing import _case
 from elasticlib.testing.ranks import _asked, _cases, _ranks
@@ -40,10 +39,11 @@ class Plugin:
         self._ranks: _ranks.Ranks | None = None
         self._item: Any = None
         self._problem: BaseException | None = None
-        self._measured: Any = None
+        self._measuring = Measuring(config)
         self.fixture = Elastic(self)
         self._calls = 0
         _travel.watch_patches()
+        _debugging.take_over(config)
 
     @property
     def ranks(self) -> _ranks.Ranks:
@@ -92,21 +92,26 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        __tracebackhide__ = True
         if pyfuncitem.get_closest_marker("elastic") is None or "elastic" in pyfuncitem.fixturenames:
             return None
-        asked, function = _asking.asked(pyfuncitem), pyfuncitem.obj
+        asked, function = _asking.asked(pyfuncitem), _asking.written(pyfuncitem.obj)
         kwargs = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-        engine = getattr(function, "hypothesis", None)
-        if engine is None:
+        _examples.stop_allowing(pyfuncitem)
+        if (engine := getattr(function, "hypothesis", None)) is None:
             self.call(asked, function, (), kwargs)
             return True
-        inner = engine.inner_test
-        engine.inner_test = _on_ranks(inner, lambda args, given: self.call(asked, inner, args, given))
-        try:
+        inner = _asking.written(engine.inner_test)
+        with _examples.on_ranks(engine, lambda args, given: self.call(asked, inner, args, given)):
             function(**kwargs)
-        finally:
-            engine.inner_test = inner
         return True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Have the health checks of Hypothesis know what each rank makes."""
+        if item.get_closest_marker("elastic") is not None:
+            _examples.allow_made(item)
+        return (yield)
 
     def call(
         self,
@@ -123,13 +128,18 @@ class Plugin:
         made = tuple(
             name
             for name, value in kwargs.items()
-            if isinstance(value, _asking.Made) or (name in MADE and type(value).__module__.startswith("_pytest."))
+            if isinstance(value, _asking.Made)
+            or (name in MADE and getattr(value, "__module__", "").startswith("_pytest."))
         )
         sent = {name: value for name, value in kwargs.items() if name not in made}
         self._calls += 1
-        call = self._new_call(item, asked, function, made)
+        modules = self._modules(item)
+        began = time.perf_counter()
+        self.ranks.warm(asked, modules)  # the test, or the example before, may have cost the ranks that there were
+        _examples.leave_out(time.perf_counter() - began)
         try:
-            told = self.ranks.run(asked, call, function, args, sent, self._modules(item))
+            call = self._new_call(item, asked, function, made)
+            told = self.ranks.run(asked, call, function, args, sent, modules)
         except CannotTravelError as refusal:
             if is_body:
                 raise pytest.fail.Exception(str(refusal), pytrace=False) from None
@@ -141,6 +151,7 @@ class Plugin:
             reason, outcome = stop
             if outcome.kind == "xfailed":
                 pytest.xfail(reason)
+            item.stash[_SKIPPED] = (*outcome.place, f"Skipped: {reason}")
             raise pytest.skip.Exception(reason, _use_item_location=True)
         values = {rank: _ranks.value_of(each) for rank, each in sorted(told.outcomes.items())}
         return Results(values, dict.fromkeys(values, Place(0, host_name(), self._calls - 1, 0)))
@@ -193,8 +204,9 @@ class Plugin:
             debug=bool(config.getoption("usepdb", False)),
             checks=bool(config.getini("elastic_checks")),
             has_own_group=asked.group == "fresh" and not asked.threads,
-            coverage=_coverage_settings(),
-            context=os.environ.get("COV_CORE_CONTEXT", ""),
+            example=_examples.example(),
+            coverage=self._measuring.settings(),
+            context=self._measuring.context(item.nodeid),
             threads=asked.nproc if asked.threads else 0,
         )
 
@@ -210,7 +222,9 @@ class Plugin:
             if logger.isEnabledFor(record["levelno"]):
                 logger.handle(logging.makeLogRecord(record))
         for outcome in told.outcomes.values():
-            self._merge(outcome.coverage)
+            self._measuring.add(outcome.coverage)
+        if first is not None:
+            item.user_properties += first.properties
         for message, category, file, line in first.warnings if first is not None else ():
             warnings.warn_explicit(message, category, file, line)
         if told.dirt:
@@ -227,6 +241,9 @@ class Plugin:
         if isinstance(error, RanksFailed) and report.longrepr is not None and not report.skipped:
             assert call.excinfo is not None
             report.longrepr = _failures.representation(error, _callers(item, call.excinfo))
+        skipped = item.stash.get(_SKIPPED, None)
+        if skipped is not None and call.when == "call" and isinstance(report.longrepr, tuple):
+            report.longrepr = skipped  # where the rank has said so
         told = item.stash.get(_TOLD, None)
         if told is not None and call.when == "call":
             del item.stash[_TOLD]
@@ -241,25 +258,13 @@ class Plugin:
 
     # Coverage.
 
-    def _merge(self, data: bytes) -> None:
-        if data:
-            kind: Any = sys.modules["coverage"]
-            found = kind.CoverageData(no_disk=True)
-            found.loads(data)
-            if self._measured is None:
-                self._measured = kind.CoverageData(no_disk=True)
-            self._measured.update(found)
-
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
         """At the end of the tests, and before anybody writes it: add what was measured in the ranks."""
         try:
             return (yield)
         finally:
-            current = _coverage()
-            if current is not None and self._measured is not None:
-                current.get_data().update(self._measured)
-                self._measured = None
+            self._measuring.write()
 
     # The end.
 
@@ -329,17 +334,7 @@ class Elastic:
 
 
 _TOLD = pytest.StashKey[list[tuple[str, str]]]()
-
-
-def _on_ranks(
-    inner: Callable[..., Any], run: Callable[[tuple[Any, ...], dict[str, Any]], object]
-) -> Callable[..., None]:
-    def each_example(*args: Any, **kwargs: Any) -> None:
-        __tracebackhide__ = True
-        run(args, kwargs)
-
-    each_example.__name__ = inner.__name__
-    return each_example
+_SKIPPED = pytest.StashKey[tuple[str, int, str]]()
 
 
 def _note(item: Any, told: _ranks.Told) -> None:
@@ -378,22 +373,3 @@ def _ini(config: Any, name: str) -> str:
     with contextlib.suppress(KeyError, ValueError):
         return str(config.getoption(name, None) or config.getini(name) or "")
     return ""
-
-
-def _coverage() -> Any:
-    """What measures pytest's process; None where nothing does."""
-    found: Any = sys.modules.get("coverage")
-    return None if found is None else found.Coverage.current()
-
-
-_settings: tuple[int, bytes] = (0, b"")
-
-
-def _coverage_settings() -> bytes:
-    global _settings
-    current = _coverage()
-    if current is None:
-        return b""
-    if _settings[0] != id(current):
-        _settings = id(current), pickle.dumps(current.config)
-    return _settings[1]

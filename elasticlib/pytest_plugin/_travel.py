@@ -16,10 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from elasticlib._stack_text import is_library
 from elasticlib.pytest_plugin.rank import _run
 from elasticlib.pytest_plugin.rank._modules import Place, Setting
-from elasticlib.testing.ranks._call import Patch
+from elasticlib.testing.ranks._call import MadeUp, Patch
 from elasticlib.testing.ranks._refusal import CannotTravelError, why_not
 
 _REWRITER = "AssertionRewritingHook"
@@ -93,6 +95,7 @@ class Work:
     """What workers do for tests of pytest; see `Ranks`."""
 
     run = staticmethod(_run.run)
+    look_at_failure = staticmethod(_run.look_at_failure)
 
     def __init__(self, config: Any) -> None:
         self._setting = setting_of(config)
@@ -111,8 +114,6 @@ class Work:
 
 def watch_patches() -> None:
     """Know of all ``MonkeyPatch`` objects to come."""
-    import pytest
-
     former = pytest.MonkeyPatch.__init__
     if getattr(former, "_elasticlib", False):
         return
@@ -130,10 +131,11 @@ def patches() -> tuple[Patch, ...]:
     found: list[Patch] = []
     for each in _patches:
         for owner, name, _ in each._setattr:
+            if isinstance(owner, pytest.Item):  # a plugin's own
+                continue
             found.append(_of_attribute(owner, name))
         for mapping, key, _ in each._setitem:
-            if mapping is not os.environ:  # that travels anyway
-                found.append(_of_item(mapping, key))
+            found.append(_of_item(mapping, key))
     return tuple(found)
 
 
@@ -151,7 +153,8 @@ def _of_attribute(owner: Any, name: str) -> Patch:
 
 
 def _of_item(mapping: Mapping[Any, Any], key: Any) -> Patch:
-    owner, name = _holder(mapping)
+    # Variables travel with each call; but a module that the ranks import for it may set them, too.
+    owner, name = (os, "environ") if mapping is os.environ else _holder(mapping)
     where = f"monkeypatch.setitem({name or _short(mapping)}, {key!r}, ...)"
     if owner is None:
         raise CannotTravelError(
@@ -160,16 +163,22 @@ def _of_item(mapping: Mapping[Any, Any], key: Any) -> Patch:
         )
     if key not in mapping:
         return _checked(Patch(owner, name, key, is_item=True, is_gone=True), where)
-    return _checked(Patch(owner, name, key, is_item=True, value=mapping[key]), where)
+    value = mapping[key]
+    if mapping is sys.modules and isinstance(value, ModuleType) and getattr(value, "__spec__", None) is None:
+        values = {name: each for name, each in vars(value).items() if not name.startswith("__")}
+        value = MadeUp(value.__name__, values)
+    return _checked(Patch(owner, name, key, is_item=True, value=value), where)
 
 
 def _holder(mapping: Any) -> tuple[Any, str]:
     """The module or class with the attribute that is *mapping*, and the attribute's name."""
+    if mapping is sys.modules:
+        return sys, "modules"
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is mapping:
                 return module, name
-            if isinstance(value, type):
+            if issubclass(type(value), type):  # isinstance would ask the object, which may warn
                 for inner, each in list(vars(value).items()):
                     if each is mapping:
                         return value, inner
@@ -178,7 +187,7 @@ def _holder(mapping: Any) -> tuple[Any, str]:
 
 def _checked(patch: Patch, where: str) -> Patch:
     if problem := why_not(patch):
-        kind = type(patch.value).__qualname__
+        kind = patch.value.name if isinstance(patch.value, MadeUp) else type(patch.value).__qualname__
         raise CannotTravelError(f"{where}: its value, a {kind}, cannot travel to the ranks: {problem}")
     return patch
 

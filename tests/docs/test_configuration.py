@@ -45,7 +45,6 @@ HOUSE = pathlib.Path(elasticlib.__file__).parent
 ROWS = {row.long: row for rows in OPTIONS.values() for row in rows}
 NO_VARIABLES = {
     "PCI_BUS_ID": "a value of CUDA_DEVICE_ORDER",
-    "COV_CORE_CONTEXT": "pytest-cov's own",
     "PYTEST_ADDOPTS": "pytest's own: set aside while ranks read its configuration",
     "PYTEST_CURRENT_TEST": "pytest's own",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "pytest's own: ranks load no plugins",

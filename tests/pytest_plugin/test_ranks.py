@@ -122,10 +122,10 @@ def test_called(elastic):
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(
         [
-            "*_ ranks 1-3 of 4 *",
+            "*_ ranks 1-3 of 4 _*",
             ">       assert values == ?1, 2, 5 if rank else 4?",
             "E*At index 2 diff: 3 != 5",
-            "*_ rank 0 of 4 *",
+            "*_ rank 0 of 4 _*",
             "E*At index 2 diff: 3 != 4",
             "test_it.py:*: AssertionError",
             "*Captured stdout call*",
@@ -134,7 +134,7 @@ def test_called(elastic):
             "rank 1 was here",
             ">       elastic(function)",
             "E       elasticlib.testing.RanksFailed: 1 of 2 ranks failed",
-            "*_ rank 1 of 2 *",
+            "*_ rank 1 of 2 _*",
             "E       AssertionError: assert {'a': 1} == {'a': 2}",
             "FAILED *test_diff - rank 0, line *: AssertionError: assert*",
             "FAILED *test_called - rank 1, line *: AssertionError: assert*",

@@ -11,7 +11,6 @@ import contextlib
 import os
 import pdb
 import sys
-import traceback
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -86,16 +85,14 @@ def _stop(*_: Any, **__: Any) -> None:
         debugger.set_trace(frame)
 
 
-def look_at(error: BaseException) -> bool:
-    """Enter the frame that raised *error*; whether somebody could."""
+def look_at(error: BaseException) -> bool | None:
+    """Enter the frame that raised *error*: whether who did so wants no more tests; None where nobody could."""
     debugger = _terminal.open()
     if debugger is None or error.__traceback__ is None:
-        return False
-    text = "".join(traceback.format_exception(error))
-    _terminal.say(f"\n>>> rank {os.environ['RANK']} has failed\n{text}")
+        return None
     debugger.reset()
     try:
         debugger.interaction(None, error.__traceback__)
+        return bool(debugger.quitting)
     finally:
         _terminal.close()
-    return True

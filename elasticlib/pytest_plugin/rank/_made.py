@@ -62,6 +62,8 @@ def _make(what: str, item: Any, stack: contextlib.ExitStack) -> Any:
         fixture = LogCaptureFixture(item, _ispytest=True)
         stack.callback(fixture._finalize)
         return fixture
+    if what == "record_property":
+        return lambda name, value: item.properties.append((name, value))
     if what == "recwarn":
         from _pytest.recwarn import WarningsRecorder
 
@@ -104,6 +106,8 @@ class Item:
         from _pytest.stash import Stash
 
         self.config = _modules.configuration()
+        self.properties: list[tuple[str, object]] = []
+        """Of the fixture ``record_property``."""
         self.handler = logs.LogCaptureHandler()
         self.stash = Stash()
         self.stash[logs.caplog_handler_key] = self.handler

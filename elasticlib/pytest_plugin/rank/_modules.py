@@ -8,6 +8,7 @@ name is the same on both sides; of pytest's configuration there is what assertio
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import sys
 import tempfile
@@ -89,6 +90,7 @@ def prepare(setting: Setting, modules: Mapping[str, Place]) -> None:
 
 def _configure(setting: Setting) -> None:
     global _config
+    from _pytest._io import TerminalWriter
     from _pytest.assertion import util
     from _pytest.config import Config
 
@@ -106,6 +108,9 @@ def _configure(setting: Setting) -> None:
             sys.path[:] = path
             del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
             os.environ.update({name: value for name, value in former.items() if value is not None})
+
+    # Versions up to 8 ask the terminal's writer for colours: this one has none.
+    _config.pluginmanager.register(SimpleNamespace(_tw=TerminalWriter(io.StringIO())), "terminalreporter")
 
     def explained(op: str, left: object, right: object) -> str | None:
         return _explained(op, left, right)

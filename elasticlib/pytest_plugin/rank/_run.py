@@ -12,9 +12,11 @@ import contextlib
 import importlib
 import inspect
 import os
+import traceback
 import unittest
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 from attrs import evolve
@@ -22,7 +24,7 @@ from attrs import evolve
 from elasticlib.pytest_plugin import _torch_modes
 from elasticlib.pytest_plugin.rank import _debugger, _made, _modules, _threads
 from elasticlib.testing.ranks import _isolation, _outcomes, _plain
-from elasticlib.testing.ranks._call import Call, Failure, Outcome, Patch, Style
+from elasticlib.testing.ranks._call import Call, Failure, MadeUp, Outcome, Patch, Style
 from elasticlib.workers.child import _function, _pooled, _report, _results
 
 
@@ -32,6 +34,7 @@ def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
         import torch
 
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    _failed.clear()
     return _plain.watched(call, lambda: _on_ranks(call, function, args, kwargs))
 
 
@@ -53,17 +56,19 @@ def _on_ranks(
 
         def on_rank(number: int) -> Outcome:
             given = {**kwargs, **fixtures, **_made.of_rank(call, number)}
-            return _called(call, lambda: _returned(function(*args, **given)))
+            with _example(call, function):
+                return _called(call, lambda: _returned(function(*args, **given)))
 
         if call.threads:
             outcomes = _threads.on_each(call.threads, on_rank)
         else:
             outcomes = [on_rank(rank)]
-            if outcomes[0].kind == "failed":
+            if outcomes[0].kind != "passed":
                 _pooled.release_peers()
     told = tuple((each.message, each.category, each.filename, each.lineno) for each in caught or ())
     records = tuple(map(_made.portable, item.handler.records))
-    first = evolve(outcomes[0], warnings=_portable(told), records=records, log=item.handler.stream.getvalue())
+    log, properties = item.handler.stream.getvalue(), tuple(item.properties)
+    first = evolve(outcomes[0], warnings=_portable(told), records=records, log=log, properties=properties)
     return [first, *outcomes[1:]]
 
 
@@ -77,6 +82,23 @@ def _portable(told: tuple[Any, ...]) -> tuple[Any, ...]:
         except Exception:
             found.append((str(message), UserWarning, file, line))
     return tuple(found)
+
+
+@contextlib.contextmanager
+def _example(call: Call, function: Callable[..., Any]) -> Iterator[None]:
+    """Have what an example of Hypothesis may ask its engine for (``note``, ``assume``); all is drawn by now."""
+    if call.example is None:
+        yield
+        return
+    control: Any = importlib.import_module("hypothesis.control")
+    data: Any = importlib.import_module("hypothesis.internal.conjecture.data")
+    try:
+        drawn = data.ConjectureData.for_choices(())
+        context = control.BuildContext(drawn, is_final=call.example, wrapped_test=function)
+    except (AttributeError, TypeError):  # of another version
+        context = contextlib.nullcontext()
+    with context:
+        yield
 
 
 def _returned(value: Any) -> Any:
@@ -108,11 +130,23 @@ def _called(call: Call, function: Callable[[], Any]) -> Outcome:
         return Outcome("failed", failure=failure_of(call, error))
 
 
+_failed: list[BaseException] = []
+"""What the last call has raised, where it may be looked at."""
+
+
+def look_at_failure() -> bool | None:
+    """In the debugger: whether who did so wants no more tests; None where it is not there."""
+    return _debugger.look_at(_failed[0]) if _failed else None
+
+
 def failure_of(call: Call, error: BaseException) -> Failure:
-    """*error*, with a look at it in the debugger where that is asked for."""
+    """What is to be told of *error*."""
     error = error.with_traceback(_function.user_part(error))
-    was_debugged = call.debug and _debugger.look_at(error)
-    return _outcomes.failure(call, error, _represented(error, call), was_debugged=was_debugged)
+    if call.debug:
+        _failed.append(error)
+    if _report.is_secondary(error):  # of a lost peer the code of torch says nothing, and there is much of it
+        return _outcomes.failure(call, error, "".join(traceback.format_exception(error)))
+    return _outcomes.failure(call, error, _represented(error, call))
 
 
 def _represented(error: BaseException, call: Call) -> Any:
@@ -160,15 +194,25 @@ def _patched(patches: tuple[Patch, ...]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as here:
         for patch in patches:
+            if patch.owner is os and patch.name == "environ" and _pooled.is_own(patch.key):
+                continue
             if patch.is_item and patch.is_gone:
                 here.delitem(getattr(patch.owner, patch.name), patch.key, raising=False)
             elif patch.is_item:
-                here.setitem(getattr(patch.owner, patch.name), patch.key, patch.value)
+                here.setitem(getattr(patch.owner, patch.name), patch.key, _value(patch))
             elif patch.is_gone:
                 here.delattr(patch.owner, patch.name, raising=False)
             else:
                 here.setattr(patch.owner, patch.name, patch.value, raising=False)
         yield
+
+
+def _value(patch: Patch) -> Any:
+    if not isinstance(patch.value, MadeUp):
+        return patch.value
+    made = ModuleType(patch.value.name)
+    vars(made).update(patch.value.values)
+    return made
 
 
 def prepare(
@@ -178,10 +222,10 @@ def prepare(
     _modules.prepare(setting, modules)
     _modules.register(explains)
     for name in tests:
-        with contextlib.suppress(Exception):  # which the test that needs it will meet, and tell
+        with contextlib.suppress(Exception, SystemExit):  # which the test that needs it will meet, and tell
             importlib.import_module(name)
     _isolation.settle()
 
 
-for _file in (__file__, _made.__file__, _debugger.__file__, asyncio.runners.__file__):
+for _file in (__file__, _made.__file__, _debugger.__file__, asyncio.runners.__file__, asyncio.base_events.__file__):
     _function.OWN_FILES.add(_file)

@@ -12,7 +12,9 @@ from typing import Any
 
 from attrs import field, frozen
 
-MADE = "rank world_size device group capsys capsysbinary capfd capfdbinary caplog recwarn monkeypatch".split()
+MADE = (
+    "rank world_size device group capsys capsysbinary capfd capfdbinary caplog recwarn monkeypatch record_property"
+).split()
 """Arguments of a test that are made in each rank, and do not travel."""
 
 
@@ -29,6 +31,14 @@ class Patch:
     value: Any = None
     is_gone: bool = False
     """It was deleted."""
+
+
+@frozen
+class MadeUp:
+    """A module that a test has made, as the value of a `Patch`."""
+
+    name: str
+    values: Mapping[str, Any]
 
 
 @frozen
@@ -70,7 +80,9 @@ class Call:
     log_format: tuple[str, str] = ("", "")
     """Of messages and dates in what is shown of a failure."""
     debug: bool = False
-    """Whether a failure is to be looked at in a debugger."""
+    """Whether a failure may be looked at in a debugger afterwards."""
+    example: bool | None = None
+    """Of an example of Hypothesis: whether it is the one that is told of; None where it is none."""
     checks: bool = True
     """Whether what the test leaves behind is looked for."""
     has_own_group: bool = False
@@ -99,7 +111,6 @@ class Failure:
     """Pytest's of the traceback: an ``ExceptionChainRepr``, or text."""
     is_secondary: bool
     """It says no more than that the connection to a peer was lost."""
-    was_debugged: bool = False
 
 
 @frozen
@@ -126,6 +137,8 @@ class Outcome:
     """Log records, as dictionaries."""
     log: str = ""
     """As pytest shows them."""
+    properties: tuple[tuple[str, object], ...] = ()
+    """Of the fixture ``record_property``."""
     dirt: tuple[str, ...] = ()
     """What the test has left behind in this worker."""
     coverage: bytes = b""

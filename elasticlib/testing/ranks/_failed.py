@@ -8,14 +8,16 @@ a line.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
 
 from elasticlib.testing.ranks._blocked import ranks_named
 from elasticlib.testing.ranks._call import Failure
+from elasticlib.workers.child import _results
 
 _MOST_SHOWN = 4
 """Different failures that are shown whole."""
@@ -63,11 +65,11 @@ class Told:
     """Pytest's, or text."""
     error: Exception
     is_secondary: bool = False
-    was_debugged: bool = False
 
     def key(self) -> tuple[str, str, int]:
         """The same for ranks that failed alike."""
-        return self.message, self.file, self.line
+        # What is said of a lost peer has its port.
+        return "" if self.is_secondary else self.message, self.file, self.line
 
 
 def told(failure: Failure, error: BaseException) -> Told:
@@ -81,18 +83,25 @@ def told(failure: Failure, error: BaseException) -> Told:
         failure.representation,
         held,
         failure.is_secondary,
-        failure.was_debugged,
     )
 
 
-class RanksFailed(ExceptionGroup):  # type: ignore[misc]
+def unpacked(failure: Failure) -> Told:
+    """Of an exception that a rank has raised."""
+    return told(failure, _results.unpack_exception(failure.error) or RuntimeError(failure.message))
+
+
+class RanksFailed(Exception):  # noqa: N818
     """
     What ranks of a test have raised, one exception for each rank that failed, in the order of ranks.
 
-    It is of the root cause's own class, too, where that can be: ``except ValueError``, ``except* ValueError`` and
-    ``pytest.raises(ValueError)`` catch it. ``failures`` has {rank: exception}.
+    It is of the root cause's own class, too: ``except ValueError``, ``except* ValueError`` and
+    ``pytest.raises(ValueError)`` catch it. It is an ``ExceptionGroup`` as well, unless Python has no room for both in
+    one class (``OSError``, ``ImportError``, ``AttributeError``, ...). ``failures`` has {rank: exception}.
     """
 
+    message: str
+    exceptions: tuple[Exception, ...]
     failures: Mapping[int, Exception]
     told: Mapping[int, Told]
     size: int
@@ -100,6 +109,11 @@ class RanksFailed(ExceptionGroup):  # type: ignore[misc]
     """The lowest rank whose failure does not come of another rank's."""
     notes: Sequence[str]
     """What is to be said of the ranks that did not fail."""
+    look: Callable[[int], bool | None]
+    """Looks at a rank's failure in a debugger: whether who did so wants no more tests; None where it is gone."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
 
     def derive(self, excs: Sequence[Exception]) -> Any:
         """A plain group of *excs*: what is left of it, such as after ``except*``."""
@@ -109,14 +123,26 @@ class RanksFailed(ExceptionGroup):  # type: ignore[misc]
 RanksFailed.__module__ = "elasticlib.testing"
 
 
-def failed(told: Mapping[int, Told], size: int, notes: Sequence[str] = ()) -> RanksFailed:
+def failed(
+    told: Mapping[int, Told],
+    size: int,
+    notes: Sequence[str] = (),
+    look: Callable[[int], bool | None] = lambda _: None,
+) -> RanksFailed:
     """The error of ranks that failed as *told*, of *size* ranks in all."""
     # The lowest of those that failed by themselves: the same in each run, whoever was first by a moment.
+    told = dict(sorted(told.items()))
     root = min(told, key=lambda rank: (told[rank].is_secondary, rank))
     kind = _kind(type(told[root].error))
-    errors = {rank: each.error for rank, each in sorted(told.items())}
-    found: RanksFailed = kind(summary(told, root), list(errors.values()))
+    errors = {rank: each.error for rank, each in told.items()}
+    message = summary(told, root)
+    is_group = issubclass(kind, ExceptionGroup) and ExceptionGroup is not _GroupError
+    found = kind(message, list(errors.values())) if is_group else kind(message)
+    _take_over(found, errors[root])
+    if not is_group:
+        found.message, found.exceptions = message, tuple(errors.values())
     found.failures, found.told, found.size, found.root, found.notes = errors, told, size, root, notes
+    found.look = look
     return found
 
 
@@ -127,21 +153,35 @@ def _kind(cause: type[Exception]) -> type[RanksFailed]:
     if cause not in _kinds and len(_kinds) > 256:
         _kinds.clear()  # classes of many functions' own
     if cause not in _kinds:
-        made: Any = RanksFailed
+        # A class may have a layout that no other one goes with, or rules of its own.
+        tried: list[tuple[Any, ...]] = [(RanksFailed, ExceptionGroup)]
         if not issubclass(cause, (ExceptionGroup, StopIteration, StopAsyncIteration)):
+            tried = [(RanksFailed, ExceptionGroup, cause), (RanksFailed, cause), *tried]
+        for bases in tried:
             try:
-                made = type(
-                    "RanksFailed", (RanksFailed, cause), {"__module__": RanksFailed.__module__, "__init__": _ignore}
-                )
-                made("", [RuntimeError()])
-            except Exception:  # its layout, or a rule of its own
-                made = RanksFailed
-        _kinds[cause] = made
+                made: Any = type("RanksFailed", bases, {"__module__": RanksFailed.__module__, "__init__": _keep})
+                made("", [RuntimeError()]) if ExceptionGroup in bases else made("")
+            except Exception:
+                continue
+            _kinds[cause] = made
+            break
     return _kinds[cause]
 
 
-def _ignore(self: object, *args: object) -> None:
-    """A class of the user's may want other arguments; the group has got its own already."""
+_OF_CLASSES = "errno strerror filename filename2 name path obj encoding object start end reason lineno offset text msg"
+
+
+def _take_over(error: RanksFailed, cause: Exception) -> None:
+    """Have in *error* what somebody who catches *cause* may ask it for."""
+    held = {name: getattr(cause, name) for name in _OF_CLASSES.split() if hasattr(cause, name)}
+    for name, value in {**held, **vars(cause)}.items():
+        with contextlib.suppress(AttributeError, TypeError):
+            setattr(error, name, value)
+
+
+def _keep(self: Any, *args: object) -> None:
+    """Instead of what a class of the user's, which may want other arguments, does with these."""
+    self.args = args
 
 
 def summary(told: Mapping[int, Told], root: int) -> str:

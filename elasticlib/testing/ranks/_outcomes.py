@@ -27,7 +27,7 @@ class PartsError(Exception):
         self.parts = tuple(parts)
 
 
-def failure(call: Call, error: BaseException, representation: Any, *, was_debugged: bool = False) -> Failure:
+def failure(call: Call, error: BaseException, representation: Any) -> Failure:
     """*error*, whose traceback begins in the user's code, with what is shown of it."""
     name, text = _report.qualified_name(type(error)), _report.text_of(error)
     file, line = place(error.__traceback__, call)
@@ -39,7 +39,6 @@ def failure(call: Call, error: BaseException, representation: Any, *, was_debugg
         line=line,
         representation=representation,
         is_secondary=_report.is_secondary(error),
-        was_debugged=was_debugged,
     )
 
 

@@ -33,6 +33,11 @@ class Work:
         """What came of *function* on this rank."""
         return watched(call, lambda: [_called(call, function, args, kwargs)])
 
+    @staticmethod
+    def look_at_failure() -> bool | None:
+        """There is no debugger for these."""
+        return None
+
     def preparation(self, always: Sequence[ModuleType]) -> tuple[int, Callable[..., object], tuple[Any, ...]]:
         """Tests' modules are imported, which may take its time: they are found as in the tests' own process."""
         self._modules |= dict.fromkeys(each.__name__ for each in always if each.__name__ != "__main__")

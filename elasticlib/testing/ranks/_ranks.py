@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import pickle
 import tempfile
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from attrs import define, field, frozen
+from attrs import frozen
 
 from elasticlib._wire import Message
 from elasticlib.errors import ChildFailedError, PicklingError
@@ -27,14 +28,16 @@ from elasticlib.pools._crew import Crew
 from elasticlib.spec import LaunchConfig
 from elasticlib.testing.ranks import _blocked, _failed, _sharing
 from elasticlib.testing.ranks._asked import Asked
-from elasticlib.testing.ranks._call import Call, Failure, Outcome
+from elasticlib.testing.ranks._call import Call, Outcome
 from elasticlib.testing.ranks._gpus import gpus
 from elasticlib.testing.ranks._meeting import MEETING, Meeting
+from elasticlib.testing.ranks._progress import Progress
 from elasticlib.testing.ranks._refusal import refusal
-from elasticlib.workers.child import _results
 
 _AFTER_FIRST = 1.0
 """Seconds that ranks have, once another one has failed or skipped, to end by themselves."""
+_AFTER_LOST = 10.0
+"""The same, once one has lost its peer, whose death the launcher is about to tell."""
 _TITLE = "the surroundings of a test"
 _STACKS_LIMIT = 0.9
 """Seconds that the ranks' stacks are waited for."""
@@ -70,12 +73,14 @@ class Told:
         found: dict[str, tuple[Any, dict[int, _failed.Told]]] = {}
         for rank, whole in self.error.told.items():
             outcome = self.outcomes.get(rank)
-            parts = [(what, _told(failure)) for what, failure in outcome.parts] if outcome is not None else []
+            several = outcome.parts if outcome is not None else ()
+            parts = [(what, _failed.unpacked(failure)) for what, failure in several]
             for what, told in parts or [(None, whole)]:
                 found.setdefault(repr(what), (what, {}))[1].setdefault(rank, told)
         # What others' failures have brought about stands beside these, and is no news.
         own = [each for each in found.values() if not all(told.is_secondary for told in each[1].values())]
-        return [(what, _failed.failed(each, self.error.size, self.error.notes)) for what, each in own or found.values()]
+        size, notes, look = self.error.size, self.error.notes, self.error.look
+        return [(what, _failed.failed(each, size, notes, look)) for what, each in own or found.values()]
 
     def warn_of_dirt(self, call: Call) -> None:
         """Say what the test has left behind."""
@@ -97,23 +102,12 @@ class Work(Protocol):
     def run(self) -> Callable[..., list[Outcome]]:
         """Called on each rank with the `Call`, the test's function, its arguments and its named arguments."""
 
+    @property
+    def look_at_failure(self) -> Callable[[], bool | None]:
+        """Called on the rank whose failure somebody wants to look at."""
+
     def preparation(self, always: Sequence[ModuleType]) -> tuple[object, Callable[..., object], tuple[Any, ...]]:
         """What each worker calls before the first test, and again where what stands in front is another value."""
-
-
-@define
-class _Progress:
-    """One test under way."""
-
-    until: float
-    """When it has to be over."""
-    outcomes: dict[int, Outcome] = field(factory=dict)
-    told: dict[int, _failed.Told] = field(factory=dict)
-    notes: list[str] = field(factory=list)
-
-    def has_stopped(self) -> bool:
-        """Whether some rank has ended in another way than well, so that others may wait for it in vain."""
-        return bool(self.told) or any(each.kind != "passed" for each in self.outcomes.values())
 
 
 class Ranks:
@@ -123,6 +117,8 @@ class Ranks:
         self._work = work
         self._pools: dict[tuple[int, str], Pool] = {}
         self._prepared: dict[Crew, object] = {}
+        self._unfit: dict[Crew, str] = {}
+        """Those that serve no other call, but stay until then: somebody may look at a failure there."""
         self._terminal = terminal
         """Gives the terminal's descriptors for stdin and stdout to a debugger (True), or takes them back (False)."""
         self._debugging: int | None = None
@@ -161,6 +157,9 @@ class Ranks:
 
     def warm(self, asked: Asked, always: Sequence[ModuleType]) -> None:
         """Have the ranks of *asked* ready for a call."""
+        while self._unfit:
+            crew, why = self._unfit.popitem()
+            crew.spoilt = crew.spoilt or why
         self.pool(asked).in_turn(lambda crew: self._prepare(crew, always))
 
     def _prepare(self, crew: Crew, always: Sequence[ModuleType]) -> None:
@@ -199,7 +198,7 @@ class Ranks:
     ) -> Told:
         """*function* on each rank. Raises `CannotTravelError`."""
 
-        def ask(crew: Crew) -> tuple[_Progress, dict[int, str], dict[int, tuple[str, ...]]]:
+        def ask(crew: Crew) -> tuple[Progress, dict[int, str], dict[int, tuple[str, ...]], Crew]:
             self._prepare(crew, always)
             before = {rank: _size(file) for rank, file in _files(crew).items()}
             group = (None, None) if asked.threads or asked.group is None else (asked.group, asked.backend)
@@ -208,7 +207,7 @@ class Ranks:
                 crew.ask(range(len(crew)), self._work.run, (call, function, args, dict(kwargs)), {}, group=group)
             except PicklingError as error:
                 raise refusal(call, function, args, kwargs, error) from error
-            progress = _Progress(time.monotonic() + asked.timeout)
+            progress = Progress(time.monotonic() + asked.timeout)
             try:
                 self._wait(crew, progress, asked)
             except KeyboardInterrupt:
@@ -221,21 +220,26 @@ class Ranks:
                 self._meeting.close()
                 self._threads = {}
             dirt = {rank: each.dirt for rank, each in progress.outcomes.items() if each.dirt}
-            if dirt:
-                crew.spoilt = crew.spoilt or "a test left something behind"
+            unfit = "a test left something behind" if dirt else ""
             if progress.told and asked.group == "shared" and not asked.threads:
-                crew.spoilt = crew.spoilt or "a test has failed in the shared group"
-            return progress, {rank: _since(file, before.get(rank, 0)) for rank, file in _files(crew).items()}, dirt
+                unfit = "a test has failed in the shared group"
+            if unfit and progress.told and call.debug:
+                self._unfit[crew] = unfit
+            else:
+                crew.spoilt = crew.spoilt or unfit
+            output = {rank: _since(file, before.get(rank, 0)) for rank, file in _files(crew).items()}
+            return progress, output, dirt, crew
 
         with self._turn(asked):
-            progress, output, dirt = self.pool(asked).in_turn(ask)
+            progress, output, dirt, crew = self.pool(asked).in_turn(ask)
         failed = None
-        if progress.told:
+        if progress.told and not progress.is_cut_short():
             size = call.threads or asked.nproc
-            failed = _failed.failed(progress.told, size, progress.notes)
+            look = functools.partial(self._look, crew)
+            failed = _failed.failed(progress.told, size, [*progress.notes, *progress.early()], look)
         return Told(progress.outcomes, failed, output, dirt, call.seed)
 
-    def _wait(self, crew: Crew, progress: _Progress, asked: Asked) -> None:
+    def _wait(self, crew: Crew, progress: Progress, asked: Asked) -> None:
         """Until all ranks have ended, or been given up."""
         while not progress.outcomes or len(progress.outcomes) < len(crew):
             began = time.monotonic()
@@ -254,11 +258,10 @@ class Ranks:
                 self._give_up(crew, progress, asked)
                 return
 
-    def _note(self, crew: Crew, progress: _Progress, answer: Any) -> None:
+    def _note(self, crew: Crew, progress: Progress, answer: Any) -> None:
         if answer.failed():
             raise crew.error(_TITLE, [answer])
         for rank, outcome in enumerate(answer.value(), answer.rank):  # one, or those of all threads
-            had_stopped = progress.has_stopped()
             progress.outcomes[rank] = outcome
             failure = outcome.failure
             if outcome.kind == "late":
@@ -266,11 +269,12 @@ class Ranks:
             if outcome.kind in ("ended", "late"):
                 progress.notes.append(f"rank {rank}: {outcome.reason}")
             if failure is not None:
-                progress.told[rank] = _told(failure)
-            if progress.has_stopped() and not had_stopped:
-                progress.until = min(progress.until, time.monotonic() + _AFTER_FIRST)
+                progress.told[rank] = _failed.unpacked(failure)
+            if outcome.kind != "passed":
+                is_lost = failure is not None and failure.is_secondary
+                progress.until = min(progress.until, time.monotonic() + (_AFTER_LOST if is_lost else _AFTER_FIRST))
 
-    def _note_deaths(self, crew: Crew, progress: _Progress, error: ChildFailedError) -> None:
+    def _note_deaths(self, crew: Crew, progress: Progress, error: ChildFailedError) -> None:
         """Workers have died."""
         for rank, each in error.failures.items():
             if each.secondary and rank != error.get_first_failure()[0]:
@@ -283,7 +287,7 @@ class Ranks:
         if left:
             progress.notes.append(f"{_blocked.ranks_named(left)}: ended, as a rank of the group was gone")
 
-    def _give_up(self, crew: Crew, progress: _Progress, asked: Asked) -> None:
+    def _give_up(self, crew: Crew, progress: Progress, asked: Asked) -> None:
         """The time is over: tell where the ranks are that have not ended."""
         try:
             stacks: Mapping[int, str] = crew.job.stacks(_STACKS_LIMIT)
@@ -316,6 +320,22 @@ class Ranks:
             for rank, each in progress.told.items()
         }
 
+    def _look(self, crew: Crew, rank: int) -> bool | None:
+        """Have somebody look at the failure of *rank*: as `RanksFailed.look`."""
+        if crew.job.done():
+            return None
+        try:
+            crew.ask([min(rank, len(crew) - 1)], self._work.look_at_failure, (), {}, by_all=False)
+            while True:
+                for answer in crew.answers():
+                    if answer.rank == rank or len(crew) == 1:
+                        found: bool | None = answer.value()
+                        return found
+        except ChildFailedError:
+            return None
+        finally:
+            self._debugging = None
+
     def _on_ask(self, rank: int, message: Message) -> tuple[Message, tuple[int, ...]]:
         """What a rank wants: of the terminal, or of the others."""
         if message.get("wants") == "threads":
@@ -331,10 +351,6 @@ class Ranks:
             return {"has": False}, ()
         self._debugging = rank
         return {"has": True}, tuple(descriptors)
-
-
-def _told(failure: Failure) -> _failed.Told:
-    return _failed.told(failure, _results.unpack_exception(failure.error) or RuntimeError(failure.message))
 
 
 def _with_and(parts: Sequence[str]) -> str:

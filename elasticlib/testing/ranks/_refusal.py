@@ -28,6 +28,16 @@ def why_not(value: Any) -> str:
     return ""
 
 
+def _advice(value: object) -> str:
+    """What to do instead of sending *value*."""
+    kind = type(value)
+    if getattr(value, "__module__", kind.__module__).startswith("_pytest.") or kind.__module__.startswith("_pytest."):
+        return "it is of pytest's process: use it in a fixture that returns what the test needs of it"
+    if kind.__module__.startswith("hypothesis."):
+        return "what Hypothesis draws is drawn in pytest's process: name the strategies in @given"
+    return "make it in the test's function, or have the fixture return what it is made of"
+
+
 def refusal(
     call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: PicklingError
 ) -> CannotTravelError:
@@ -37,8 +47,8 @@ def refusal(
     for what, value in parts.items():
         if problem := why_not(value):
             return CannotTravelError(
-                f"{what} of {call.test}, a {type(value).__qualname__}, cannot travel to the ranks: {problem}; make "
-                "it in the test's function, or have the fixture return what it is made of"
+                f"{what} of {call.test}, a {type(value).__qualname__}, cannot travel to the ranks: {problem}; "
+                f"{_advice(value)}"
             )
     name = getattr(function, "__qualname__", repr(function))
     return CannotTravelError(f"{name} of {call.test} cannot travel to the ranks: {error}")

@@ -40,6 +40,11 @@ def attach(memories: Mapping[str, int], local_rank: int, own: Collection[str]) -
             os.close(descriptor)
 
 
+def is_own(variable: str) -> bool:
+    """Whether the *variable* is the worker's, and not its caller's."""
+    return variable in _own
+
+
 def pool(group: str | None) -> None:
     """Serve calls until there will be no more. It has the name by which logs call the work."""
     global _server

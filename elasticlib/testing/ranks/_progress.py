@@ -1,0 +1,40 @@
+"""
+One test under way: what its ranks have come to so far, and when it has to be over.
+
+Rules of this file: nothing here waits, or knows a worker.
+"""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from elasticlib.testing.ranks import _blocked, _failed
+from elasticlib.testing.ranks._call import Outcome
+
+
+@define
+class Progress:
+    """One test under way."""
+
+    until: float
+    """When it has to be over."""
+    outcomes: dict[int, Outcome] = field(factory=dict)
+    told: dict[int, _failed.Told] = field(factory=dict)
+    notes: list[str] = field(factory=list)
+
+    def is_cut_short(self) -> bool:
+        """Whether ranks failed for no other reason than that another one has skipped the test."""
+        return all(each.is_secondary for each in self.told.values()) and any(
+            each.kind in ("skipped", "xfailed") for each in self.outcomes.values()
+        )
+
+    def early(self) -> list[str]:
+        """Where ranks have but lost a peer: who had ended by itself."""
+        ended = [rank for rank, each in self.outcomes.items() if each.kind == "passed"]
+        if not ended or not all(each.is_secondary for each in self.told.values()):
+            return []
+        return [f"{_blocked.ranks_named(ended)}: ended without a failure"]
+
+    def has_stopped(self) -> bool:
+        """Whether some rank has ended in another way than well, so that others may wait for it in vain."""
+        return bool(self.told) or any(each.kind != "passed" for each in self.outcomes.values())

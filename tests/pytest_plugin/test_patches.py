@@ -1,0 +1,204 @@
+"""What ``monkeypatch`` has changed in pytest's process is so in the ranks, and only while it is so there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.pytest_plugin.conftest import Run
+
+pytestmark = pytest.mark.slow
+
+MODULE = """
+class Thing:
+    size = 1
+    table = {"a": 1}
+    def who(self): return "real"
+    @classmethod
+    def make(cls): return "real make"
+    @staticmethod
+    def static(): return "real static"
+    @property
+    def prop(self): return "real prop"
+
+TABLE = {"a": 1, "b": 2}
+gone = 5
+instance = Thing()
+def call(): return "real"
+def use(): return call()
+"""
+
+CONFTEST = """
+import module, pytest
+
+@pytest.fixture(scope="session")
+def for_session():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SESSION", "yes", raising=False)
+        yield
+
+@pytest.fixture(scope="module")
+def for_module():
+    patch = pytest.MonkeyPatch()
+    patch.setitem(module.TABLE, "m", 7)
+    yield
+    patch.undo()
+"""
+
+CODE = """
+import os, sys, threading, types
+import pytest, torch.distributed as dist
+import module, package.inner
+from module import Thing
+
+on_ranks = pytest.mark.elastic
+os.environ["SET_BY_MODULE"] = "x"
+
+@pytest.fixture
+def patched(monkeypatch):
+    monkeypatch.setattr(module, "call", lambda: "fake")
+    monkeypatch.setattr("module.Thing.who", lambda self: "fake who")
+    monkeypatch.setattr(Thing, "make", classmethod(lambda cls: cls.__name__))
+    monkeypatch.setattr(Thing, "static", staticmethod(lambda: "fake static"))
+    monkeypatch.setattr(Thing, "prop", property(lambda self: "fake prop"))
+    monkeypatch.setattr("package.inner.value", 9)
+    monkeypatch.setattr(os, "getlogin", lambda: "me")
+    monkeypatch.setattr(dist, "made_up", 3, raising=False)
+    monkeypatch.setitem(module.TABLE, "a", 10)
+    monkeypatch.delitem(module.TABLE, "b")
+    monkeypatch.setitem(Thing.table, "z", 3)
+    monkeypatch.delattr(module, "gone")
+    monkeypatch.delattr("module.Thing.size")
+    monkeypatch.setenv("A_VARIABLE", "1")
+    monkeypatch.delenv("SET_BY_MODULE")
+
+def check():
+    thing = Thing()
+    assert (module.use(), thing.who(), thing.prop) == ("fake", "fake who", "fake prop")
+    assert (Thing.make(), Thing.static()) == ("Thing", "fake static")
+    assert package.inner.value == 9 and os.getlogin() == "me" and dist.made_up == 3
+    assert module.TABLE == {"a": 10} and Thing.table == {"a": 1, "z": 3}
+    assert not hasattr(module, "gone") and not hasattr(Thing, "size")
+    assert os.environ["A_VARIABLE"] == "1" and "SET_BY_MODULE" not in os.environ
+
+def clean():
+    thing = Thing()
+    assert (module.use(), thing.who(), thing.prop) == ("real", "real", "real prop")
+    assert (Thing.make(), Thing.static()) == ("real make", "real static")
+    assert package.inner.value == 1 and not hasattr(dist, "made_up")
+    assert module.TABLE == {"a": 1, "b": 2} and Thing.table == {"a": 1}
+    assert module.gone == 5 and Thing.size == 1
+    assert "A_VARIABLE" not in os.environ and os.environ["SET_BY_MODULE"] == "x"
+
+@on_ranks
+def test_of_a_fixture(patched): check()
+
+@on_ranks
+def test_of_a_fixture_after(): clean()
+
+def test_around(elastic, patched, monkeypatch):
+    elastic(check)
+    monkeypatch.undo()
+    elastic(clean)
+
+def test_context(elastic, monkeypatch):
+    for context in (pytest.MonkeyPatch.context, monkeypatch.context):
+        with context() as patch:
+            patch.setattr(module, "call", lambda: "one")
+            patch.setattr(module, "call", lambda: "two")
+            assert elastic(module.use) == {0: "two", 1: "two"}
+        assert elastic(module.use) == {0: "real", 1: "real"}
+
+@on_ranks
+def test_in_the_body(patched, monkeypatch, rank):
+    check()
+    monkeypatch.setattr(module, "call", lambda: rank)
+    monkeypatch.setenv("IN_BODY", "1")
+    monkeypatch.chdir("/")
+    monkeypatch.syspath_prepend("/nowhere")
+    assert module.use() == rank
+    if rank:
+        monkeypatch.undo()
+        assert module.use() == "fake"
+
+@on_ranks
+def test_in_the_body_after():
+    clean()
+    assert "IN_BODY" not in os.environ and os.getcwd() != "/" and "/nowhere" not in sys.path
+
+@on_ranks
+def test_session(for_session): assert module.SESSION == "yes"
+
+@on_ranks
+def test_session_stays(for_module): assert module.SESSION == "yes" and module.TABLE["m"] == 7
+
+@pytest.fixture
+def places(monkeypatch, tmp_path):
+    (tmp_path / "on_the_path.py").write_text("x = 4")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return str(tmp_path)
+
+@on_ranks
+def test_places(places):
+    import on_the_path
+    assert on_the_path.x == 4 and os.getcwd() == places
+
+@on_ranks
+def test_places_after(): assert not any("test_places" in path for path in [os.getcwd(), *sys.path])
+
+def imports(name): return __import__(name).x
+
+def test_sys(elastic, monkeypatch):
+    made = types.ModuleType("made_up")
+    made.x = 3
+    monkeypatch.setitem(sys.modules, "made_up", made)
+    monkeypatch.setitem(sys.modules, "absent", None)
+    monkeypatch.setattr(sys, "argv", ["program", "--option"])
+    assert elastic(imports, "made_up") == {0: 3, 1: 3}
+    with pytest.raises(ImportError):
+        elastic(imports, "absent")
+    assert elastic(lambda: sys.argv).rank(1) == ["program", "--option"]
+
+def test_local_class(elastic, monkeypatch):
+    class Local:
+        x = 1
+    monkeypatch.setattr(Local, "x", 2)
+    assert elastic(lambda: Local.x).rank(1) == 2
+
+def test_own_module(elastic, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "clean", lambda: 77)
+    assert elastic(calls_clean).rank(1) == 77
+
+def calls_clean(): return clean()
+
+def test_variables_of_ranks_stay(elastic, monkeypatch):
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("MASTER_ADDR", "1.2.3.4")
+    assert elastic(lambda: (os.environ["RANK"], dist.get_rank())) == {0: ("0", 0), 1: ("1", 1)}
+
+def refused(elastic, why):
+    with pytest.raises(TypeError) as info:
+        elastic(clean)
+    assert why in str(info.value)
+
+def test_refused_value(elastic, monkeypatch):
+    monkeypatch.setattr(module, "call", threading.Lock())
+    refused(elastic, "monkeypatch.setattr(module, 'call', ...): its value, a lock, cannot travel to the ranks")
+
+def test_refused_instance(elastic, monkeypatch):
+    monkeypatch.setattr(module.instance, "who", 1)
+    refused(elastic, "'who', ...): the ranks have no such Thing, for an object of pytest's process is another one")
+
+def test_refused_item(elastic, monkeypatch):
+    monkeypatch.setitem({}, "key", 1)
+    refused(elastic, "monkeypatch.setitem({'key': 1}, 'key', ...): the ranks have no such dict")
+"""
+
+
+def test_patches_are_those_of_pytests_process(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.mkpydir("package").joinpath("inner.py").write_text("value = 1\n")
+    # Looking for the dictionary among all modules must not warn, either.
+    result = run(CODE, "-W", "error", module=MODULE)
+
+    result.assert_outcomes(passed=17)
