@@ -856,8 +856,8 @@ def test_a_pool_that_is_closed_while_its_workers_are_replaced_begins_no_call(
         made.run(os._exit, 3)
     former, replaced, errors = Crew.__init__, threading.Event(), list[BaseException]()
 
-    def begin(crew: Crew, *args: Any) -> None:
-        former(crew, *args)
+    def begin(crew: Crew, *args: Any, **settings: Any) -> None:
+        former(crew, *args, **settings)
         replaced.set()
         wait_until(lambda: "closed" in repr(made))
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.pytest_plugin.conftest import Run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(1.0)]
 
 LIMIT = 60.0
 """Seconds after which something counts as never."""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.pytest_plugin.conftest import Run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(1.0)]
 
 CODE = """
 import logging, os, sys, warnings

@@ -6,7 +6,7 @@ import pytest
 
 from tests.pytest_plugin.conftest import Run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(1.0)]
 
 FAILURES = """
 import ctypes, logging, os, signal, sys
@@ -50,7 +50,7 @@ def test_secondary(rank):
         raise ValueError("bad value\\nsecond line")
     dist.all_reduce(torch.ones(1))
 
-@on_ranks
+@pytest.mark.elastic(nproc=2, timeout=1)
 def test_early(rank):
     if rank == 1:
         dist.barrier()
@@ -136,8 +136,8 @@ def test_failures_of_all_kinds_name_their_rank_and_the_next_test_works(run: Run)
         "*Captured log of rank 2*",
         "ERROR*logged by two",
     )
-    _lines(sections["test_early"], "rank 0: ended without a failure", "*_ rank 1 of 2*", "*Error*peer*")
-    assert "BarrierOptions" not in sections["test_early"]  # the code of torch says nothing of a lost peer
+    # Its group stays until the next test: others may still receive what it has sent.
+    _lines(sections["test_early"], "*within 1 s; rank 0 ended*", "rank 1: test_it.py:* in the collective barrier")
     _lines(
         sections["test_chain"],
         "*KeyError: 'key'",

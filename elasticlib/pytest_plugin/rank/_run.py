@@ -35,7 +35,10 @@ def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     _failed.clear()
-    return _plain.watched(call, lambda: _on_ranks(call, function, args, kwargs))
+    outcomes = _plain.watched(call, lambda: _on_ranks(call, function, args, kwargs))
+    if outcomes[0].kind != "passed" and not call.threads:
+        _pooled.release_peers()
+    return outcomes
 
 
 def _on_ranks(
@@ -63,8 +66,6 @@ def _on_ranks(
             outcomes = _threads.on_each(call.threads, on_rank)
         else:
             outcomes = [on_rank(rank)]
-            if outcomes[0].kind != "passed":
-                _pooled.release_peers()
     told = tuple((each.message, each.category, each.filename, each.lineno) for each in caught or ())
     records = tuple(map(_made.portable, item.handler.records))
     log, properties = item.handler.stream.getvalue(), tuple(item.properties)
