@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("elasticlib.__main__", "elasticlib.workers.child._main_definitions")
 """Compiled only: what these do needs whoever starts them."""
+EXTRAS = ("hypothesis", "pytest", "_pytest", "exceptiongroup", "etcd")
+"""What some modules need that elasticlib itself does not."""
 
 
 def modules():
@@ -36,7 +38,7 @@ def main():
                 importlib.import_module(name)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
-            if missing in ("hypothesis", "etcd") or (missing == "torch" and not has_torch):  # extras; heavy
+            if missing in EXTRAS or (missing == "torch" and not has_torch):  # that one is heavy
                 left_out += 1
                 continue
             failed += 1
