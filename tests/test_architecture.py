@@ -65,7 +65,6 @@ LAYERS = [
     "pools",
     "testing.ranks",
     "testing",
-    "pytest_plugin._torch_modes",
     "pytest_plugin.rank",
     "pytest_plugin",
     "argparse_util",

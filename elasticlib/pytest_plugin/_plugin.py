@@ -19,11 +19,11 @@ import pytest
 from attrs import evolve
 
 from elasticlib.job import Place, Results
-from elasticlib.pytest_plugin import _asking, _debugging, _examples, _failures, _torch_modes, _travel
+from elasticlib.pytest_plugin import _asking, _debugging, _examples, _failures, _travel
 from elasticlib.pytest_plugin._measuring import Measuring
 from elasticlib.rendezvous._names import host_name
 from elasticlib.testing import _case
-from elasticlib.testing.ranks import _asked, _cases, _ranks
+from elasticlib.testing.ranks import _asked, _cases, _ranks, _torch_modes
 from elasticlib.testing.ranks._asked import Asked
 from elasticlib.testing.ranks._call import MADE, Call, Style
 from elasticlib.testing.ranks._failed import RanksFailed

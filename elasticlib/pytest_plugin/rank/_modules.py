@@ -49,7 +49,6 @@ class Setting:
     ini: str
     """The text of a configuration file with what is needed of it."""
     verbosity: int
-    highlights: bool = False
 
 
 class _Finder:

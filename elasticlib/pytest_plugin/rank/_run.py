@@ -21,9 +21,8 @@ from typing import Any
 
 from attrs import evolve
 
-from elasticlib.pytest_plugin import _torch_modes
 from elasticlib.pytest_plugin.rank import _debugger, _made, _modules, _threads
-from elasticlib.testing.ranks import _isolation, _outcomes, _plain
+from elasticlib.testing.ranks import _isolation, _outcomes, _plain, _torch_modes
 from elasticlib.testing.ranks._call import Call, Failure, MadeUp, Outcome, Patch, Style
 from elasticlib.workers.child import _function, _pooled, _report, _results
 

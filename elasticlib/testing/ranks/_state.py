@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 from elasticlib._stack_text import is_library
+from elasticlib.testing.ranks import _torch_modes
 
 State: TypeAlias = dict[str, Any]
 """By what to call it; the parts of what is a mapping are compared one by one."""
@@ -139,26 +140,14 @@ def _loggers() -> dict[str, tuple[Any, ...]]:
 
 def _of_torch(torch: Any) -> State:
     asked: dict[str, Callable[[], Any]] = {
-        "torch's default dtype": torch.get_default_dtype,
+        # With its index, which is of no meaning to another rank.
         "torch's default device": lambda: str(torch.get_default_device()),
-        "torch's gradient mode": torch.is_grad_enabled,
-        "torch's inference mode": torch.is_inference_mode_enabled,
-        "torch's deterministic algorithms": lambda: (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        "torch's number of threads": torch.get_num_threads,
-        "torch's matmul precision": torch.get_float32_matmul_precision,
-        "torch's anomaly mode": torch.is_anomaly_enabled,
-        "torch.backends.cudnn": lambda: (
-            torch.backends.cudnn.enabled,
-            torch.backends.cudnn.benchmark,
-            torch.backends.cudnn.deterministic,
-        ),
+        "torch's inference mode": lambda: torch.is_inference_mode_enabled(),
+        "torch's number of threads": lambda: torch.get_num_threads(),
         "autocast": lambda: (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
         "process groups": lambda: _groups(torch),
     }
-    found = {}
+    found = _torch_modes.now()
     for name, ask in asked.items():
         with contextlib.suppress(AttributeError, TypeError, RuntimeError):  # of another version
             found[name] = ask()
