@@ -64,6 +64,21 @@ def notify(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+_others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """What a tee of others does beside a test, such as that of warm ranks, is not the test's."""
+    _others.clear()
+    _others.update(threading.enumerate())
+
+
+def begun() -> list[threading.Thread]:
+    """The threads of the tees that the test has made."""
+    return [each for each in threading.enumerate() if each.name == "elasticlib-tee" and each not in _others]
+
+
 @pytest.fixture
 def console() -> Console:
     return Console()
@@ -292,7 +307,7 @@ def test_an_idle_tee_does_not_wake_up(console: Console, log: Path, gather: float
     tee.follow(str(log), b"", Std.OUT)
     append(log, b"line\n")
     until(lambda: console.text == b"line\n")
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "elasticlib-tee"]
+    (thread,) = begun()
     status = Path(f"/proc/self/task/{thread.native_id}/status")
 
     def wakeups() -> int:
@@ -382,13 +397,13 @@ def test_finishing_leaves_no_thread_and_no_descriptor(console: Console, log: Pat
     assert tee.finish()
 
     assert before == set(os.listdir("/proc/self/fd"))
-    assert "elasticlib-tee" not in {thread.name for thread in threading.enumerate()}
+    assert not begun()
 
 
 def test_a_tee_that_follows_nothing_starts_nothing(console: Console) -> None:
     tee = Tee(console, console)
 
-    assert "elasticlib-tee" not in {thread.name for thread in threading.enumerate()}
+    assert not begun()
     assert tee.finish()
 
 
@@ -417,7 +432,7 @@ def test_after_a_fault_the_next_round_is_copied_again_and_the_fault_is_logged_on
     with monkeypatch.context() as patch:
         patch.setattr(LineAssembler, "feed", no_room)
         tee.follow(str(first), b"", Std.OUT)
-        [thread] = [thread for thread in threading.enumerate() if thread.name == "elasticlib-tee"]
+        [thread] = begun()
         append(first, b"lost\n")
         thread.join(20)
     drained = tee.drain_and_forget([str(first)], timeout=None)

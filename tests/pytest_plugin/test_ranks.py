@@ -261,3 +261,10 @@ def test_single():
     )
 
     result.assert_outcomes(passed=2)
+
+
+def test_explanations_have_no_colours_where_the_report_has_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PY_COLORS", "1")  # the kernel of a notebook has FORCE_COLOR, of the same effect
+    result = run("import pytest\n@pytest.mark.elastic\ndef test_it(): assert [1, 2] == [1, 3]\n", "--color=no")
+
+    result.stdout.fnmatch_lines(["E*At index 1 diff: 2 != 3"])

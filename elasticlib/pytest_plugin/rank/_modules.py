@@ -108,8 +108,10 @@ def _configure(setting: Setting) -> None:
             del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
             os.environ.update({name: value for name, value in former.items() if value is not None})
 
-    # Versions up to 8 ask the terminal's writer for colours: this one has none.
-    _config.pluginmanager.register(SimpleNamespace(_tw=TerminalWriter(io.StringIO())), "terminalreporter")
+    # Versions up to 8 ask the terminal's writer for colours: this one has none, whatever FORCE_COLOR and the like say.
+    writer = TerminalWriter(io.StringIO())
+    writer.hasmarkup = False
+    _config.pluginmanager.register(SimpleNamespace(_tw=writer), "terminalreporter")
 
     def explained(op: str, left: object, right: object) -> str | None:
         return _explained(op, left, right)
