@@ -17,7 +17,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from elasticlib import LaunchConfig, PicklingError, elastic_launch, pool
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 120

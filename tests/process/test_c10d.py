@@ -38,7 +38,7 @@ from elasticlib.rendezvous.stores._guests import Claim, Guests
 from elasticlib.rendezvous.stores._torch_store import StoreExchange
 from tests.process.exchanges import answering
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 SCRIPT = Path(__file__).parent / "scripts" / "c10d_host.py"
 LONG = 30.0
 ALONE = """

@@ -22,7 +22,7 @@ from elasticlib import ChildFailedError, LaunchConfig, elastic_launch
 from elasticlib.workers import _reaper
 from tests.process import duties
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 ROOT = Path(__file__).parents[2]
 METHODS = ["forkserver", "spawn", "fork"]

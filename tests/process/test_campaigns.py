@@ -7,7 +7,7 @@ import pytest
 from tests.benchmarks import kills, logs, recoveries
 from tests.benchmarks.launchers import ELASTICLIB
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 
 def test_jobs_recover_from_a_killed_worker() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 50.0

@@ -20,7 +20,7 @@ from elasticlib import ChildFailedError, LaunchConfig, PreloadError, elastic_lau
 from elasticlib.errors import StartError
 from tests.process import duties
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 20.0

@@ -18,7 +18,7 @@ from elasticlib.events import _destinations
 from elasticlib.rendezvous.handlers import _registry
 from elasticlib.workers import _packing
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 LIMIT = 20
 

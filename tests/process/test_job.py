@@ -40,7 +40,7 @@ from elasticlib.job._front_end import Cell
 from elasticlib.workers import _machine
 from tests.process.launches import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
@@ -622,6 +622,7 @@ def test_a_script_tells_its_progress_and_what_it_starts_does_not(tmp_path: Path)
         assert {0: None, 1: None} == job.result(LIMIT)
 
 
+@pytest.mark.sampled(0.2)
 def test_many_jobs_leave_no_thread_nor_descriptor(tmp_path: Path) -> None:
     def resources() -> tuple[int, int]:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))

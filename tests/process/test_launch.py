@@ -16,7 +16,7 @@ import pytest
 
 from elasticlib import ChildFailedError, DefaultLogsSpecs, LaunchConfig, Std, elastic_launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 METHODS = ["forkserver", "spawn", "fork"]
 BARE = {"preload": ()}

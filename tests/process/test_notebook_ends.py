@@ -12,7 +12,7 @@ import pytest
 from tests.benchmarks.kernel import LIMIT, Kernel
 from tests.process.launches import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 SETUP = """
 import os, signal, time

@@ -16,7 +16,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.benchmarks.kernel import Kernel
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 60

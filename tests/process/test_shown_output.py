@@ -16,7 +16,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from elasticlib import ChildFailedError, LaunchConfig, elastic_launch, pool
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 90
@@ -189,6 +189,7 @@ def test_a_cell_shows_its_own_calls_output_and_no_other(tmp_path: Path) -> None:
     assert progress.endswith("\r4/4 done\n")
 
 
+@pytest.mark.sampled(0.2)
 def test_a_cell_is_not_flooded_and_says_where_the_rest_is(tmp_path: Path) -> None:
     (flooded,) = printed("elastic_launch(settings(), talks)(100_000);", folder=tmp_path)
 

@@ -27,7 +27,7 @@ from elasticlib.workers._launch import SpawnerClient
 from elasticlib.workers._subprocess_handler import ProcessView
 from elasticlib.workers.child._start_spec import StartSpec
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 Started = Callable[..., PContext]
 LONG = 600

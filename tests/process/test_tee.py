@@ -24,7 +24,7 @@ from elasticlib.logs._lines import LineAssembler
 from elasticlib.logs._tee import BLOCK, Tee
 from elasticlib.spec import Std
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 WRITER = """
 import os, sys

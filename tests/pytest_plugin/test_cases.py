@@ -12,7 +12,7 @@ import pytest
 
 from tests.pytest_plugin.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
 
 ROOT = Path(__file__).resolve().parents[2]
 STYLE = """

@@ -16,7 +16,7 @@ import pytest
 
 from tests.pytest_plugin.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(1.0)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 LIMIT = 60.0
 """Seconds after which something counts as never."""

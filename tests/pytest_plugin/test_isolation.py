@@ -8,7 +8,7 @@ import pytest
 
 from tests.pytest_plugin.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
 
 IMPORTS = """
 import os, subprocess, sys, threading, time

@@ -11,7 +11,7 @@ import pytest
 
 from tests.pytest_plugin.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
 
 OPTIONS = """
 import os, sys, time
