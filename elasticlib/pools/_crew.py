@@ -66,13 +66,22 @@ class Answer:
 
 class Crew:
     """
-    The workers of *config*, which share a process group of the kind *group*. Raises what a launch does.
+    The workers of *config*, which *serve* calls and share a process group of the kind *group*.
+
+    Raises what a launch does.
 
     Whoever makes one puts interrupts off until it has it.
     """
 
-    def __init__(self, config: LaunchConfig, group: str | None, *, is_listed: bool = True) -> None:
-        launch = CheckedLaunch(config, _pooled.pool, (group,), None, {}, True, "pool", follows_callers=True)
+    def __init__(
+        self,
+        config: LaunchConfig,
+        group: str | None,
+        *,
+        is_listed: bool = True,
+        serve: Callable[[str | None], None] = _pooled.pool,
+    ) -> None:
+        launch = CheckedLaunch(config, serve, (group,), None, {}, True, "pool", follows_callers=True)
         self._console = launch.console
         self._channels: list[Channel] = []
         theirs: list[Channel] = []
@@ -107,6 +116,8 @@ class Crew:
         """Why it can serve no more calls."""
         self.on_ask: Callable[[int, Message], tuple[Message, tuple[int, ...]]] = lambda *_: ({}, ())
         """What a rank gets that asks something in the midst of a call, with descriptors."""
+        self.on_tell: Callable[[int, Message], None] = lambda *_: None
+        """Hears what a rank says in the midst of a call."""
         self.job = Job(launch, is_owned=True, is_listed=is_listed)
         try:
             self.job.begin()
@@ -208,6 +219,8 @@ class Crew:
             if message["op"] == "ask":
                 with put_off.lifted:
                     self._channels[rank].send(*self.on_ask(rank, message))
+            if message["op"] == "tell":
+                self.on_tell(rank, message)
             if message["op"] != "answer" or message["call"] != self._calls[rank]:
                 return []
             report = _report.read(descriptors[0])

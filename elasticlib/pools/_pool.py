@@ -46,8 +46,8 @@ class Pool:
     to others: status, stacks and output of every rank.
     """
 
-    def __init__(self, config: LaunchConfig, group: Group, *, is_listed: bool = True) -> None:
-        self._config, self._group, self._is_listed = config, group, is_listed
+    def __init__(self, config: LaunchConfig, group: Group, crew: Callable[[LaunchConfig, Group], Crew] = Crew) -> None:
+        self._config, self._group, self._new_crew = config, group, crew
         self._owner = os.getpid()
         self._calls = 0
         self._crews = 1
@@ -56,7 +56,7 @@ class Pool:
         self._caller: threading.Thread | None = None
         """The thread whose call it serves."""
         with PutOff():
-            self._crew = Crew(config, group, is_listed=is_listed)
+            self._crew = crew(config, group)
             self._count = len(self._crew)
             self._watch_over(self._crew)
 
@@ -218,7 +218,7 @@ class Pool:
         self._crew.wait()
         with PutOff():
             self._finalizer.detach()
-            self._crew = Crew(self._config, self._group, is_listed=self._is_listed)
+            self._crew = self._new_crew(self._config, self._group)
             self._crews += 1
             self._watch_over(self._crew)
         if self._is_closed:

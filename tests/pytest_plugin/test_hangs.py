@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 LIMIT = 60.0
 """Seconds after which something counts as never."""
 IMPORTS = """
-import ctypes, os, re, subprocess, sys, threading, time
+import ctypes, os, re, signal, subprocess, sys, threading, time
 import pytest, torch, torch.distributed as dist
 """
 HANGS = f"""{IMPORTS}
@@ -79,6 +79,11 @@ def import_lock(rank):
         time.sleep(0.01)
     import never_ends  # import_lock
 
+def stopped(rank):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.barrier()  # stopped
+
 @pytest.mark.elastic(timeout=1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda each: each.__name__)
 def test_hangs(rank, kind):
@@ -101,6 +106,7 @@ KINDS = {
     "deadlock": {BOTH: "deadlock, in the line before"},
     "store": {BOTH: "store"},
     "import_lock": {BOTH: "import_lock"},
+    "stopped": {"rank 0": "stopped"},
 }
 """Of each, the comments behind the lines at which ranks are blocked."""
 
@@ -128,6 +134,39 @@ def pytest_collection_modifyitems(items):
             assert f"test_it.py:{number} in " in block, f"{kind}: {told[kind]}"
     assert "in the collective all_reduce" in told["mismatch"] and "in the collective broadcast" in told["mismatch"]
     assert "rank 1 ended" in told["missing"]
+    assert "rank 1: (the process is stopped, by a signal or a debugger)" in told["stopped"]
+    default = "the default process group"
+    sums, sent = "all_reduce of float32 [1] on rank 0", "broadcast of float32 [1] on rank 1"
+    assert f"\nCollective 1 of {default} differs: {sums}, {sent}.\n" in told["mismatch"]
+    assert f"\nIn {default} rank 0 waits in collective 1, barrier.\n" in told["missing"]
+    assert not any(f"of {default}" in told[kind] or f"In {default}" in told[kind] for kind in ("sleep", "store"))
+
+
+def test_the_collective_is_told_to_which_a_rank_has_not_come(run: Run) -> None:
+    """Also of a group of some ranks, and where a test before has called others."""
+    result = run(
+        f"""{IMPORTS}
+@pytest.mark.elastic(nproc=3, group="shared")
+def test_calls(rank):
+    dist.all_reduce(torch.ones(1))
+
+@pytest.mark.elastic(nproc=3, group="shared", timeout=1)
+def test_hangs(rank):
+    assert "TORCH_FR_BUFFER_SIZE" not in os.environ
+    group = dist.new_group([0, 2], group_desc="model")
+    if rank == 0:
+        dist.all_reduce(torch.ones(2, 3), group=group)
+    time.sleep(1000)
+"""
+    )
+
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "In the process group * (model) rank 0 waits in collective 1, all_reduce of float32 *2, 3*, to which not "
+            "all have come: rank 2 has called none so far."
+        ]
+    )
 
 
 def test_fixtures_are_torn_down_after_a_hang_and_x_ends_the_session(run: Run, pytester: pytest.Pytester) -> None:

@@ -64,6 +64,8 @@ class Call:
     """Where its function begins, from 1 on."""
     seed: int
     """Of rank 0; each other one has the next."""
+    until: float = 0.0
+    """The test's limit, on the monotonic clock of the machine; 0 where nothing is told before it."""
     device: str = "cpu"
     """``cpu`` or ``cuda``."""
     made: tuple[str, ...] = ()

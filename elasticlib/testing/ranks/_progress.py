@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from elasticlib.testing.ranks import _blocked, _failed
+from elasticlib._wire import Message
+from elasticlib.testing.ranks import _blocked, _collectives, _failed, _recorder
 from elasticlib.testing.ranks._call import Outcome
 
 
@@ -21,6 +22,13 @@ class Progress:
     outcomes: dict[int, Outcome] = field(factory=dict)
     told: dict[int, _failed.Told] = field(factory=dict)
     notes: list[str] = field(factory=list)
+    collectives: dict[int, dict[str, _collectives.At]] = field(factory=dict)
+    """By rank and process group, at which collectives ranks were just before the limit."""
+
+    def hear(self, rank: int, message: Message) -> None:
+        """What *rank* says in the midst of the test."""
+        if message.get("says") == _recorder.SAYS:
+            self.collectives[rank] = _collectives.read(message.get("collectives"))
 
     def is_cut_short(self) -> bool:
         """Whether ranks failed for no other reason than that another one has skipped the test."""

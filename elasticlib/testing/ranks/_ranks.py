@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from elasticlib._wire import Message
 from elasticlib.errors import ChildFailedError, PicklingError
 from elasticlib.pools import Pool
 from elasticlib.pools._crew import Crew
 from elasticlib.spec import LaunchConfig
-from elasticlib.testing.ranks import _blocked, _failed, _sharing
+from elasticlib.testing.ranks import _blocked, _collectives, _failed, _recorder, _sharing
 from elasticlib.testing.ranks._asked import Asked
 from elasticlib.testing.ranks._call import Call, Outcome
 from elasticlib.testing.ranks._gpus import gpus
@@ -137,7 +137,7 @@ class Ranks:
         if key not in self._pools:
             devices = self._share(asked).gpus if asked.device == "cuda" else ()
             config = LaunchConfig(nproc_per_node=size, max_restarts=0, devices=devices)
-            self._pools[key] = Pool(config, "shared", is_listed=False)
+            self._pools[key] = Pool(config, "shared", functools.partial(Crew, is_listed=False, serve=_recorder.pool))
         return self._pools[key]
 
     def _share(self, asked: Asked) -> _sharing.Share:
@@ -202,12 +202,13 @@ class Ranks:
             self._prepare(crew, always)
             before = {rank: _size(file) for rank, file in _files(crew).items()}
             group = (None, None) if asked.threads or asked.group is None else (asked.group, asked.backend)
-            crew.on_ask = self._on_ask
+            progress = Progress(time.monotonic() + asked.timeout)
+            crew.on_ask, crew.on_tell = self._on_ask, progress.hear
+            until = evolve(call, until=0.0 if asked.threads else progress.until)
             try:
-                crew.ask(range(len(crew)), self._work.run, (call, function, args, dict(kwargs)), {}, group=group)
+                crew.ask(range(len(crew)), self._work.run, (until, function, args, dict(kwargs)), {}, group=group)
             except PicklingError as error:
                 raise refusal(call, function, args, kwargs, error) from error
-            progress = Progress(time.monotonic() + asked.timeout)
             try:
                 self._wait(crew, progress, asked)
             except KeyboardInterrupt:
@@ -250,6 +251,7 @@ class Ranks:
                 self._note_deaths(crew, progress, error)
                 return
             if self._debugging is not None:
+                progress.collectives.clear()  # told too early
                 progress.until += time.monotonic() - began  # who looks at a rank takes the time that it takes
             for answer in answers:
                 self._note(crew, progress, answer)
@@ -309,6 +311,9 @@ class Ranks:
         ended = f"; {_blocked.ranks_named(ended_ranks)} ended" if ended_ranks else ""
         message = f"timeout of {asked.timeout:g} s: {_blocked.in_short(late)}{ended}"
         lines = [f"The ranks have not ended within {asked.timeout:g} s{ended}. They were at:", "", *where]
+        waiting = {rank: at for rank, at in progress.collectives.items() if rank in late}
+        if collectives := _collectives.told(waiting):
+            lines += ["", *collectives]
         for rank, text in late.items():
             own = _blocked.blocked(text).own()
             file, line = (own[0], own[1]) if own is not None else ("", 0)

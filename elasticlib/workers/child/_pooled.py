@@ -14,6 +14,7 @@ import functools
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -61,6 +62,12 @@ def release_peers() -> None:
 def ask_caller(message: Message) -> tuple[Message, list[int]] | None:
     """In the midst of a call: what its caller answers to *message*, with descriptors; None where nobody does."""
     return None if _server is None else _server.ask(message)
+
+
+def tell_caller(message: Message) -> None:
+    """In the midst of a call, from any thread: have its caller hear *message*, to which there is no answer."""
+    if _server is not None:
+        _server.tell(message)
 
 
 class _Group:
@@ -187,6 +194,7 @@ class _Server:
         self._path: list[str] = []
         self._definitions = -1
         self._imports = _Imports()
+        self._sending = threading.Lock()
         os.register_at_fork(after_in_child=channel.close)
 
     def serve(self) -> None:
@@ -200,7 +208,14 @@ class _Server:
 
     def ask(self, message: Message) -> tuple[Message, list[int]] | None:
         """What the caller answers."""
-        return self._channel.receive() if self._channel.send({**message, "op": "ask"}) else None
+        with self._sending:
+            is_sent = self._channel.send({**message, "op": "ask"})
+        return self._channel.receive() if is_sent else None
+
+    def tell(self, message: Message) -> None:
+        """To which there is no answer."""
+        with self._sending:
+            self._channel.send({**message, "op": "tell"})
 
     def _answer(self, message: Message, memories: dict[str, int]) -> None:
         self.group.begin(message["call"], *message["group"], by_all=message["by_all"])
@@ -217,7 +232,8 @@ class _Server:
             _report.write(answer, report)
             dirt = self.group.end() if report.kind == "result" else ""
             told = {"op": "answer", "call": message["call"], "dirt": dirt, "files": self._imports.new()}
-            self._channel.send(told, (answer,))
+            with self._sending:
+                self._channel.send(told, (answer,))
         finally:
             os.close(answer)
 

@@ -17,8 +17,8 @@ from attrs import define
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
 
-LIMIT = 1.0
-"""Seconds that a worker has to answer."""
+LIMIT = 0.8
+"""Seconds that a worker has to answer: less than anybody waits who has a second for all."""
 _LOOK = 0.01
 _STATES = {
     b"T": "the process is stopped, by a signal or a debugger",
@@ -75,21 +75,28 @@ class StackDump:
         return found
 
     def _look_at(self, worker: _Worker, is_over: bool) -> None:
-        if not worker.asked:
+        is_held = _is_held(worker.pid)
+        if not worker.asked and not is_held:  # else it would answer when it goes on, and nobody asks any more
             worker.asked = _catches(worker.pid, self._signum)
             if worker.asked:
                 _clear(worker.faults)
                 _reaper.send(worker.handle, self._signum)
-        else:
+        elif worker.asked:
             size, former = os.fstat(worker.faults).st_size, worker.size
             worker.size = size
             if 0 < size == former:  # the handler writes in one go
                 worker.text = _report.read_text(worker.faults)
                 _clear(worker.faults)
-        if worker.text is None and is_over:
+        if worker.text is None and (is_over or is_held):
             facts = _reaper.status(worker.pid)
             why = "it runs no Python that could tell, or is just being started" if not worker.asked else "no answer"
             worker.text = f"({_STATES.get(b'Z' if facts is None else facts[0], why)})"
+
+
+def _is_held(pid: int) -> bool:
+    """Whether the process is stopped: it answers no sooner than it goes on."""
+    facts = _reaper.status(pid)
+    return facts is not None and facts[0] in (b"T", b"t")
 
 
 def _catches(pid: int, signum: int) -> bool:

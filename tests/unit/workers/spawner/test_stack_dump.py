@@ -99,7 +99,10 @@ def test_a_stopped_process_is_told_of_and_holds_nobody_up(start: Start) -> None:
     signal.pidfd_send_signal(worker[1], signal.SIGSTOP)
     os.waitid(os.P_PIDFD, worker[1], os.WSTOPPED)
 
-    assert look(worker) == {0: "(the process is stopped, by a signal or a debugger)"}
+    dump = StackDump()
+    dump.begin([(0, *worker)], SIGNUM, time.monotonic())
+
+    assert dump.look(time.monotonic()) == {0: "(the process is stopped, by a signal or a debugger)"}
 
 
 def test_a_worker_that_ends_meanwhile_is_not_looked_at_again(start: Start) -> None:
