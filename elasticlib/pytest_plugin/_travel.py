@@ -1,5 +1,5 @@
 """
-What of pytest's process goes to the ranks with a test: where modules are, what ``monkeypatch`` changed, filters, ...
+What of pytest's process goes to the ranks with a test: where modules are, what is patched, filters, ...
 
 Rules of this file: what cannot travel is refused by its name, before the ranks hear of the test; nothing here changes
 pytest's process.
@@ -7,6 +7,7 @@ pytest's process.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -15,6 +16,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -28,6 +30,8 @@ _REWRITER = "AssertionRewritingHook"
 _INI = ("python_files", "truncation_limit_lines", "truncation_limit_chars", "verbosity_assertions")
 _patches: weakref.WeakSet[Any] = weakref.WeakSet()
 """All of pytest's ``MonkeyPatch`` since `watch_patches`."""
+_mocks: list[Any] = []
+"""The patches of ``unittest.mock`` that are in force, in their order."""
 
 
 def setting_of(config: Any) -> Setting:
@@ -109,14 +113,16 @@ class Work:
         return (len(known), names), _run.prepare, (self._setting, known, self._explains, names)
 
 
-# What monkeypatch has changed.
+# What monkeypatch and unittest.mock have changed.
 
 
 def watch_patches() -> None:
-    """Know of all ``MonkeyPatch`` objects to come."""
+    """Know of all patches to come."""
     former = pytest.MonkeyPatch.__init__
     if getattr(former, "_elasticlib", False):
         return
+    _watch_mocks(mock._patch, "__enter__", "__exit__")
+    _watch_mocks(mock._patch_dict, "_patch_dict", "_unpatch_dict")
 
     def begin(self: Any) -> None:
         former(self)
@@ -126,6 +132,25 @@ def watch_patches() -> None:
     pytest.MonkeyPatch.__init__ = begin  # type: ignore[method-assign]
 
 
+def _watch_mocks(kind: type, enter: str, leave: str) -> None:
+    """Know of the patches of *kind* that are in force, by its methods that begin and end one."""
+    begin, end = getattr(kind, enter), getattr(kind, leave)
+
+    @functools.wraps(begin)
+    def begun(self: Any) -> Any:
+        value = begin(self)
+        _mocks.append(self)
+        return value
+
+    @functools.wraps(end)
+    def ended(self: Any, *args: Any) -> Any:
+        _mocks[:] = [each for each in _mocks if each is not self]
+        return end(self, *args)
+
+    setattr(kind, enter, begun)
+    setattr(kind, leave, ended)
+
+
 def patches() -> tuple[Patch, ...]:
     """What is patched at the moment. Raises `CannotTravelError`."""
     found: list[Patch] = []
@@ -133,29 +158,37 @@ def patches() -> tuple[Patch, ...]:
         for owner, name, _ in each._setattr:
             if isinstance(owner, pytest.Item):  # a plugin's own
                 continue
-            found.append(_of_attribute(owner, name))
+            found.append(_of_attribute("monkeypatch.setattr", owner, name))
         for mapping, key, _ in each._setitem:
-            found.append(_of_item(mapping, key))
+            found.append(_of_item("monkeypatch.setitem", mapping, key))
+    for each in _mocks:
+        if hasattr(each, "in_dict"):
+            now, before = each.in_dict, each._original
+            for key in [*{**dict.fromkeys(before), **dict.fromkeys(now)}]:
+                if key not in now or key not in before or now[key] is not before[key]:
+                    found.append(_of_item("mock.patch.dict", now, key))
+        else:
+            found.append(_of_attribute("mock.patch.object", each.target, each.attribute))
     return tuple(found)
 
 
-def _of_attribute(owner: Any, name: str) -> Patch:
+def _of_attribute(how: str, owner: Any, name: str) -> Patch:
     if not isinstance(owner, (ModuleType, type)):
         raise CannotTravelError(
-            f"monkeypatch.setattr({_short(owner)}, {name!r}, ...): the ranks have no such {type(owner).__qualname__}, "
+            f"{how}({_short(owner)}, {name!r}, ...): the ranks have no such {type(owner).__qualname__}, "
             "for an object of pytest's process is another one there: patch its class or a module, or patch in the "
             "test's function"
         )
-    where = f"monkeypatch.setattr({getattr(owner, '__name__', owner)}, {name!r}, ...)"
+    where = f"{how}({getattr(owner, '__name__', owner)}, {name!r}, ...)"
     if name not in vars(owner):
         return _checked(Patch(owner, name, is_gone=True), where)
     return _checked(Patch(owner, name, value=vars(owner)[name]), where)
 
 
-def _of_item(mapping: Mapping[Any, Any], key: Any) -> Patch:
+def _of_item(how: str, mapping: Mapping[Any, Any], key: Any) -> Patch:
     # Variables travel with each call; but a module that the ranks import for it may set them, too.
     owner, name = (os, "environ") if mapping is os.environ else _holder(mapping)
-    where = f"monkeypatch.setitem({name or _short(mapping)}, {key!r}, ...)"
+    where = f"{how}({name or _short(mapping)}, {key!r}, ...)"
     if owner is None:
         raise CannotTravelError(
             f"{where}: the ranks have no such {type(mapping).__qualname__}, for none of a module's or a class's "

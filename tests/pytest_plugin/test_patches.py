@@ -1,4 +1,4 @@
-"""What ``monkeypatch`` has changed in pytest's process is so in the ranks, and only while it is so there."""
+"""What ``monkeypatch`` and ``unittest.mock`` have changed in pytest's process is so in the ranks, and only while it is so there."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def for_module():
 
 CODE = """
 import os, sys, threading, types
+from unittest import mock
 import pytest, torch.distributed as dist
 import module, package.inner
 from module import Thing
@@ -125,6 +126,37 @@ def test_in_the_body_after():
     clean()
     assert "IN_BODY" not in os.environ and os.getcwd() != "/" and "/nowhere" not in sys.path
 
+def test_mock(elastic):
+    with mock.patch("module.call", lambda: "mocked"), mock.patch.object(Thing, "size", 3):
+        assert elastic(lambda: (module.use(), Thing.size)).rank(1) == ("mocked", 3)
+    with mock.patch.dict(module.TABLE, {"c": 3}, clear=True), mock.patch.dict(os.environ, {"MOCKED": "1"}):
+        assert elastic(lambda: (module.TABLE, os.environ["MOCKED"])).rank(1) == ({"c": 3}, "1")
+    with mock.patch.multiple(module, gone=6, call=lambda: "one of several"):
+        assert elastic(lambda: (module.gone, module.use())).rank(1) == (6, "one of several")
+    with mock.patch("module.call", return_value="canned") as call:
+        assert elastic(lambda: (module.use(), module.call.call_count)).rank(1) == ("canned", 1)
+    assert call.call_count == 0  # those of the ranks are other ones
+    elastic(clean)
+
+@pytest.fixture
+def mocked():
+    patch = mock.patch("module.gone", new=7)
+    patch.start()
+    yield
+    patch.stop()
+
+@on_ranks
+def test_mock_of_a_fixture(mocked): assert module.gone == 7
+
+@on_ranks
+@mock.patch("module.call", return_value="in the body")
+@mock.patch.dict(module.TABLE, {"a": 5})
+def test_mock_in_the_body(call, rank):
+    assert module.use() == "in the body" and call.call_count == 1 and module.TABLE["a"] == 5
+
+@on_ranks
+def test_mock_after(): clean()
+
 @on_ranks
 def test_session(for_session): assert module.SESSION == "yes"
 
@@ -189,6 +221,14 @@ def test_refused_instance(elastic, monkeypatch):
     monkeypatch.setattr(module.instance, "who", 1)
     refused(elastic, "'who', ...): the ranks have no such Thing, for an object of pytest's process is another one")
 
+def test_refused_mock(elastic):
+    with mock.patch("module.call", threading.Lock()):
+        refused(elastic, "mock.patch.object(module, 'call', ...): its value, a lock, cannot travel to the ranks")
+    with mock.patch.object(module.instance, "who"):
+        refused(elastic, "mock.patch.object(<module.Thing object at ")
+    with mock.patch.dict({}, {"key": 1}):
+        refused(elastic, "mock.patch.dict({'key': 1}, 'key', ...): the ranks have no such dict")
+
 def test_refused_item(elastic, monkeypatch):
     monkeypatch.setitem({}, "key", 1)
     refused(elastic, "monkeypatch.setitem({'key': 1}, 'key', ...): the ranks have no such dict")
@@ -201,4 +241,4 @@ def test_patches_are_those_of_pytests_process(run: Run, pytester: pytest.Pyteste
     # Looking for the dictionary among all modules must not warn, either.
     result = run(CODE, "-W", "error", module=MODULE)
 
-    result.assert_outcomes(passed=17)
+    result.assert_outcomes(passed=22)
