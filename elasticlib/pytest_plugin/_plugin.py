@@ -139,6 +139,7 @@ class Plugin:
         _examples.leave_out(time.perf_counter() - began)
         try:
             call = self._new_call(item, asked, function, made)
+            call = evolve(call, trace=is_body and bool(self._config.getoption("trace", False)))
             told = self.ranks.run(asked, call, function, args, sent, modules)
         except CannotTravelError as refusal:
             if is_body:

@@ -33,6 +33,21 @@ def test_plain():
     pass
 """
 
+TRACED = """
+import pytest, torch.distributed as dist
+
+@pytest.mark.elastic
+def test_first(rank):
+    before = 3
+    dist.barrier()
+
+def on_rank(number):
+    return 7 + number
+
+def test_second(elastic):
+    assert elastic(on_rank, 1) == {0: 8, 1: 8}
+"""
+
 FAILURES = """
 import os
 import pytest, torch.distributed as dist
@@ -123,6 +138,15 @@ def test_pdb_enters_the_rank_that_failed_and_never_our_frames(pytester: pytest.P
     child.expect("rank 0 has ended: there is nothing to enter")
     child.expect("4 failed.*2 passed.*1 xfailed")
     child.expect(pexpect.EOF)
+
+
+def test_trace_enters_rank_0_before_its_first_line(pytester: pytest.Pytester, run: Run) -> None:
+    child = _spawn(pytester, run, TRACED, "--trace")
+    prompt = r"\(Pdb rank 0\) "
+    _say(child, prompt, "p rank, 40 + 2", r"\(0, 42\)")
+    _say(child, prompt, "n", "dist.barrier")
+    _say(child, prompt, "c", "test_second")  # which is pytest's own, in its process
+    _say(child, r"\(Pdb\) ", "c", "2 passed")
 
 
 def test_quitting_the_debugger_ends_the_session(pytester: pytest.Pytester, run: Run) -> None:

@@ -7,6 +7,7 @@ import select
 import sys
 from xml.etree import ElementTree
 
+import coverage
 import pytest
 
 from tests.pytest_plugin.conftest import Run
@@ -259,3 +260,16 @@ def _wait_for_end(pid: int) -> None:
         assert select.select([descriptor], [], [], 30)[0], f"{pid} is left"
     finally:
         os.close(descriptor)
+
+
+def test_coverage_knows_which_test_ran_a_line_in_a_rank(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]")
+
+    result = run(BESIDE, "--cov=work", "--cov-context=test", plugins=("pytest_cov",), work=WORK)
+    found = coverage.CoverageData(str(pytester.path / ".coverage"))
+    found.read()
+
+    result.assert_outcomes(passed=5, failed=1)
+    (file,) = found.measured_files()
+    of_loop = 1 + WORK.lstrip()[: WORK.lstrip().index("total += 1")].count("\n")
+    assert ["test_it.py::test_loop|run"] == found.contexts_by_lineno(file)[of_loop]

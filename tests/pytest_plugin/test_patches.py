@@ -1,4 +1,4 @@
-"""What ``monkeypatch`` and ``unittest.mock`` have changed in pytest's process is so in the ranks, and only while it is so there."""
+"""What ``monkeypatch`` and ``unittest.mock`` patch in pytest's process is so in the ranks, and only as long."""
 
 from __future__ import annotations
 

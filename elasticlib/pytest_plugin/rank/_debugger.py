@@ -11,7 +11,7 @@ import contextlib
 import os
 import pdb
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -83,6 +83,16 @@ def _stop(*_: Any, **__: Any) -> None:
     if debugger is not None:
         _terminal.say(f"\n>>> rank {os.environ['RANK']} is at a breakpoint\n")
         debugger.set_trace(frame)
+
+
+def entered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """*function*, in the debugger from its first line on, as ``--trace`` asks for it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        debugger = _terminal.open()
+        return function(*args, **kwargs) if debugger is None else debugger.runcall(function, *args, **kwargs)
+
+    return call
 
 
 def look_at(error: BaseException) -> bool | None:

@@ -58,8 +58,9 @@ def _on_ranks(
 
         def on_rank(number: int) -> Outcome:
             given = {**kwargs, **fixtures, **_made.of_rank(call, number)}
+            entered = _debugger.entered(function) if call.trace and number == 0 else function
             with _example(call, function):
-                return _called(call, lambda: _returned(function(*args, **given)))
+                return _called(call, lambda: _returned(entered(*args, **given)))
 
         if call.threads:
             outcomes = _threads.on_each(call.threads, on_rank)

@@ -83,6 +83,8 @@ class Call:
     """Of messages and dates in what is shown of a failure."""
     debug: bool = False
     """Whether a failure may be looked at in a debugger afterwards."""
+    trace: bool = False
+    """Whether rank 0 is in a debugger from the first line on."""
     example: bool | None = None
     """Of an example of Hypothesis: whether it is the one that is told of; None where it is none."""
     checks: bool = True
