@@ -8,6 +8,7 @@ the launcher alone, through a socket that nobody else has.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import datetime
 import functools
@@ -26,6 +27,8 @@ NAME = "calls of local rank "
 _ARRIVED, _ALL_ARRIVED = "ranks in the group", "all ranks in the group"
 """Keys of a group's store."""
 _ARRIVAL_LIMIT = datetime.timedelta(seconds=10)
+_STORE_LIMIT = datetime.timedelta(minutes=5)
+"""Torch's own for a store."""
 _descriptor = -1
 _own: frozenset[str] = frozenset()
 _server: _Server | None = None
@@ -75,10 +78,14 @@ class _Group:
 
     def __init__(self, kind: str | None) -> None:
         self._made: object = None
+        self._whole: Any = None
+        """The launcher's store; one connection for all groups, for each may ask a slow name server for its peer."""
         self._store: Any = None
         """Of the group that is made."""
         self._kind: tuple[str | None, str | None] = (None, None)
         """What is made, and its back end."""
+        self._ending = threading.Lock()
+        """Held while a group is taken down."""
         self._number = 0
         self._parts_stores = False
         self._hook: Any = None
@@ -93,8 +100,10 @@ class _Group:
     def _make(self, backend: str | None) -> None:
         dist: Any = importlib.import_module("torch.distributed")
         # Keys of a former group are still in the store: each has its own, of a number that all ranks know.
-        whole = dist.TCPStore(os.environ["MASTER_ADDR"], int(self._port), is_master=False)
-        store = dist.PrefixStore(f"pool/{self._number}", whole)
+        if self._whole is None:
+            self._whole = dist.TCPStore(os.environ["MASTER_ADDR"], int(self._port), is_master=False)
+        self._whole.set_timeout(_STORE_LIMIT)  # which a call may have changed
+        store = dist.PrefixStore(f"pool/{self._number}", self._whole)
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._hook = sys.excepthook
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
@@ -158,10 +167,25 @@ class _Group:
             # connections then fails there, as the loss of a peer.
             with contextlib.suppress(Exception):  # of whoever died meanwhile, the launcher knows
                 self._store.wait([_ALL_ARRIVED], _ARRIVAL_LIMIT)
-            self._made = self._store = None
+            held, self._made, self._store = [self._made], None, None
             sys.modules["torch.distributed"].destroy_process_group()
+            # Its end takes gloo's loop 10 ms, in which the next group can be made. No thread of `threading`, for a call
+            # may count those.
+            self._ending.acquire()
+            _thread.start_new_thread(self._let_go, (held,))
             if getattr(sys.excepthook, "__module__", "").startswith("torch.distributed"):
                 sys.excepthook = self._hook
+
+    def _let_go(self, held: list[object]) -> None:
+        try:
+            held.clear()
+        finally:
+            self._ending.release()
+
+    def finish(self) -> None:
+        """Wait for the end of groups that were left: none may be under way while the interpreter ends."""
+        with self._ending:
+            pass
 
 
 class _Imports:
@@ -203,6 +227,7 @@ class _Server:
             message, descriptors = received
             if message["op"] == "end":
                 self.group.leave()
+                self.group.finish()
                 return
             self._answer(message, dict(zip(message["memories"], descriptors, strict=True)))
 
