@@ -1,7 +1,7 @@
 """
 What all tests share: Hypothesis profiles, the rule for accelerators, and no silent skips in CI.
 
-`HYPOTHESIS_PROFILE` chooses dev (50 examples), ci (150) or nightly (5000). Of tests that are marked as sampled a
+`HYPOTHESIS_PROFILE` chooses dev (50 examples), ci (100) or nightly (5000). Of tests that are marked as sampled a
 share runs, one variant of each, drawn by the seed `ELASTICLIB_SAMPLE` (0); all run with ``--whole``, and where files
 or tests are named (``pytest tests/process/test_tee.py``, ``pytest -k tee``).
 """
@@ -27,7 +27,7 @@ IN_CI = os.environ.get("CI") == "true"
 SAMPLE = os.environ.get("ELASTICLIB_SAMPLE", "0")
 HAS_ACCELERATOR = pathlib.Path("/dev/nvidiactl").exists()
 
-for _name, _examples in {"dev": 50, "ci": 150, "nightly": 5000}.items():
+for _name, _examples in {"dev": 50, "ci": 100, "nightly": 5000}.items():
     settings.register_profile(
         _name, max_examples=_examples, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
     )
@@ -64,22 +64,22 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
     One variant of each sampled test, and of these the share that the marker names.
 
-    A file's marker means that share of its tests, one at least; a test's own marker the part of all seeds with which
-    this one runs.
+    A file's marker means that share of its tests, one at least; a class's or a test's own marker the part of all seeds
+    with which this one runs.
     """
     files: dict[pathlib.Path, dict[str, list[pytest.Item]]] = {}
     shares: dict[pathlib.Path, float] = {}
     drawn: dict[str, list[pytest.Item]] = {}
     """The variants of each test that is to run."""
     for item in items:
-        marker = item.get_closest_marker("sampled")
+        node, marker = next(item.iter_markers_with_node("sampled"), (item, None))
         if marker is None:
             continue
         name, share = item.nodeid.partition("[")[0], marker.args[0] if marker.args else 1.0
-        if marker not in item.own_markers:
+        if isinstance(node, pytest.Module):
             files.setdefault(item.path, {}).setdefault(name, []).append(item)
             shares[item.path] = share
-        elif _draw(name) < share:
+        elif _draw(name if node is item else node.nodeid) < share:
             drawn.setdefault(name, []).append(item)
     for path, tests in files.items():
         # Each draws for itself: another test more or less changes little for the others.

@@ -23,7 +23,7 @@ import pytest
 from elasticlib import LaunchConfig, elastic_launch
 from tests.process.scripts.draws import drawn
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]

@@ -40,7 +40,7 @@ from elasticlib.job._front_end import Cell
 from elasticlib.workers import _machine
 from tests.process.launches import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0

@@ -14,7 +14,7 @@ import pytest
 from elasticlib.workers import _reaper
 from tests.process.launches import children, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 ROOT = Path(__file__).parents[2]
 LEARN = [sys.executable, "-m", "elasticlib.run", "--preload", "learn", "--nproc-per-node"]

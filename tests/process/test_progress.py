@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 SCRIPT = """
 import os, sys, time

@@ -16,7 +16,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from elasticlib import ChildFailedError, LaunchConfig, elastic_launch, pool
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 90

@@ -75,6 +75,7 @@ def test_a_notebook_starts_with_its_title_and_links_to_what_is_there(name: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_takes_less_than_a_minute(name: str, pytestconfig: pytest.Config) -> None:
     _, seconds = executed(name)
@@ -84,6 +85,7 @@ def test_a_notebook_takes_less_than_a_minute(name: str, pytestconfig: pytest.Con
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(0.3)
 class TestQuickstart:
     @pytest.fixture
     def cells(self) -> Cells:
@@ -119,6 +121,7 @@ class TestQuickstart:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(0.3)
 class TestFailures:
     @pytest.fixture
     def cells(self) -> Cells:
@@ -163,6 +166,7 @@ class TestFailures:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(0.3)
 class TestElasticity:
     @pytest.fixture
     def cells(self) -> Cells:
@@ -195,6 +199,7 @@ class TestElasticity:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(0.3)
 class TestPool:
     @pytest.fixture
     def cells(self) -> Cells:
@@ -235,6 +240,7 @@ class TestPool:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(0.3)
 class TestTesting:
     @pytest.fixture
     def cells(self) -> Cells:
