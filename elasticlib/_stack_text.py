@@ -50,9 +50,11 @@ def place_of(traceback: str) -> str:
 
 def crash_frames(traceback: str) -> tuple[Frame, ...]:
     """The stack of the thread that crashed, the innermost frame last; none where *traceback* is of an exception."""
-    crash = _CRASH.search(traceback)
-    if crash is None:
+    threads = list(_CRASH.finditer(traceback))
+    if not threads:
         return ()
+    # Where all threads are told, the newest comes first: the one that crashed is said to be the current one.
+    crash = next((each for each in threads if each[0].startswith("Current")), threads[0])
     stack = re.split(r"\n\s*\n", traceback[crash.end() :])[0]
     found = [Frame(file, int(line), name) for file, line, name in _CRASH_FRAME.findall(stack)]
     return tuple(reversed(found))  # the fault handler begins with the innermost

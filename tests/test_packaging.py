@@ -112,8 +112,11 @@ def test_ci_runs_the_readmes_test_command_and_no_other() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
     assert """test_command=$(grep -m1 'bin/python -m pytest' README.md)""" in script
-    assert 1 == script.count("pytest")
-    assert 'eval "$test_command"' in script
+    assert 1 == len(re.findall(r"\bpytest\b", script))
+    # Its set-up once, and its tests in two halves, which together are all.
+    assert """set_up=${test_command% && *}\n""" in script and 'eval "$set_up"' in script
+    assert "tests=${test_command##* && }\n" in script
+    assert 'eval "nice -n 15 $tests ${beside[*]}"' in script and 'eval "$tests ${beside[*]/#/--ignore=}"' in script
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 

@@ -77,6 +77,8 @@ class Notebook:
     def __init__(self, page: Page, server: int) -> None:
         self.page = page
         self._server = server
+        self.shown: list[dict[str, str]] = []
+        """Of each cell what it showed after `run_all`, by kind: the page draws those on the screen alone."""
 
     def cells(self) -> list[Cell]:
         """Those with code."""
@@ -88,6 +90,8 @@ class Notebook:
         self.page.get_by_text("Run All Cells", exact=True).click()
         for cell in self.cells():
             cell.ended()
+        kinds = ("stdout", "stderr", "text/plain", "text/html")
+        self.shown = [{kind: cell.text(kind) for kind in kinds} for cell in self.cells()]
 
     def begin(self, code: str) -> Cell:
         """Write *code* into a new cell at the end, and run it."""

@@ -22,7 +22,7 @@ from tests.process.launches import wait_until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.sampled(0.2),
+    pytest.mark.sampled(0.15),
     # Python drops what is raised in a destructor.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

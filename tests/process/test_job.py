@@ -622,7 +622,7 @@ def test_a_script_tells_its_progress_and_what_it_starts_does_not(tmp_path: Path)
         assert {0: None, 1: None} == job.result(LIMIT)
 
 
-@pytest.mark.sampled(0.2)
+@pytest.mark.sampled(0.1)
 def test_many_jobs_leave_no_thread_nor_descriptor(tmp_path: Path) -> None:
     def resources() -> tuple[int, int]:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))

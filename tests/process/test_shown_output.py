@@ -189,7 +189,7 @@ def test_a_cell_shows_its_own_calls_output_and_no_other(tmp_path: Path) -> None:
     assert progress.endswith("\r4/4 done\n")
 
 
-@pytest.mark.sampled(0.2)
+@pytest.mark.sampled(0.1)
 def test_a_cell_is_not_flooded_and_says_where_the_rest_is(tmp_path: Path) -> None:
     (flooded,) = printed("elastic_launch(settings(), talks)(100_000);", folder=tmp_path)
 

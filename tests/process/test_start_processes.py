@@ -38,6 +38,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 def started(tmp_path: Path) -> Iterator[Started]:
     """Starts sets that are closed, at the latest, with the test."""
     sets: list[PContext] = []
+    busy = {each: each.spawners for each in fork_servers._kept}
 
     def start(entrypoint: Any, *args: tuple[Any, ...], **options: Any) -> PContext:
         logs = options.pop("logs_specs", None) or DefaultLogsSpecs(str(tmp_path / "logs"))
@@ -48,7 +49,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
     yield start
     for each in sets:
         each.close()
-    assert [fork_server.spawners for fork_server in fork_servers._kept] == [0] * len(fork_servers._kept)
+    assert [] == [each for each in fork_servers._kept if each.spawners != busy.get(each, 0)]
 
 
 def result_of(context: PContext) -> RunProcsResult:

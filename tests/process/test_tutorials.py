@@ -85,7 +85,7 @@ def test_a_notebook_takes_less_than_a_minute(name: str, pytestconfig: pytest.Con
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(0.3)
+@pytest.mark.sampled(0.2)
 class TestQuickstart:
     @pytest.fixture
     def cells(self) -> Cells:
@@ -121,7 +121,7 @@ class TestQuickstart:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(0.3)
+@pytest.mark.sampled(0.2)
 class TestFailures:
     @pytest.fixture
     def cells(self) -> Cells:
@@ -166,7 +166,7 @@ class TestFailures:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(0.3)
+@pytest.mark.sampled(0.2)
 class TestElasticity:
     @pytest.fixture
     def cells(self) -> Cells:
@@ -199,7 +199,7 @@ class TestElasticity:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(0.3)
+@pytest.mark.sampled(0.2)
 class TestPool:
     @pytest.fixture
     def cells(self) -> Cells:
@@ -240,7 +240,7 @@ class TestPool:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(0.3)
+@pytest.mark.sampled(0.2)
 class TestTesting:
     @pytest.fixture
     def cells(self) -> Cells:

@@ -271,6 +271,11 @@ NOTHING = "The worker ended with exit status 3 and left no exception"
           "traceback": f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
                        f'  File "/venv/lib/python3.11/ctypes/__init__.py", line 5 in g\n{TRAIN}\n\nThread 0x2 ...'},
          "ended by SIGSEGV (train.py:54)"),
+        ({"exitcode": -11, "message": "", "hint": "of several threads the one that crashed",
+          "traceback": 'Fatal Python error: Segmentation fault\n\nThread 0x2 (most recent call first):\n'
+                       '  File "/home/me/loader.py", line 3 in run\n\n'
+                       f"Current thread 0x1 (most recent call first):\n{TRAIN}"},
+         "ended by SIGSEGV (train.py:54)"),
         ({"exitcode": -64, "message": ""}, "ended by SIGRTMAX"),
     ],
 )  # fmt: skip

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from elasticlib.testing.ranks import _collectives
-from elasticlib.workers.child import _pooled
+from elasticlib.workers.child import _function, _pooled
 
 SAYS = "collectives"
 """What a rank has to say."""
@@ -118,3 +118,6 @@ def until(limit: float) -> Iterator[None]:
         yield
     finally:
         _teller.arm(None)
+
+
+_function.OWN_FILES.add(__file__)

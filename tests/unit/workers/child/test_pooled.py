@@ -17,6 +17,9 @@ class Store:
     def __init__(self, happened: list[str]) -> None:
         self.happened = happened
 
+    def set_timeout(self, limit: datetime.timedelta) -> None:
+        pass
+
     def add(self, key: str, amount: int) -> int:
         return amount
 
@@ -33,7 +36,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: Store(found))
     monkeypatch.setattr(dist, "PrefixStore", lambda *_: Store(found))
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: found.append("made"))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: found.append("destroyed"))
