@@ -68,6 +68,11 @@ class Pool:
         return self._count
 
     @property
+    def closed(self) -> bool:
+        """Whether it was closed: it serves no more calls."""
+        return self._is_closed
+
+    @property
     def job(self) -> Job:
         """Its present workers, as a job: `Job.status`, `Job.logs`, `Job.stacks`."""
         return self._crew.job

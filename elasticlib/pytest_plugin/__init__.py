@@ -54,9 +54,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("elastic_reverse"):
         items.reverse()
     if any(_is_ours(item) for item in items) and not config.pluginmanager.has_plugin("elasticlib-ranks"):
-        from elasticlib.pytest_plugin import _plugin
+        _register(config)
 
-        config.pluginmanager.register(_plugin.Plugin(config), "elasticlib-ranks")
+
+def _register(config: pytest.Config) -> Any:
+    from elasticlib.pytest_plugin import _plugin
+
+    plugin = _plugin.Plugin(config)
+    config.pluginmanager.register(plugin, "elasticlib-ranks")
+    return plugin
 
 
 def _is_ours(item: pytest.Item) -> bool:
@@ -75,6 +81,9 @@ def elastic(request: pytest.FixtureRequest) -> Any:
     `elasticlib.Pool` of the default number of ranks. Raises `RanksFailed`, which is of the root cause's class, too.
     """
     plugin: Any = request.config.pluginmanager.get_plugin("elasticlib-ranks")
+    if plugin is None:  # asked for by ``request.getfixturevalue`` alone
+        plugin = _register(request.config)
+        plugin.begin(getattr(request, "_pyfuncitem", None))
     return plugin.fixture
 
 

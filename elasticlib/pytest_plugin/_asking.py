@@ -75,8 +75,19 @@ def asked(item: Any) -> Asked:
     options = _options(item)
     size = getattr(getattr(item, "callspec", None), "params", {}).get(_SIZE)
     sizes = _asked.sizes(item.nodeid, options.get("nproc", defaults(item.config).nproc))
+    if len(sizes) > 1 and not isinstance(size, int) and runs_on_ranks(item):
+        raise MarkError(
+            f"elastic marker of {item.nodeid}: nproc={options['nproc']!r} makes a test of each number where the marker "
+            "is there at collection; one that is added later takes one number"
+        )
     options["nproc"] = size if isinstance(size, int) else sizes[0]
     return _asked.asked(f"elastic marker of {item.nodeid}", defaults(item.config), options, known())
+
+
+def runs_on_ranks(item: Any) -> bool:
+    """Whether the body of *item* runs on ranks: it is marked, and does not call the ranks itself."""
+    own = getattr(getattr(item, "_fixtureinfo", None), "argnames", ())
+    return item.get_closest_marker("elastic") is not None and "elastic" not in own
 
 
 def world_size(request: pytest.FixtureRequest) -> int:
@@ -117,7 +128,7 @@ class Made:
 def made_in_ranks(request: pytest.FixtureRequest, name: str) -> Made:
     """For the fixtures that have a value in ranks only. Raises where it is no argument of the test's own function."""
     item = request.node
-    if item.get_closest_marker("elastic") is None or "elastic" in item.fixturenames:
+    if not runs_on_ranks(item):
         raise pytest.UsageError(
             f"fixture {name!r} of {item.nodeid} is of a rank: mark the test with @pytest.mark.elastic(nproc=2), so "
             "that its body runs on each rank, or ask torch.distributed in the function that elastic(...) calls"

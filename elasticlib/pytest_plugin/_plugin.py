@@ -12,7 +12,7 @@ import logging
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from elasticlib.pytest_plugin import _asking, _debugging, _examples, _failures, 
 from elasticlib.pytest_plugin._measuring import Measuring
 from elasticlib.rendezvous._names import host_name
 from elasticlib.testing import _case
-from elasticlib.testing.ranks import _asked, _cases, _ranks, _torch_modes
+from elasticlib.testing.ranks import _asked, _cases, _ranks, _told, _torch_modes
 from elasticlib.testing.ranks._asked import Asked
 from elasticlib.testing.ranks._call import MADE, Call, Style
 from elasticlib.testing.ranks._failed import RanksFailed
@@ -53,6 +53,10 @@ class Plugin:
 
     # The course of a test.
 
+    def begin(self, item: Any) -> None:
+        """A test is under way, and has just asked for ranks."""
+        self._item = item
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Warm the ranks up before the test's time begins."""
@@ -77,7 +81,7 @@ class Plugin:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if self._problem is not None and (_asking.case_of(item) or item.get_closest_marker("elastic")):
             problem, self._problem = self._problem, None
-            raise problem
+            raise problem.with_traceback(None)
         if item.get_closest_marker("elastic") is None:
             return
         asked = _asking.asked(item)
@@ -93,7 +97,7 @@ class Plugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         __tracebackhide__ = True
-        if pyfuncitem.get_closest_marker("elastic") is None or "elastic" in pyfuncitem.fixturenames:
+        if not _asking.runs_on_ranks(pyfuncitem):
             return None
         asked, function = _asking.asked(pyfuncitem), _asking.written(pyfuncitem.obj)
         kwargs = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
@@ -139,7 +143,8 @@ class Plugin:
         _examples.leave_out(time.perf_counter() - began)
         try:
             call = self._new_call(item, asked, function, made)
-            call = evolve(call, trace=is_body and bool(self._config.getoption("trace", False)))
+            trace = is_body and bool(self._config.getoption("trace", False))
+            call = evolve(call, is_body=is_body, trace=trace)
             told = self.ranks.run(asked, call, function, args, sent, modules)
         except CannotTravelError as refusal:
             if is_body:
@@ -164,7 +169,7 @@ class Plugin:
         """Seconds that a test may take which does not say it."""
         return _asking.defaults(self._config).timeout
 
-    def run_case(self, case: _case.ElasticTestCase, asked: Asked, args: tuple[Any, ...]) -> _ranks.Told:
+    def run_case(self, case: _case.ElasticTestCase, asked: Asked, args: tuple[Any, ...]) -> _told.Told:
         item = self._item
         call = evolve(self._new_call(item, asked, getattr(type(case), case._testMethodName), ()), device="cpu")
         try:
@@ -174,7 +179,7 @@ class Plugin:
         self._forward(item, call, told)
         return told
 
-    def shown(self, error: RanksFailed, told: _ranks.Told) -> RanksFailed:
+    def shown(self, error: RanksFailed, told: _told.Told) -> RanksFailed:
         _note(self._item, told)
         return error
 
@@ -215,7 +220,7 @@ class Plugin:
         module = getattr(item, "module", None)
         return [] if module is None else [module]
 
-    def _forward(self, item: Any, call: Call, told: _ranks.Told) -> None:
+    def _forward(self, item: Any, call: Call, told: _told.Told) -> None:
         """Let pytest's process have the warnings and log records of rank 0, and what is to be said of dirt."""
         first = told.outcomes.get(0)
         for record in first.records if first is not None else ():
@@ -227,9 +232,11 @@ class Plugin:
         if first is not None:
             item.user_properties += first.properties
         for message, category, file, line in first.warnings if first is not None else ():
-            warnings.warn_explicit(message, category, file, line)
+            with _noted(told):
+                warnings.warn_explicit(message, category, file, line)
         if told.dirt:
-            told.warn_of_dirt(call)
+            with _noted(told):
+                told.warn_of_dirt(call)
 
     # Reports.
 
@@ -338,7 +345,7 @@ _TOLD = pytest.StashKey[list[tuple[str, str]]]()
 _SKIPPED = pytest.StashKey[tuple[str, int, str]]()
 
 
-def _note(item: Any, told: _ranks.Told) -> None:
+def _note(item: Any, told: _told.Told) -> None:
     """Keep for the report what ranks have written and logged, and the seeds."""
     sections = []
     for rank, text in sorted(told.output.items()):
@@ -351,9 +358,20 @@ def _note(item: Any, told: _ranks.Told) -> None:
     item.stash[_TOLD] = [*item.stash.get(_TOLD, []), *sections]
 
 
+@contextlib.contextmanager
+def _noted(told: _told.Told) -> Iterator[None]:
+    """A warning that is an error is not raised in place of a failure, but told with that."""
+    try:
+        yield
+    except Warning as warning:
+        if told.error is None:
+            raise
+        told.error.notes = [*told.error.notes, f"{type(warning).__name__}: {warning}"]
+
+
 def _callers(item: Any, info: pytest.ExceptionInfo[BaseException]) -> Any:
     """The lines of the test in pytest's process that have called the ranks; None where its body runs there."""
-    if "elastic" not in getattr(item, "fixturenames", ()):
+    if _asking.runs_on_ranks(item):
         return None
     error = info.value
     assert isinstance(error, RanksFailed)

@@ -8,6 +8,7 @@ pytest's process.
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
 import sys
@@ -121,6 +122,9 @@ def watch_patches() -> None:
     former = pytest.MonkeyPatch.__init__
     if getattr(former, "_elasticlib", False):
         return
+    # Those of a conftest's own, from before there was a test on ranks.
+    _patches.update(each for each in gc.get_objects() if type(each) is pytest.MonkeyPatch)
+    _mocks.extend(getattr(mock._patch, "_active_patches", ()))
     _watch_mocks(mock._patch, "__enter__", "__exit__")
     _watch_mocks(mock._patch_dict, "_patch_dict", "_unpatch_dict")
 
@@ -156,7 +160,7 @@ def patches() -> tuple[Patch, ...]:
     found: list[Patch] = []
     for each in _patches:
         for owner, name, _ in each._setattr:
-            if isinstance(owner, pytest.Item):  # a plugin's own
+            if isinstance(owner, (pytest.Item, pytest.Config)):  # pytest's own, or a plugin's
                 continue
             found.append(_of_attribute("monkeypatch.setattr", owner, name))
         for mapping, key, _ in each._setitem:

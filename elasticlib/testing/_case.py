@@ -23,10 +23,11 @@ import unittest
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import Any, ClassVar, Protocol
 
 from elasticlib.testing import _equality
-from elasticlib.testing.ranks import _asked, _cases, _failed, _meeting, _plain, _ranks
+from elasticlib.testing.ranks import _asked, _cases, _failed, _meeting, _plain, _ranks, _told
 from elasticlib.testing.ranks._asked import Asked
 from elasticlib.testing.ranks._call import Call
 from elasticlib.testing.ranks._failed import RanksFailed
@@ -208,13 +209,14 @@ def asked_by(case: ElasticTestCase, limit: float) -> Asked:
 
 
 def _attributes(kind: type) -> dict[str, Any]:
-    """Attributes that *kind* has got since its definition, as by ``setUpClass``: those that can travel."""
-    found = {}
+    """Attributes that *kind* has got since its definition, as by ``setUpClass``; `Missing` for what cannot travel."""
+    found: dict[str, Any] = {}
     for name, value in vars(kind).items():
         is_new = _as_defined[kind].get(name, _as_defined) is not value
-        is_data = not callable(value) and not isinstance(value, (property, classmethod, staticmethod))
-        if is_new and is_data and not name.startswith(("__", "_class")) and not why_not(value):
-            found[name] = value
+        is_method = isinstance(value, (FunctionType, property, classmethod, staticmethod))
+        if is_new and not is_method and not name.startswith(("__", "_class")):
+            why = why_not(value)
+            found[name] = _cases.Missing(name, type(value).__qualname__, why) if why else value
     return found
 
 
@@ -225,10 +227,10 @@ class Host(Protocol):
     def limit(self) -> float:
         """Seconds that a test may take which does not say it."""
 
-    def run_case(self, case: ElasticTestCase, asked: Asked, args: tuple[Any, ...]) -> _ranks.Told:
+    def run_case(self, case: ElasticTestCase, asked: Asked, args: tuple[Any, ...]) -> _told.Told:
         """`_cases.run_case` with *args* on the ranks of *asked*."""
 
-    def shown(self, error: RanksFailed, told: _ranks.Told) -> BaseException:
+    def shown(self, error: RanksFailed, told: _told.Told) -> BaseException:
         """What is raised of *error*."""
 
 
@@ -239,7 +241,7 @@ class _Plain:
         self.limit = Asked().timeout
         self._ranks: _ranks.Ranks | None = None
 
-    def run_case(self, case: ElasticTestCase, asked: Asked, args: tuple[Any, ...]) -> _ranks.Told:
+    def run_case(self, case: ElasticTestCase, asked: Asked, args: tuple[Any, ...]) -> _told.Told:
         if self._ranks is None:
             self._ranks = _ranks.Ranks(_plain.Work(), lambda wanted: ())
         code = getattr(getattr(type(case), case._testMethodName), "__code__", None)
@@ -260,7 +262,7 @@ class _Plain:
             told.warn_of_dirt(call)
         return told
 
-    def shown(self, error: RanksFailed, told: _ranks.Told) -> BaseException:
+    def shown(self, error: RanksFailed, told: _told.Told) -> BaseException:
         parts = [_failed.text(error)]
         for rank, text in sorted(told.output.items()):
             if rank > 0 and text.strip():  # that of rank 0 was shown by itself

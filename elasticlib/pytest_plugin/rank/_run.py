@@ -36,7 +36,8 @@ def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     _failed.clear()
     outcomes = _plain.watched(call, lambda: _on_ranks(call, function, args, kwargs))
     if outcomes[0].kind != "passed" and not call.threads:
-        _pooled.release_peers()
+        with contextlib.suppress(Exception):  # nothing is told in place of the failure
+            _pooled.release_peers()
     return outcomes
 
 
@@ -75,14 +76,12 @@ def _on_ranks(
 
 def _portable(told: tuple[Any, ...]) -> tuple[Any, ...]:
     """Warnings that can travel; of others the text."""
-    found = []
-    for message, category, file, line in told:
-        try:
-            _results.pack_result((message, category), ())
-            found.append((message, category, file, line))
-        except Exception:
-            found.append((str(message), UserWarning, file, line))
-    return tuple(found)
+    return tuple(
+        (message, category, file, line)
+        if _results.travels((message, category))
+        else (str(message), UserWarning, file, line)
+        for message, category, file, line in told
+    )
 
 
 @contextlib.contextmanager
@@ -119,7 +118,7 @@ def _called(call: Call, function: Callable[[], Any]) -> Outcome:
         kind = "xfailed" if isinstance(stop, pytest.xfail.Exception) else "skipped"
         return Outcome(kind, reason=str(stop), place=_outcomes.place(_function.user_part(stop), call))
     except SystemExit as stop:
-        if stop.code in (None, 0):
+        if stop.code in (None, 0) and not call.is_body:
             return Outcome("passed")
         if call.threads and _threads.is_end(stop):
             return Outcome("ended", reason="ended in a collective, as another rank had stopped")

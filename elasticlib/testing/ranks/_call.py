@@ -83,6 +83,8 @@ class Call:
     """Of messages and dates in what is shown of a failure."""
     debug: bool = False
     """Whether a failure may be looked at in a debugger afterwards."""
+    is_body: bool = False
+    """Whether the function is the body of a test, which has to come to its end."""
     trace: bool = False
     """Whether rank 0 is in a debugger from the first line on."""
     example: bool | None = None
@@ -91,6 +93,8 @@ class Call:
     """Whether what the test leaves behind is looked for."""
     has_own_group: bool = False
     """Whether the process group is made for this call alone."""
+    shares_group: bool = False
+    """Whether tests before and after it are in the same process group."""
     coverage: bytes = b""
     """Settings of coverage.py, pickled; empty where nothing is measured."""
     context: str = ""
@@ -143,6 +147,8 @@ class Outcome:
     """As pytest shows them."""
     properties: tuple[tuple[str, object], ...] = ()
     """Of the fixture ``record_property``."""
+    last: int = 0
+    """The number of its last collective in a process group that tests share."""
     dirt: tuple[str, ...] = ()
     """What the test has left behind in this worker."""
     coverage: bytes = b""

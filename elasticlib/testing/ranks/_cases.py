@@ -63,6 +63,18 @@ class _Result(unittest.TestResult):
             self.reason = reason
 
 
+class Missing:
+    """In place of a class's attribute that cannot travel."""
+
+    def __init__(self, name: str, kind: str, why: str) -> None:
+        self._text = (
+            f"{name!r}, a {kind} of the tests' own process, cannot travel to the ranks ({why}): make it in setUp"
+        )
+
+    def __get__(self, case: object, kind: type) -> Any:
+        raise AttributeError(self._text)
+
+
 def run_case(kind: Any, name: str, file_name: str, attributes: Mapping[str, Any]) -> None:
     """
     Run the test *name* of the class *kind*, which has *attributes* beside its definition.

@@ -53,7 +53,7 @@ def isolated(seed: int, *, checks: bool, has_own_group: bool) -> Iterator[Callab
     finally:
         bootstrap._ModuleLockManager = former
         if checks and has_own_group:
-            _end_groups(apart.before)
+            apart.before = _end_groups(apart.before)
 
 
 class _Imports:
@@ -91,8 +91,8 @@ class _Imports:
             return stack
 
 
-def _end_groups(before: _state.State) -> None:
-    """End the groups that a test has made besides its own."""
+def _end_groups(before: _state.State) -> _state.State:
+    """End the groups that a test has made besides its own; *before* without its own where it has ended that itself."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available():
         known = before.get("process groups", {})
@@ -100,6 +100,9 @@ def _end_groups(before: _state.State) -> None:
             if (id(group), str(name)) not in known:
                 with contextlib.suppress(Exception):  # one that the test has broken; what is left of it is told
                     dist.destroy_process_group(group)
+    there = _state.look().get("process groups", {})
+    known = {key: name for key, name in before.get("process groups", {}).items() if key in there}
+    return {**before, "process groups": known} if "process groups" in before else before
 
 
 def _changes(before: _state.State) -> tuple[str, ...]:

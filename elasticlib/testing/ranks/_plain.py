@@ -57,7 +57,8 @@ def watched(call: Call, outcomes: Callable[[], list[Outcome]]) -> list[Outcome]:
             first, *others = outcomes()
     is_left = any(each.kind == "late" for each in (first, *others))  # this process serves no other test
     dirt = () if is_left else changes()
-    return [evolve(first, dirt=dirt, coverage=measured()), *others]
+    last = _recorder.last() if call.shares_group else 0
+    return [evolve(first, last=last, dirt=dirt, coverage=measured()), *others]
 
 
 def _called(call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:

@@ -14,19 +14,18 @@ import os
 import pickle
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from elasticlib._wire import Message
 from elasticlib.errors import ChildFailedError, PicklingError
 from elasticlib.pools import Pool
 from elasticlib.pools._crew import Crew
 from elasticlib.spec import LaunchConfig
-from elasticlib.testing.ranks import _blocked, _collectives, _failed, _recorder, _sharing
+from elasticlib.testing.ranks import _blocked, _collectives, _failed, _recorder, _sharing, _told
 from elasticlib.testing.ranks._asked import Asked
 from elasticlib.testing.ranks._call import Call, Outcome
 from elasticlib.testing.ranks._gpus import gpus
@@ -41,58 +40,10 @@ _AFTER_LOST = 10.0
 _TITLE = "the surroundings of a test"
 _STACKS_LIMIT = 0.9
 """Seconds that the ranks' stacks are waited for."""
-
-
-@frozen
-class Told:
-    """What came of a test."""
-
-    outcomes: Mapping[int, Outcome]
-    error: _failed.RanksFailed | None
-    output: Mapping[int, str]
-    """By rank, what it wrote."""
-    dirt: Mapping[int, tuple[str, ...]]
-    """By rank, what the test left behind."""
-    seed: int = 0
-    """Of rank 0."""
-
-    def stop(self) -> tuple[str, Outcome] | None:
-        """The skip or expected failure that ranks have asked for, with the words for it."""
-        found = {rank: each for rank, each in self.outcomes.items() if each.kind in ("skipped", "xfailed")}
-        if self.error is not None or not found:
-            return None
-        rank = min(found)
-        alike = [other for other, each in found.items() if each.reason == found[rank].reason]
-        everyone = len(alike) == len(self.outcomes)
-        return ("" if everyone else f"{_blocked.ranks_named(alike)}: ") + found[rank].reason, found[rank]
-
-    def parts(self) -> list[tuple[Any, _failed.RanksFailed]]:
-        """The failures of each part of the test: see `PartsError`."""
-        if self.error is None:
-            return []
-        found: dict[str, tuple[Any, dict[int, _failed.Told]]] = {}
-        for rank, whole in self.error.told.items():
-            outcome = self.outcomes.get(rank)
-            several = outcome.parts if outcome is not None else ()
-            parts = [(what, _failed.unpacked(failure)) for what, failure in several]
-            for what, told in parts or [(None, whole)]:
-                found.setdefault(repr(what), (what, {}))[1].setdefault(rank, told)
-        # What others' failures have brought about stands beside these, and is no news.
-        own = [each for each in found.values() if not all(told.is_secondary for told in each[1].values())]
-        size, notes, look = self.error.size, self.error.notes, self.error.look
-        return [(what, _failed.failed(each, size, notes, look)) for what, each in own or found.values()]
-
-    def warn_of_dirt(self, call: Call) -> None:
-        """Say what the test has left behind."""
-        alike: dict[tuple[str, ...], list[int]] = {}
-        for rank, what in self.dirt.items():
-            alike.setdefault(what, []).append(rank)
-        text = "; ".join(f"{_blocked.ranks_named(ranks)} {_with_and(what)}" for what, ranks in alike.items())
-        message = (
-            f"{call.test}: {text}. New workers take the place of these: undo it at the test's end (monkeypatch, "
-            "try/finally)"
-        )
-        warnings.warn_explicit(_failed.DirtyWorkerWarning(message), None, call.file, call.line)
+_PREPARE_LIMIT = 120.0
+"""Seconds that ranks may take to import the modules of tests."""
+_now = functools.partial(time.monotonic)
+"""The clock, also while a test has patched that."""
 
 
 class Work(Protocol):
@@ -134,7 +85,7 @@ class Ranks:
         """The pool of *asked*, started where there is none."""
         size = 1 if asked.threads else asked.nproc
         key = size, asked.device
-        if key not in self._pools:
+        if key not in self._pools or self._pools[key].closed:
             devices = self._share(asked).gpus if asked.device == "cuda" else ()
             config = LaunchConfig(nproc_per_node=size, max_restarts=0, devices=devices)
             self._pools[key] = Pool(config, "shared", functools.partial(Crew, is_listed=False, serve=_recorder.pool))
@@ -147,12 +98,13 @@ class Ranks:
     @contextlib.contextmanager
     def _turn(self, asked: Asked) -> Iterator[None]:
         """Within it no other process of this session uses the GPUs."""
-        if asked.device == "cpu" or not self._share(asked).takes_turns:
+        if asked.device == "cpu":
             yield
             return
         name = f"elasticlib-gpus-{os.environ.get('PYTEST_XDIST_TESTRUNUID', '')}"
         with open(os.path.join(tempfile.gettempdir(), name), "w") as file:  # its lock goes with the process, too
-            fcntl.flock(file, fcntl.LOCK_EX)
+            # Those that use only their own share may be at work beside each other, but not beside one that uses all.
+            fcntl.flock(file, fcntl.LOCK_EX if self._share(asked).takes_turns else fcntl.LOCK_SH)
             yield
 
     def warm(self, asked: Asked, always: Sequence[ModuleType]) -> None:
@@ -170,12 +122,38 @@ class Ranks:
         self._prepared = {each: former for each, former in self._prepared.items() if not each.job.done()}
         crew.ask(range(len(crew)), prepare, args, {}, by_all=False)
         answers: list[Any] = []
-        while len(answers) < len(crew):
-            answers += crew.answers()
+        until = _now() + _PREPARE_LIMIT
+        with self._told_if_interrupted(crew):
+            while len(answers) < len(crew) and (left := until - _now()) > 0:
+                answers += crew.answers(left)
         for answer in answers:
             if answer.failed():
                 raise crew.error(_TITLE, answers)
+        if len(answers) < len(crew):
+            where = "\n".join(_blocked.told(self._stacks(crew)))
+            crew.spoilt = "ranks did not import the tests' modules"
+            raise TimeoutError(
+                f"The ranks have not imported the tests' modules in {_PREPARE_LIMIT:g} s. They are at:\n{where}"
+            )
         self._prepared[crew] = state
+
+    @contextlib.contextmanager
+    def _told_if_interrupted(self, crew: Crew) -> Iterator[None]:
+        """Where it is interrupted within the block, keep in `interrupted` at what the ranks are."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            with contextlib.suppress(Exception):
+                self.interrupted = _blocked.told(crew.job.stacks(_STACKS_LIMIT))
+            crew.spoilt = "the tests were interrupted"
+            raise
+
+    def _stacks(self, crew: Crew) -> Mapping[int, str]:
+        """By rank; in brackets why there are none."""
+        try:
+            return crew.job.stacks(_STACKS_LIMIT)
+        except TimeoutError as error:
+            return dict.fromkeys(range(len(crew)), f"({error})")
 
     def close(self, *, hurry: bool) -> None:
         """End all of them."""
@@ -195,34 +173,34 @@ class Ranks:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         always: Sequence[ModuleType],
-    ) -> Told:
+    ) -> _told.Told:
         """*function* on each rank. Raises `CannotTravelError`."""
 
         def ask(crew: Crew) -> tuple[Progress, dict[int, str], dict[int, tuple[str, ...]], Crew]:
             self._prepare(crew, always)
             before = {rank: _size(file) for rank, file in _files(crew).items()}
             group = (None, None) if asked.threads or asked.group is None else (asked.group, asked.backend)
-            progress = Progress(time.monotonic() + asked.timeout)
+            progress = Progress(_now() + asked.timeout)
             crew.on_ask, crew.on_tell = self._on_ask, progress.hear
-            until = evolve(call, until=0.0 if asked.threads else progress.until)
+            is_shared = asked.group == "shared" and not asked.threads
+            until = evolve(call, until=0.0 if asked.threads else progress.until, shares_group=is_shared)
             try:
                 crew.ask(range(len(crew)), self._work.run, (until, function, args, dict(kwargs)), {}, group=group)
             except PicklingError as error:
                 raise refusal(call, function, args, kwargs, error) from error
             try:
-                self._wait(crew, progress, asked)
-            except KeyboardInterrupt:
-                with contextlib.suppress(Exception):
-                    self.interrupted = _blocked.told(crew.job.stacks(_STACKS_LIMIT))
-                crew.spoilt = "the tests were interrupted"
-                raise
+                with self._told_if_interrupted(crew):
+                    self._wait(crew, progress, asked)
             finally:
                 self._debugging = None
                 self._meeting.close()
                 self._threads = {}
             dirt = {rank: each.dirt for rank, each in progress.outcomes.items() if each.dirt}
+            lasts = {rank: each.last for rank, each in progress.outcomes.items() if each.kind == "passed"}
+            if len(lasts) == len(crew) and len({*lasts.values()}) > 1:
+                dirt |= {rank: (*dirt.get(rank, ()), _told.left_at(last)) for rank, last in lasts.items()}
             unfit = "a test left something behind" if dirt else ""
-            if progress.told and asked.group == "shared" and not asked.threads:
+            if progress.told and is_shared:
                 unfit = "a test has failed in the shared group"
             if unfit and progress.told and call.debug:
                 self._unfit[crew] = unfit
@@ -238,25 +216,25 @@ class Ranks:
             size = call.threads or asked.nproc
             look = functools.partial(self._look, crew)
             failed = _failed.failed(progress.told, size, [*progress.notes, *progress.early()], look)
-        return Told(progress.outcomes, failed, output, dirt, call.seed)
+        return _told.Told(progress.outcomes, failed, output, dirt, call.seed)
 
     def _wait(self, crew: Crew, progress: Progress, asked: Asked) -> None:
         """Until all ranks have ended, or been given up."""
         while not progress.outcomes or len(progress.outcomes) < len(crew):
-            began = time.monotonic()
+            began, is_debugged = _now(), self._debugging is not None
             try:
                 left = None if self._debugging is not None else max(0.0, progress.until - began)
                 answers = crew.answers(left)
             except ChildFailedError as error:
                 self._note_deaths(crew, progress, error)
                 return
-            if self._debugging is not None:
+            if is_debugged or self._debugging is not None:
                 progress.collectives.clear()  # told too early
-                progress.until += time.monotonic() - began  # who looks at a rank takes the time that it takes
+                progress.until += _now() - began  # who looks at a rank takes the time that it takes
             for answer in answers:
                 self._note(crew, progress, answer)
             self._meeting.look(len(crew), progress.outcomes, is_over=progress.has_stopped())
-            if not answers and self._debugging is None and time.monotonic() >= progress.until:
+            if not answers and self._debugging is None and _now() >= progress.until:
                 self._give_up(crew, progress, asked)
                 return
 
@@ -274,7 +252,7 @@ class Ranks:
                 progress.told[rank] = _failed.unpacked(failure)
             if outcome.kind != "passed":
                 is_lost = failure is not None and failure.is_secondary
-                progress.until = min(progress.until, time.monotonic() + (_AFTER_LOST if is_lost else _AFTER_FIRST))
+                progress.until = min(progress.until, _now() + (_AFTER_LOST if is_lost else _AFTER_FIRST))
 
     def _note_deaths(self, crew: Crew, progress: Progress, error: ChildFailedError) -> None:
         """Workers have died."""
@@ -291,10 +269,7 @@ class Ranks:
 
     def _give_up(self, crew: Crew, progress: Progress, asked: Asked) -> None:
         """The time is over: tell where the ranks are that have not ended."""
-        try:
-            stacks: Mapping[int, str] = crew.job.stacks(_STACKS_LIMIT)
-        except TimeoutError as error:
-            stacks = dict.fromkeys(range(len(crew)), f"({error})")
+        stacks = self._stacks(crew)
         late = {
             rank: stacks.get(rank, "(it has just ended)") for rank in range(len(crew)) if rank not in progress.outcomes
         }
@@ -356,10 +331,6 @@ class Ranks:
             return {"has": False}, ()
         self._debugging = rank
         return {"has": True}, tuple(descriptors)
-
-
-def _with_and(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _files(crew: Crew) -> dict[int, str]:

@@ -150,6 +150,8 @@ class _Group:
         """After a call: why the next one cannot be served; empty where it can."""
         dist: Any = sys.modules.get("torch.distributed")
         there = dist.group.WORLD if dist is not None and dist.is_available() and dist.is_initialized() else None
+        if there is None and self._kind[0] == "fresh":
+            return ""  # as a training script ends
         if there is not self._made:
             return "it left a process group" if there is not None else "it destroyed the pool's process group"
         return ""
@@ -168,7 +170,9 @@ class _Group:
             with contextlib.suppress(Exception):  # of whoever died meanwhile, the launcher knows
                 self._store.wait([_ALL_ARRIVED], _ARRIVAL_LIMIT)
             held, self._made, self._store = [self._made], None, None
-            sys.modules["torch.distributed"].destroy_process_group()
+            dist: Any = sys.modules["torch.distributed"]
+            if dist.is_initialized() and dist.group.WORLD is held[0]:  # else a call has done so
+                dist.destroy_process_group()
             # Its end takes gloo's loop 10 ms, in which the next group can be made. No thread of `threading`, for a call
             # may count those.
             self._ending.acquire()

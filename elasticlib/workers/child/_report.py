@@ -36,7 +36,8 @@ has_the_stacks_of_crashes = False
 
 # Names and phrases with which torch, gloo and NCCL say that a *peer* went away.
 _SECONDARY_TYPES = frozenset({"DistNetworkError", "DistStoreError", "DistBackendError"})
-_SECONDARY_BASES = (ConnectionError, EOFError)
+_CHANNELS = re.compile(r"/torch/(distributed|multiprocessing)/|/multiprocessing/")
+"""Code that reads from a peer: an end of file elsewhere is that of a file."""
 _SECONDARY_TEXT = re.compile(
     r"connection (was )?(closed|reset|refused)|closed by (remote )?peer|broken pipe|socket (closed|timeout)"
     r"|remote process exited|pair closure|transport retry counter|unhandled system error|ncclRemoteError",
@@ -160,8 +161,11 @@ def qualified_name(kind: type[BaseException]) -> str:
 
 def is_secondary(error: BaseException) -> bool:
     """Whether *error* says no more than that the connection to a peer was lost."""
-    if type(error).__name__ in _SECONDARY_TYPES or isinstance(error, _SECONDARY_BASES):
+    if type(error).__name__ in _SECONDARY_TYPES or isinstance(error, ConnectionError):
         return True
+    if isinstance(error, EOFError):
+        frames = traceback.extract_tb(error.__traceback__, limit=-1)
+        return any(_CHANNELS.search(frame.filename) for frame in frames)
     return isinstance(error, RuntimeError) and _SECONDARY_TEXT.search(text_of(error)) is not None
 
 

@@ -65,6 +65,15 @@ def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
     return buffer.getvalue()
 
 
+def travels(value: Any) -> bool:
+    """Whether *value* can be pickled, and be rebuilt from that."""
+    try:
+        pickle.loads(pack_result(value, None))
+    except Exception:
+        return False
+    return True
+
+
 def pack_exception(error: BaseException, shared: Collection[str] | None) -> bytes:
     """
     Pickle an exception such that `unpack_exception` finds as much of it as can travel, whatever it holds.

@@ -17,7 +17,7 @@ from attrs import define
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
 
-LIMIT = 0.8
+LIMIT = 0.7
 """Seconds that a worker has to answer: less than anybody waits who has a second for all."""
 _LOOK = 0.01
 _STATES = {

@@ -10,6 +10,9 @@ import torch.distributed as dist
 
 from elasticlib.workers.child import _pooled
 
+THERE = object()
+"""The process group."""
+
 
 class Store:
     """Of a group whose other rank has not come yet."""
@@ -40,6 +43,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(dist, "PrefixStore", lambda *_: Store(found))
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: found.append("made"))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: found.append("destroyed"))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
     return found
 
 
@@ -47,7 +51,7 @@ def test_a_group_is_left_only_once_all_ranks_are_in_it(happened: list[str], monk
     """Gloo tells a rank that still connects to one which has gone that its peer was lost."""
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_group", lambda: None, raising=False)
     group: Any = _pooled._Group(None)
-    monkeypatch.setattr(type(dist.group), "WORLD", property(lambda _: object()))
+    monkeypatch.setattr(type(dist.group), "WORLD", property(lambda _: THERE))
     group.begin(1, "fresh", "gloo", by_all=True)
 
     group.leave()
@@ -55,9 +59,24 @@ def test_a_group_is_left_only_once_all_ranks_are_in_it(happened: list[str], monk
     assert ["made", "waited", "destroyed"] == happened
 
 
+def test_a_group_that_a_call_has_ended_itself_is_not_ended_again(
+    happened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group: Any = _pooled._Group(None)
+    monkeypatch.setattr(type(dist.group), "WORLD", property(lambda _: THERE))
+    group.begin(1, "fresh", "gloo", by_all=True)
+    monkeypatch.setattr(type(dist.group), "WORLD", property(lambda _: None))
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+
+    assert "" == group.end()
+    group.leave()
+
+    assert "destroyed" not in happened
+
+
 def test_the_last_rank_tells_the_others(happened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setattr(type(dist.group), "WORLD", property(lambda _: object()))
+    monkeypatch.setattr(type(dist.group), "WORLD", property(lambda _: THERE))
 
     _pooled._Group(None).begin(1, "fresh", "gloo", by_all=True)
 

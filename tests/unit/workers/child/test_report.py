@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -226,12 +229,26 @@ def test_an_exception_that_cannot_say_its_text_is_reported_all_the_same() -> Non
     assert of_exception(WordlessError(), b"").exception_type.endswith("WordlessError")
 
 
+def error_of(function: Callable[[], object]) -> BaseException:
+    try:
+        function()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing")
+
+
+def closed_pipe() -> Connection:
+    ours, theirs = Pipe()
+    theirs.close()
+    return ours
+
+
 @pytest.mark.parametrize(
     "error",
     [
         ConnectionResetError("reset"),
         BrokenPipeError(),
-        EOFError(),
+        error_of(lambda: closed_pipe().recv()),
         type("DistNetworkError", (RuntimeError,), {})("timed out"),
         RuntimeError("[/pytorch/gloo/pair.cc:1] Connection closed by peer [127.0.0.1]:1"),
         RuntimeError("NCCL error: remote process exited or there was a network error"),
@@ -250,6 +267,7 @@ def test_a_lost_connection_to_a_peer_is_secondary(error: BaseException) -> None:
         RuntimeError("CUDA out of memory"),
         OSError("no space left"),
         KeyError("connection reset"),
+        error_of(lambda: pickle.loads(b"")),  # such as a checkpoint that is cut off
     ],
     ids=lambda error: f"{type(error).__name__} {error}",
 )
@@ -326,7 +344,7 @@ def test_torchs_own_reader_understands_the_error_file(tmp_path: Path) -> None:
     torchs = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
 
     path = str(tmp_path / "error.json")
-    report = of_exception(raised(ValueError("a bad value")), b"")
+    report = of_exception(error_of(ValueError("a bad value")), b"")
     write_error_file(path, report)
 
     failure = torchs.ProcessFailure(local_rank=1, pid=7, exitcode=1, error_file=path)
