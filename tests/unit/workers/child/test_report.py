@@ -344,7 +344,7 @@ def test_torchs_own_reader_understands_the_error_file(tmp_path: Path) -> None:
     torchs = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
 
     path = str(tmp_path / "error.json")
-    report = of_exception(error_of(ValueError("a bad value")), b"")
+    report = of_exception(raised(ValueError("a bad value")), b"")
     write_error_file(path, report)
 
     failure = torchs.ProcessFailure(local_rank=1, pid=7, exitcode=1, error_file=path)
