@@ -157,10 +157,11 @@ def test_mock(rank): assert os.getlogin() == "me"
 @on_ranks
 def test_request(request): pass
 
-@on_ranks
-def test_exit(rank):
-    if rank == 1:
+def exits():
+    if os.environ["RANK"] == "1":
         sys.exit(0)
+
+def test_exit(elastic): elastic(exits)  # as a program that ends well
 """
 
 
