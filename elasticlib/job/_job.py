@@ -203,6 +203,10 @@ class Job:
                 return
         callback()
 
+    def _forget(self, callback: Callable[[], None]) -> None:
+        with self._changed, contextlib.suppress(ValueError):  # it was called already
+            self._done.remove(callback)
+
     def result(self, timeout: float | None = None) -> Results:
         """
         Wait for the end and return {global rank: result}, as the call of `elastic_launch` does.
@@ -368,22 +372,13 @@ class Job:
         self.stop()
 
     def __await__(self) -> Generator[Any, None, Results]:
-        """As `result`. A task that is cancelled while it awaits a job leaves it running."""
-        import asyncio  # only here: whoever awaits has it
+        """
+        As `result`. A task that is cancelled while it awaits a job leaves it running; so does a notebook's stop button,
+        which cancels the cell: ``with job: await job`` stops it then.
+        """
+        from elasticlib.job import _awaiting  # only here: whoever awaits has asyncio
 
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-
-        def set_it() -> None:
-            if not future.done():
-                future.set_result(None)
-
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(set_it)
-
-        self.when_done(tell)
-        yield from future
+        yield from _awaiting.end(self.name, self.when_done, self._forget)
         return self._outcome()
 
     def __repr__(self) -> str:

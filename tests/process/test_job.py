@@ -489,6 +489,60 @@ def test_a_task_that_is_cancelled_leaves_the_job_running(tmp_path: Path) -> None
         assert {0: 0, 1: 1} == job.result(LIMIT)
 
 
+def test_tasks_that_are_cancelled_leave_nothing_with_the_job(tmp_path: Path) -> None:
+    async def wait(job: Job) -> None:
+        await job
+
+    async def give_up(job: Job) -> list[str]:
+        notes = list[str]()
+        for _ in range(3):
+            task = asyncio.create_task(wait(job))
+            await asyncio.sleep(0)
+            assert [*job._done]
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError) as caught:
+                await task
+            notes += getattr(caught.value, "__notes__", [])
+        return notes
+
+    with started(waits_for_ever, tmp_path) as job:
+        notes = asyncio.run(give_up(job))
+
+        assert [] == job._done
+        assert all("does not stop job 'waits_for_ever'" in note for note in notes)
+
+
+def test_a_loop_that_awaits_a_job_hears_what_a_signal_wants_of_it(tmp_path: Path) -> None:
+    """As a notebook's stop button does: its handler calls ``call_soon``, which wakes no loop that sleeps."""
+
+    async def wait(job: Job) -> None:
+        await job
+
+    async def interrupted(job: Job) -> None:
+        loop, task, heard = asyncio.get_running_loop(), asyncio.create_task(wait(job)), list[bool]()
+
+        def interrupt() -> None:
+            wait_until(lambda: job._done)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            try:
+                wait_until(task.done)
+                heard.append(task.cancelled())
+            finally:
+                loop.call_soon_threadsafe(task.cancel)
+
+        former = signal.signal(signal.SIGUSR1, lambda *_: loop.call_soon(task.cancel))
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        await asyncio.wait({task})
+        thread.join()
+        signal.signal(signal.SIGUSR1, former)
+        assert [True] == heard
+        assert all(each.cancelled() for each in loop._scheduled)  # type: ignore[attr-defined]
+
+    with started(waits_for_ever, tmp_path) as job:
+        asyncio.run(interrupted(job))
+
+
 def test_nobody_waits_for_a_job_in_its_own_thread(tmp_path: Path) -> None:
     with started(waits_for_ever, tmp_path) as job:
         found = list[BaseException]()

@@ -129,6 +129,25 @@ def test_nothing_of_a_stopped_cell_is_shown_in_a_later_one(cells: Cells) -> None
     assert later == ["later\n"] * 5
 
 
+def test_an_interrupt_ends_a_cell_that_awaits_a_job_which_goes_on_unless_a_block_has_it(cells: Cells) -> None:
+    prepared(cells, grace=0)
+    number = cells.begun("job = elastic_launch(config, stays).start()\nawait job", "ready")
+
+    cells.interrupt()
+    cells.ended(number)
+
+    assert cells.errors(number) == ["CancelledError"]
+    assert cells.ended(cells.begin("print(job.status().state)")) == "running\n"
+    assert cells.ended(cells.begin("job.stop(0)")) == ""
+    number = cells.begun("with elastic_launch(config, stays).start() as job:\n    await job", "ready")
+
+    cells.interrupt()
+    cells.ended(number)
+
+    assert cells.errors(number) == ["CancelledError"]
+    assert cells.ended(cells.begin("print(job.status().state)")) == "stopped\n"
+
+
 def test_a_restart_of_the_kernel_leaves_nothing_of_the_old_one(cells: Cells) -> None:
     prepared(cells, grace=5)
     cells.begun("job = elastic_launch(config, stays).start()\njob.result()", "ready")
