@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import logging
 import os
 import shutil
 import signal
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from elasticlib.agent import LocalElasticAgent
     from elasticlib.logs._follow import Follower
 
+_log = logging.getLogger("elasticlib")
 _STACKS_LIMIT = 5.0
 """Seconds that stacks are waited for, unless told otherwise."""
 _NOTHING = contextlib.nullcontext()
@@ -132,9 +134,10 @@ class Job:
                 self._over = True
                 done, self._done = self._done, []
                 self._changed.notify_all()
-            for callback in done:
-                callback()
             self._wake_followers()
+            for callback in done:
+                # An interrupt of the program's was put off: what comes here is the callback's own.
+                self._call(callback, BaseException)
 
     def _placed(self, values: dict[int, Any]) -> Results:
         """*values* by rank, with where they come from."""
@@ -196,12 +199,18 @@ class Job:
         return self._over
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Have *callback* called at the end, by the job's thread; at once where it has ended."""
+        """Have *callback* called at the end, by the job's thread, or now if that was; what it raises is logged."""
         with self._changed:
             if not self._over:
                 self._done.append(callback)
                 return
-        callback()
+        self._call(callback, Exception)
+
+    def _call(self, callback: Callable[[], None], what: type[BaseException]) -> None:
+        try:
+            callback()
+        except what:
+            _log.exception("%r: the callback %r, which when_done was given, failed", self, callback)
 
     def _forget(self, callback: Callable[[], None]) -> None:
         with self._changed, contextlib.suppress(ValueError):  # it was called already
@@ -223,11 +232,12 @@ class Job:
 
     def _wait(self, timeout: float | None) -> list[signal.Signals]:
         """The signals that came meanwhile."""
-        if threading.current_thread() is self._thread:
+        is_own = threading.current_thread() is self._thread
+        if is_own and not self._over:
             raise ConfigError(f"job {self.name!r} cannot be waited for in its own thread, such as by a sink of records")
         with _signals.Handled(self._signums, self._inbox) as handled, self._changed:
             self._changed.wait_for(self.done, timeout)
-        if self._over and self._thread is not None:
+        if self._over and self._thread is not None and not is_own:
             self._thread.join()  # it has nothing left to do
         return handled.came
 

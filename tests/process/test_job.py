@@ -489,6 +489,53 @@ def test_a_task_that_is_cancelled_leaves_the_job_running(tmp_path: Path) -> None
         assert {0: 0, 1: 1} == job.result(LIMIT)
 
 
+def test_a_callback_that_raises_keeps_the_end_from_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    heard = list[object]()
+
+    def leaves() -> None:
+        raise SystemExit("of a callback")
+
+    async def wait(job: Job) -> object:
+        job.when_done(leaves)
+        job.when_done(lambda: heard.append(os.environ["no variable"]))
+        job.when_done(lambda: heard.append(job.result()))
+        task = asyncio.ensure_future(job)
+        (tmp_path / "end").touch()
+        return await asyncio.wait_for(task, LIMIT)
+
+    with started(counts, tmp_path) as job:
+        lines = job.logs(1, follow=True)
+        following = threading.Thread(target=lambda: heard.extend(list(lines)[-1:]), daemon=True)
+        following.start()
+
+        assert {0: 0, 1: 1} == asyncio.run(wait(job))
+        following.join(LIMIT)
+        assert not following.is_alive()
+        job.when_done(lambda: heard.append(os.environ["no variable"]))
+
+    assert {"at work as 1", "{0: 0, 1: 1}"} == {str(each) for each in heard}
+    assert ["SystemExit", "KeyError", "KeyError"] == [
+        each.exc_info[0].__name__ for each in caplog.records if each.exc_info and each.exc_info[0]
+    ]
+    assert "which when_done was given, failed" in caplog.text
+
+
+def test_a_callback_may_ask_for_what_a_stopped_job_raises(tmp_path: Path) -> None:
+    raised = list[BaseException | None]()
+
+    def asks() -> None:
+        try:
+            job.result()
+        except SignalException as error:
+            raised.append(error)
+
+    with started(waits_for_ever, tmp_path) as job:
+        job.when_done(asks)
+        job.stop(0)
+
+    assert [job.exception()] == raised
+
+
 def test_tasks_that_are_cancelled_leave_nothing_with_the_job(tmp_path: Path) -> None:
     async def wait(job: Job) -> None:
         await job
